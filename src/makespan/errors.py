@@ -1,0 +1,115 @@
+"""Every exception that the package raises on purpose.
+
+::
+
+    MakespanError
+    +-- InputError                 what the user gave cannot be used
+    |   +-- NotationError          text of a plan or placement cannot be read
+    |   +-- UnknownNameError       no model, device, cluster, ... of that name
+    |   +-- PlanError              degrees or batch of an execution plan contradict each other
+    |   +-- InfeasiblePlanError    a plan is well formed but cannot run here
+    |   +-- TraceError             a table has a wrong column, row or value
+    |   +-- ConfigError            a configuration key or value is not accepted
+    +-- DataError                  a data file cannot be had
+    |   +-- MissingDataError       it is not where it should be
+    |   +-- ChecksumError          its content is not the registered one
+    |   +-- OfflineError           it could not be fetched
+    +-- FitError                   a performance model cannot be fitted to the data
+
+A message says what was found, what is accepted, and where.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ChecksumError",
+    "ConfigError",
+    "DataError",
+    "FitError",
+    "InfeasiblePlanError",
+    "InputError",
+    "MakespanError",
+    "MissingDataError",
+    "NotationError",
+    "OfflineError",
+    "PlanError",
+    "TraceError",
+    "UnknownNameError",
+    "unknown_name",
+]
+
+
+class MakespanError(Exception):
+    """Base of all errors raised on purpose; catch it to catch them all."""
+
+
+class InputError(MakespanError):
+    """Something the user gave cannot be used; correct it and run again."""
+
+
+class NotationError(InputError):
+    """The text of a plan or of a placement does not follow the notation."""
+
+
+class UnknownNameError(InputError):
+    """A name is not in the catalogue; the message lists the accepted ones."""
+
+
+class PlanError(InputError):
+    """The degrees, batch sizes or options of an execution plan contradict each other."""
+
+
+class InfeasiblePlanError(InputError):
+    """A well-formed plan cannot run on the hardware given; the message says why."""
+
+
+class TraceError(InputError):
+    """A table does not follow its schema; the message names file, row and column."""
+
+
+class ConfigError(InputError):
+    """A configuration key is unknown or its value is not accepted."""
+
+
+class DataError(MakespanError):
+    """A data file cannot be had; the message says what to do."""
+
+
+class MissingDataError(DataError):
+    """A data file or directory is not where it is expected."""
+
+
+class ChecksumError(DataError):
+    """The content of a data file differs from the registered checksum."""
+
+
+class OfflineError(DataError):
+    """A data file could not be fetched from its registered address."""
+
+
+class FitError(MakespanError):
+    """A performance model cannot be fitted to the observations given."""
+
+
+def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:
+    """Build the error for a name that is not in a catalogue.
+
+    Parameters
+    ----------
+    kind
+        What was looked up, for example ``"model"``.
+    found
+        The name as given.
+    accepted
+        All names that would have been accepted.
+
+    Returns
+    -------
+    UnknownNameError
+        With the accepted names and, where one is similar, a suggestion.
+    """
+    names = sorted(accepted)
+    close = difflib.get_close_matches(found, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return UnknownNameError(f"unknown {kind} {found!r}; accepted: {', '.join(names)}.{hint}")

@@ -1,0 +1,233 @@
+"""What a device, a node and a cluster are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from makespan.errors import InputError, unknown_name
+
+__all__ = ["ClusterSpec", "Gpu", "Network", "NodeSpec", "homogeneous"]
+
+IntraKind = Literal["switch", "mesh", "pcie", "pair"]
+_INTRA_KINDS = ("switch", "mesh", "pcie", "pair")
+
+
+def _require_positive(record: object, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if not value > 0:
+            label = f"{type(record).__name__} {getattr(record, 'name', '')!r}"
+            raise InputError(f"{label}: {name} is {value!r}; accepted: a positive number")
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Gpu:
+    """One device.
+
+    Parameters
+    ----------
+    name
+        Key in the catalogue.
+    peak_flop_per_s
+        Dense peaks [FLOP/s] by precision (``bf16``, ``fp16``, ``tf32``, ``fp32``), as sorted
+        pairs; a precision that is absent is not supported. Never the figure for sparse matrices.
+    memory_bytes, memory_bandwidth_bytes_per_s
+        Device memory: capacity [B] and bandwidth [B/s].
+    reserved_bytes
+        Memory taken by context, libraries and collective buffers [B].
+    launch_gap_s
+        Gap between kernels as an eager framework sees it [s].
+    memory_efficiency
+        Share of the memory bandwidth that streaming kernels reach [1].
+    source
+        Where the numbers come from.
+    """
+
+    name: str
+    peak_flop_per_s: tuple[tuple[str, float], ...]
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    reserved_bytes: float
+    launch_gap_s: float
+    memory_efficiency: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check that all quantities are positive."""
+        _require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s", "launch_gap_s")
+        if not 0 < self.memory_efficiency <= 1:
+            raise InputError(f"Gpu {self.name!r}: memory_efficiency must be in (0, 1]")
+
+    @property
+    def peaks(self) -> Mapping[str, float]:
+        """Dense peaks [FLOP/s] by precision."""
+        return dict(self.peak_flop_per_s)
+
+    def peak(self, precision: str) -> float:
+        """Return the dense peak [FLOP/s] of a precision.
+
+        Raises
+        ------
+        UnknownNameError
+            The device does not support the precision.
+        """
+        try:
+            return self.peaks[precision]
+        except KeyError:
+            raise unknown_name(f"precision of device {self.name!r}", precision, self.peaks) from None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A server with equal devices.
+
+    Parameters
+    ----------
+    name
+        Key in the catalogue.
+    gpu, n_gpus
+        Device and how many of it.
+    intra_bandwidth_bytes_per_s, intra_latency_s, intra_kind
+        Link between devices: per device and direction [B/s], hop latency [s], and ``switch``,
+        ``mesh``, ``pcie`` or ``pair`` (bridged pairs).
+    pcie_bandwidth_bytes_per_s
+        Host link of one device, per direction [B/s].
+    n_nics, nic_bandwidth_bytes_per_s, gpus_per_nic
+        Network cards, bandwidth of each [B/s], and how many adjacent devices share one.
+    cpu_threads, host_memory_bytes, host_bandwidth_bytes_per_s
+        Host: hardware threads, memory [B] and its bandwidth [B/s].
+    adam_rate_per_thread, adam_rate_cap
+        Fused Adam on the host: parameters per second of one thread and at most per process.
+    loader_rate_per_thread
+        Image decoding [samples/s] of one thread.
+    source
+        Where the numbers come from.
+    """
+
+    name: str
+    gpu: Gpu
+    n_gpus: int
+    intra_bandwidth_bytes_per_s: float
+    intra_latency_s: float
+    intra_kind: IntraKind
+    pcie_bandwidth_bytes_per_s: float
+    n_nics: int
+    nic_bandwidth_bytes_per_s: float
+    gpus_per_nic: int
+    cpu_threads: int
+    host_memory_bytes: float
+    host_bandwidth_bytes_per_s: float
+    adam_rate_per_thread: float
+    adam_rate_cap: float
+    loader_rate_per_thread: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check quantities, and that the network cards cover all devices."""
+        names = [f.name for f in fields(self) if f.type in ("int", "float", int, float)]
+        _require_positive(self, *names)
+        if self.intra_kind not in _INTRA_KINDS:
+            raise unknown_name("intra_kind", self.intra_kind, _INTRA_KINDS)
+        if self.n_nics * self.gpus_per_nic < self.n_gpus:
+            raise InputError(
+                f"NodeSpec {self.name!r}: {self.n_nics} network cards for {self.gpus_per_nic} "
+                f"device(s) each do not serve {self.n_gpus} devices"
+            )
+
+    @property
+    def cpu_threads_per_gpu(self) -> int:
+        """Hardware threads of the host divided by its devices."""
+        return self.cpu_threads // self.n_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What connects the nodes.
+
+    Parameters
+    ----------
+    latency_s
+        One way, card to card [s].
+    oversubscription
+        Core oversubscription, at least 1.
+    rdma
+        Whether cards use RDMA.
+    tcp_factor
+        Share of the card bandwidth reached without RDMA [1].
+    """
+
+    latency_s: float
+    oversubscription: float = 1.0
+    rdma: bool = True
+    tcp_factor: float = 0.35
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if self.latency_s < 0 or self.oversubscription < 1 or not 0 < self.tcp_factor <= 1:
+            raise InputError(
+                "Network: needs latency_s >= 0, oversubscription >= 1 and tcp_factor in (0, 1]; "
+                f"found {self.latency_s}, {self.oversubscription}, {self.tcp_factor}"
+            )
+
+    @property
+    def bandwidth_factor(self) -> float:
+        """Share of the card bandwidth that survives protocol and core network [1]."""
+        return (1.0 if self.rdma else self.tcp_factor) / self.oversubscription
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Nodes and the network between them; nodes may differ.
+
+    Parameters
+    ----------
+    name
+        Key in the catalogue, or any name for a cluster built in code.
+    nodes
+        One entry a node.
+    network
+        Link between the nodes.
+    """
+
+    name: str
+    nodes: tuple[NodeSpec, ...]
+    network: Network
+
+    def __post_init__(self) -> None:
+        """Check that there is a node."""
+        if not self.nodes:
+            raise InputError(f"ClusterSpec {self.name!r}: has no node; accepted: one or more")
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.nodes)
+
+    @property
+    def n_gpus(self) -> int:
+        """Number of devices."""
+        return sum(node.n_gpus for node in self.nodes)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether all nodes are equal."""
+        return len(set(self.nodes)) == 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Devices of the largest node."""
+        return max(node.n_gpus for node in self.nodes)
+
+
+def homogeneous(
+    node: NodeSpec, n_nodes: int, network: Network, name: str | None = None
+) -> ClusterSpec:
+    """Build a cluster of equal nodes.
+
+    Raises
+    ------
+    InputError
+        ``n_nodes`` is below 1.
+    """
+    label = name or f"{node.name}-{node.n_gpus * n_nodes}"
+    return ClusterSpec(name=label, nodes=(node,) * n_nodes, network=network)

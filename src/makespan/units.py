@@ -1,0 +1,56 @@
+"""Constants that convert to SI units, and formatting of quantities for people.
+
+Inside the package everything is in seconds, bytes, FLOP and bytes per second. Conversions
+happen in readers and in plots, with the names defined here.
+"""
+
+__all__ = [
+    "DAY",
+    "GB",
+    "GFLOP",
+    "GIB",
+    "HOUR",
+    "KB",
+    "MB",
+    "MINUTE",
+    "MS",
+    "TFLOP",
+    "US",
+    "format_bytes",
+    "format_seconds",
+]
+
+KB = 1e3
+MB = 1e6
+GB = 1e9
+GIB = float(2**30)
+
+GFLOP = 1e9
+TFLOP = 1e12
+
+US = 1e-6
+MS = 1e-3
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
+
+
+def format_bytes(value_bytes: float) -> str:
+    """Format a byte count with a decimal prefix, for example ``'80.0 GB'``."""
+    for size, suffix in ((1e12, "TB"), (GB, "GB"), (MB, "MB"), (KB, "kB")):
+        if abs(value_bytes) >= size:
+            return f"{value_bytes / size:.1f} {suffix}"
+    return f"{value_bytes:.0f} B"
+
+
+def format_seconds(value_s: float) -> str:
+    """Format a duration with the unit that keeps it readable, for example ``'12.5 ms'``."""
+    if abs(value_s) >= HOUR:
+        return f"{value_s / HOUR:.2f} h"
+    if abs(value_s) >= MINUTE:
+        return f"{value_s / MINUTE:.1f} min"
+    if abs(value_s) >= 1.0:
+        return f"{value_s:.2f} s"
+    if abs(value_s) >= MS:
+        return f"{value_s / MS:.1f} ms"
+    return f"{value_s / US:.1f} us"
