@@ -1,0 +1,115 @@
+# makespan: two commands are enough, `make reproduce` and `make test`; `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Each of these can be given on the command line, for example `make test PYTHON=python3.12`.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+CORES ?= all
+TARGETS ?=
+SNAKEMAKE_FLAGS ?=
+PYTEST_FLAGS ?=
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := src workflow/scripts tests benchmarks
+
+##@ Run
+
+.PHONY: reproduce
+reproduce: setup ## Set up the environment and build every table and figure
+	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
+
+.PHONY: report
+report: setup ## Bundle the figures with their captions into results/report.zip
+	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
+	$(BIN)/snakemake $(SNAKEMAKE_FLAGS) --report results/report.zip $(TARGETS)
+
+.PHONY: bench
+bench: setup-dev ## Time the hot paths (no assertion on absolute time)
+	$(BIN)/python -m pytest benchmarks --benchmark-only
+
+##@ Check
+
+.PHONY: test
+test: lint ## Run the linters and the whole test suite with its coverage threshold
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(PYTEST_FLAGS)
+
+.PHONY: lint
+lint: setup-dev ## Check style, types, import directions, spelling and the workflow files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/snakefmt --check --compact-diff Snakefile rules
+	$(BIN)/snakemake --lint
+
+.PHONY: format
+format: setup-dev ## Bring every file into the house layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile rules
+
+.PHONY: generated
+generated: setup ## Rewrite the files made from the code: schema and configuration page
+	$(BIN)/makespan config schema --output config/schemas/config.schema.json
+	$(BIN)/makespan config page --output docs/reference/configuration.md
+
+.PHONY: docs
+docs: setup-docs ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+##@ Environment
+
+.PHONY: setup
+setup: $(STAMPS)/package ## Create .venv with the pinned run set and the package
+
+.PHONY: setup-dev setup-docs
+setup-dev setup-docs: $(STAMPS)/dev
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} found, 3.11 or newer needed; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# torch is a step of its own: on a machine without a GPU the CPU build may be installed beforehand or by
+# `make setup TORCH="torch==2.13.0 --index-url <index of CPU builds>"`.
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(PIP) install $(TORCH)
+	@touch $@
+
+$(STAMPS)/run: requirements.txt $(STAMPS)/torch
+	$(PIP) install -r requirements.txt
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml $(STAMPS)/run
+	$(PIP) install -e .
+	@touch $@
+
+$(STAMPS)/dev: requirements-dev.txt $(STAMPS)/package
+	$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+.PHONY: clean
+clean: ## Remove products, logs and caches; keep the environment
+	rm -rf results/*/ results/report.zip logs benchmarks/results .snakemake site
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage .coverage.*
+	find src tests workflow benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## Remove the environment too
+	rm -rf $(VENV)
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@printf '\nVariables: PYTHON=%s VENV=%s CORES=%s TARGETS="%s" TORCH="%s"\n' \
+	  "$(PYTHON)" "$(VENV)" "$(CORES)" "$(TARGETS)" "$(TORCH)"
