@@ -137,9 +137,7 @@ def _convert_bool(values: pd.Series, column: Column, where: str) -> pd.Series:
     return text.isin(_TRUE).astype(bool)
 
 
-def _raise_first(
-    wrong: "pd.Series[bool]", values: pd.Series, column: Column, where: str
-) -> None:
+def _raise_first(wrong: "pd.Series[bool]", values: pd.Series, column: Column, where: str) -> None:
     if not bool(wrong.any()):
         return
     row = int(np.flatnonzero(wrong.to_numpy())[0])
@@ -169,9 +167,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(
-        prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent
-    )
+    handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:

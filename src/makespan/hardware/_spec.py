@@ -219,9 +219,7 @@ class ClusterSpec:
         return max(node.n_gpus for node in self.nodes)
 
 
-def homogeneous(
-    node: NodeSpec, n_nodes: int, network: Network, name: str | None = None
-) -> ClusterSpec:
+def homogeneous(node: NodeSpec, n_nodes: int, network: Network, name: str | None = None) -> ClusterSpec:
     """Build a cluster of equal nodes.
 
     Raises

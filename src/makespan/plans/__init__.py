@@ -1,0 +1,21 @@
+"""Execution plans, placements, their notations, enumeration and memory.
+
+An *execution plan* says how a job uses its devices, a *placement* says how many devices it
+holds on each node. Both are immutable values that check themselves on construction.
+"""
+
+from makespan.plans._enumerate import enumerate_placements, enumerate_plans
+from makespan.plans._notation import read_plan, write_plan
+from makespan.plans._placement import Placement
+from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
+
+__all__ = [
+    "DEFAULT_CPU_THREADS",
+    "ExecutionPlan",
+    "Placement",
+    "PlanFamily",
+    "enumerate_placements",
+    "enumerate_plans",
+    "read_plan",
+    "write_plan",
+]

@@ -1,0 +1,39 @@
+"""Models, software stacks and workloads, and the zoo of presets.
+
+A *model* is an architecture, a *stack* is what the training software does with it, and a
+*workload* is what a job trains: a model, its data shape, its global batch and its stacks.
+"""
+
+from makespan.workloads._spec import (
+    BlockSpec,
+    BoundWorkload,
+    ModelSpec,
+    Stack,
+    Workload,
+)
+from makespan.workloads._zoo import (
+    model,
+    model_keys,
+    preset_sources,
+    resolve_workload_key,
+    stack,
+    stack_names,
+    workload,
+    workload_keys,
+)
+
+__all__ = [
+    "BlockSpec",
+    "BoundWorkload",
+    "ModelSpec",
+    "Stack",
+    "Workload",
+    "model",
+    "model_keys",
+    "preset_sources",
+    "resolve_workload_key",
+    "stack",
+    "stack_names",
+    "workload",
+    "workload_keys",
+]

@@ -1,0 +1,282 @@
+"""What a model, a software stack and a workload are."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from makespan.errors import InputError, unknown_name
+
+__all__ = ["BlockSpec", "BoundWorkload", "HasDegrees", "ModelSpec", "Stack", "Workload"]
+
+BlockKind = Literal["enc", "dec", "causal", "vit"]
+_BLOCK_KINDS = ("enc", "dec", "causal", "vit")
+_HOST_OPTIMIZERS = ("fused", "slow")
+_PHASE_STYLES = ("ddp", "zero", "3d")
+
+
+class HasDegrees(Protocol):
+    """Anything with a tensor- and a pipeline-parallel degree, such as an execution plan."""
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel degree."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline-parallel degree."""
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether the plan belongs to a family with tensor or pipeline parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """A run of equal transformer layers.
+
+    Parameters
+    ----------
+    n_layers
+        How many layers.
+    kind
+        ``enc``, ``dec`` (self and cross attention), ``causal`` or ``vit``.
+    seq, hidden, heads, kv_heads, ffn
+        Tokens a sample, hidden size, attention heads, key/value heads, feed-forward size.
+    gated
+        Whether the feed-forward part has a gate, that is three matrices.
+    kv_channels
+        Size of one attention head; ``hidden // heads`` in most models.
+    """
+
+    n_layers: int
+    kind: BlockKind
+    seq: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    gated: bool
+    kv_channels: int
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if self.kind not in _BLOCK_KINDS:
+            raise unknown_name("block kind", self.kind, _BLOCK_KINDS)
+        for name in ("n_layers", "seq", "hidden", "heads", "kv_heads", "ffn", "kv_channels"):
+            if getattr(self, name) < 1:
+                raise InputError(f"BlockSpec: {name} is {getattr(self, name)}; accepted: >= 1")
+        if self.heads % self.kv_heads:
+            raise InputError(f"BlockSpec: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model architecture.
+
+    Parameters
+    ----------
+    key, title, family
+        Key in the zoo, name for people, and family such as ``bert`` or ``llama``.
+    blocks
+        Runs of equal layers, first to last.
+    vocab
+        Rows of the output head: vocabulary, or classes of an image model.
+    tied_head
+        Whether output head and embedding share their weights.
+    max_positions
+        Rows of a learned position table; 0 without one.
+    parameters
+        Published parameter count; used for communication and optimiser volumes.
+    source
+        Where the architecture and the count come from.
+    """
+
+    key: str
+    title: str
+    family: str
+    blocks: tuple[BlockSpec, ...]
+    vocab: int
+    tied_head: bool
+    max_positions: int
+    parameters: int
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check that there is a block and a positive parameter count."""
+        if not self.blocks or self.parameters < 1 or self.vocab < 1:
+            raise InputError(
+                f"ModelSpec {self.key!r}: needs one block or more, and positive parameters and vocab"
+            )
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of all blocks."""
+        return sum(block.n_layers for block in self.blocks)
+
+    @property
+    def hidden(self) -> int:
+        """Hidden size of the first block."""
+        return self.blocks[0].hidden
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of the first block."""
+        return self.blocks[0].heads
+
+    @property
+    def seq(self) -> int:
+        """Tokens a sample in the first block."""
+        return self.blocks[0].seq
+
+    def with_seq(self, *seq: int) -> "ModelSpec":
+        """Return the model with another sequence length for each block.
+
+        Raises
+        ------
+        InputError
+            The number of lengths differs from the number of blocks.
+        """
+        if len(seq) != len(self.blocks):
+            raise InputError(f"ModelSpec {self.key!r}: {len(seq)} lengths, {len(self.blocks)} blocks")
+        blocks = tuple(replace(block, seq=s) for block, s in zip(self.blocks, seq, strict=True))
+        return replace(self, blocks=blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What the training software does, as far as it changes time or memory.
+
+    Parameters
+    ----------
+    name, version
+        Key and the vintage that it describes.
+    gradient_bytes
+        Bytes of one gradient exchanged under plain data parallelism.
+    overlaps_gradients
+        Whether the exchange runs in buckets beside the backward pass.
+    partitioned_bytes
+        Bytes of one gradient or parameter exchanged under a partitioned optimiser.
+    fused_optimizer
+        Whether the device optimiser is one fused kernel.
+    host_optimizer
+        ``fused`` or ``slow``, the optimiser used under offload.
+    fused_attention
+        Whether attention scores stay out of memory.
+    sequence_parallel
+        Whether tensor parallelism also shards the norm and dropout layers.
+    phase_style
+        Which work the reported phase columns contain: ``ddp``, ``zero`` or ``3d``.
+    calibrated
+        Whether measured rows stand behind the constants of this stack.
+    source
+        Where the facts come from.
+    """
+
+    name: str
+    version: str
+    gradient_bytes: int
+    overlaps_gradients: bool
+    partitioned_bytes: int
+    fused_optimizer: bool
+    host_optimizer: Literal["fused", "slow"]
+    fused_attention: bool
+    sequence_parallel: bool
+    phase_style: Literal["ddp", "zero", "3d"]
+    calibrated: bool
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check the enumerated fields."""
+        if self.host_optimizer not in _HOST_OPTIMIZERS:
+            raise unknown_name("host_optimizer", self.host_optimizer, _HOST_OPTIMIZERS)
+        if self.phase_style not in _PHASE_STYLES:
+            raise unknown_name("phase_style", self.phase_style, _PHASE_STYLES)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundWorkload:
+    """A workload as one plan sees it: one model shape and one stack.
+
+    Parameters
+    ----------
+    key
+        Key of the workload.
+    model
+        The model with the sequence length that the plan uses.
+    stack
+        The software that runs the plan.
+    global_batch_size
+        Samples an optimiser step.
+    precision
+        Precision of the matrix products.
+    max_microbatches
+        Most micro-batches a pipeline is given.
+    """
+
+    key: str
+    model: ModelSpec
+    stack: Stack
+    global_batch_size: int
+    precision: str
+    max_microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a job trains.
+
+    Parameters
+    ----------
+    key, aliases
+        Key in the zoo and other names accepted for it.
+    model
+        The architecture.
+    global_batch_size
+        Samples an optimiser step; constant under reconfiguration.
+    precision
+        Precision of the matrix products.
+    families
+        Plan families that users of this workload choose from (values of ``PlanFamily``).
+    data_parallel_stack, model_parallel_stack
+        Software of plans without and with tensor or pipeline parallelism.
+    model_parallel_seq
+        Sequence length of each block under model-parallel plans, where it differs.
+    max_microbatches
+        Most micro-batches a pipeline is given in the traces.
+    source
+        Where the batch and the stacks come from.
+    """
+
+    key: str
+    aliases: tuple[str, ...]
+    model: ModelSpec
+    global_batch_size: int
+    precision: str
+    families: tuple[str, ...]
+    data_parallel_stack: Stack
+    model_parallel_stack: Stack
+    model_parallel_seq: tuple[int, ...]
+    max_microbatches: int
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if self.global_batch_size < 1 or self.max_microbatches < 1:
+            raise InputError(
+                f"Workload {self.key!r}: global_batch_size and max_microbatches must be >= 1; "
+                f"found {self.global_batch_size} and {self.max_microbatches}"
+            )
+
+    def for_plan(self, plan: HasDegrees) -> BoundWorkload:
+        """Return the model shape and the stack under which a plan runs."""
+        is_parallel = plan.is_model_parallel
+        shape = self.model
+        if is_parallel and self.model_parallel_seq:
+            shape = self.model.with_seq(*self.model_parallel_seq)
+        return BoundWorkload(
+            key=self.key,
+            model=shape,
+            stack=self.model_parallel_stack if is_parallel else self.data_parallel_stack,
+            global_batch_size=self.global_batch_size,
+            precision=self.precision,
+            max_microbatches=self.max_microbatches,
+        )
