@@ -1,0 +1,172 @@
+"""The whole configuration: reading, merging, checking."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError, field_validator
+
+from makespan.config._fields import Block, option
+from makespan.config._figures import Figures
+from makespan.config._messages import explain
+from makespan.config._morphling import Morphling
+from makespan.config._performance import PerformanceModel
+from makespan.config._throughput import Throughput
+from makespan.errors import ConfigError, MissingDataError
+from makespan.hardware import cluster_names
+
+__all__ = [
+    "DEFAULT_FILES",
+    "PUBLISHED_VARIABLE",
+    "Settings",
+    "check_settings",
+    "load_settings",
+    "merge",
+    "published_directory",
+]
+
+DEFAULT_FILES = ("config/config.yaml", "config/papers/morphling.yaml")
+PUBLISHED_VARIABLE = "MAKESPAN_PUBLISHED_DIR"
+
+
+class Settings(Block):
+    """Everything that can be configured."""
+
+    cluster: str = option(
+        "name of the cluster preset on which the experiments run",
+        source="Morphling, section 7: 8 nodes with 8 A800-80GB each",
+        changes="all",
+    )
+    throughput: Throughput = option("where iteration times come from")
+    performance_model: PerformanceModel = option("how iteration times are fitted")
+    figures: Figures = option("how figures are drawn")
+    morphling: Morphling = option("experiments of the Morphling paper")
+
+    @field_validator("cluster")
+    @classmethod
+    def _known_cluster(cls, name: str) -> str:
+        if name not in cluster_names():
+            raise ValueError(f"one of {', '.join(cluster_names())}")
+        return name
+
+
+def check_settings(values: Mapping[str, Any]) -> Settings:
+    """Check merged values and turn them into settings.
+
+    Parameters
+    ----------
+    values
+        Nested mappings, lists and scalars, as read from YAML.
+
+    Returns
+    -------
+    Settings
+        Immutable; every option is set.
+
+    Raises
+    ------
+    ConfigError
+        Names each offending key, what was found and what is accepted, one line each.
+    """
+    text = json.dumps(values, default=str)
+    try:
+        return Settings.model_validate_json(text)
+    except ValidationError as error:
+        lines = explain(error.errors(), Settings)
+    raise ConfigError("the configuration is not accepted:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def load_settings(overrides: Sequence[str | Path] = (), root: str | Path = ".") -> Settings:
+    """Read the default files, then the overrides in order, and check the result.
+
+    Parameters
+    ----------
+    overrides
+        YAML files that change some of the options.
+    root
+        Directory with the default files, that is, a checkout of the project.
+
+    Returns
+    -------
+    Settings
+        The merged and checked settings.
+
+    Raises
+    ------
+    MissingDataError
+        A file does not exist.
+    ConfigError
+        A file is no YAML mapping, or the merged options are not accepted.
+    """
+    files = [Path(root) / name for name in DEFAULT_FILES] + [Path(name) for name in overrides]
+    merged: dict[str, Any] = {}
+    for path in files:
+        merged = merge(merged, _read(path))
+    return check_settings(merged)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes`` laid over it; groups are merged, lists are replaced."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge(old, value)
+        result[key] = value
+    return result
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingDataError(f"{path}: no such configuration file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path}: found {type(values).__name__}; accepted: a mapping of options")
+    return values
+
+
+def published_directory(settings: Settings, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory with the published files.
+
+    Parameters
+    ----------
+    settings
+        The option ``throughput.published.directory`` comes first.
+    environment
+        Where the variable ``MAKESPAN_PUBLISHED_DIR`` is looked up, second; with
+        ``throughput.published.fetch`` the directory of fetched files comes third.
+
+    Returns
+    -------
+    pathlib.Path
+        An existing directory, or the one that receives fetched files.
+
+    Raises
+    ------
+    MissingDataError
+        None is given, or the one given is no directory; says what to do.
+    """
+    published = settings.throughput.published
+    named = published.directory or environment.get(PUBLISHED_VARIABLE)
+    if named:
+        if not Path(named).is_dir():
+            raise MissingDataError(
+                f"{named}: no such directory; throughput.published.directory or {PUBLISHED_VARIABLE} must "
+                "name a directory with the published files or a clone of the authors' repository"
+            )
+        return Path(named)
+    if published.fetch:
+        return Path(published.fetched_directory)
+    raise MissingDataError(
+        "the source published needs the authors' files: set throughput.published.directory or the "
+        f"environment variable {PUBLISHED_VARIABLE} to a directory that has them, or set "
+        "throughput.published.fetch to true to fetch them from their pinned commits"
+    )

@@ -1,0 +1,75 @@
+"""Block ``throughput``: where iteration times come from."""
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from makespan.config._fields import Block, option
+
+__all__ = ["Emulated", "Measured", "Published", "SourceName", "Throughput"]
+
+SourceName = Literal["emulated", "published", "measured"]
+EVERYTHING = "all"
+
+
+class Emulated(Block):
+    """Options of the emulated source."""
+
+    calibration: str = option(
+        "name of the shipped set of efficiency constants",
+        source="makespan validate; see docs/background/emulator.md",
+        changes=EVERYTHING,
+    )
+    seed: int = option("seed of the measurement noise", source="a choice", changes=EVERYTHING, ge=0)
+    noise: bool = option(
+        "whether rows scatter as repeated measurements do",
+        source="spread of equivalent rows in the published traces",
+        changes=EVERYTHING,
+    )
+
+
+class Published(Block):
+    """Options of the published source."""
+
+    directory: str | None = option(
+        "directory with the published files, or a clone of the authors' repository; null: the environment "
+        "variable MAKESPAN_PUBLISHED_DIR",
+        changes=EVERYTHING,
+    )
+    fetch: bool = option(
+        "whether files are fetched from their pinned commits when no directory is given",
+        changes="",
+    )
+    fetched_directory: str = option(
+        "where fetched files are kept", source="a choice", changes="", min_length=1
+    )
+    register_file: str = option(
+        "register of data sets: commits, checksums, licences", changes="", min_length=1
+    )
+
+
+class Measured(Block):
+    """Options of the measured source."""
+
+    directory: str | None = option(
+        "directory with one table a workload, WORKLOAD.csv, in the schema of throughput tables; null: none",
+        changes=EVERYTHING,
+    )
+
+
+class Throughput(Block):
+    """Where iteration times come from."""
+
+    sources: tuple[SourceName, ...] = option(
+        "sources that the target all builds", source="a choice", changes=EVERYTHING, min_length=1
+    )
+    emulated: Emulated = option("the emulated source")
+    published: Published = option("the published source")
+    measured: Measured = option("the measured source")
+
+    @field_validator("sources")
+    @classmethod
+    def _no_repeats(cls, names: tuple[SourceName, ...]) -> tuple[SourceName, ...]:
+        if len(set(names)) != len(names):
+            raise ValueError("each source once")
+        return names
