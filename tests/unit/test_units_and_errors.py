@@ -1,0 +1,37 @@
+"""Formatting of quantities, and errors that say what is accepted."""
+
+import pytest
+
+from makespan import errors, units
+from makespan.errors import MakespanError, unknown_name
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(80e9, "80.0 GB"), (1.6e12, "1.6 TB"), (25e6, "25.0 MB"), (2500, "2.5 kB"), (12, "12 B")],
+)
+def test_bytes_are_formatted_with_decimal_prefixes(value: float, text: str) -> None:
+    assert units.format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7200, "2.00 h"), (90, "1.5 min"), (1.5, "1.50 s"), (0.0125, "12.5 ms"), (3.4e-6, "3.4 us")],
+)
+def test_durations_are_formatted_with_a_readable_unit(value: float, text: str) -> None:
+    assert units.format_seconds(value) == text
+
+
+def test_unknown_names_list_what_is_accepted_and_suggest_the_closest() -> None:
+    error = unknown_name("model", "lama7", ["llama7", "bert"])
+    assert str(error) == ("unknown model 'lama7'; accepted: bert, llama7. Did you mean 'llama7'?")
+
+
+def test_unknown_names_without_a_similar_one_suggest_nothing() -> None:
+    assert "Did you mean" not in str(unknown_name("model", "zzz", ["bert"]))
+
+
+def test_all_exceptions_derive_from_one_base_and_say_when_they_are_raised() -> None:
+    classes = [getattr(errors, name) for name in errors.__all__ if name[0].isupper()]
+    assert all(issubclass(cls, MakespanError) for cls in classes)
+    assert all(cls.__doc__ for cls in classes)
