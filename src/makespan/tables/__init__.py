@@ -1,0 +1,41 @@
+"""Schemas of the tables that cross a workflow stage, and atomic reading and writing.
+
+A stage reads only files that earlier stages wrote, and each of those files has its schema
+here: column names, types, units and meanings.
+"""
+
+from makespan.tables._catalogue import (
+    CLAIMS,
+    FIG7,
+    FIG8,
+    FIT,
+    SCHEMAS,
+    SENSITIVITY,
+    SENSITIVITY_FAMILIES,
+    TABLE2,
+    TABLE2_ROWS,
+    THROUGHPUT,
+)
+from makespan.tables._describe import tables_page
+from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
+from makespan.tables._schema import Column, TableSchema
+
+__all__ = [
+    "CLAIMS",
+    "FIG7",
+    "FIG8",
+    "FIT",
+    "SCHEMAS",
+    "SENSITIVITY",
+    "SENSITIVITY_FAMILIES",
+    "TABLE2",
+    "TABLE2_ROWS",
+    "THROUGHPUT",
+    "Column",
+    "TableSchema",
+    "atomic_path",
+    "read_csv",
+    "tables_page",
+    "write_csv",
+    "write_text",
+]
