@@ -4,7 +4,6 @@
 Inner layers never see these models, only plain values and domain objects.
 """
 
-from makespan.config._figures import Figures
 from makespan.config._morphling import Fig7, Fig7Stage, Fig8, Morphling, Sensitivity
 from makespan.config._performance import PerformanceModel
 from makespan.config._provenance import provenance, settings_hash
@@ -27,7 +26,6 @@ __all__ = [
     "Fig7",
     "Fig7Stage",
     "Fig8",
-    "Figures",
     "Measured",
     "Morphling",
     "PerformanceModel",

@@ -10,7 +10,6 @@ import yaml
 from pydantic import ValidationError, field_validator
 
 from makespan.config._fields import Block, option
-from makespan.config._figures import Figures
 from makespan.config._messages import explain
 from makespan.config._morphling import Morphling
 from makespan.config._performance import PerformanceModel
@@ -42,7 +41,6 @@ class Settings(Block):
     )
     throughput: Throughput = option("where iteration times come from")
     performance_model: PerformanceModel = option("how iteration times are fitted")
-    figures: Figures = option("how figures are drawn")
     morphling: Morphling = option("experiments of the Morphling paper")
 
     @field_validator("cluster")

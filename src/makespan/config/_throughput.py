@@ -21,10 +21,11 @@ class Emulated(Block):
         changes=EVERYTHING,
     )
     seed: int = option("seed of the measurement noise", source="a choice", changes=EVERYTHING, ge=0)
-    noise: bool = option(
-        "whether rows scatter as repeated measurements do",
-        source="spread of equivalent rows in the published traces",
+    noise: float = option(
+        "scale of the scatter between repeated measurements; 0 gives the exact value of the model",
+        source="1: spread of equivalent rows in the published traces",
         changes=EVERYTHING,
+        ge=0,
     )
 
 
@@ -45,6 +46,13 @@ class Published(Block):
     )
     register_file: str = option(
         "register of data sets: commits, checksums, licences", changes="", min_length=1
+    )
+    default_cpu_threads: int = option(
+        "CPU threads a GPU where a file does not say",
+        unit="threads",
+        source="Morphling, section 7: 96 threads and 8 GPUs a node",
+        changes=EVERYTHING,
+        ge=1,
     )
 
 

@@ -1,0 +1,60 @@
+# From configuration to tables and figures: snakemake --cores all
+#
+# Targets: all (the configured sources), emulated, published, measured (one source), morphling (one paper),
+# claims, and any file under results/ by its path.
+
+from snakemake.utils import min_version
+
+min_version("9.16")
+
+
+configfile: "config/config.yaml"
+configfile: "config/papers/morphling.yaml"
+
+
+include: "rules/common.smk"
+
+
+localrules:
+    all,
+    emulated,
+    published,
+    measured,
+    morphling,
+    claims,
+
+
+rule all:
+    default_target: True
+    input:
+        [products(source) for source in SETTINGS.throughput.sources],
+
+
+rule emulated:
+    input:
+        products("emulated"),
+
+
+rule published:
+    input:
+        products("published"),
+
+
+rule measured:
+    input:
+        products("measured"),
+
+
+rule morphling:
+    input:
+        [morphling_products(source) for source in SETTINGS.throughput.sources],
+
+
+rule claims:
+    input:
+        expand("results/{source}/claims.csv", source=SETTINGS.throughput.sources),
+
+
+include: "rules/traces.smk"
+include: "rules/morphling.smk"
+include: "rules/report.smk"

@@ -1,0 +1,92 @@
+# What all rules share: the checked configuration, wildcards, the hash of the code that a rule uses.
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from makespan.config import check_settings, published_directory
+from makespan.errors import MakespanError
+
+try:
+    SETTINGS = check_settings(config)
+except MakespanError as error:
+    raise WorkflowError(error) from None
+
+CPU = "../envs/cpu.yaml"
+
+# Packages of src/makespan that a stage uses, besides those of the stages before it.
+DOMAIN = [
+    "units.py",
+    "errors.py",
+    "logs.py",
+    "tables/**/*",
+    "hardware/**/*",
+    "workloads/**/*",
+    "plans/**/*",
+]
+TESTBED = [*DOMAIN, "testbed/**/*", "traces/**/*"]
+TRACES = [*DOMAIN, "traces/**/*"]
+PERF = [*DOMAIN, "perf/**/*"]
+PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
+
+FIGURES = ["prediction", "sensitivity", "fig7", "fig8", "table2"]
+TABLES = [
+    "table2",
+    "table2_rows",
+    "sensitivity",
+    "sensitivity_families",
+    "fig7",
+    "fig8",
+]
+
+
+wildcard_constraints:
+    source="emulated|published|measured",
+    figure="|".join(FIGURES),
+
+
+@cache
+def code_hash(*patterns):
+    """Return the sha256 over path and content of the files of the package that match a pattern.
+
+    As a parameter of a rule it makes the rule run again when that code changes, and only then: new
+    modification times alone change nothing.
+    """
+    root = Path(workflow.basedir) / "src" / "makespan"
+    found = {path for pattern in patterns for path in root.glob(pattern)}
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def throughput_tables(source):
+    """Return the throughput tables of a source, one a workload."""
+    return expand(
+        "results/{source}/morphling/throughput/{workload}.csv",
+        source=source,
+        workload=SETTINGS.morphling.workloads,
+    )
+
+
+def morphling_products(source):
+    """Return the tables and figures of the Morphling experiments for one source."""
+    return expand(
+        "results/{source}/morphling/{table}.csv", source=source, table=TABLES
+    ) + expand(
+        "results/{source}/morphling/figures/{figure}.{kind}",
+        source=source,
+        figure=FIGURES,
+        kind=["pdf", "png", "csv"],
+    )
+
+
+def products(source):
+    """Return everything that is built for one source."""
+    return [
+        *morphling_products(source),
+        f"results/{source}/claims.csv",
+        f"results/{source}/provenance.json",
+    ]

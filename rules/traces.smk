@@ -1,0 +1,144 @@
+# Throughput tables: one job a source, one table a workload, the same schema whatever the source.
+
+
+localrules:
+    write_provenance,
+
+
+rule emulate_throughput:
+    output:
+        tables=ensure(throughput_tables("emulated"), non_empty=True),
+    log:
+        "logs/emulated/emulate_throughput.log",
+    benchmark:
+        "benchmarks/results/emulated/emulate_throughput.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        workloads=list(SETTINGS.morphling.workloads),
+        cluster=SETTINGS.cluster,
+        options=SETTINGS.throughput.emulated.model_dump(),
+        code=code_hash(*TESTBED),
+    script:
+        "../workflow/scripts/emulate_throughput.py"
+
+
+def published_files(wildcards):
+    """Find the authors' files, in whichever layout the directory has."""
+    from makespan.config.sources import (
+        published_files as find,
+    )  # takes a while to import
+
+    try:
+        return find(SETTINGS)
+    except MakespanError as error:
+        raise WorkflowError(error) from None
+
+
+rule import_published:
+    input:
+        traces=published_files,
+        register=SETTINGS.throughput.published.register_file,
+    output:
+        tables=ensure(throughput_tables("published"), non_empty=True),
+    log:
+        "logs/published/import_published.log",
+    benchmark:
+        "benchmarks/results/published/import_published.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        workloads=list(SETTINGS.morphling.workloads),
+        directory=lambda wildcards: str(published_directory(SETTINGS)),
+        default_cpu_threads=SETTINGS.throughput.published.default_cpu_threads,
+        code=code_hash(*TRACES),
+    script:
+        "../workflow/scripts/import_published.py"
+
+
+def measured_files(wildcards):
+    """Find the user's own tables."""
+    directory = SETTINGS.throughput.measured.directory
+    if directory is None:
+        raise WorkflowError(
+            "the source measured needs throughput.measured.directory: a directory with one table a workload"
+        )
+    return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
+
+
+rule import_measured:
+    input:
+        traces=measured_files,
+    output:
+        tables=ensure(throughput_tables("measured"), non_empty=True),
+    log:
+        "logs/measured/import_measured.log",
+    benchmark:
+        "benchmarks/results/measured/import_measured.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        workloads=list(SETTINGS.morphling.workloads),
+        directory=SETTINGS.throughput.measured.directory,
+        code=code_hash(*TRACES),
+    script:
+        "../workflow/scripts/import_measured.py"
+
+
+if SETTINGS.throughput.published.fetch:
+    from makespan.config.sources import published_datasets
+
+    DATASETS = published_datasets(SETTINGS).values()
+
+    rule fetch_published:
+        input:
+            register=SETTINGS.throughput.published.register_file,
+        output:
+            files=[
+                ensure(
+                    f"{SETTINGS.throughput.published.fetched_directory}/{dataset.path}",
+                    sha256=dataset.sha256,
+                )
+                for dataset in DATASETS
+            ],
+        log:
+            "logs/published/fetch_published.log",
+        localrule: True
+        conda:
+            CPU
+        resources:
+            mem_mb=500,
+            runtime=10,
+        params:
+            names=[dataset.name for dataset in DATASETS],
+            directory=SETTINGS.throughput.published.fetched_directory,
+        script:
+            "../workflow/scripts/fetch_published.py"
+
+
+rule write_provenance:
+    input:
+        pins="requirements.txt",
+    output:
+        record="results/{source}/provenance.json",
+    log:
+        "logs/{source}/write_provenance.log",
+    conda:
+        CPU
+    resources:
+        mem_mb=500,
+        runtime=5,
+    params:
+        settings=SETTINGS.model_dump(mode="json"),
+        code=code_hash("**/*"),
+    script:
+        "../workflow/scripts/write_provenance.py"

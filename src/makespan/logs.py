@@ -1,0 +1,47 @@
+"""Log files of workflow jobs."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from makespan.errors import MakespanError
+
+__all__ = ["logged_to"]
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@contextmanager
+def logged_to(path: str | Path) -> Iterator[None]:
+    """Send log messages to a file while a block runs, and an expected error to the terminal in one line.
+
+    Parameters
+    ----------
+    path
+        The log file; it is written anew.
+
+    Raises
+    ------
+    SystemExit
+        In place of a `MakespanError`: its message says what to do, a traceback would bury it. Any other
+        exception passes through; both are in the log file.
+    """
+    handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    except MakespanError as error:
+        root.exception("stopped")
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except BaseException:
+        root.exception("failed")
+        raise
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
