@@ -1,0 +1,38 @@
+"""Figures: one function from a table to a figure for each kind, one style sheet, one way to save.
+
+A figure sees its table and nothing else, so it can be drawn again from the saved CSV::
+
+    figure = plot_adaptation(table, source="emulated", stage_minutes=30, global_batch_size=16)
+    save_figure(figure, table, "results/emulated/morphling/figures/fig7")
+"""
+
+from makespan.plots._adaptation import plot_adaptation
+from makespan.plots._errors import plot_error_bars, plot_prediction
+from makespan.plots._sensitivity import ENVELOPE, plot_cpu_sensitivity, plot_sensitivity
+from makespan.plots._sharing import plot_sharing
+from makespan.plots._style import (
+    FAMILY_COLOURS,
+    MODEL_TITLES,
+    ONE_COLUMN_IN,
+    PALETTE,
+    TWO_COLUMNS_IN,
+    save_figure,
+    style,
+)
+
+__all__ = [
+    "ENVELOPE",
+    "FAMILY_COLOURS",
+    "MODEL_TITLES",
+    "ONE_COLUMN_IN",
+    "PALETTE",
+    "TWO_COLUMNS_IN",
+    "plot_adaptation",
+    "plot_cpu_sensitivity",
+    "plot_error_bars",
+    "plot_prediction",
+    "plot_sensitivity",
+    "plot_sharing",
+    "save_figure",
+    "style",
+]

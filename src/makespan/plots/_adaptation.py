@@ -1,0 +1,130 @@
+"""Throughput over time while the resource limit of a job changes."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+from makespan.plots._style import (
+    PALETTE,
+    TWO_COLUMNS_IN,
+    new_figure,
+    require_columns,
+    source_label,
+    styled,
+)
+
+__all__ = ["plot_adaptation"]
+
+_COLOURS = ("blue", "vermilion", "green", "purple", "orange")
+_MARKERS = ("o", "s", "^", "v", "D")
+
+
+@styled
+def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, global_batch_size: int) -> Figure:
+    """Draw throughput against time for each strategy, with the limit of each stage written above.
+
+    Parameters
+    ----------
+    table
+        Schema `makespan.tables.FIG7`, stages in order; a throughput of 0 means that nothing runs.
+    source
+        Name of the throughput source.
+    stage_minutes
+        Length of a stage [min].
+    global_batch_size
+        Samples an iteration, to turn published iteration times into throughput.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One logarithmic panel; hollow marks are the published values, and crosses along the lower
+        edge mark stages in which a strategy cannot run.
+    """
+    require_columns(
+        table, "strategy", "stage", "throughput_samples_per_s", "published_iter_time_s", figure="fig7"
+    )
+    figure = new_figure(TWO_COLUMNS_IN, 2.7)
+    axes = figure.subplots()
+    stages = list(dict.fromkeys(table["stage"]))
+    strategies = list(dict.fromkeys(table["strategy"]))
+    floor = _floor(table)
+    for number, strategy in enumerate(strategies):
+        rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
+        _draw_strategy(axes, rows, number, (len(strategies), stage_minutes, floor, global_batch_size))
+    _annotate_stages(axes, stages, stage_minutes)
+    axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
+    axes.set_xlim(0, stage_minutes * len(stages))
+    axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 2.6)
+    axes.xaxis.set_major_locator(FixedLocator([stage_minutes * k for k in range(len(stages) + 1)]))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=False, axis="x")
+    figure.legend(handles=_handles(strategies), loc="outside right center", labelspacing=0.6)
+    source_label(figure, source)
+    return figure
+
+
+def _floor(table: pd.DataFrame) -> float:
+    running = table.loc[table["throughput_samples_per_s"] > 0, "throughput_samples_per_s"]
+    return float(running.min()) / 2.0 if len(running) else 0.1
+
+
+def _draw_strategy(axes: Axes, rows: pd.DataFrame, number: int, frame: tuple[int, float, float, int]) -> None:
+    n_strategies, minutes, floor, batch = frame
+    colour = PALETTE[_COLOURS[number % len(_COLOURS)]]
+    marker = _MARKERS[number % len(_MARKERS)]
+    is_first = number == 0
+    spread = (number + 1) / (n_strategies + 1)
+    previous = 0.0
+    for stage, (value, published) in enumerate(
+        zip(rows["throughput_samples_per_s"], rows["published_iter_time_s"], strict=True)
+    ):
+        start, mark_x = stage * minutes, (stage + 0.12 + 0.76 * spread) * minutes
+        if value > 0:
+            axes.plot(
+                [start, start + minutes], [value, value], color=colour, lw=3.4 if is_first else 1.2,
+                alpha=0.45 if is_first else 1.0, solid_capstyle="butt", zorder=2 if is_first else 3,
+            )  # fmt: skip
+            if previous > 0:
+                axes.plot(
+                    [start, start], [previous, value], color=colour, lw=3.4 if is_first else 0.8,
+                    alpha=0.45 if is_first else 1.0, zorder=2,
+                )  # fmt: skip
+        else:
+            axes.plot(
+                mark_x, floor, ls="none", marker="x", ms=4, mew=1.2, color=colour, clip_on=False, zorder=4
+            )
+        if published > 0:
+            axes.plot(
+                mark_x, batch / published, ls="none", marker=marker, ms=4.2, mfc="white", mec=colour,
+                mew=0.9, zorder=5,
+            )  # fmt: skip
+        previous = value
+
+
+def _annotate_stages(axes: Axes, stages: list[str], minutes: float) -> None:
+    for number, stage in enumerate(stages):
+        if number:
+            axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
+        axes.text(
+            (number + 0.5) * minutes, 0.985, stage, transform=axes.get_xaxis_transform(), ha="center",
+            va="top", fontsize=6.5,
+        )  # fmt: skip
+
+
+def _handles(strategies: list[str]) -> list[Line2D]:
+    handles = [
+        Line2D(
+            [], [], color=PALETTE[_COLOURS[number % len(_COLOURS)]], label=name,
+            lw=3.4 if number == 0 else 1.2, alpha=0.45 if number == 0 else 1.0,
+        )
+        for number, name in enumerate(strategies)
+    ]  # fmt: skip
+    handles.append(
+        Line2D([], [], ls="none", marker="o", ms=4.2, mfc="white", mec="#555555", label="published value")
+    )
+    handles.append(Line2D([], [], ls="none", marker="x", ms=4, mew=1.2, color="#555555", label="cannot run"))
+    return handles

@@ -1,0 +1,301 @@
+"""The register of published data sets: where each file comes from and how to know it.
+
+The register is a reviewed CSV file, one row a file, with the commit it was taken from and the
+checksum of its content. Nothing here holds data; files are found in a directory that the user
+names, or fetched from the pinned commit.
+"""
+
+import csv
+import hashlib
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from makespan.errors import ChecksumError, MissingDataError, OfflineError, TraceError, unknown_name
+from makespan.tables import atomic_path
+
+__all__ = ["Dataset", "Opener", "check_content", "fetch", "find_dataset", "locate", "read_register", "verify"]
+
+_LOG = logging.getLogger(__name__)
+_TIMEOUT_S = 30.0
+
+
+class _Readable(Protocol):
+    def read(self) -> bytes: ...
+
+
+Opener = Callable[[str], AbstractContextManager[_Readable]]
+"""Opens an address and gives something with ``read()``; replaced in tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One registered file.
+
+    Parameters
+    ----------
+    name
+        Key of the file in the register.
+    path
+        Where the file lies in a directory with the published files.
+    version
+        Short name of the state of the source.
+    licence
+        Licence stated by the authors.
+    size_bytes
+        Length of the file.
+    sha256
+        Checksum of its content, hexadecimal.
+    repository
+        Owner and name of the authors' repository.
+    commit
+        Full hash of the pinned commit.
+    upstream_path
+        Where the file lies in a clone of that repository.
+    url
+        Pattern of its address, filled from the other fields; empty if it cannot be fetched.
+    note
+        What a reader must know, for example what was changed.
+    """
+
+    name: str
+    path: str
+    version: str
+    licence: str
+    size_bytes: int
+    sha256: str
+    repository: str
+    commit: str
+    upstream_path: str
+    url: str
+    note: str
+
+    @property
+    def address(self) -> str:
+        """Address of the file at the pinned commit, empty if it cannot be fetched."""
+        return self.url.format(
+            repository=self.repository, commit=self.commit, upstream_path=self.upstream_path
+        )
+
+
+def read_register(path: str | Path) -> tuple[Dataset, ...]:
+    """Read the register of data sets.
+
+    Parameters
+    ----------
+    path
+        CSV file with the fields of `Dataset` as columns.
+
+    Returns
+    -------
+    tuple of Dataset
+        In file order.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    TraceError
+        A column is missing, a size or checksum is malformed, or a name occurs twice.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream)
+            wanted = [field.name for field in fields(Dataset)]
+            missing = [name for name in wanted if name not in (reader.fieldnames or [])]
+            if missing:
+                raise TraceError(f"{path}: register lacks column(s) {', '.join(missing)}")
+            entries = tuple(_entry(row, number, path) for number, row in enumerate(reader, start=1))
+    except FileNotFoundError:
+        raise MissingDataError(f"{path}: no such register of data sets") from None
+    names = [entry.name for entry in entries]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise TraceError(f"{path}: column 'name': {', '.join(repeated)} occur(s) more than once")
+    return entries
+
+
+def _entry(row: dict[str, str], number: int, path: str | Path) -> Dataset:
+    if not row["size_bytes"].isdigit():
+        raise TraceError(
+            f"{path}: row {number}, column 'size_bytes': found {row['size_bytes']!r}; "
+            "accepted: a whole number of bytes"
+        )
+    digits = row["sha256"]
+    if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+        raise TraceError(
+            f"{path}: row {number}, column 'sha256': found {digits!r}; accepted: 64 lower-case "
+            "hexadecimal digits"
+        )
+    text = {field.name: row[field.name] for field in fields(Dataset) if field.name != "size_bytes"}
+    relative = PurePosixPath(text["path"])
+    if relative.is_absolute() or ".." in relative.parts:
+        raise TraceError(
+            f"{path}: row {number}, column 'path': found {text['path']!r}; accepted: a relative "
+            "path that stays inside the directory"
+        )
+    return Dataset(size_bytes=int(row["size_bytes"]), **text)
+
+
+def find_dataset(register: Iterable[Dataset], name: str) -> Dataset:
+    """Look up a data set by name.
+
+    Raises
+    ------
+    UnknownNameError
+        The register has no such name; lists those it has.
+    """
+    by_name = {entry.name: entry for entry in register}
+    if name not in by_name:
+        raise unknown_name("data set", name, by_name)
+    return by_name[name]
+
+
+def locate(dataset: Dataset, directory: str | Path) -> Path:
+    """Find a registered file in a directory.
+
+    Parameters
+    ----------
+    dataset
+        What to find.
+    directory
+        A directory with the published files, or a clone of the authors' repository.
+
+    Returns
+    -------
+    pathlib.Path
+        The file; its content is not checked, see `verify`.
+
+    Raises
+    ------
+    MissingDataError
+        Neither layout has the file.
+    """
+    base = Path(directory)
+    candidates = [base / dataset.path, base / dataset.upstream_path]
+    candidates += [base.joinpath(*PurePosixPath(dataset.path).parts[1:])]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked = ", ".join(str(candidate) for candidate in candidates[:2])
+    raise MissingDataError(
+        f"data set {dataset.name!r} is not in {base} (looked for {looked}); point "
+        "MAKESPAN_PUBLISHED_DIR at a directory with the published files or at a clone of "
+        f"{dataset.repository}, or fetch it"
+    )
+
+
+def verify(dataset: Dataset, directory: str | Path) -> Path:
+    """Find a registered file and check its content.
+
+    Parameters
+    ----------
+    dataset, directory
+        As for `locate`.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    MissingDataError
+        The file is not there.
+    ChecksumError
+        Its content is not the registered one.
+    """
+    path = locate(dataset, directory)
+    check_content(dataset, path)
+    return path
+
+
+def check_content(dataset: Dataset, path: Path) -> None:
+    """Check that a file has the registered content.
+
+    Raises
+    ------
+    ChecksumError
+        It has not; says what differs and what to do.
+    """
+    _check(path.read_bytes(), dataset, where=str(path))
+
+
+def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None) -> Path:
+    """Fetch a registered file from its pinned commit, unless it is there already.
+
+    Parameters
+    ----------
+    dataset
+        What to fetch.
+    directory
+        Root of the directory that receives it, at ``dataset.path``.
+    opener
+        Opens an address; the standard library's by default.
+
+    Returns
+    -------
+    pathlib.Path
+        The checked file. A failed fetch leaves nothing behind.
+
+    Raises
+    ------
+    MissingDataError
+        The data set has no address.
+    OfflineError
+        The address did not answer.
+    ChecksumError
+        What came is not the registered content.
+    """
+    target = Path(directory) / dataset.path
+    if target.is_file():
+        check_content(dataset, target)
+        return target
+    if not dataset.address:
+        raise MissingDataError(
+            f"data set {dataset.name!r} cannot be fetched ({dataset.note or 'no address'}); "
+            f"put it at {target}"
+        )
+    content = _download(dataset, opener or _open, target)
+    _check(content, dataset, where=dataset.address)
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(content)
+    _LOG.info("fetched %s (%d bytes) from %s", dataset.name, len(content), dataset.address)
+    return target
+
+
+def _open(address: str) -> AbstractContextManager[_Readable]:
+    if not address.startswith("https://"):
+        raise urllib.error.URLError(f"only https addresses are fetched, not {address}")
+    stream: AbstractContextManager[_Readable] = urllib.request.urlopen(address, timeout=_TIMEOUT_S)
+    return stream
+
+
+def _download(dataset: Dataset, opener: Opener, target: Path) -> bytes:
+    try:
+        with opener(dataset.address) as stream:
+            return stream.read()
+    except OSError as error:  # URLError, HTTPError and time-outs are all OSError
+        raise OfflineError(
+            f"data set {dataset.name!r} could not be fetched from {dataset.address}: {error}; connect "
+            f"to the network and run again, put the file at {target} by hand, or set "
+            "MAKESPAN_PUBLISHED_DIR to a directory that has it"
+        ) from error
+
+
+def _check(content: bytes, dataset: Dataset, where: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found == dataset.sha256:
+        return
+    hint = "; its line ends were converted, switch that off and copy it again"
+    normal = hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest() == dataset.sha256
+    raise ChecksumError(
+        f"{where}: data set {dataset.name!r} has sha256 {found} and {len(content)} bytes; registered: "
+        f"{dataset.sha256} and {dataset.size_bytes} bytes (commit {dataset.commit})"
+        + (hint if normal else "; delete the file and fetch or copy it again")
+    )
