@@ -16,7 +16,6 @@ PYTEST_FLAGS ?=
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := src workflow/scripts tests benchmarks
 
 ##@ Run
 
@@ -56,9 +55,8 @@ format: setup-dev ## Bring every file into the house layout
 	$(BIN)/snakefmt Snakefile rules
 
 .PHONY: generated
-generated: setup ## Rewrite the files made from the code: schema and configuration page
-	$(BIN)/makespan config schema --output config/schemas/config.schema.json
-	$(BIN)/makespan config page --output docs/reference/configuration.md
+generated: setup ## Rewrite the files made from the code: schemas and reference pages
+	$(BIN)/python scripts/generate.py
 
 .PHONY: docs
 docs: setup-docs ## Build the documentation into site/

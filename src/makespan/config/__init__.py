@@ -7,7 +7,7 @@ Inner layers never see these models, only plain values and domain objects.
 from makespan.config._morphling import Fig7, Fig7Stage, Fig8, Morphling, Sensitivity
 from makespan.config._performance import PerformanceModel
 from makespan.config._provenance import provenance, settings_hash
-from makespan.config._reference import json_schema, reference_table
+from makespan.config._reference import configuration_page, json_schema, reference_table
 from makespan.config._settings import (
     DEFAULT_FILES,
     PUBLISHED_VARIABLE,
@@ -34,6 +34,7 @@ __all__ = [
     "Settings",
     "Throughput",
     "check_settings",
+    "configuration_page",
     "json_schema",
     "load_settings",
     "merge",

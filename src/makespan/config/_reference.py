@@ -9,8 +9,27 @@ from pydantic.fields import FieldInfo
 
 from makespan.config._settings import Settings
 
-__all__ = ["json_schema", "reference_table"]
+__all__ = ["configuration_page", "json_schema", "reference_table"]
 
+_PAGE = """# Configuration
+
+Defaults stand in `config/config.yaml` and, for the experiments of a paper, in `config/papers/<paper>.yaml`.
+To change some of them, write those alone into a file of your own and give it to the workflow:
+
+```console
+$ snakemake --cores all --configfile mine.yaml
+```
+
+Later files win; groups are merged, lists are replaced. Everything is checked before any job starts: an
+unknown key or a value that is not accepted stops the run with one line that names the key, what was found
+and what is accepted. `config/schemas/config.schema.json` says the same to editors. The merged result is
+written to `results/<source>/provenance.json`. A small run of every experiment is described by
+`config/test/morphling.yaml`.
+
+The column *changes* names the tables and figures that depend on an option.
+This page is generated from `makespan.config`.
+
+"""
 _HEADER = ("option", "type", "default", "unit", "meaning", "source", "changes")
 
 
@@ -18,6 +37,17 @@ def json_schema() -> str:
     """Return the JSON schema (draft 2020-12) of the whole configuration, as text."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def configuration_page(settings: Settings) -> str:
+    """Return the Markdown page that explains how to configure and lists every option.
+
+    Parameters
+    ----------
+    settings
+        Where the defaults come from.
+    """
+    return _PAGE + reference_table(settings)
 
 
 def reference_table(settings: Settings) -> str:
