@@ -4,6 +4,7 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
+from makespan.workloads._layers import Head, Layer, family_sources, head, layers, parameter_count
 from makespan.workloads._spec import (
     BlockSpec,
     BoundWorkload,
@@ -25,11 +26,17 @@ from makespan.workloads._zoo import (
 __all__ = [
     "BlockSpec",
     "BoundWorkload",
+    "Head",
+    "Layer",
     "ModelSpec",
     "Stack",
     "Workload",
+    "family_sources",
+    "head",
+    "layers",
     "model",
     "model_keys",
+    "parameter_count",
     "preset_sources",
     "resolve_workload_key",
     "stack",

@@ -163,6 +163,10 @@ class Stack:
         Whether attention scores stay out of memory.
     sequence_parallel
         Whether tensor parallelism also shards the norm and dropout layers.
+    full_checkpointing
+        Whether every layer recomputes its activations, whatever the plan says.
+    hierarchical_collectives
+        Whether the exchange may reduce inside the nodes first, where that is faster.
     phase_style
         Which work the reported phase columns contain: ``ddp``, ``zero`` or ``3d``.
     calibrated
@@ -180,6 +184,8 @@ class Stack:
     host_optimizer: Literal["fused", "slow"]
     fused_attention: bool
     sequence_parallel: bool
+    full_checkpointing: bool
+    hierarchical_collectives: bool
     phase_style: Literal["ddp", "zero", "3d"]
     calibrated: bool
     source: str
