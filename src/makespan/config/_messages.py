@@ -42,7 +42,7 @@ def _line(detail: ErrorDetails, root: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         return _unknown_key(key, detail["loc"], root)
     if detail["type"] == "missing":
-        return f"{key}: found nothing; accepted: a value, none has a hidden default"
+        return f"{key}: found nothing; accepted: a value, there is no default"
     return f"{key}: found {_shown(detail['input'])}; accepted: {_accepted(detail)}"
 
 

@@ -1,0 +1,259 @@
+"""The configuration: what is accepted, what each wrong key is told, where the defaults go."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from makespan.config import (
+    Settings,
+    check_settings,
+    json_schema,
+    load_settings,
+    merge,
+    provenance,
+    published_directory,
+    settings_hash,
+)
+from makespan.errors import ConfigError, MissingDataError
+
+ROOT = Path(__file__).parents[2]
+TEST_FILES = sorted((ROOT / "config" / "test").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    return load_settings(root=ROOT).model_dump(mode="json")
+
+
+def changed(values, key, value):
+    """Return values with one option, given by its dotted key, set."""
+    nested = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return merge(values, nested)
+
+
+def test_the_defaults_are_accepted_and_build_the_emulated_source():
+    assert load_settings(root=ROOT).throughput.sources == ("emulated",)
+
+
+@pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.name)
+def test_the_small_configurations_are_accepted(path):
+    assert load_settings([path], root=ROOT).morphling.sensitivity.max_gpus == 8
+
+
+def test_later_files_win_group_by_group_and_lists_are_replaced(tmp_path):
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("throughput: {sources: [published, measured], emulated: {seed: 3}}")
+    two.write_text("throughput: {sources: [measured]}")
+    settings = load_settings([one, two], root=ROOT)
+    assert settings.throughput.sources == ("measured",)
+    assert settings.throughput.emulated.seed == 3
+    assert settings.throughput.emulated.noise == 1.0
+
+
+WRONG = [
+    (
+        "throughput.emulated.sed",
+        1,
+        "throughput.emulated.sed: unknown key; accepted: ",
+        "Did you mean 'seed'?",
+    ),
+    ("thruput", {}, "thruput: unknown key; accepted: cluster, throughput", "Did you mean 'throughput'?"),
+    (
+        "throughput.sources",
+        ["emulatd"],
+        "throughput.sources[0]: found 'emulatd'",
+        "'emulated', 'published' or",
+    ),
+    ("throughput.sources", [], "throughput.sources: found []", "a list of at least 1"),
+    ("throughput.sources", ["emulated"] * 2, "throughput.sources: found ['emulated', 'emulated']", "once"),
+    ("throughput.sources", "emulated", "throughput.sources: found 'emulated'", "accepted: a list"),
+    ("throughput.emulated.seed", -1, "throughput.emulated.seed: found -1", "at least 0"),
+    ("throughput.emulated.seed", 1.5, "throughput.emulated.seed: found 1.5", "a whole number"),
+    ("throughput.emulated.seed", "one", "throughput.emulated.seed: found 'one'", "a whole number"),
+    ("throughput.emulated.seed", True, "throughput.emulated.seed: found True", "a whole number"),
+    ("throughput.emulated.noise", float("nan"), "throughput.emulated.noise: found nan", "a finite number"),
+    ("throughput.emulated.noise", "loud", "throughput.emulated.noise: found 'loud'", "a number"),
+    ("throughput.published.fetch", "yes", "throughput.published.fetch: found 'yes'", "true or false"),
+    ("throughput.published.register_file", "", "throughput.published.register_file: found ''", "not empty"),
+    ("throughput", 3, "throughput: found 3", "a group of options"),
+    ("cluster", "a801-64", "cluster: found 'a801-64'", "a800-64"),
+    ("cluster", None, "cluster: found None", "a text"),
+    (
+        "performance_model.forms",
+        ["published"],
+        "performance_model: found",
+        "experiment_form among the fitted",
+    ),
+    ("performance_model.forms", ["extended"] * 2, "performance_model.forms: found", "each form once"),
+    (
+        "morphling.workloads",
+        ["vit", "resnet"],
+        "morphling.workloads[1]: found 'resnet'",
+        "one of vit, roberta",
+    ),
+    ("morphling.workloads", ["vit"], "morphling: found", "(missing: bert, gpt2, llama30"),
+    ("morphling.sensitivity.max_gpus", 0, "morphling.sensitivity.max_gpus: found 0", "at least 1"),
+    ("morphling.fig7.stage_duration_s", 0, "morphling.fig7.stage_duration_s: found 0", "more than 0"),
+    (
+        "morphling.fig7.stages",
+        [{"name": "a", "cpu_threads": 1}],
+        "morphling.fig7.stages[0].placement: found nothing",
+        "no default",
+    ),
+    (
+        "morphling.fig7.stages",
+        [{"name": "a", "placement": "4x4", "cpu_threads": 1}],
+        "morphling.fig7.stages[0].placement: found '4x4'",
+        "GPUs on each node, for example 4444",
+    ),
+    (
+        "morphling.fig7.stages",
+        [{"name": "a", "placement": "4", "cpu_threads": 1}] * 2,
+        "morphling.fig7: found",
+        "stages with different names",
+    ),
+    (
+        "morphling.fig7.stages",
+        [{"name": "a", "placement": "4", "cpu_threads": 1, "plcement": "4"}],
+        "morphling.fig7.stages[0].plcement: unknown key; accepted: name, placement, cpu_threads.",
+        "Did you mean 'placement'?",
+    ),
+    ("morphling.fig8.workloads", ["vit"], "morphling.fig8.workloads: found ['vit']", "a list of at least 2"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "found", "accepted"), WRONG)
+def test_a_wrong_option_is_named_with_what_is_accepted(defaults, key, value, found, accepted):
+    with pytest.raises(ConfigError) as caught:
+        check_settings(changed(defaults, key, value))
+    head, *lines = str(caught.value).splitlines()
+    assert head == "the configuration is not accepted:"
+    assert len(lines) == 1, lines
+    assert lines[0].strip().startswith(found)
+    assert accepted in lines[0]
+
+
+def test_every_wrong_option_has_its_line(defaults):
+    values = changed(changed(defaults, "cluster", "x"), "throughput.emulated.seed", -1)
+    with pytest.raises(ConfigError) as caught:
+        check_settings(values)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_missing_option_is_an_error_because_nothing_has_a_hidden_default(defaults):
+    values = {**defaults, "throughput": {**defaults["throughput"]}}
+    del values["throughput"]["measured"]
+    with pytest.raises(ConfigError, match=r"throughput\.measured: found nothing"):
+        check_settings(values)
+
+
+def test_a_long_value_is_cut_in_the_message(defaults):
+    with pytest.raises(ConfigError) as caught:
+        check_settings(changed(defaults, "cluster", "a" * 500))
+    assert "aaa..." in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_file_that_is_missing_or_no_mapping_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match=r"none\.yaml: no such configuration file"):
+        load_settings([tmp_path / "none.yaml"], root=ROOT)
+    for text, message in [
+        ("- a\n- b\n", "found list; accepted: a mapping"),
+        ("a: [", "cannot be read as YAML"),
+    ]:
+        path = tmp_path / "wrong.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_settings([path], root=ROOT)
+
+
+def test_an_empty_file_changes_nothing(tmp_path, defaults):
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    assert load_settings([path], root=ROOT).model_dump(mode="json") == defaults
+
+
+def test_settings_cannot_be_changed():
+    settings = load_settings(root=ROOT)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.cluster = "other"
+
+
+def test_every_option_is_described():
+    def blocks(model):
+        yield model
+        for field in model.model_fields.values():
+            for candidate in (field.annotation, *getattr(field.annotation, "__args__", ())):
+                if hasattr(candidate, "model_fields"):
+                    yield from blocks(candidate)
+
+    for block in blocks(Settings):
+        assert block.__doc__
+        for name, field in block.model_fields.items():
+            assert field.description, f"{block.__name__}.{name}"
+            assert set(field.json_schema_extra) == {"unit", "source", "changes"}
+            assert field.is_required(), f"{block.__name__}.{name} has a hidden default"
+
+
+def test_the_schema_accepts_the_defaults_and_rejects_what_the_models_reject(defaults):
+    validator = jsonschema.Draft202012Validator(json.loads(json_schema()))
+    assert not list(validator.iter_errors(defaults))
+    for key, value in [("throughput.emulated.sed", 1), ("throughput.emulated.seed", -1), ("throughput", 3)]:
+        assert list(validator.iter_errors(changed(defaults, key, value))), key
+
+
+class TestPublishedDirectory:
+    """Where the published files are looked for, and what is said when they are nowhere."""
+
+    def settings(self, defaults, **options):
+        return check_settings(changed(defaults, "throughput.published", options))
+
+    def test_the_option_comes_before_the_environment(self, defaults, tmp_path):
+        settings = self.settings(defaults, directory=str(tmp_path))
+        assert published_directory(settings, {"MAKESPAN_PUBLISHED_DIR": "/elsewhere"}) == tmp_path
+
+    def test_the_environment_comes_before_fetching(self, defaults, tmp_path):
+        settings = self.settings(defaults, fetch=True)
+        assert published_directory(settings, {"MAKESPAN_PUBLISHED_DIR": str(tmp_path)}) == tmp_path
+        assert published_directory(settings, {}) == Path("data/published")
+
+    def test_a_name_that_is_no_directory_is_an_error(self, defaults, tmp_path):
+        with pytest.raises(MissingDataError, match="none: no such directory"):
+            published_directory(self.settings(defaults, directory=str(tmp_path / "none")), {})
+
+    def test_nothing_given_says_what_to_do(self, defaults):
+        with pytest.raises(MissingDataError) as caught:
+            published_directory(self.settings(defaults), {})
+        for hint in ("throughput.published.directory", "MAKESPAN_PUBLISHED_DIR", "fetch"):
+            assert hint in str(caught.value)
+
+
+def test_provenance_holds_configuration_seed_version_and_pins(tmp_path):
+    pins = tmp_path / "pins.txt"
+    pins.write_text("numpy==1\n")
+    settings = load_settings(root=ROOT)
+    record = json.loads(provenance(settings, "emulated", pins))
+    assert check_settings(record["config"]) == settings
+    assert record["config_sha256"] == settings_hash(settings)
+    assert record["seed"] == 0
+    assert json.loads(provenance(settings, "published", pins))["seed"] is None
+    pins.write_text("numpy==2\n")
+    assert json.loads(provenance(settings, "emulated", pins))["pins_sha256"] != record["pins_sha256"]
+
+
+def test_the_hash_of_settings_depends_on_values_not_on_the_order_of_keys(defaults):
+    backwards = dict(reversed(defaults.items()))
+    assert settings_hash(check_settings(backwards)) == settings_hash(check_settings(defaults))
+    other = check_settings(changed(defaults, "throughput.emulated.seed", 1))
+    assert settings_hash(other) != settings_hash(check_settings(defaults))
+
+
+def test_default_files_hold_each_option_once():
+    base = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    paper = yaml.safe_load((ROOT / "config/papers/morphling.yaml").read_text())
+    assert not set(base) & set(paper)

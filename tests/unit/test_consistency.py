@@ -1,0 +1,136 @@
+"""Facts that stand in several files agree: pins, environments, versions, generated pages."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import makespan
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def pins(name):
+    found = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if line and not line.startswith(("#", "-r")):
+            package, version = line.split("==")
+            assert canonicalize_name(package) == package, f"{name}: {package}"
+            assert package not in found, f"{name}: {package} twice"
+            found[package] = Version(version)
+    return found
+
+
+RUN = pins("requirements.txt")
+DEV = pins("requirements-dev.txt")
+TORCH = re.search(r"^TORCH \?= torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "scripts" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("text", [*PROJECT["dependencies"], *EXTRAS["workflow"]])
+def test_every_run_dependency_is_pinned_inside_its_range(text):
+    requirement = Requirement(text)
+    assert RUN[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+@pytest.mark.parametrize("text", [*EXTRAS["dev"], *EXTRAS["docs"]])
+def test_every_tool_is_pinned_inside_its_range(text):
+    requirement = Requirement(text)
+    assert {**RUN, **DEV}[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_run_set_and_tools_do_not_overlap_and_torch_is_in_neither():
+    assert not set(RUN) & set(DEV)
+    assert "torch" not in {**RUN, **DEV}
+    assert "-r requirements.txt" in (ROOT / "requirements-dev.txt").read_text().splitlines()
+
+
+def test_torch_is_pinned_inside_its_range_without_a_local_tag():
+    (requirement,) = (Requirement(text) for text in EXTRAS["torch"])
+    assert Version(TORCH) in requirement.specifier
+    assert Version(TORCH).local is None
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt", "Makefile", "pyproject.toml"])
+def test_no_set_up_file_adds_an_index(name):
+    text = (ROOT / name).read_text()
+    assert "--extra-index-url" not in text
+    assert "+cpu" not in text
+
+
+CONDA_NAMES = {"matplotlib-base": "matplotlib"}
+
+
+def conda_pins(name):
+    environment = yaml.safe_load((ROOT / "envs" / name).read_text())
+    plain = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    nested = [
+        line for entry in environment["dependencies"] if isinstance(entry, dict) for line in entry["pip"]
+    ]
+    pairs = [entry.split("=", 1) for entry in plain if "=" in entry] + [line.split("==") for line in nested]
+    return {CONDA_NAMES.get(package, package): version for package, version in pairs}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "envs").glob("*.yaml")), ids=lambda path: path.name)
+def test_environments_hold_every_dependency_of_the_package_at_its_pin(path):
+    environment = conda_pins(path.name)
+    assert environment.pop("python") in PROJECT["requires-python"]
+    torch = environment.pop("torch", None)
+    assert torch == (TORCH if path.name == "gpu.yaml" else None)
+    wanted = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    assert {package: Version(version) for package, version in environment.items()} == {
+        package: RUN[package] for package in wanted
+    }
+
+
+def test_min_version_of_snakemake_is_that_of_the_package():
+    (text,) = (text for text in EXTRAS["workflow"] if Requirement(text).name == "snakemake")
+    stated = re.search(r'min_version\("([\d.]+)"\)', (ROOT / "Snakefile").read_text()).group(1)
+    assert f">={stated}" in text
+
+
+def test_version_changelog_and_citation_agree():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == makespan.__version__
+    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [heading for heading in headings if heading.lower() != "unreleased"]
+    assert released, "the changelog has no version"
+    assert released[0] == makespan.__version__
+
+
+def test_the_citation_names_the_four_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    titles = [reference["title"].split(":")[0] for reference in citation["references"]]
+    assert titles == ["Rubick", "EasyScale", "Oobleck", "Slapo"]
+    assert all(len(reference["authors"]) >= 5 for reference in citation["references"])
+    assert citation["license"] == PROJECT["license"]
+
+
+@pytest.mark.parametrize("name", sorted(generator().generated_files()))
+def test_generated_files_are_what_the_code_says(name):
+    assert (ROOT / name).read_text() == generator().generated_files()[name], "run make generated"
+
+
+def test_every_page_of_the_documentation_is_in_its_navigation():
+    text = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r"[\w/.-]+\.md", text)) == pages
+
+
+def test_the_make_targets_that_the_project_promises_exist():
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"reproduce", "test", "lint", "report", "clean", "help"} <= targets

@@ -1,0 +1,41 @@
+"""Log files of workflow jobs."""
+
+import logging
+
+import pytest
+
+from makespan.errors import MissingDataError
+from makespan.logs import logged_to
+
+
+def test_messages_of_the_block_are_in_the_file_and_later_ones_are_not(tmp_path):
+    path = tmp_path / "job.log"
+    logger = logging.getLogger("makespan.test")
+    with logged_to(path):
+        logger.info("inside %d", 1)
+    logger.warning("outside")
+    text = path.read_text()
+    assert "INFO makespan.test: inside 1" in text
+    assert "outside" not in text
+
+
+def test_an_expected_error_ends_the_job_with_its_message_and_a_traceback_in_the_file(tmp_path):
+    path = tmp_path / "job.log"
+    with pytest.raises(SystemExit) as caught, logged_to(path):
+        raise MissingDataError("a.csv: no such file")
+    assert caught.value.code == "MissingDataError: a.csv: no such file"
+    assert "Traceback" in path.read_text()
+
+
+def test_an_unexpected_error_passes_through_and_is_in_the_file(tmp_path):
+    path = tmp_path / "job.log"
+    with pytest.raises(ZeroDivisionError), logged_to(path):
+        1 / 0  # noqa: B018
+    assert "ZeroDivisionError" in path.read_text()
+
+
+def test_the_level_of_the_root_logger_comes_back(tmp_path):
+    before = logging.getLogger().level
+    with logged_to(tmp_path / "job.log"):
+        assert logging.getLogger().level == logging.INFO
+    assert logging.getLogger().level == before
