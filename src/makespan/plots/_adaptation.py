@@ -1,5 +1,8 @@
 """Throughput over time while the resource limit of a job changes."""
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -43,7 +46,14 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
         edge mark stages in which a strategy cannot run.
     """
     require_columns(
-        table, "strategy", "stage", "throughput_samples_per_s", "published_iter_time_s", figure="fig7"
+        table,
+        "strategy",
+        "stage",
+        "gpus",
+        "plan",
+        "throughput_samples_per_s",
+        "published_iter_time_s",
+        figure="fig7",
     )
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
     axes = figure.subplots()
@@ -53,17 +63,17 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     for number, strategy in enumerate(strategies):
         rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
         _draw_strategy(axes, rows, number, (len(strategies), stage_minutes, floor, global_batch_size))
-    _annotate_stages(axes, stages, stage_minutes)
+    _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes)
     axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
     axes.set_xlim(0, stage_minutes * len(stages))
-    axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 2.6)
+    axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 3.6)
     axes.xaxis.set_major_locator(FixedLocator([stage_minutes * k for k in range(len(stages) + 1)]))
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=False, axis="x")
     figure.legend(handles=_handles(strategies), loc="outside right center", labelspacing=0.6)
-    source_label(figure, source)
+    source_label(figure, source, strip=False)
     return figure
 
 
@@ -72,57 +82,48 @@ def _floor(table: pd.DataFrame) -> float:
     return float(running.min()) / 2.0 if len(running) else 0.1
 
 
+def _line_style(number: int) -> dict[str, Any]:
+    """Colour and width of a strategy; the first is a broad band behind the others."""
+    colour = PALETTE[_COLOURS[number % len(_COLOURS)]]
+    broad = {"lw": 3.6, "alpha": 0.4, "zorder": 2}
+    return {"color": colour, **(broad if number == 0 else {"lw": 1.2, "zorder": 3})}
+
+
 def _draw_strategy(axes: Axes, rows: pd.DataFrame, number: int, frame: tuple[int, float, float, int]) -> None:
     n_strategies, minutes, floor, batch = frame
-    colour = PALETTE[_COLOURS[number % len(_COLOURS)]]
+    values = rows["throughput_samples_per_s"].to_numpy(dtype=float)
+    published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
+    edges = minutes * np.arange(len(values) + 1)
+    axes.plot(
+        np.repeat(edges, 2)[1:-1],
+        np.repeat(np.where(values > 0, values, np.nan), 2),
+        solid_capstyle="butt",
+        **_line_style(number),
+    )
+    offset = 0.12 + 0.76 * (number + 1) / (n_strategies + 1)
+    marks: dict[str, Any] = {"ls": "none", "color": PALETTE[_COLOURS[number % len(_COLOURS)]], "zorder": 5}
+    x = edges[:-1] + offset * minutes
+    has_failed = ~(values > 0)
+    axes.plot(x[has_failed], np.full(has_failed.sum(), floor), marker="x", ms=4, mew=1.2, **marks)
+    ran = published_s > 0
     marker = _MARKERS[number % len(_MARKERS)]
-    is_first = number == 0
-    spread = (number + 1) / (n_strategies + 1)
-    previous = 0.0
-    for stage, (value, published) in enumerate(
-        zip(rows["throughput_samples_per_s"], rows["published_iter_time_s"], strict=True)
-    ):
-        start, mark_x = stage * minutes, (stage + 0.12 + 0.76 * spread) * minutes
-        if value > 0:
-            axes.plot(
-                [start, start + minutes], [value, value], color=colour, lw=3.4 if is_first else 1.2,
-                alpha=0.45 if is_first else 1.0, solid_capstyle="butt", zorder=2 if is_first else 3,
-            )  # fmt: skip
-            if previous > 0:
-                axes.plot(
-                    [start, start], [previous, value], color=colour, lw=3.4 if is_first else 0.8,
-                    alpha=0.45 if is_first else 1.0, zorder=2,
-                )  # fmt: skip
-        else:
-            axes.plot(
-                mark_x, floor, ls="none", marker="x", ms=4, mew=1.2, color=colour, clip_on=False, zorder=4
-            )
-        if published > 0:
-            axes.plot(
-                mark_x, batch / published, ls="none", marker=marker, ms=4.2, mfc="white", mec=colour,
-                mew=0.9, zorder=5,
-            )  # fmt: skip
-        previous = value
+    axes.plot(x[ran], batch / published_s[ran], marker=marker, ms=4.2, mfc="white", mew=0.9, **marks)
 
 
-def _annotate_stages(axes: Axes, stages: list[str], minutes: float) -> None:
-    for number, stage in enumerate(stages):
+def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float) -> None:
+    for number, row in enumerate(first.to_dict("records")):
         if number:
             axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
+        unit = "GPU" if row["gpus"] == 1 else "GPUs"
         axes.text(
-            (number + 0.5) * minutes, 0.985, stage, transform=axes.get_xaxis_transform(), ha="center",
-            va="top", fontsize=6.5,
+            (number + 0.5) * minutes, 0.985, f"limit {row['stage']} ({row['gpus']} {unit})\n"
+            f"{row['strategy']}: {row['plan'] or 'none'}", transform=axes.get_xaxis_transform(),
+            ha="center", va="top", fontsize=6, linespacing=1.3,
         )  # fmt: skip
 
 
 def _handles(strategies: list[str]) -> list[Line2D]:
-    handles = [
-        Line2D(
-            [], [], color=PALETTE[_COLOURS[number % len(_COLOURS)]], label=name,
-            lw=3.4 if number == 0 else 1.2, alpha=0.45 if number == 0 else 1.0,
-        )
-        for number, name in enumerate(strategies)
-    ]  # fmt: skip
+    handles = [Line2D([], [], label=name, **_line_style(number)) for number, name in enumerate(strategies)]
     handles.append(
         Line2D([], [], ls="none", marker="o", ms=4.2, mfc="white", mec="#555555", label="published value")
     )

@@ -19,6 +19,7 @@ from makespan.plots._style import (
     family_order,
     model_order,
     new_figure,
+    panel_grid,
     require_columns,
     source_label,
     styled,
@@ -27,7 +28,7 @@ from makespan.plots._style import (
 __all__ = ["plot_error_bars", "plot_prediction"]
 
 _BAR_WIDTH = 0.8
-_GROUP_GAP = 0.9
+_GROUP_GAP = 1.3
 _CLAIM_PCT = 10.0
 _OTHER = "#555555"
 
@@ -67,11 +68,13 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     models = model_order(table["model"])
     centres = [np.mean([x for (model, _), x in positions.items() if model == name]) for name in models]
     bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
-    bottom.tick_params(axis="x", length=0)
+    bottom.set_xlim(min(positions.values()) - 1.0, max(positions.values()) + 1.0)
+    for axes in (top, bottom):
+        axes.tick_params(axis="x", length=0)
     families = family_order(table["plan_family"])
     handles: list[Patch | Line2D] = [Patch(color=_colour(name), label=name) for name in families]
     handles += [
-        Patch(facecolor="none", edgecolor=_OTHER, label=f"{other_form} form"),
+        Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"),
         _published_handle(),
         Line2D([], [], color=_OTHER, ls=(0, (4, 3)), lw=0.7, label="claimed bound of the average"),
     ]
@@ -86,7 +89,7 @@ def _colour(family: str) -> str:
 
 def _published_handle() -> Line2D:
     return Line2D(
-        [], [], ls="none", marker="_", mew=1.6, ms=6, color=PALETTE["black"], label="published value"
+        [], [], ls="none", marker="_", mew=1.6, ms=6, color=PALETTE["black"], label="printed in the paper"
     )
 
 
@@ -157,19 +160,14 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     shown = table[table["form"] == form]
     require_columns(shown, figure="prediction")
     models = model_order(shown["model"])
-    n_columns = 4
-    n_rows = math.ceil((len(models) + 1) / n_columns)
-    figure = new_figure(TWO_COLUMNS_IN, 1.75 * n_rows + 0.15)
-    panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    figure, panels = panel_grid(len(models), 1.75)
     for axes, model in zip(panels, models, strict=False):
         _prediction_panel(axes, shown[shown["model"] == model])
         axes.set_title(MODEL_TITLES.get(model, model))
-    for axes in panels[len(models) :]:
-        axes.set_axis_off()
     panels[-1].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
     figure.supxlabel("measured iteration time [s]", fontsize=7)
     figure.supylabel(f"predicted iteration time [s], {form} form", fontsize=7)
-    source_label(figure, source)
+    source_label(figure, source, strip=False)
     return figure
 
 
@@ -212,7 +210,7 @@ def _error_note(rows: pd.DataFrame) -> str:
 
 def _log_axes(axes: Axes, low: float, high: float) -> None:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
-    few = math.log10(high / low) < 1.3
+    few = math.log10(high / low) < 1.7
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

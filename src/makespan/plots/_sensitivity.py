@@ -13,10 +13,9 @@ from makespan.plots._style import (
     FAMILY_MARKERS,
     MODEL_TITLES,
     PALETTE,
-    TWO_COLUMNS_IN,
     family_order,
     model_order,
-    new_figure,
+    panel_grid,
     require_columns,
     source_label,
     styled,
@@ -28,7 +27,6 @@ ENVELOPE = "best plan"
 """Name of the envelope in the column ``plan_family``."""
 
 _ENVELOPE_COLOUR = "#C9C9C9"
-_N_COLUMNS = 4
 
 
 @styled
@@ -52,28 +50,22 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     require_columns(table, "model", "plan_family", "gpus", "throughput_samples_per_s", figure="sensitivity")
     shown = table[table["throughput_samples_per_s"] > 0]
     models = model_order(table["model"])
-    figure, panels = _grid(len(models))
+    figure, panels = panel_grid(len(models), 1.55)
     for axes, model in zip(panels, models, strict=False):
         _curve_panel(axes, shown[shown["model"] == model])
         axes.set_title(MODEL_TITLES.get(model, model))
     families = [name for name in family_order(shown["plan_family"]) if name != ENVELOPE]
     handles = [_family_line(name) for name in families]
-    handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=4, label=ENVELOPE + " (envelope)"))
+    handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
     panels[-1].legend(handles=handles, loc="center", labelspacing=0.4)
     figure.supxlabel("GPUs", fontsize=7)
     figure.supylabel("throughput [samples/s]", fontsize=7)
-    source_label(figure, source)
+    source_label(figure, source, strip=False)
     return figure
 
 
-def _grid(n_models: int) -> tuple[Figure, list[Axes]]:
-    """Panels for some models and one more for the legend; what is left over is hidden."""
-    n_rows = math.ceil((n_models + 1) / _N_COLUMNS)
-    figure = new_figure(TWO_COLUMNS_IN, 1.6 * n_rows + 0.25)
-    panels = list(figure.subplots(n_rows, _N_COLUMNS, squeeze=False).flat)
-    for axes in panels[n_models:]:
-        axes.set_axis_off()
-    return figure, panels
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 def _family_line(family: str) -> Line2D:
@@ -86,7 +78,7 @@ def _curve_panel(axes: Axes, rows: pd.DataFrame) -> None:
         part = rows[rows["plan_family"] == family].sort_values("gpus")
         x, y = part["gpus"], part["throughput_samples_per_s"]
         if family == ENVELOPE:
-            axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=4.5, drawstyle="steps-post", zorder=1)
+            axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=3.2, drawstyle="steps-post", zorder=1)
         else:
             line = _family_line(family)
             axes.plot(
@@ -137,7 +129,7 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     models = model_order(table["model"])
     counts = sorted(set(table["gpus"]))
     colours = dict(zip(counts, PALETTE.values(), strict=False))
-    figure, panels = _grid(len(models))
+    figure, panels = panel_grid(len(models), 1.55)
     for axes, model in zip(panels, models, strict=False):
         for gpus in counts:
             part = table[(table["model"] == model) & (table["gpus"] == gpus)].sort_values("cpu_threads")
@@ -149,11 +141,11 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
         _log_y(axes)
         axes.set_title(MODEL_TITLES.get(model, model))
     handles = [
-        Line2D([], [], color=colours.get(gpus, "grey"), marker="o", ms=3, lw=1, label=f"{gpus} GPU(s)")
+        Line2D([], [], color=colours.get(gpus, "grey"), marker="o", ms=3, lw=1, label=_count(gpus))
         for gpus in counts
     ]
     panels[-1].legend(handles=handles, loc="center", labelspacing=0.4)
     figure.supxlabel("CPU threads a GPU", fontsize=7)
     figure.supylabel("offload throughput [samples/s]", fontsize=7)
-    source_label(figure, source)
+    source_label(figure, source, strip=False)
     return figure

@@ -20,7 +20,7 @@ from makespan.plots._style import (
 __all__ = ["plot_sharing"]
 
 _COLOURS = ("sky", "orange", "green", "purple")
-_WIDTH = 0.42
+_WIDTH = 0.66
 
 
 @styled

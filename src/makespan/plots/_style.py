@@ -1,5 +1,6 @@
 """Style sheet, sizes, colours and the one way in which a figure is saved."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -10,6 +11,7 @@ from typing import ParamSpec
 import matplotlib as mpl
 import matplotlib.style
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from makespan.errors import TraceError
@@ -25,6 +27,7 @@ __all__ = [
     "family_order",
     "model_order",
     "new_figure",
+    "panel_grid",
     "require_columns",
     "save_figure",
     "source_label",
@@ -34,6 +37,8 @@ __all__ = [
 
 ONE_COLUMN_IN = 3.3
 TWO_COLUMNS_IN = 6.9
+
+_PANELS_PER_ROW = 4
 
 PALETTE = {
     "blue": "#0072B2",
@@ -65,7 +70,7 @@ FAMILY_MARKERS = {
     "ZeRO-Offload+GC": "d",
     "TP+GA": "P",
     "TP+PP": "v",
-    "DP+TP+PP": "X",
+    "DP+TP+PP": "h",
 }
 
 MODEL_TITLES = {
@@ -115,20 +120,46 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     return Figure(figsize=(width_in, height_in))
 
 
-def source_label(figure: Figure, source: str) -> None:
+def panel_grid(n_panels: int, height_in: float) -> tuple[Figure, list[Axes]]:
+    """Create panels side by side, four at most in a row, and one more for the legend.
+
+    Parameters
+    ----------
+    n_panels
+        Panels that will be drawn; the others are hidden.
+    height_in
+        Height of a row [inches].
+
+    Returns
+    -------
+    tuple
+        The figure and its panels in reading order; the last one is free for the legend.
+    """
+    n_columns = min(n_panels + 1, _PANELS_PER_ROW)
+    n_rows = math.ceil((n_panels + 1) / n_columns)
+    figure = new_figure(TWO_COLUMNS_IN * max(n_columns, 2) / _PANELS_PER_ROW, height_in * n_rows + 0.2)
+    panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    for axes in panels[n_panels:]:
+        axes.set_axis_off()
+    return figure, panels
+
+
+def source_label(figure: Figure, source: str, strip: bool = True) -> None:
     """Say in the lower right corner where the numbers of a figure come from.
 
     Parameters
     ----------
     figure
-        The finished figure; a strip at its lower edge is kept free for the label.
+        The finished figure.
     source
         Name of the throughput source.
+    strip
+        Whether a strip at the lower edge is kept free; not needed beside an x label.
     """
-    strip = 0.13 / figure.get_figheight()
     engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.set(rect=(0.0, strip, 1.0, 1.0 - strip))  # type: ignore[call-arg]
+    if engine is not None and strip:
+        share = 0.13 / figure.get_figheight()
+        engine.set(rect=(0.0, share, 1.0, 1.0 - share))  # type: ignore[call-arg]
     label = _SOURCE_LABELS.get(source, source)
     figure.text(
         0.995, 0.02 / figure.get_figheight(), f"source: {label}",
