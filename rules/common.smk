@@ -73,9 +73,7 @@ def throughput_tables(source):
 
 def morphling_products(source):
     """Return the tables and figures of the Morphling experiments for one source."""
-    return expand(
-        "results/{source}/morphling/{table}.csv", source=source, table=TABLES
-    ) + expand(
+    return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
         "results/{source}/morphling/figures/{figure}.{kind}",
         source=source,
         figure=FIGURES,

@@ -9,7 +9,9 @@ from makespan.tables import THROUGHPUT, write_csv
 from makespan.traces import EmulatedSource
 
 
-def main(tables: Sequence[str], workloads: Sequence[str], cluster_name: str, options: Mapping[str, Any]) -> None:
+def main(
+    tables: Sequence[str], workloads: Sequence[str], cluster_name: str, options: Mapping[str, Any]
+) -> None:
     """Write one table a workload."""
     source = EmulatedSource(cluster=cluster(cluster_name), **options)
     for workload, path in zip(workloads, tables, strict=True):

@@ -16,5 +16,8 @@ def main(record: str, settings: Mapping[str, Any], source: str, pins: str) -> No
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
         main(
-            snakemake.output.record, snakemake.params.settings, snakemake.wildcards.source, snakemake.input.pins
+            snakemake.output.record,
+            snakemake.params.settings,
+            snakemake.wildcards.source,
+            snakemake.input.pins,
         )
