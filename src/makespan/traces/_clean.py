@@ -78,11 +78,12 @@ def flag_anomalies(frame: pd.DataFrame, spec: Workload, rule: CleanRule | None =
         A copy with both columns filled; ``flag`` is empty where ``clean`` is true.
     """
     limits = rule or CleanRule()
-    rows = _rows(frame, spec)
-    flag = np.full(len(frame), "", dtype=object)
-    flag[_slow_forward(rows, limits.slow_forward_ratio)] = FLAG_SLOW_FORWARD
-    flag[_half_batch(rows, limits.half_batch_ratio)] = FLAG_HALF_BATCH
-    flag[~frame["feasible"].to_numpy(dtype=bool)] = FLAG_FAILED
+    ran = np.flatnonzero(frame["feasible"].to_numpy(dtype=bool))
+    rows = _rows(frame.iloc[ran], spec)
+    flag = np.full(len(frame), FLAG_FAILED, dtype=object)
+    flag[ran] = ""
+    flag[ran[_slow_forward(rows, limits.slow_forward_ratio)]] = FLAG_SLOW_FORWARD
+    flag[ran[_half_batch(rows, limits.half_batch_ratio)]] = FLAG_HALF_BATCH
     return frame.assign(clean=flag == "", flag=flag.astype(str))
 
 
