@@ -27,6 +27,7 @@ from makespan.plots._style import (
 
 __all__ = ["plot_error_bars", "plot_prediction"]
 
+_PUBLISHED = ("published_avg_error_pct", "published_max_error_pct")
 _BAR_WIDTH = 0.8
 _GROUP_GAP = 1.3
 _CLAIM_PCT = 10.0
@@ -58,6 +59,7 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
         table, "model", "plan_family", "form", "avg_error_pct", "max_error_pct",
         "published_avg_error_pct", "published_max_error_pct", figure="table2",
     )  # fmt: skip
+    table = table.assign(**{name: pd.to_numeric(table[name]) for name in _PUBLISHED})
     figure = new_figure(TWO_COLUMNS_IN, 3.7)
     top, bottom = figure.subplots(2, 1, sharex=True)
     positions = _bar_positions(table)

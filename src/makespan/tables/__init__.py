@@ -14,6 +14,7 @@ from makespan.tables._catalogue import (
     SENSITIVITY_FAMILIES,
     TABLE2,
     TABLE2_ROWS,
+    TABLE2_SUMMARY,
     THROUGHPUT,
 )
 from makespan.tables._describe import tables_page
@@ -30,6 +31,7 @@ __all__ = [
     "SENSITIVITY_FAMILIES",
     "TABLE2",
     "TABLE2_ROWS",
+    "TABLE2_SUMMARY",
     "THROUGHPUT",
     "Column",
     "TableSchema",

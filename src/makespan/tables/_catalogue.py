@@ -14,6 +14,7 @@ __all__ = [
     "SENSITIVITY_FAMILIES",
     "TABLE2",
     "TABLE2_ROWS",
+    "TABLE2_SUMMARY",
     "THROUGHPUT",
 ]
 
@@ -83,6 +84,24 @@ TABLE2_ROWS = TableSchema(
     ),
 )
 
+TABLE2_SUMMARY = TableSchema(
+    "table2_summary",
+    _columns(
+        ("scope", "text", "", "all, all but vit, or the key of a workload"),
+        ("form", "text", "", "form of the performance model"),
+        ("n_fit", "int", "1", "rows used in the fits"),
+        ("n_validate", "int", "1", "clean rows held out"),
+        ("avg_error_pct", "float", "%", "mean relative error of held-out clean rows", True),
+        ("p95_error_pct", "float", "%", "95th percentile of the same", True),
+        ("max_error_pct", "float", "%", "largest of the same", True),
+        ("avg_error_all_rows_pct", "float", "%", "mean over all held-out rows", True),
+        ("n_placements", "int", "1", "placements on which several clean plans were measured"),
+        ("best_plan_found_pct", "float", "%", "share of them where the model picks the best", True),
+        ("regret_mean_pct", "float", "%", "mean throughput lost by the model's pick", True),
+        ("regret_max_pct", "float", "%", "largest of the same", True),
+    ),
+)
+
 SENSITIVITY = TableSchema(
     "sensitivity",
     _columns(
@@ -149,6 +168,7 @@ SCHEMAS = (
     FIT,
     TABLE2,
     TABLE2_ROWS,
+    TABLE2_SUMMARY,
     SENSITIVITY,
     SENSITIVITY_FAMILIES,
     FIG7,
