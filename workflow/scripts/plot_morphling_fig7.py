@@ -1,4 +1,4 @@
-"""Draw Fig. 7, adaptation to changing limits: results/<source>/morphling/figures/fig7.{pdf,png,csv}."""
+"""Draw Fig. 7, adaptation to changing limits: results/<source>/morphling/figures/fig7.*."""
 
 from makespan.logs import logged_to
 from makespan.plots import plot_adaptation, save_figure

@@ -1,4 +1,4 @@
-"""Draw Fig. 8, throughput across jobs: results/<source>/morphling/figures/fig8.{pdf,png,csv}."""
+"""Draw Fig. 8, throughput across jobs: results/<source>/morphling/figures/fig8.*."""
 
 from makespan.logs import logged_to
 from makespan.plots import plot_sharing, save_figure

@@ -1,4 +1,4 @@
-"""Draw predicted against measured iteration times: results/<source>/morphling/figures/prediction.{pdf,png,csv}."""
+"""Draw predicted against measured iteration times: results/<source>/morphling/figures/prediction.*."""
 
 from makespan.logs import logged_to
 from makespan.plots import plot_prediction, save_figure

@@ -1,4 +1,4 @@
-"""Draw the prediction error by model and plan family: results/<source>/morphling/figures/table2.{pdf,png,csv}."""
+"""Draw the prediction error by model and plan family: results/<source>/morphling/figures/table2.*."""
 
 from collections.abc import Sequence
 

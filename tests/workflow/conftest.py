@@ -1,0 +1,102 @@
+"""A temporary copy of the project in which Snakemake runs, and one such copy with a small run in it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = [
+    "Snakefile",
+    "rules",
+    "workflow",
+    "config",
+    "envs",
+    "profiles",
+    "slurm",
+    "src",
+    "requirements.txt",
+]
+SMALL = "config/test/morphling.yaml"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy of the project; its own ``src`` is what jobs import and what rules hash."""
+
+    root: Path
+
+    def snakemake(self, *arguments, published=None, small=True):
+        """Run Snakemake here and return the finished process, output and errors in ``stdout``."""
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("COV_", "PYTEST_"))
+        }
+        environment["PYTHONPATH"] = str(self.root / "src")
+        environment.pop("MAKESPAN_PUBLISHED_DIR", None)
+        if published is not None:
+            environment["MAKESPAN_PUBLISHED_DIR"] = str(published)
+        files = ["--configfile", SMALL] if small else []
+        return subprocess.run(
+            [sys.executable, "-m", "snakemake", *arguments, *files],
+            cwd=self.root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def planned(self, *arguments, **options):
+        """Return the rules that a dry run plans, with the number of jobs of each."""
+        done = self.snakemake("-n", *arguments, **options)
+        assert done.returncode == 0, done.stdout
+        table = done.stdout.partition("Job stats:")[2].partition("total")[0]
+        return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", table, re.MULTILINE)}
+
+    def built(self, *arguments, **options):
+        """Run the workflow and fail with its output if it fails."""
+        done = self.snakemake("--cores", "2", *arguments, **options)
+        assert done.returncode == 0, done.stdout
+        return done
+
+    def copy(self, target):
+        """Return a copy that keeps times and Snakemake's records."""
+        shutil.copytree(self.root, target, symlinks=True)
+        return Project(target)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return a copy of the project without any product."""
+    return fresh_copy(tmp_path / "project")
+
+
+def fresh_copy(target):
+    target.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target / name)
+    return Project(target)
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """Return a copy of the project after a complete small run; never to be changed."""
+    copy = fresh_copy(tmp_path_factory.mktemp("small") / "project")
+    copy.built()
+    return copy
+
+
+@pytest.fixture
+def finished(small_run, tmp_path):
+    """Return a copy of the project after a complete small run; free to be changed."""
+    return small_run.copy(tmp_path / "finished")

@@ -1,0 +1,123 @@
+"""Complete small runs: what is built, and what is built again after a change."""
+
+import json
+import os
+import time
+
+import pytest
+
+from makespan import tables
+from makespan.config import check_settings
+from makespan.tables import read_csv
+
+pytestmark = pytest.mark.xdist_group("workflow")
+
+FIGURES = ["prediction", "table2", "sensitivity", "sensitivity_cpu", "fig7", "fig8"]
+SCHEMAS = {
+    "table2": tables.TABLE2,
+    "table2_rows": tables.TABLE2_ROWS,
+    "sensitivity": tables.SENSITIVITY,
+    "sensitivity_families": tables.SENSITIVITY_FAMILIES,
+    "fig7": tables.FIG7,
+    "fig8": tables.FIG8,
+}
+FIT_RULES = {"morphling_fit_models"}
+EXPERIMENT_RULES = {"morphling_table2", "morphling_sensitivity", "morphling_fig7", "morphling_fig8"}
+PLOT_RULES = {f"plot_morphling_{name}" for name in FIGURES}
+
+
+def append(path, text):
+    path.write_text(path.read_text() + text)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_every_table_follows_its_schema_and_is_not_empty(small_run, name):
+    frame = read_csv(small_run.root / f"results/emulated/morphling/{name}.csv", SCHEMAS[name])
+    assert len(frame)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_there_as_pdf_png_and_table(small_run, name):
+    stem = small_run.root / "results/emulated/morphling/figures" / name
+    assert stem.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert len(stem.with_suffix(".csv").read_text().splitlines()) > 1
+
+
+def test_the_claims_are_evaluated(small_run):
+    claims = read_csv(small_run.root / "results/emulated/claims.csv", tables.CLAIMS)
+    assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
+    assert "holds" in set(claims["verdict"])
+
+
+def test_the_merged_configuration_lies_beside_the_results(small_run):
+    record = json.loads((small_run.root / "results/emulated/provenance.json").read_text())
+    settings = check_settings(record["config"])
+    assert settings.morphling.sensitivity.max_gpus == 8
+    assert settings.cluster == "a800-64"
+
+
+def test_every_job_leaves_its_log_and_its_cost(small_run):
+    for rule in ("emulate_throughput", "morphling/morphling_fig7", "morphling/plot_morphling_fig7"):
+        assert (small_run.root / f"logs/emulated/{rule}.log").is_file()
+        cost = (small_run.root / f"benchmarks/results/emulated/{rule}.tsv").read_text().splitlines()
+        assert cost[0].startswith("s\th:m:s\tmax_rss")
+
+
+def test_no_temporary_file_is_left(small_run):
+    assert not [path for path in (small_run.root / "results").rglob(".*") if path.is_file()]
+
+
+def test_a_second_run_has_nothing_to_do(small_run):
+    assert "Nothing to be done" in small_run.snakemake("--cores", "2").stdout
+
+
+def test_touching_everything_without_a_change_reruns_nothing(finished):
+    now = time.time() + 5
+    for folder in ("src", "config", "workflow/report", "rules"):
+        for path in (finished.root / folder).rglob("*"):
+            os.utime(path, (now, now))
+    assert "Nothing to be done" in finished.snakemake("--cores", "2").stdout
+
+
+def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
+    figure = finished.root / "results/emulated/morphling/figures/fig7.png"
+    before = figure.read_bytes()
+    figure.unlink()
+    assert finished.planned() == {"all": 1, "plot_morphling_fig7": 1}
+    finished.built()
+    assert figure.read_bytes() == before
+
+
+def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_and_no_emulation(finished):
+    module = sorted((finished.root / "src/makespan/perf").glob("_*.py"))[0]
+    append(module, "\n\ndef _unused() -> int:\n    return 1\n")
+    planned = set(finished.planned())
+    assert "emulate_throughput" not in planned
+    assert FIT_RULES | EXPERIMENT_RULES | PLOT_RULES | {"evaluate_claims"} <= planned
+
+
+def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
+    module = sorted((finished.root / "src/makespan/testbed").glob("_*.py"))[0]
+    append(module, "\n# changed\n")
+    planned = set(finished.planned())
+    assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES | PLOT_RULES <= planned
+
+
+def test_editing_a_plot_redraws_the_figures_and_nothing_else(finished):
+    append(finished.root / "src/makespan/plots/_style.py", "\n# changed\n")
+    assert set(finished.planned()) - {"all", "write_provenance"} == PLOT_RULES
+
+
+def test_changing_an_option_reruns_what_it_changes(finished):
+    override = finished.root / "more.yaml"
+    override.write_text("morphling: {fig7: {stage_duration_s: 60}}\n")
+    planned = set(finished.planned("--configfile", "config/test/morphling.yaml", "more.yaml", small=False))
+    assert planned == {"all", "plot_morphling_fig7", "write_provenance"}
+
+
+def test_two_runs_give_the_same_bytes(small_run, finished):
+    finished.built("--forceall")
+    for path in sorted((small_run.root / "results").rglob("*")):
+        if path.is_file():
+            assert path.read_bytes() == (finished.root / path.relative_to(small_run.root)).read_bytes(), path

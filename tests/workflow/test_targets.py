@@ -1,0 +1,138 @@
+"""Targets, messages and sources: what can be asked for, and what is said when it cannot be had."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("workflow")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("target", ["all", "emulated", "morphling", "claims"])
+def test_a_named_target_can_be_planned_from_nothing(project, target):
+    planned = project.planned(target)
+    assert planned["emulate_throughput"] == 1
+    assert planned[target] == 1
+
+
+def test_the_default_target_is_all(project):
+    assert project.planned()["all"] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["table2.csv", "table2_rows.csv", "sensitivity.csv", "fig7.csv", "fig8.csv", "figures/fig8.png"]
+)
+def test_any_artifact_can_be_asked_for_by_its_path(small_run, name):
+    assert not small_run.planned(f"results/emulated/morphling/{name}")
+
+
+def test_the_whole_workflow_is_a_small_number_of_jobs(project):
+    assert sum(project.planned(small=False).values()) <= 30
+
+
+def test_the_published_source_can_be_planned_and_needs_no_emulation(project, published_dir):
+    planned = project.planned("published", published=published_dir, small=False)
+    assert planned["import_published"] == 1
+    assert "emulate_throughput" not in planned
+
+
+def test_the_published_source_is_built_from_the_authors_files(project, published_dir):
+    project.built("published", published=published_dir)
+    for name in ("table2.csv", "fig7.csv", "fig8.csv", "figures/prediction.png"):
+        assert (project.root / "results/published/morphling" / name).stat().st_size > 0
+
+
+def test_without_the_authors_files_the_message_says_what_to_do(project):
+    done = project.snakemake("-n", "published")
+    assert done.returncode == 1
+    assert "the source published needs the authors' files: set throughput.published.directory" in done.stdout
+    assert "MAKESPAN_PUBLISHED_DIR" in done.stdout
+
+
+def test_a_directory_without_the_files_is_named(project, tmp_path):
+    done = project.snakemake("-n", "published", published=tmp_path)
+    assert done.returncode == 1
+    assert f"is not in {tmp_path}" in done.stdout
+
+
+def test_a_changed_file_stops_the_import_and_leaves_nothing_behind(project, published_dir, tmp_path):
+    copy = tmp_path / "published"
+    shutil.copytree(published_dir / "morphling" / "throughput", copy / "morphling" / "throughput")
+    trace = copy / "morphling" / "throughput" / "t5_3B" / "placements.csv"
+    trace.chmod(0o644)
+    trace.write_text(trace.read_text() + "\n")
+    done = project.snakemake("--cores", "2", "results/published/morphling/fig8.csv", published=copy)
+    assert done.returncode == 1
+    assert "ChecksumError" in done.stdout
+    assert "sha256" in done.stdout
+    assert not list((project.root / "results").rglob("*.csv"))
+
+
+def test_fetching_can_be_planned_where_no_directory_is_given(project):
+    (project.root / "fetch.yaml").write_text("throughput: {published: {fetch: true}}\n")
+    planned = project.planned(
+        "published", "--configfile", "config/test/morphling.yaml", "fetch.yaml", small=False
+    )
+    assert planned["fetch_published"] == 1
+
+
+def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
+    own = project.root / "own"
+    shutil.copytree(small_run.root / "results/emulated/morphling/throughput", own)
+    (project.root / "own.yaml").write_text("throughput: {sources: [measured], measured: {directory: own}}\n")
+    project.built(
+        "results/measured/morphling/fig8.csv",
+        "--configfile",
+        "config/test/morphling.yaml",
+        "own.yaml",
+        small=False,
+    )
+    ours = (project.root / "results/measured/morphling/fig8.csv").read_text()
+    assert ours == (small_run.root / "results/emulated/morphling/fig8.csv").read_text()
+
+
+def test_without_own_measurements_the_message_names_the_option(project):
+    done = project.snakemake("-n", "measured")
+    assert done.returncode == 1
+    assert "the source measured needs throughput.measured.directory" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("thruput: {}\n", "thruput: unknown key; accepted: cluster, throughput"),
+        (
+            "throughput: {sources: [emulatd]}\n",
+            "throughput.sources[0]: found 'emulatd'; accepted: 'emulated'",
+        ),
+        ("cluster: h300-8\n", "cluster: found 'h300-8'; accepted: one of"),
+    ],
+)
+def test_a_wrong_configuration_stops_the_run_before_any_job(project, text, message):
+    (project.root / "wrong.yaml").write_text(text)
+    done = project.snakemake("--cores", "1", "--configfile", "wrong.yaml", small=False)
+    assert done.returncode == 1
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not (project.root / "results").exists()
+
+
+def test_the_linter_of_snakemake_finds_nothing(project):
+    done = project.snakemake("--lint", small=False)
+    assert done.returncode == 0, done.stdout
+    assert "Congratulations" in done.stdout
+
+
+def test_the_rule_files_have_the_house_layout():
+    done = subprocess.run(
+        [sys.executable, "-m", "snakefmt", "--check", "Snakefile", "rules"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
