@@ -1,0 +1,86 @@
+"""First in, first out: the plainest policy."""
+
+from dataclasses import dataclass
+
+from makespan.hardware import ClusterSpec
+from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision
+
+__all__ = ["POLICIES", "Fifo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """Jobs start in the order of submission, as requested, and run to the end.
+
+    The first job that does not fit stops all behind it. Among the placements on which the requested
+    plan may run, the one on the fewest nodes is taken, on the nodes that it fills best.
+    """
+
+    name: str = "fifo"
+    title: str = "FIFO"
+    interval_s: float | None = None
+    knows_remaining_work: bool = False
+    honours_guarantees: bool = False
+    is_time_driven: bool = False
+    references: tuple[str, ...] = ()
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: the queue is all there is."""
+
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+        """Start jobs from the head of the queue until one does not fit."""
+        changes: dict[str, Allocation | None] = {}
+        histogram = view.free_histogram
+        free: list[int] | None = None
+        cpus: list[int] = []
+        for job in view.pending:
+            options = view.catalogue.as_requested(job.spec)
+            chosen = next((item for item in options if _takes(histogram, item)), None)
+            if chosen is None:
+                break
+            if free is None:
+                free, cpus = view.free_gpus, view.free_cpus
+            nodes = _best_fit(free, cpus, chosen)
+            if nodes is None:
+                break
+            for node, count in zip(nodes, chosen.counts, strict=True):
+                histogram[free[node]] -= 1
+                free[node] -= count
+                cpus[node] -= count * chosen.cpu_threads
+                histogram[free[node]] += 1
+            changes[job.spec.job_id] = chosen.on(nodes)
+        return Decision(changes), None
+
+
+def _takes(histogram: list[int], chosen: Configuration) -> bool:
+    """Whether enough nodes have enough free devices; the cost does not grow with the nodes."""
+    usable, level = 0, len(histogram) - 1
+    for rank, count in enumerate(chosen.counts):
+        while level >= count:
+            usable += histogram[level]
+            level -= 1
+        if usable <= rank:
+            return False
+    return True
+
+
+def _best_fit(free: list[int], cpus: list[int], chosen: Configuration) -> list[int] | None:
+    """Return for each count the node with the fewest free devices that has room, or None."""
+    nodes: list[int] = []
+    for count in chosen.counts:
+        threads = count * chosen.cpu_threads
+        best = -1
+        for node, room in enumerate(free):
+            if room < count or cpus[node] < threads or node in nodes:
+                continue
+            if best < 0 or room < free[best]:
+                best = node
+                if room == count:
+                    break
+        if best < 0:
+            return None
+        nodes.append(best)
+    return nodes
+
+
+POLICIES = (Fifo(),)

@@ -1,0 +1,68 @@
+"""Shortest remaining time first: a waiting job may displace jobs that would run on for longer."""
+
+from dataclasses import dataclass
+
+from makespan.hardware import ClusterSpec
+from makespan.policies._queue import acceptable, serve
+from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
+
+__all__ = ["ShortestRemainingTimeFirst", "remaining_time_s"]
+
+
+def remaining_time_s(job: JobView, view: ClusterView) -> float:
+    """Predict how long a job still holds devices if it starts now as requested, or goes on [s]."""
+    if job.allocation is None:
+        step_s = view.catalogue.requested(job.spec).predicted_iter_time_s
+        return view.restart_delay_s + job.steps_left * step_s
+    step_s = job.allocation.configuration.predicted_iter_time_s
+    return max(job.ready_time_s - view.time_s, 0.0) + job.steps_left * step_s
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestRemainingTimeFirst:
+    """Serve jobs by remaining time, and displace running ones that have more left.
+
+    Parameters
+    ----------
+    min_advantage
+        A job displaces only jobs whose remaining time exceeds its own by this many restart delays,
+        so that the delay which the displaced job pays is never the larger part.
+    max_stretch
+        A job accepts a placement on more nodes if its whole run, restart delay included, is
+        predicted at most this many times as long there.
+    """
+
+    min_advantage: float = 1.0
+    max_stretch: float = 1.5
+    name: str = "srtf"
+    title: str = "SRTF"
+    interval_s: float | None = None
+    knows_remaining_work: bool = True
+    honours_guarantees: bool = False
+    is_time_driven: bool = False
+    references: tuple[str, ...] = (
+        "L. Schrage. A proof of the optimality of the shortest remaining processing time discipline. "
+        "Operations Research 16(3), 1968.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: the order follows from the view alone."""
+
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+        """Serve the queue by remaining time; the longest running job is displaced first."""
+        catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
+        left_s = {job: remaining_time_s(job, view) for job in (*view.pending, *view.running)}
+        longest_first = sorted(view.running, key=lambda job: (-left_s[job], job.index))
+        advantage_s = self.min_advantage * delay_s
+
+        def order(job: JobView) -> tuple[float]:
+            return (left_s[job],)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+
+        def victims(job: JobView) -> list[JobView]:
+            limit_s = left_s[job] + advantage_s
+            return [other for other in longest_first if left_s[other] > limit_s]
+
+        return serve(view, order, options, victims), None

@@ -1,0 +1,81 @@
+"""Tiresias: least attained service with discretised queues, for jobs of unknown length."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from makespan.hardware import ClusterSpec
+from makespan.policies._queue import acceptable, serve
+from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
+
+__all__ = ["Tiresias"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiresias:
+    """Serve the jobs that have received the least device time, in a few queues.
+
+    Service is devices times time. A job enters the first queue and sinks to the next when its service
+    passes a threshold; inside a queue, whoever started first goes first, so that jobs of one queue
+    never displace each other. A job may displace jobs of later queues, those of the last queue and
+    the latest start first.
+
+    Parameters
+    ----------
+    thresholds_gpu_s
+        Service at which a job sinks to the next queue [GPU s], ascending.
+    promotion
+        A job that has waited this many times as long as it has run goes back to the first queue;
+        None never promotes.
+    max_slowdown
+        A job accepts a placement on more nodes if its steps are predicted at most this many times as
+        long there: models that suffer more are consolidated.
+    """
+
+    thresholds_gpu_s: tuple[float, ...] = (14_400.0,)
+    promotion: float | None = None
+    max_slowdown: float = 1.5
+    name: str = "tiresias"
+    title: str = "Tiresias"
+    interval_s: float | None = None
+    knows_remaining_work: bool = False
+    honours_guarantees: bool = False
+    is_time_driven: bool = False
+    references: tuple[str, ...] = (
+        "J. Gu et al. Tiresias: a GPU cluster manager for distributed deep learning. NSDI 2019.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: service and waiting are in the view."""
+
+    def queue(self, job: JobView) -> int:
+        """Return the queue of a job, 0 for the one that is served first."""
+        level = bisect_right(self.thresholds_gpu_s, job.attained_service_gpu_s)
+        if level and self.promotion is not None and job.allocation is None:
+            held_s = job.running_time_s + job.restart_time_s
+            if job.waiting_time_s > self.promotion * held_s:
+                return 0
+        return level
+
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+        """Serve queue after queue, first started first."""
+        catalogue = view.catalogue
+        queues = {job: self.queue(job) for job in (*view.pending, *view.running)}
+        candidates = sorted(
+            (job for job in view.running if queues[job]),
+            key=lambda job: (-queues[job], -_since_s(job), job.index),
+        )
+
+        def order(job: JobView) -> tuple[int, float]:
+            return (queues[job], _since_s(job))
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(catalogue.as_requested(job.spec), 1.0, 0.0, self.max_slowdown)
+
+        def victims(job: JobView) -> list[JobView]:
+            return [other for other in candidates if queues[other] > queues[job]]
+
+        return serve(view, order, options, victims), None
+
+
+def _since_s(job: JobView) -> float:
+    return job.spec.submit_time_s if job.first_start_s is None else job.first_start_s

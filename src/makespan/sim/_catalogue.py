@@ -1,0 +1,284 @@
+"""All configurations that jobs may run as, in the orders that policies need."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from makespan.errors import InputError, TraceError, unknown_name
+from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan
+from makespan.sim._configuration import Configuration
+from makespan.tables import THROUGHPUT
+from makespan.workloads import JobSpec, Workload, workload
+
+__all__ = ["Catalogue"]
+
+
+class Catalogue:
+    """Configurations by workload; immutable.
+
+    Everything is computed once, so that a policy may ask in its inner loops.
+
+    Parameters
+    ----------
+    configurations
+        All of them, in any order; only these may run.
+
+    Raises
+    ------
+    InputError
+        A time is not positive and finite, or a configuration occurs twice.
+    """
+
+    __slots__ = ("_all", "_as_requested", "_best", "_fitting", "_index")
+
+    def __init__(self, configurations: Iterable[Configuration]) -> None:
+        groups: dict[str, list[Configuration]] = {}
+        self._index: dict[tuple[str, str, str, int], Configuration] = {}
+        for configuration in configurations:
+            _check_times(configuration)
+            key = _key(configuration)
+            if key in self._index:
+                raise InputError(f"catalogue: configuration {_label(configuration)} occurs twice")
+            self._index[key] = configuration
+            groups.setdefault(configuration.workload, []).append(configuration)
+        self._all = {key: tuple(sorted(group, key=_order)) for key, group in sorted(groups.items())}
+        self._best = {key: _fastest_by_placement(group) for key, group in self._all.items()}
+        self._as_requested: dict[tuple[str, str, int], tuple[Configuration, ...]] = {}
+        self._fitting: dict[ClusterSpec, Catalogue] = {}
+
+    @classmethod
+    def from_tables(
+        cls,
+        frames: Iterable[pd.DataFrame] | Mapping[str, pd.DataFrame],
+        predicted: Mapping[str, Sequence[float]] | None = None,
+        *,
+        node: NodeSpec | None = None,
+    ) -> "Catalogue":
+        """Build the catalogue from throughput tables; rows that cannot run are left out.
+
+        Parameters
+        ----------
+        frames
+            Tables of schema `makespan.tables.THROUGHPUT`, as a sequence or by workload.
+        predicted
+            By workload: predicted iteration times [s], one for each row of its table, NaN allowed
+            where the row cannot run. A workload that is absent is predicted without error.
+        node
+            If given, the host memory of each configuration is estimated on this kind of node;
+            otherwise it counts as nothing.
+
+        Raises
+        ------
+        TraceError
+            A table does not follow the schema, a plan does not fit its placement, a time is not
+            positive, or the predictions are not as many as the rows.
+        """
+        tables = frames.values() if isinstance(frames, Mapping) else frames
+        configurations: list[Configuration] = []
+        for frame in tables:
+            checked = THROUGHPUT.validate(frame, where="catalogue")
+            for key, rows in checked.groupby("workload", sort=False):
+                times = None if predicted is None else predicted.get(str(key))
+                configurations += _read_rows(str(key), rows, times, node)
+        return cls(configurations)
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Keys of all workloads, sorted."""
+        return tuple(self._all)
+
+    def __len__(self) -> int:
+        """Return the number of configurations."""
+        return len(self._index)
+
+    def all(self, workload_key: str) -> tuple[Configuration, ...]:
+        """Return every configuration of a workload, by devices, nodes, counts and plan.
+
+        Raises
+        ------
+        UnknownNameError
+            The catalogue has no such workload.
+        """
+        return self._group(self._all, workload_key)
+
+    def best(self, workload_key: str) -> tuple[Configuration, ...]:
+        """Return the configuration predicted fastest on each placement, by devices, nodes and counts.
+
+        Raises
+        ------
+        UnknownNameError
+            The catalogue has no such workload.
+        """
+        return self._group(self._best, workload_key)
+
+    def find(self, workload_key: str, plan: str, placement: str, cpu_threads: int) -> Configuration | None:
+        """Return one configuration by its texts, or None if it may not run."""
+        return self._index.get((workload_key, plan, placement, cpu_threads))
+
+    def requested(self, job: JobSpec) -> Configuration:
+        """Return the reference of a job: what it asked for, in the form that is measured.
+
+        This is the requested plan with the requested devices on the fewest nodes for which it is
+        measured. Where it is not measured at all, it is the fastest measured plan with as many
+        devices (Morphling artifact: job lists name pairs that its traces lack).
+
+        Raises
+        ------
+        UnknownNameError
+            The catalogue has no such workload.
+        InputError
+            Nothing is measured with that number of devices.
+        """
+        return self.as_requested(job)[0]
+
+    def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
+        """Return all configurations with plan and devices of `requested`, fewest nodes first.
+
+        One for each placement; policies that take the user's plan as given choose from these.
+        """
+        key = (job.workload, job.plan, job.n_gpus)
+        found = self._as_requested.get(key)
+        if found is None:
+            found = self._as_requested[key] = self._look_up(job)
+        return found
+
+    def on(self, cluster: ClusterSpec) -> "Catalogue":
+        """Return the catalogue of what fits an empty cluster; itself if everything does."""
+        if cluster not in self._fitting:
+            fitting = [item for item in self._index.values() if _fits(item, cluster)]
+            self._fitting[cluster] = self if len(fitting) == len(self) else Catalogue(fitting)
+        return self._fitting[cluster]
+
+    def _group(
+        self, groups: Mapping[str, tuple[Configuration, ...]], workload_key: str
+    ) -> tuple[Configuration, ...]:
+        try:
+            return groups[workload_key]
+        except KeyError:
+            raise unknown_name("workload in the catalogue", workload_key, self._all) from None
+
+    def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
+        group = self.all(job.workload)
+        same_size = [item for item in group if item.n_gpus == job.n_gpus]
+        if not same_size:
+            sizes = ", ".join(str(size) for size in sorted({item.n_gpus for item in group}))
+            raise InputError(
+                f"job {job.job_id!r}: no configuration of {job.workload!r} with {job.n_gpus} GPUs fits; "
+                f"accepted: {sizes}"
+            )
+        plan = job.plan
+        if all(item.plan != plan for item in same_size):
+            plan = min(same_size, key=lambda item: (item.iter_time_s, *_order(item))).plan
+        return _fastest_by_placement([item for item in same_size if item.plan == plan])
+
+
+def _key(item: Configuration) -> tuple[str, str, str, int]:
+    return (item.workload, item.plan, item.placement.text, item.cpu_threads)
+
+
+def _label(item: Configuration) -> str:
+    return f"{item.plan} on {item.placement.text} with {item.cpu_threads} thread(s) of {item.workload!r}"
+
+
+def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int]:
+    return (item.n_gpus, item.n_nodes, item.counts, item.plan, item.cpu_threads)
+
+
+def _fastest_by_placement(items: Sequence[Configuration]) -> tuple[Configuration, ...]:
+    best: dict[Placement, Configuration] = {}
+    for item in items:
+        known = best.get(item.placement)
+        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
+            best[item.placement] = item
+    return tuple(sorted(best.values(), key=_order))
+
+
+def _fits(item: Configuration, cluster: ClusterSpec) -> bool:
+    """Whether an empty cluster can hold the configuration, largest shares on the largest nodes."""
+    if cluster.is_homogeneous:
+        if item.n_nodes > cluster.n_nodes:
+            return False
+        return _node_holds(cluster.nodes[0], item, item.counts[0])
+    free = sorted(cluster.nodes, key=lambda node: node.n_gpus)
+    for count in item.counts:
+        chosen = next((node for node in free if _node_holds(node, item, count)), None)
+        if chosen is None:
+            return False
+        free.remove(chosen)
+    return True
+
+
+def _node_holds(node: NodeSpec, item: Configuration, count: int) -> bool:
+    return (
+        count <= node.n_gpus
+        and count * item.cpu_threads <= node.cpu_threads
+        and count * item.host_memory_bytes_per_gpu <= node.host_memory_bytes
+    )
+
+
+def _check_times(item: Configuration) -> None:
+    for name in ("iter_time_s", "predicted_iter_time_s"):
+        value = getattr(item, name)
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(
+                f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
+            )
+
+
+def _read_rows(
+    key: str, rows: pd.DataFrame, predicted: Sequence[float] | None, node: NodeSpec | None
+) -> list[Configuration]:
+    if predicted is not None and len(predicted) != len(rows):
+        raise TraceError(
+            f"catalogue: {len(predicted)} predicted times for the {len(rows)} rows of {key!r}; "
+            "accepted: one for each row"
+        )
+    spec = workload(key)
+    columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "feasible", "provenance")
+    result = []
+    for row, values in enumerate(zip(*(rows[name].tolist() for name in columns), strict=True)):
+        if not values[4]:
+            continue
+        time_s = values[3] if predicted is None else float(predicted[row])
+        result.append(_read_row(spec, values, time_s, node))
+    return result
+
+
+def _read_row(
+    spec: Workload, values: tuple[str, str, int, float, bool, str], predicted_s: float, node: NodeSpec | None
+) -> Configuration:
+    plan_text, placement_text, cpu_threads, iter_time_s, _, provenance = values
+    try:
+        placement = Placement.parse(placement_text)
+        plan = read_plan(
+            plan_text,
+            n_gpus=placement.n_gpus,
+            global_batch_size=spec.global_batch_size,
+            cpu_threads=cpu_threads,
+        )
+    except InputError as error:
+        raise TraceError(
+            f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}: {error}"
+        ) from error
+    return Configuration(
+        workload=spec.key,
+        plan=plan_text,
+        family=plan.plan_family.title,
+        placement=placement,
+        cpu_threads=cpu_threads,
+        host_memory_bytes_per_gpu=_host_bytes_per_gpu(plan, spec, placement, node),
+        iter_time_s=iter_time_s,
+        predicted_iter_time_s=predicted_s,
+        provenance=provenance,
+    )
+
+
+def _host_bytes_per_gpu(
+    plan: ExecutionPlan, spec: Workload, placement: Placement, node: NodeSpec | None
+) -> float:
+    if node is None or not plan.offload:
+        return 0.0
+    host = memory_estimate(plan, spec, node, placement).host_bytes_by_component
+    return sum(host.values()) / max(placement.gpus_per_node)

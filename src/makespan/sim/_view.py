@@ -1,0 +1,253 @@
+"""What a policy sees: the cluster and its jobs, read-only."""
+
+from collections import OrderedDict
+from collections.abc import ValuesView
+
+from makespan.errors import MakespanError
+from makespan.hardware import ClusterSpec
+from makespan.sim._catalogue import Catalogue
+from makespan.sim._configuration import Allocation
+from makespan.sim._nodes import Nodes
+from makespan.workloads import JobSpec
+
+__all__ = ["ClusterView", "JobView"]
+
+
+class JobView:
+    """A job at this moment; only the engine writes to it.
+
+    Policies read jobs in their innermost loops, therefore most of it is plain attributes.
+
+    Attributes
+    ----------
+    spec
+        The job as submitted.
+    index
+        Position in the order of submission.
+    allocation
+        What it holds, or None while it waits.
+    ready_time_s
+        When its present restart delay is or was over [s]; NaN while it waits.
+    restart_count
+        Restart delays begun after the first start: reconfigurations, and starts after a suspension.
+    first_start_s
+        When it first held devices [s], or None.
+    waiting_since_s
+        Since when it waits [s]; NaN while it runs.
+    held_since_s
+        Since when it holds its present allocation [s]; NaN while it waits.
+    """
+
+    __slots__ = (
+        "_generation",
+        "_held_gpu_s",
+        "_restart_s",
+        "_running_s",
+        "_steps_left",
+        "_view",
+        "_waiting_s",
+        "allocation",
+        "first_start_s",
+        "held_since_s",
+        "index",
+        "ready_time_s",
+        "restart_count",
+        "spec",
+        "waiting_since_s",
+    )
+
+    def __init__(self, spec: JobSpec, index: int, steps: float, view: "ClusterView") -> None:
+        self.spec = spec
+        self.index = index
+        self.allocation: Allocation | None = None
+        self.ready_time_s = float("nan")
+        self.restart_count = 0
+        self.first_start_s: float | None = None
+        self.waiting_since_s = spec.submit_time_s
+        self.held_since_s = float("nan")
+        self._view = view
+        self._generation = 0
+        self._steps_left = steps
+        self._held_gpu_s = 0.0
+        self._running_s = 0.0
+        self._restart_s = 0.0
+        self._waiting_s = 0.0
+
+    def __repr__(self) -> str:
+        """Return name and allocation."""
+        held = "waiting" if self.allocation is None else self.allocation.text
+        return f"JobView({self.spec.job_id!r}, {held})"
+
+    @property
+    def steps_left(self) -> float:
+        """Steps still to run at this moment, fractions included.
+
+        Raises
+        ------
+        MakespanError
+            The policy does not declare ``knows_remaining_work``.
+        """
+        if not self._view.shows_remaining_work:
+            raise MakespanError(
+                f"job {self.spec.job_id!r}: steps_left is hidden from this policy; accepted: a policy "
+                "that declares knows_remaining_work"
+            )
+        return self._steps_left_now()
+
+    def _steps_left_now(self) -> float:
+        allocation = self.allocation
+        if allocation is None:
+            return self._steps_left
+        elapsed_s = self._view.time_s - self.ready_time_s
+        if elapsed_s <= 0:
+            return self._steps_left
+        return max(self._steps_left - elapsed_s / allocation.configuration.iter_time_s, 0.0)
+
+    @property
+    def running_time_s(self) -> float:
+        """Time with devices and progress so far [s]."""
+        if self.allocation is None:
+            return self._running_s
+        return self._running_s + max(self._view.time_s - self.ready_time_s, 0.0)
+
+    @property
+    def restart_time_s(self) -> float:
+        """Time with devices but without progress so far [s]."""
+        if self.allocation is None:
+            return self._restart_s
+        return self._restart_s + min(self._view.time_s, self.ready_time_s) - self.held_since_s
+
+    @property
+    def waiting_time_s(self) -> float:
+        """Time without devices so far [s]."""
+        if self.allocation is not None:
+            return self._waiting_s
+        return self._waiting_s + self._view.time_s - self.waiting_since_s
+
+    @property
+    def attained_service_gpu_s(self) -> float:
+        """Device time received so far, restarts included [GPU s]."""
+        if self.allocation is None:
+            return self._held_gpu_s
+        held_s = self._view.time_s - self.held_since_s
+        return self._held_gpu_s + held_s * self.allocation.configuration.n_gpus
+
+
+class ClusterView:
+    """The cluster at this moment; only the engine writes to it.
+
+    Attributes
+    ----------
+    time_s
+        The simulated time [s].
+    cluster
+        All nodes that there may be, down ones too.
+    catalogue
+        What jobs may run as; holds only what fits this cluster.
+    restart_delay_s
+        What a change costs [s].
+    interval_s
+        Length of a round [s], or None where the policy is asked after each event.
+    shows_remaining_work
+        Whether `JobView.steps_left` may be read.
+    pending
+        Jobs without devices, in the order of submission; a live collection, copy it to keep it.
+    running
+        Jobs with devices, in the order in which they last started; live as well.
+    """
+
+    __slots__ = (
+        "_nodes",
+        "_pending",
+        "_running",
+        "catalogue",
+        "cluster",
+        "interval_s",
+        "pending",
+        "restart_delay_s",
+        "running",
+        "shows_remaining_work",
+        "time_s",
+    )
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        catalogue: Catalogue,
+        nodes: Nodes,
+        *,
+        restart_delay_s: float,
+        interval_s: float | None,
+        shows_remaining_work: bool,
+    ) -> None:
+        self.time_s = 0.0
+        self.cluster = cluster
+        self.catalogue = catalogue
+        self.restart_delay_s = restart_delay_s
+        self.interval_s = interval_s
+        self.shows_remaining_work = shows_remaining_work
+        self._nodes = nodes
+        self._pending: OrderedDict[str, JobView] = OrderedDict()
+        self._running: dict[str, JobView] = {}
+        self.pending: ValuesView[JobView] = self._pending.values()
+        self.running: ValuesView[JobView] = self._running.values()
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes, down ones too."""
+        return self.cluster.n_nodes
+
+    @property
+    def n_gpus(self) -> int:
+        """Devices of the nodes that are up."""
+        return self._nodes.n_gpus
+
+    @property
+    def n_free_gpus(self) -> int:
+        """Devices that no job holds."""
+        return self._nodes.n_free_gpus
+
+    @property
+    def gpus_per_node(self) -> list[int]:
+        """Devices of every node, 0 for a node that is down; a new list."""
+        return self._nodes.gpus_per_node()
+
+    @property
+    def free_gpus(self) -> list[int]:
+        """Free devices of every node; a new list."""
+        return self._nodes.free_gpus.copy()
+
+    @property
+    def free_cpus(self) -> list[int]:
+        """Free CPU threads of every node; a new list."""
+        return self._nodes.free_cpus.copy()
+
+    @property
+    def free_host_memory_bytes(self) -> list[float]:
+        """Free host memory of every node [B]; a new list."""
+        return self._nodes.free_host_bytes.copy()
+
+    @property
+    def free_histogram(self) -> list[int]:
+        """Number of nodes by free devices, ``(max devices of a node + 1,)``; a new list.
+
+        Whether a placement fits at all follows from it in time that does not grow with the nodes.
+        """
+        return self._nodes.histogram.copy()
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node is there."""
+        return self._nodes.up[node]
+
+    def job(self, job_id: str) -> JobView:
+        """Return a waiting or running job.
+
+        Raises
+        ------
+        MakespanError
+            No such job is in the cluster now.
+        """
+        found = self._running.get(job_id) or self._pending.get(job_id)
+        if found is None:
+            raise MakespanError(f"job {job_id!r} neither waits nor runs at {self.time_s} s")
+        return found
