@@ -5,14 +5,15 @@
 happened. A policy sees a `ClusterView` and returns a `Decision`; the protocol is `Policy`.
 """
 
+from makespan.sim._books import Violation
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._configuration import Allocation, Configuration
-from makespan.sim._engine import SimulationResult, simulate
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
 from makespan.sim._recorder import Recorder
+from makespan.sim._simulate import SimulationResult, simulate
 from makespan.sim._tables import EVENTS, FAILURES, OUTCOMES, read_failures
-from makespan.sim._validator import Violation, validate_schedule
+from makespan.sim._validator import validate_schedule
 from makespan.sim._view import ClusterView, JobView
 
 __all__ = [

@@ -147,7 +147,8 @@ class Catalogue:
     def on(self, cluster: ClusterSpec) -> "Catalogue":
         """Return the catalogue of what fits an empty cluster; itself if everything does."""
         if cluster not in self._fitting:
-            fitting = [item for item in self._index.values() if _fits(item, cluster)]
+            kinds = set(cluster.nodes)
+            fitting = [item for item in self._index.values() if _fits(item, cluster, len(kinds) == 1)]
             self._fitting[cluster] = self if len(fitting) == len(self) else Catalogue(fitting)
         return self._fitting[cluster]
 
@@ -195,9 +196,9 @@ def _fastest_by_placement(items: Sequence[Configuration]) -> tuple[Configuration
     return tuple(sorted(best.values(), key=_order))
 
 
-def _fits(item: Configuration, cluster: ClusterSpec) -> bool:
-    """Whether an empty cluster can hold the configuration, largest shares on the largest nodes."""
-    if cluster.is_homogeneous:
+def _fits(item: Configuration, cluster: ClusterSpec, is_homogeneous: bool) -> bool:
+    """Whether an empty cluster can hold the configuration; each share on the smallest node with room."""
+    if is_homogeneous:
         if item.n_nodes > cluster.n_nodes:
             return False
         return _node_holds(cluster.nodes[0], item, item.counts[0])

@@ -3,11 +3,8 @@
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import pandas as pd
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
@@ -15,119 +12,26 @@ from makespan.sim._catalogue import Catalogue
 from makespan.sim._configuration import Allocation
 from makespan.sim._decision import checked_changes
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer
-from makespan.sim._inputs import absent_nodes, check_jobs, check_times, ordered_failures, round_length
+from makespan.sim._inputs import absent_nodes
 from makespan.sim._nodes import Nodes
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
-from makespan.sim._recorder import Recorder, outcomes_table
+from makespan.sim._recorder import Recorder
 from makespan.sim._view import ClusterView, JobView
 from makespan.workloads import JobSpec
 
-__all__ = ["SimulationResult", "simulate"]
+__all__ = ["Engine"]
 
 # Order of what happens at one instant; the policy is asked last.
 _NODE, _COMPLETION, _ARRIVAL, _ASK = range(4)
 
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
 
+_ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this very moment counts as written
+
 _NAN = float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationResult:
-    """What a simulation leaves behind.
-
-    Parameters
-    ----------
-    events
-        Table of schema `makespan.sim.EVENTS`.
-    outcomes
-        Table of schema `makespan.sim.OUTCOMES`, one row a job in the order of submission.
-    wall_s
-        Wall clock time of the whole simulation [s].
-    policy_wall_s
-        Share of it spent in the policy [s].
-    n_decisions
-        How often the policy was asked.
-    """
-
-    events: pd.DataFrame
-    outcomes: pd.DataFrame
-    wall_s: float
-    policy_wall_s: float
-    n_decisions: int
-
-
-def simulate(
-    jobs: Sequence[JobSpec],
-    cluster: ClusterSpec,
-    catalogue: Catalogue,
-    policy: Policy,
-    *,
-    restart_delay_s: float,
-    interval_s: float | None = None,
-    failures: Iterable[NodeEvent] = (),
-    checkpoint_interval_s: float | None = None,
-    extra_steps: int = 1,
-    observers: Sequence[Observer] = (),
-) -> SimulationResult:
-    """Run a trace under a policy (job semantics of the Morphling simulator, with conserved progress).
-
-    Parameters
-    ----------
-    jobs
-        The trace, in any order; jobs submitted at the same time queue in the order given.
-    cluster
-        The nodes.
-    catalogue
-        What jobs may run as, and how fast.
-    policy
-        Who decides.
-    restart_delay_s
-        Time with devices but without progress after each start and each change [s].
-    interval_s
-        Length of a round [s]: the policy is asked at multiples of it only. None for the policy's own
-        choice, 0 to ask after each event.
-    failures
-        Nodes that fail and join.
-    checkpoint_interval_s
-        Running time between checkpoints [s]; a failure loses what was done since the last one, a
-        reconfiguration loses nothing. None if a failure loses nothing either.
-    extra_steps
-        Steps that every job runs beyond those it asked for; the released simulator runs one.
-    observers
-        Who is told of every event.
-
-    Returns
-    -------
-    SimulationResult
-        Equal arguments give equal tables.
-
-    Raises
-    ------
-    InputError
-        Before anything runs: a job, a node event or an option cannot be used.
-    InfeasibleDecision
-        The policy decided what cannot be done.
-    StalledError
-        The policy left jobs behind for ever.
-    """
-    began = time.perf_counter()
-    check_times(restart_delay_s, checkpoint_interval_s, extra_steps)
-    fitting = catalogue.on(cluster)
-    check_jobs(jobs, cluster, fitting)
-    engine = _Engine(
-        cluster, fitting, policy, restart_delay_s, round_length(policy, interval_s), checkpoint_interval_s
-    )
-    engine.observers += observers
-    engine.load(jobs, extra_steps, ordered_failures(failures, cluster))
-    engine.run()
-    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
-    events, outcomes = engine.recorder.table(), outcomes_table(finished, fitting)
-    wall_s = time.perf_counter() - began
-    return SimulationResult(events, outcomes, wall_s, engine.policy_wall_s, engine.n_decisions)
-
-
-class _Engine:
+class Engine:
     """All mutable state of one simulation."""
 
     def __init__(
@@ -303,9 +207,9 @@ class _Engine:
     def _steps_since_checkpoint(self, job: JobView) -> float:
         if self.checkpoint_interval_s is None or job.allocation is None:
             return 0.0
-        elapsed_s = max(self.view.time_s - job.ready_time_s, 0.0)
-        lost_s = elapsed_s - math.floor(elapsed_s / self.checkpoint_interval_s) * self.checkpoint_interval_s
-        return lost_s / job.allocation.configuration.iter_time_s
+        elapsed_s, every_s = max(self.view.time_s - job.ready_time_s, 0.0), self.checkpoint_interval_s
+        lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
+        return max(lost_s, 0.0) / job.allocation.configuration.iter_time_s
 
     # --- decisions --------------------------------------------------------------------------
 

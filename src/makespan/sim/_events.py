@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from makespan.errors import InputError
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Event", "EventKind", "NodeEvent", "NodeEventKind", "Observer"]
 
 
-class EventKind(str, Enum):
+class EventKind(StrEnum):
     """Kinds of rows in the events table."""
 
     SUBMITTED = "submitted"
@@ -79,11 +79,13 @@ class Observer(Protocol):
         ...
 
 
-class NodeEventKind(str, Enum):
+class NodeEventKind(StrEnum):
     """What can happen to a node."""
 
     FAILED = "failed"
+    """It goes away with all devices."""
     JOINED = "joined"
+    """It comes, or comes back, with all devices free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class Policy(Protocol):
         ...
 
 
-class InfeasibleDecision(MakespanError):  # noqa: N818 - a decision, named so in the glossary
+class InfeasibleDecision(MakespanError):
     """A policy decided what cannot be done; nothing of the decision was applied.
 
     Parameters

@@ -13,7 +13,7 @@ from makespan.tables import TableSchema
 
 __all__ = ["Recorder", "outcomes_table"]
 
-_DTYPES = {"text": object, "int": "int64", "float": "float64", "bool": bool}
+_DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 
 
 class Recorder:
@@ -77,7 +77,7 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
     return pd.DataFrame(
         {
-            column.name: pd.Series(values, dtype=_DTYPES[column.kind])
+            column.name: pd.Series(list(values), dtype=_DTYPES[column.kind])
             for column, values in zip(schema.columns, columns, strict=True)
         }
     )
