@@ -15,7 +15,6 @@ from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Obs
 from makespan.sim._inputs import absent_nodes
 from makespan.sim._nodes import Nodes
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
-from makespan.sim._recorder import Recorder
 from makespan.sim._view import ClusterView, JobView
 from makespan.workloads import JobSpec
 
@@ -55,7 +54,7 @@ class Engine:
         )
         self.state = policy.initial_state(cluster, catalogue)
         self.checkpoint_interval_s = checkpoint_interval_s
-        self.recorder = Recorder()
+        self.rows: list[tuple[Any, ...]] = []  # of the events table; plain tuples, for speed
         self.observers: list[Observer] = []
         self.finished: list[tuple[JobView, float]] = []
         self.policy_wall_s = 0.0
@@ -80,7 +79,7 @@ class Engine:
             return
         for node in absent_nodes(failures):
             self.nodes.fail(node)
-            self._record_node(EventKind.NODE_FAILED, node, "absent until it joins")
+            self._record_node(EventKind.NODE_FAILED.value, node, "absent until it joins")
         self._n_node_events_left = len(failures)
         for event in failures:
             self._push(event.time_s, _NODE, self._change_node, event, None)
@@ -119,13 +118,13 @@ class Engine:
 
     def _submit(self, job: JobView, _: None) -> None:
         self.view._pending[job.spec.job_id] = job
-        self._record(EventKind.SUBMITTED, job, "trace")
+        self._record(EventKind.SUBMITTED.value, job, "trace")
         self._push_arrival()
         self._request_decision()
 
     def _become_ready(self, job: JobView, generation: int) -> None:
         if job._generation == generation:
-            self._record(EventKind.READY, job, "restart over")
+            self._record(EventKind.READY.value, job, "restart over")
 
     def _finish(self, job: JobView, generation: int) -> None:
         if job._generation != generation:
@@ -135,7 +134,7 @@ class Engine:
         job.waiting_since_s = _NAN
         del self.view._running[job.spec.job_id]
         self.finished.append((job, self.view.time_s))
-        self._record(EventKind.FINISHED, job, "last step")
+        self._record(EventKind.FINISHED.value, job, "last step")
         self._request_decision()
 
     def _release(self, job: JobView) -> None:
@@ -160,6 +159,7 @@ class Engine:
         job._waiting_s += now_s - job.waiting_since_s
         job.waiting_since_s = _NAN
         job.allocation = allocation
+        job._held_text = allocation.text
         job.held_since_s = now_s
         job.ready_time_s = ready_s = now_s + self.view.restart_delay_s
         if job.first_start_s is None:
@@ -186,7 +186,7 @@ class Engine:
         self._n_node_events_left -= 1
         if event.kind is NodeEventKind.JOINED:
             self.nodes.join(event.node_id)
-            self._record_node(EventKind.NODE_JOINED, event.node_id, "joined")
+            self._record_node(EventKind.NODE_JOINED.value, event.node_id, "joined")
         else:
             self._fail(event.node_id)
         self._request_decision()
@@ -200,9 +200,9 @@ class Engine:
             job._steps_left += lost_steps
         self.nodes.fail(node)
         self._queue_again(hit)
-        self._record_node(EventKind.NODE_FAILED, node, "failed")
+        self._record_node(EventKind.NODE_FAILED.value, node, "failed")
         for job in hit:
-            self._record(EventKind.INTERRUPTED, job, f"node {node} failed")
+            self._record(EventKind.INTERRUPTED.value, job, f"node {node} failed")
 
     def _steps_since_checkpoint(self, job: JobView) -> float:
         if self.checkpoint_interval_s is None or job.allocation is None:
@@ -269,37 +269,38 @@ class Engine:
             self._queue_again(suspended)
         for job, new in changes:
             if new is None:
-                self._record(EventKind.SUSPENDED, job, "policy")
+                self._record(EventKind.SUSPENDED.value, job, "policy")
                 continue
             if job.index not in moved:
                 self.view._running[job.spec.job_id] = self.view._pending.pop(job.spec.job_id)
             self.nodes.move(new, -1)
             self._hold(job, new)
-            self._record(EventKind.RECONFIGURED if job.index in moved else EventKind.STARTED, job, "policy")
+            self._record(
+                EventKind.RECONFIGURED.value if job.index in moved else EventKind.STARTED.value, job, "policy"
+            )
 
     # --- records ----------------------------------------------------------------------------
 
-    def _record(self, kind: EventKind, job: JobView, reason: str) -> None:
+    def _record(self, kind: str, job: JobView, reason: str) -> None:
         held = job.allocation
-        head = (self.view.time_s, len(self.recorder.events), kind.value, job.spec.job_id)
         if held is None:
-            event = Event(*head, "", 0, "", reason, "", 0, _NAN, job._steps_left)
+            resources = ("", 0, "", reason, "", 0, _NAN)
         else:
             it = held.configuration
-            event = Event(
-                *head, held.text, it.n_gpus, it.plan, reason, it.family, it.cpu_threads, it.iter_time_s,
-                job._steps_left,
-            )  # fmt: skip
-        self._tell(event)
+            text = job._held_text
+            resources = (text, it.n_gpus, it.plan, reason, it.family, it.cpu_threads, it.iter_time_s)
+        self._tell(kind, job.spec.job_id, resources, job._steps_left)
 
-    def _record_node(self, kind: EventKind, node: int, reason: str) -> None:
-        row = (self.view.time_s, len(self.recorder.events), kind.value, "", str(node), 0, "", reason, "", 0)
-        self._tell(Event(*row, _NAN, _NAN))
+    def _record_node(self, kind: str, node: int, reason: str) -> None:
+        self._tell(kind, "", (str(node), 0, "", reason, "", 0, _NAN), _NAN)
 
-    def _tell(self, event: Event) -> None:
-        self.recorder.events.append(event)
-        for observer in self.observers:
-            observer.observe(event, self.view)
+    def _tell(self, kind: str, job_id: str, resources: tuple[Any, ...], steps_left: float) -> None:
+        rows = self.rows
+        rows.append((self.view.time_s, len(rows), kind, job_id, *resources, steps_left))
+        if self.observers:
+            event = Event(*rows[-1])
+            for observer in self.observers:
+                observer.observe(event, self.view)
 
 
 def _round_at(time_s: float, interval_s: float) -> float:

@@ -1,4 +1,4 @@
-"""The recorder: turns what happened into the two tables that a simulation leaves behind."""
+"""From what happened to the two tables that a simulation leaves behind, and a recorder for others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from makespan.sim._tables import EVENTS, OUTCOMES
 from makespan.sim._view import ClusterView, JobView
 from makespan.tables import TableSchema
 
-__all__ = ["Recorder", "outcomes_table"]
+__all__ = ["Recorder", "events_table", "outcomes_table"]
 
 _DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 
 
 class Recorder:
-    """An observer that keeps every event.
+    """An observer that keeps every event; the engine keeps its own record, this one is for others.
 
     Attributes
     ----------
@@ -36,7 +36,12 @@ class Recorder:
 
     def table(self) -> pd.DataFrame:
         """Return the events as a table of schema `EVENTS`."""
-        return _table(self.events, EVENTS)
+        return events_table(self.events)
+
+
+def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    """Return rows in the order of the fields of `Event` as a table of schema `EVENTS`."""
+    return _table(rows, EVENTS)
 
 
 def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) -> pd.DataFrame:

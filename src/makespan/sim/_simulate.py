@@ -12,7 +12,7 @@ from makespan.sim._engine import Engine
 from makespan.sim._events import NodeEvent, Observer
 from makespan.sim._inputs import check_jobs, check_times, ordered_failures, round_length
 from makespan.sim._policy import Policy
-from makespan.sim._recorder import outcomes_table
+from makespan.sim._recorder import events_table, outcomes_table
 from makespan.workloads import JobSpec
 
 __all__ = ["SimulationResult", "simulate"]
@@ -108,6 +108,6 @@ def simulate(
     engine.load(jobs, extra_steps, ordered_failures(failures, cluster))
     engine.run()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
-    events, outcomes = engine.recorder.table(), outcomes_table(finished, fitting)
+    events, outcomes = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
     return SimulationResult(events, outcomes, wall_s, engine.policy_wall_s, engine.n_decisions)

@@ -41,6 +41,7 @@ class JobView:
     __slots__ = (
         "_generation",
         "_held_gpu_s",
+        "_held_text",
         "_restart_s",
         "_running_s",
         "_steps_left",
@@ -69,6 +70,7 @@ class JobView:
         self._generation = 0
         self._steps_left = steps
         self._held_gpu_s = 0.0
+        self._held_text = ""
         self._running_s = 0.0
         self._restart_s = 0.0
         self._waiting_s = 0.0
