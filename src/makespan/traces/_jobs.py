@@ -1,0 +1,256 @@
+"""Job traces that name models and plans: the canonical table and the Morphling artifact's lists."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.errors import InputError, TraceError
+from makespan.plans import read_plan, write_plan
+from makespan.tables import Column, TableSchema
+from makespan.traces._files import cell_error, is_missing, numbers, read_cells
+from makespan.traces._report import ROW, Finding, ReadReport, finish_report, repair
+from makespan.workloads import JobSpec, resolve_workload_key, workload, workload_keys
+
+__all__ = ["JOBS", "JobTrace", "jobs_from_table", "jobs_table", "read_jobs", "read_morphling_jobs"]
+
+JOBS = TableSchema(
+    "jobs",
+    (
+        Column("job_id", "text", "", "name of the job, unique"),
+        Column("submit_time_s", "float", "s", "when it enters the system"),
+        Column("workload", "text", "", "key of what it trains"),
+        Column("n_gpus", "int", "1", "GPUs requested"),
+        Column("n_cpus", "int", "1", "CPU threads requested"),
+        Column("plan", "text", "", "execution plan requested, in trace notation"),
+        Column("steps", "int", "1", "optimiser steps to run"),
+        Column("is_guaranteed", "bool", "", "whether it must run at least as fast as requested"),
+        Column("tenant", "text", "", "owner of a quota, empty if there is none"),
+        Column("duration_s", "float", "s", "run time stated for the request, where there is one", True),
+    ),
+)
+
+_MORPHLING = {
+    "job_id": "name",
+    "submit_time_s": "submission_time",
+    "workload": "application",
+    "n_gpus": "num_gpus",
+    "n_cpus": "num_cpus",
+    "plan": "exec_plan",
+    "steps": "steps",
+    "is_guaranteed": "is_sla",
+    "duration_s": "duration",
+}
+_CANONICAL = {name: name for name in JOBS.names}
+_TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
+_LARGEST_COUNT = 2**53
+_PLANS = (
+    "three degrees PP, TP, DP such as 244 (1-8-16 above nine) that multiply to the GPUs, ga, gc, zero-dp, "
+    "zero-offload, zero-offload+gc, tp+ga"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrace:
+    """A job trace that can be simulated, and the account of how it was read or made.
+
+    Parameters
+    ----------
+    jobs
+        In order of submission.
+    report
+        What was dropped or repaired.
+    """
+
+    jobs: tuple[JobSpec, ...]
+    report: ReadReport
+
+
+def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
+    """Return jobs as a table of schema `JOBS`."""
+    rows = [
+        [getattr(job, name) if name != "duration_s" else _nan(job.duration_s) for name in JOBS.names]
+        for job in jobs
+    ]
+    return JOBS.validate(pd.DataFrame(rows, columns=JOBS.names), where="jobs")
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def jobs_from_table(table: pd.DataFrame, where: str) -> JobTrace:
+    """Check a table of schema `JOBS` and return its jobs.
+
+    Parameters
+    ----------
+    table
+        Values may be text.
+    where
+        File or producer, for messages.
+
+    Raises
+    ------
+    TraceError
+        See `read_jobs`.
+    """
+    missing = [name for name in JOBS.names if name not in table.columns]
+    if missing:
+        raise TraceError(f"{where}: lacks column(s) {', '.join(missing)}; required: {', '.join(JOBS.names)}")
+    cells = table[JOBS.names].astype(object).where(table[JOBS.names].notna(), "").astype(str)
+    cells = cells.reset_index(drop=True).assign(**{ROW: range(1, len(table) + 1)})
+    if cells.empty:
+        raise TraceError(f"{where}: no rows; accepted: a job trace with at least one job")
+    return _job_trace(cells, _CANONICAL, where, [])
+
+
+def read_morphling_jobs(path: str | Path) -> JobTrace:
+    """Read a job list of the Morphling artifact.
+
+    Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
+    exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
+    accepted, because the steps decide how long a job runs.
+
+    Parameters
+    ----------
+    path
+        CSV file.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    TraceError
+        See `read_jobs`.
+    """
+    findings: list[Finding] = []
+    cells = read_cells(path, tuple(_MORPHLING.values()), findings)
+    return _job_trace(cells, _MORPHLING, str(path), findings)
+
+
+def read_jobs(path: str | Path) -> JobTrace:
+    """Read a job trace that names models and plans, in either of two forms.
+
+    The canonical form has the columns of `JOBS`; the form of the Morphling artifact is recognised
+    by its column ``submission_time``.
+
+    Parameters
+    ----------
+    path
+        CSV file.
+
+    Returns
+    -------
+    JobTrace
+        Plans and workloads in canonical notation, jobs in order of submission.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    TraceError
+        The file is empty or lacks a column; a workload or plan is unknown; the degrees of a plan
+        do not multiply to the GPUs; a number is missing, negative or not finite; a name occurs
+        twice. Names file, row, column and the accepted values.
+    """
+    findings: list[Finding] = []
+    try:
+        cells = read_cells(path, JOBS.names, findings)
+    except TraceError as error:
+        if "submission_time" in str(error):
+            return read_morphling_jobs(path)
+        raise
+    return _job_trace(cells, _CANONICAL, str(path), findings)
+
+
+def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, findings: list[Finding]) -> JobTrace:
+    frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
+    _check_names(frame, columns["job_id"], where)
+    frame["submit_time_s"] = _required(cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0)
+    for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 0)):
+        frame[name] = _counts(cells, columns[name], where, least)
+    frame["duration_s"] = numbers(cells, columns["duration_s"], where, "a time in s, 0 or more", least=0)
+    repair(frame, frame["duration_s"].isna(), "duration missing; the steps decide", findings)
+    frame["is_guaranteed"] = _flags(cells, columns["is_guaranteed"], where)
+    frame["tenant"] = cells[columns["tenant"]] if "tenant" in columns else ""
+    keys = _workloads(cells, columns["workload"], where)
+    frame["workload"] = keys
+    frame["plan"] = _plans(cells, columns["plan"], keys, frame["n_gpus"], where)
+    late = frame["submit_time_s"].diff() < 0
+    repair(frame, late, "submitted before the row above; rows sorted", findings)
+    report = finish_report(where, len(cells), len(frame), findings)
+    ordered = frame.sort_values("submit_time_s", kind="stable")[JOBS.names]
+    return JobTrace(tuple(_spec(row) for row in ordered.itertuples(index=False, name=None)), report)
+
+
+def _spec(row: tuple[object, ...]) -> JobSpec:
+    values = dict(zip(JOBS.names, row, strict=True))
+    duration = float(str(values.pop("duration_s")))
+    return JobSpec(**values, duration_s=None if duration != duration else duration)  # type: ignore[arg-type]
+
+
+def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
+    first: dict[str, int] = {}
+    for row, name in zip(frame[ROW], frame["job_id"], strict=True):
+        if not name:
+            raise cell_error(where, int(row), column, name, "a name")
+        if name in first:
+            accepted = f"names that occur once; row {first[name]} has the same"
+            raise cell_error(where, int(row), column, name, accepted)
+        first[name] = int(row)
+
+
+def _required(
+    cells: pd.DataFrame, column: str, where: str, accepted: str, least: float
+) -> "pd.Series[float]":
+    missing = is_missing(cells[column])
+    for row, value in zip(cells[ROW][missing], cells[column][missing], strict=True):
+        raise cell_error(where, int(row), column, value, accepted)
+    return numbers(cells, column, where, accepted, least=least)
+
+
+def _counts(cells: pd.DataFrame, column: str, where: str, least: int) -> "pd.Series[int]":
+    accepted = f"a whole number, {least} or more"
+    values = _required(cells, column, where, accepted, least)
+    wrong = (values % 1 != 0) | (values > _LARGEST_COUNT)
+    for row, value in zip(cells[ROW][wrong], cells[column][wrong], strict=True):
+        raise cell_error(where, int(row), column, value, accepted)
+    return values.astype("int64")
+
+
+def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
+    text = cells[column].str.lower()
+    wrong = ~text.isin([*_TRUE, *_FALSE])
+    for row, value in zip(cells[ROW][wrong], cells[column][wrong], strict=True):
+        raise cell_error(where, int(row), column, value, "0 or 1, true or false")
+    return text.isin(_TRUE)
+
+
+def _workloads(cells: pd.DataFrame, column: str, where: str) -> list[str]:
+    keys: dict[str, str] = {}
+    for row, name in zip(cells[ROW], cells[column], strict=True):
+        if name not in keys:
+            try:
+                keys[name] = resolve_workload_key(name)
+            except InputError as error:
+                accepted = ", ".join(workload_keys())
+                raise cell_error(where, int(row), column, name, accepted) from error
+    return [keys[name] for name in cells[column]]
+
+
+def _plans(
+    cells: pd.DataFrame, column: str, keys: list[str], n_gpus: "pd.Series[int]", where: str
+) -> list[str]:
+    known: dict[tuple[str, str, int], str] = {}
+    triples = list(zip(cells[column], keys, n_gpus, strict=True))
+    for row, triple in zip(cells[ROW], triples, strict=True):
+        if triple in known:
+            continue
+        text, key, gpus = triple
+        try:
+            plan = read_plan(text, n_gpus=int(gpus), global_batch_size=workload(key).global_batch_size)
+        except InputError as error:
+            raise cell_error(where, int(row), column, text, f"{_PLANS} ({error})") from error
+        known[triple] = write_plan(plan)
+    return [known[triple] for triple in triples]

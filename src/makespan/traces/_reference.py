@@ -1,0 +1,124 @@
+"""Iteration time of what a job asks for, looked up in throughput tables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from makespan.errors import TraceError, unknown_name
+from makespan.plans import Placement, read_plan, write_plan
+from makespan.workloads import workload
+
+__all__ = ["Reference", "ReferenceTimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A configuration that stands for a request.
+
+    Parameters
+    ----------
+    plan
+        Execution plan in trace notation.
+    placement
+        Where it was measured.
+    iter_time_s
+        Its iteration time [s].
+    """
+
+    plan: str
+    placement: str
+    iter_time_s: float
+
+
+@dataclass(frozen=True)
+class ReferenceTimes:
+    """Reference configuration of every request, from the throughput tables of a source.
+
+    The requested plan counts on its measured placement with the fewest nodes. Where that plan was
+    not measured with as many GPUs, the fastest plan measured with them counts instead, see
+    Morphling, section 7.3.
+
+    Parameters
+    ----------
+    tables
+        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload key.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    _rows: dict[str, dict[int, list[Reference]]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple[str, int, str], Reference] = field(default_factory=dict, init=False, repr=False)
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return the workloads that have a table, sorted."""
+        return tuple(sorted(self.tables))
+
+    def gpu_counts(self, workload_key: str) -> tuple[int, ...]:
+        """Return the GPU counts with which a workload can run, ascending."""
+        return tuple(sorted(self._by_gpus(workload_key)))
+
+    def requested(self, workload_key: str, n_gpus: int, plan: str) -> Reference:
+        """Return the reference configuration of a request.
+
+        Raises
+        ------
+        UnknownNameError
+            The workload has no throughput table.
+        TraceError
+            Nothing was measured with that many GPUs.
+        """
+        request = (workload_key, n_gpus, plan)
+        if request not in self._known:
+            self._known[request] = self._find(workload_key, n_gpus, plan)
+        return self._known[request]
+
+    def _find(self, workload_key: str, n_gpus: int, plan: str) -> Reference:
+        rows = self._with(workload_key, n_gpus)
+        text = write_plan(
+            read_plan(plan, n_gpus=n_gpus, global_batch_size=workload(workload_key).global_batch_size)
+        )
+        same = [row for row in rows if row.plan == text]
+        if not same:
+            return min(rows, key=lambda row: row.iter_time_s)
+        return min(same, key=lambda row: (Placement.parse(row.placement).n_nodes, row.iter_time_s))
+
+    def best(self, workload_key: str, n_gpus: int) -> Reference:
+        """Return the fastest configuration with that many GPUs, whatever its placement.
+
+        Raises
+        ------
+        UnknownNameError
+            The workload has no throughput table.
+        TraceError
+            Nothing was measured with that many GPUs.
+        """
+        return min(self._with(workload_key, n_gpus), key=lambda row: row.iter_time_s)
+
+    def steps(self, workload_key: str, n_gpus: int, plan: str, duration_s: float) -> int:
+        """Return how many optimiser steps fill a duration, at least one."""
+        return max(1, round(duration_s / self.requested(workload_key, n_gpus, plan).iter_time_s))
+
+    def _with(self, workload_key: str, n_gpus: int) -> list[Reference]:
+        rows = self._by_gpus(workload_key).get(n_gpus)
+        if not rows:
+            counts = ", ".join(str(count) for count in self.gpu_counts(workload_key))
+            raise TraceError(
+                f"workload {workload_key!r}: no throughput on {n_gpus} GPUs; accepted: {counts or 'none'}"
+            )
+        return rows
+
+    def _by_gpus(self, workload_key: str) -> dict[int, list[Reference]]:
+        if workload_key not in self.tables:
+            raise unknown_name("workload with throughput", workload_key, self.tables)
+        if workload_key not in self._rows:
+            self._rows[workload_key] = _by_gpus(self.tables[workload_key])
+        return self._rows[workload_key]
+
+
+def _by_gpus(table: pd.DataFrame) -> dict[int, list[Reference]]:
+    found: dict[int, list[Reference]] = {}
+    ran = table[table["feasible"].astype(bool)]
+    for plan, placement, time in zip(ran["exec_plan"], ran["placement"], ran["iter_time_s"], strict=True):
+        count = Placement.parse(str(placement)).n_gpus
+        found.setdefault(count, []).append(Reference(str(plan), str(placement), float(time)))
+    return found
