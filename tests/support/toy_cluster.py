@@ -1,0 +1,170 @@
+"""Small clusters, tables, traces and policies for tests of the simulator."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+import pandas as pd
+from hypothesis import strategies as st
+
+from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.plans import Placement, enumerate_placements
+from makespan.sim import Allocation, Catalogue, Configuration, Decision
+from makespan.workloads import JobSpec, workload
+
+# Seconds of a step on one GPU, plans by number of GPUs ("*" is any number), and the least GPUs.
+_TOYS = {
+    "roberta": (0.9, {"ga": 1.0, "zero-dp": 1.05, "gc": 1.3}, 1),
+    "t5": (2.1, {"ga": 1.1, "zero-dp": 1.0, "zero-offload": 1.6}, 1),
+    "gpt2": (5.3, {"ga": 1.0, "tp+ga": 0.9, "tp-pp": 1.15}, 2),
+}
+
+
+def toy_nodes(n_nodes: int, gpus_per_node: int, cpu_threads: int | None = None) -> ClusterSpec:
+    """Return a cluster of equal nodes with twelve CPU threads a GPU unless told otherwise."""
+    base = cluster("a800-64")
+    node = replace(
+        base.nodes[0],
+        n_gpus=gpus_per_node,
+        n_nics=gpus_per_node,
+        gpus_per_nic=1,
+        cpu_threads=cpu_threads or 12 * gpus_per_node,
+    )
+    return homogeneous(node, n_nodes, base.network, name=f"toy-{n_nodes}x{gpus_per_node}")
+
+
+def throughput_rows(key: str, rows: list[tuple[str, str, float]], cpu_threads: int = 4) -> pd.DataFrame:
+    """Return a throughput table of (plan, placement, seconds); a time of 0 cannot run."""
+    plans, placements, times = zip(*rows, strict=True)
+    times = pd.Series(times, dtype=float)
+    return pd.DataFrame(
+        {
+            "workload": key,
+            "exec_plan": plans,
+            "placement": placements,
+            "cpu_threads": cpu_threads,
+            "global_batch_size": workload(key).global_batch_size,
+            "iter_time_s": times.where(times > 0),
+            "forward_s": math.nan,
+            "overlap_sync_s": math.nan,
+            "optimize_s": math.nan,
+            "feasible": times > 0,
+            "clean": True,
+            "flag": "",
+            "provenance": "emulated",
+        }
+    )
+
+
+@cache
+def toy_tables(scale: float = 1.0) -> tuple[pd.DataFrame, ...]:
+    """Return throughput tables of three workloads on up to 8 GPUs on up to 4 nodes."""
+    tables = []
+    for key, (base_s, plans, least) in _TOYS.items():
+        rows = []
+        for n_gpus in (1, 2, 4, 8):
+            if n_gpus < least:
+                continue
+            for placement in enumerate_placements(n_gpus, 8, 4):
+                for plan, factor in plans.items():
+                    name = f"{n_gpus}11" if plan == "tp-pp" else plan
+                    spread = 1 + 0.07 * (placement.n_nodes - 1) + 0.013 * (max(placement.gpus_per_node) % 3)
+                    time_s = base_s * factor * spread / n_gpus**0.87
+                    rows.append((name, placement.text, scale * round(time_s, 4)))
+        tables.append(throughput_rows(key, rows))
+    return tuple(tables)
+
+
+@cache
+def toy_catalogue(scale: float = 1.0) -> Catalogue:
+    """Return the catalogue of the toy tables."""
+    return Catalogue.from_tables(toy_tables(scale))
+
+
+def one_gpu_catalogue(iter_time_s: float = 1.0) -> Catalogue:
+    """Return a catalogue with one configuration on one GPU."""
+    return Catalogue.from_tables([throughput_rows("roberta", [("ga", "1", iter_time_s)])])
+
+
+def toy_job(job_id: str = "a", submit_time_s: float = 0.0, **changes: Any) -> JobSpec:
+    """Return a job that asks for one GPU and ten steps unless told otherwise."""
+    values = {"workload": "roberta", "n_gpus": 1, "n_cpus": 4, "plan": "ga", "steps": 10} | changes
+    return JobSpec(job_id, submit_time_s, **values)
+
+
+def find(catalogue: Catalogue, plan: str, placement: str, key: str = "roberta") -> Configuration:
+    """Return a configuration that must exist."""
+    found = catalogue.find(key, plan, Placement.parse(placement).text, 4)
+    assert found is not None, (key, plan, placement)
+    return found
+
+
+_PLANS = {"roberta": ("ga", "zero-dp", "gc"), "t5": ("ga", "zero-dp"), "gpt2": ("ga", "tp+ga")}
+
+
+@st.composite
+def traces(draw: Any, n_gpus: int, max_jobs: int = 7, distinct_times: bool = False) -> list[JobSpec]:
+    """Draw jobs that fit a cluster of so many GPUs."""
+    n_jobs = draw(st.integers(1, max_jobs))
+    times = st.integers(0, 400).map(lambda quarter: quarter / 4)
+    submitted = draw(st.lists(times, min_size=n_jobs, max_size=n_jobs, unique=distinct_times))
+    jobs = []
+    for index, submit_time_s in enumerate(submitted):
+        key = draw(st.sampled_from([key for key, toy in _TOYS.items() if toy[2] <= n_gpus]))
+        sizes = [size for size in (1, 2, 4, 8) if _TOYS[key][2] <= size <= n_gpus]
+        jobs.append(
+            toy_job(
+                f"job-{index}",
+                submit_time_s,
+                workload=key,
+                n_gpus=draw(st.sampled_from(sizes)),
+                plan=draw(st.sampled_from(_PLANS[key])),
+                steps=draw(st.integers(0, 120)),
+                is_guaranteed=draw(st.booleans()),
+                tenant=draw(st.sampled_from(("x", "y"))),
+            )
+        )
+    return jobs
+
+
+@st.composite
+def clusters(draw: Any) -> ClusterSpec:
+    """Draw a cluster of up to four nodes of up to eight GPUs."""
+    return toy_nodes(draw(st.integers(1, 4)), draw(st.sampled_from((2, 4, 8))))
+
+
+def scaled_policy(policy: Any, factor: float) -> Any:
+    """Return a policy whose own times are scaled: by house rule they are the fields that end in ``_s``."""
+
+    def scaled(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(scaled(item) for item in value)
+        return value * factor if isinstance(value, int | float) else value
+
+    times = {item.name: scaled(getattr(policy, item.name)) for item in fields(policy) if item.name[-2:] == "_s"}
+    return replace(policy, **times)
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A policy whose decisions are given by a function of the view."""
+
+    script: Callable[[Any], Mapping[str, Allocation | None] | Decision]
+    name: str = "scripted"
+    title: str = "Scripted"
+    interval_s: float | None = None
+    knows_remaining_work: bool = False
+    honours_guarantees: bool = False
+    is_time_driven: bool = False
+    references: tuple[str, ...] = field(default=())
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> int:
+        """Return the number of calls so far."""
+        return 0
+
+    def decide(self, view: Any, state: int) -> tuple[Decision, int]:
+        """Return what the script says."""
+        answer = self.script(view)
+        return (answer if isinstance(answer, Decision) else Decision(answer)), state + 1
