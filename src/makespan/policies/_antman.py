@@ -6,7 +6,7 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["AntMan"]
+__all__ = ["POLICIES", "AntMan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,15 @@ class AntMan:
             return (not job.spec.is_guaranteed, job.spec.submit_time_s)
 
         def options(job: JobView) -> tuple[Configuration, ...]:
-            limit = 1.0 if job.spec.is_guaranteed else self.max_slowdown
-            return acceptable(catalogue.as_requested(job.spec), 1.0, 0.0, limit)
+            requested = catalogue.as_requested(job.spec)
+            if job.spec.is_guaranteed:
+                return requested[:1]
+            return acceptable(requested, 1.0, 0.0, self.max_slowdown)
 
         def victims(job: JobView) -> list[JobView]:
             return candidates if job.spec.is_guaranteed else []
 
         return serve(view, order, options, victims), None
+
+
+POLICIES = (AntMan(),)

@@ -1,7 +1,7 @@
 """The common loop of policies that keep what the user asked for and only choose the order."""
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from makespan.policies._pool import Pool, make_room

@@ -6,7 +6,7 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["ShortestJobFirst"]
+__all__ = ["POLICIES", "ShortestJobFirst"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ShortestJobFirst:
         predicted at most this many times as long there.
     """
 
-    max_stretch: float = 1.5
+    max_stretch: float = 1.0
     name: str = "sjf"
     title: str = "SJF"
     interval_s: float | None = None
@@ -30,7 +30,8 @@ class ShortestJobFirst:
     honours_guarantees: bool = False
     is_time_driven: bool = False
     references: tuple[str, ...] = (
-        "W. E. Smith. Various optimizers for single-stage production. Naval Research Logistics Quarterly 3, 1956.",
+        "W. E. Smith. Various optimizers for single-stage production. Naval Research Logistics "
+        "Quarterly 3, 1956.",
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
@@ -47,3 +48,6 @@ class ShortestJobFirst:
             return acceptable(catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
 
         return serve(view, order, options), None
+
+
+POLICIES = (ShortestJobFirst(),)

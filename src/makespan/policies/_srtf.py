@@ -6,7 +6,7 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["ShortestRemainingTimeFirst", "remaining_time_s"]
+__all__ = ["POLICIES", "ShortestRemainingTimeFirst", "remaining_time_s"]
 
 
 def remaining_time_s(job: JobView, view: ClusterView) -> float:
@@ -32,8 +32,8 @@ class ShortestRemainingTimeFirst:
         predicted at most this many times as long there.
     """
 
-    min_advantage: float = 1.0
-    max_stretch: float = 1.5
+    min_advantage: float = 2.0
+    max_stretch: float = 1.0
     name: str = "srtf"
     title: str = "SRTF"
     interval_s: float | None = None
@@ -66,3 +66,6 @@ class ShortestRemainingTimeFirst:
             return [other for other in longest_first if left_s[other] > limit_s]
 
         return serve(view, order, options, victims), None
+
+
+POLICIES = (ShortestRemainingTimeFirst(),)

@@ -7,7 +7,7 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["Tiresias"]
+__all__ = ["POLICIES", "Tiresias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Tiresias:
         long there: models that suffer more are consolidated.
     """
 
-    thresholds_gpu_s: tuple[float, ...] = (14_400.0,)
+    thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)
     promotion: float | None = None
     max_slowdown: float = 1.5
     name: str = "tiresias"
@@ -79,3 +79,6 @@ class Tiresias:
 
 def _since_s(job: JobView) -> float:
     return job.spec.submit_time_s if job.first_start_s is None else job.first_start_s
+
+
+POLICIES = (Tiresias(),)

@@ -1,0 +1,144 @@
+"""Gavel: shares of time from a fairness programme, realised round by round."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from makespan.hardware import ClusterSpec
+from makespan.policies._queue import acceptable, serve
+from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
+
+__all__ = ["POLICIES", "FairShares", "Gavel"]
+
+
+@dataclass(frozen=True, slots=True)
+class FairShares:
+    """Fair shares by the mix of jobs, computed once for each mix.
+
+    Parameters
+    ----------
+    known
+        From the number of jobs of each size and the devices to the share of time of each size.
+    """
+
+    known: dict[tuple[tuple[tuple[int, int], ...], int], Mapping[int, float]] = field(default_factory=dict)
+
+    def of(self, sizes: Mapping[int, int], n_gpus: int) -> Mapping[int, float]:
+        """Return the share of time that each job of a size should run.
+
+        Parameters
+        ----------
+        sizes
+            Number of jobs by the devices each needs.
+        n_gpus
+            Devices that are up.
+        """
+        key = (tuple(sorted(sizes.items())), n_gpus)
+        if key not in self.known:
+            self.known[key] = _fair_shares(*key)
+        return self.known[key]
+
+
+def _fair_shares(sizes: tuple[tuple[int, int], ...], n_gpus: int) -> dict[int, float]:
+    """Raise all jobs' shares of the cluster together until each runs all the time or nothing is left.
+
+    The level to which jobs are raised is cut where one more size of job begins to run all the time.
+    A step of the level costs as many devices as there are jobs still rising; earlier steps earn more
+    a device, so that the programme takes them first.
+    """
+    levels = [size for size, _ in sizes]
+    rising = np.array([sum(number for size, number in sizes if size >= level) for level in levels])
+    heights = np.diff([0, *levels])
+    earnings = rising * np.arange(len(levels), 0, -1)
+    solution = milp(
+        -earnings.astype(float),
+        bounds=Bounds(0, heights),
+        constraints=LinearConstraint(rising.reshape(1, -1), -np.inf, n_gpus),
+    )
+    if solution.x is None:
+        raise RuntimeError(f"programme of fair shares for {sizes} jobs: {solution.message}")
+    level = float(solution.x.sum())
+    return {size: min(level / size, 1.0) for size in levels}
+
+
+@dataclass(frozen=True, slots=True)
+class Gavel:
+    """Give all jobs the same share of the cluster's time, as far as they can use it.
+
+    A programme gives each job the share of time in which it should hold what it asked for, so that the
+    least share, counted in devices, is as large as possible, then the next one. A job's priority is this
+    share over the share of its time in the system that it has held devices. Waiting jobs are served by
+    priority; one may displace running jobs of clearly lower priority whose turn is over.
+
+    Deviation: all devices are of one type here, so shares have no second index. A turn lasts
+    several restart delays, because a restart costs a multiple of what it did in the original's cluster.
+
+    Parameters
+    ----------
+    turn_s
+        Least time with devices before a job can be displaced [s].
+    turn_delays
+        The same in restart delays; the larger of both counts.
+    advantage
+        Factor by which the priority of the displacing job must be larger.
+    max_slowdown
+        A job accepts a placement on more nodes if its steps are predicted at most this many times as
+        long there.
+    """
+
+    turn_s: float = 360.0
+    turn_delays: float = 3.0
+    advantage: float = 2.0
+    max_slowdown: float = 1.5
+    name: str = "gavel"
+    title: str = "Gavel"
+    interval_s: float | None = 360.0
+    knows_remaining_work: bool = False
+    honours_guarantees: bool = False
+    is_time_driven: bool = False
+    references: tuple[str, ...] = (
+        "D. Narayanan et al. Heterogeneity-aware cluster scheduling policies for deep learning workloads. "
+        "OSDI 2020.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> FairShares:
+        """Return the table of shares, still empty."""
+        return FairShares()
+
+    def decide(self, view: ClusterView, state: FairShares) -> tuple[Decision, FairShares]:
+        """Compute the shares, then serve jobs by how far behind their share they are."""
+        catalogue, now_s = view.catalogue, view.time_s
+        jobs = (*view.pending, *view.running)
+        shares = state.of(Counter(job.spec.n_gpus for job in jobs), view.n_gpus)
+        turn_s = max(self.turn_s, self.turn_delays * view.restart_delay_s)
+        priority = {job: shares[job.spec.n_gpus] / _held_share(job, view) for job in jobs}
+        over = sorted(
+            (job for job in view.running if now_s - job.held_since_s >= turn_s),
+            key=lambda job: (priority[job], job.index),
+        )
+
+        def order(job: JobView) -> tuple[float, float]:
+            return (-priority[job], job.spec.submit_time_s)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(catalogue.as_requested(job.spec), 1.0, 0.0, self.max_slowdown)
+
+        def victims(job: JobView) -> list[JobView]:
+            return [other for other in over if priority[other] * self.advantage <= priority[job]]
+
+        decision = serve(view, order, options, victims)
+        ends = [job.held_since_s + turn_s for job in view.running if job.held_since_s + turn_s > now_s]
+        return Decision(decision.changes, min(ends, default=None) if view.pending else None), state
+
+
+def _held_share(job: JobView, view: ClusterView) -> float:
+    """Return the share of its time in the system that a job held devices, counting one round more."""
+    round_s = view.interval_s or 1.0
+    held_s = job.running_time_s + job.restart_time_s
+    return (held_s + round_s) / (view.time_s - job.spec.submit_time_s + round_s)
+
+
+POLICIES = (Gavel(),)

@@ -1,0 +1,205 @@
+"""The integer programme of adaptive scheduling: one size a job, no more devices than there are.
+
+Solved exactly up to a stated gap. Most variables are settled by the price of a device in the linear
+relaxation before `scipy.optimize.milp` sees the programme, which makes it several times faster: a
+variable whose reduced cost exceeds the distance between the bound and a known solution cannot be part of
+a better one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+__all__ = ["Menu", "choose"]
+
+_ROUNDING = 1e-9  # of sums of costs, absolute
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """What each of several equal jobs may be given.
+
+    Parameters
+    ----------
+    n_jobs
+        How many jobs choose from it.
+    sizes
+        Devices of each choice, ascending, each at least 1.
+    costs
+        Cost of each choice, relative to a job that is given nothing.
+    """
+
+    n_jobs: int
+    sizes: tuple[int, ...]
+    costs: tuple[float, ...]
+
+
+def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
+    """Return how many jobs of each menu take each choice, at the least total cost.
+
+    Parameters
+    ----------
+    menus
+        The jobs and their choices; a job may also be given nothing at cost 0.
+    n_gpus
+        Devices to give away.
+    gap
+        Accepted distance from the optimum, relative to its cost.
+
+    Returns
+    -------
+    list[list[int]]
+        Counts aligned with the choices of each menu.
+    """
+    counts = _greedy(menus, n_gpus)
+    cost = _cost(menus, counts)
+    price = _price(menus, n_gpus)
+    least = [min(0.0, *(c + price * g for g, c in _choices(menu))) for menu in menus]
+    bound = sum(menu.n_jobs * value for menu, value in zip(menus, least, strict=True)) - price * n_gpus
+    slack = cost - bound - gap * abs(cost)
+    if slack <= _ROUNDING:
+        return counts
+    kept = [
+        [k for k, (g, c) in enumerate(_choices(menu)) if c + price * g - value <= slack]
+        for menu, value in zip(menus, least, strict=True)
+    ]
+    certain = [-value > slack for value in least]
+    better = _solve(menus, kept, certain, n_gpus, gap)
+    return counts if better is None or _cost(menus, better) >= cost else better
+
+
+def _choices(menu: Menu) -> Iterator[tuple[int, float]]:
+    return zip(menu.sizes, menu.costs, strict=True)
+
+
+def _cost(menus: Sequence[Menu], counts: Sequence[Sequence[int]]) -> float:
+    return sum(
+        number * cost
+        for menu, numbers in zip(menus, counts, strict=True)
+        for number, cost in zip(numbers, menu.costs, strict=True)
+    )
+
+
+def _hull(menu: Menu) -> list[tuple[int, float]]:
+    """Return the choices that a linear programme would mix, by size, beginning with nothing."""
+    hull = [(0, 0.0)]
+    for g, c in _choices(menu):
+        if c >= hull[-1][1]:
+            continue
+        while len(hull) > 1:
+            (g0, c0), (g1, c1) = hull[-2:]
+            if (c1 - c0) * (g - g1) < (c - c1) * (g1 - g0):
+                break
+            hull.pop()
+        hull.append((g, c))
+    return hull
+
+
+def _price(menus: Sequence[Menu], n_gpus: int) -> float:
+    """Return the cost that one more device would save in the linear relaxation."""
+    steps = []
+    for menu in menus:
+        hull = _hull(menu)
+        for (g0, c0), (g1, c1) in pairwise(hull):
+            steps.append(((c0 - c1) / (g1 - g0), (g1 - g0) * menu.n_jobs))
+    left = n_gpus
+    for saving, devices in sorted(steps, reverse=True):
+        left -= devices
+        if left < 0:
+            return saving
+    return 0.0
+
+
+def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
+    """Return a solution: always the step next that saves most a device and still fits."""
+    counts = [[0] * len(menu.sizes) for menu in menus]
+    idle = [menu.n_jobs for menu in menus]
+    left = n_gpus
+    while left > 0:
+        step = max(_steps(menus, counts, idle, left), default=None)
+        if step is None:
+            break
+        _, i, old, new, number = step
+        i, old = -i, -old
+        size = menus[i].sizes[new] - (menus[i].sizes[old] if old >= 0 else 0)
+        number = min(number, left // size)
+        counts[i][new] += number
+        left -= number * size
+        if old >= 0:
+            counts[i][old] -= number
+        else:
+            idle[i] -= number
+    return counts
+
+
+def _steps(
+    menus: Sequence[Menu], counts: Sequence[Sequence[int]], idle: Sequence[int], left: int
+) -> Iterator[tuple[float, int, int, int, int]]:
+    """Yield saving a device, menu and old choice (both negated), new choice and number of jobs."""
+    for i, menu in enumerate(menus):
+        for old in range(-1, len(menu.sizes)):
+            number = counts[i][old] if old >= 0 else idle[i]
+            if not number:
+                continue
+            g0, c0 = (menu.sizes[old], menu.costs[old]) if old >= 0 else (0, 0.0)
+            for new in range(old + 1, len(menu.sizes)):
+                more, saved = menu.sizes[new] - g0, c0 - menu.costs[new]
+                if saved > 0 and 0 < more <= left:
+                    yield saved / more, -i, -old, new, number
+
+
+def _solve(
+    menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int, gap: float
+) -> list[list[int]] | None:
+    """Solve what is left of the programme; None if it has no solution."""
+    counts = [[0] * len(menu.sizes) for menu in menus]
+    left, open_menus = n_gpus, []
+    for i, (menu, choices) in enumerate(zip(menus, kept, strict=True)):
+        if certain[i] and len(choices) == 1:
+            counts[i][choices[0]] = menu.n_jobs
+            left -= menu.n_jobs * menu.sizes[choices[0]]
+        elif choices:
+            open_menus.append(i)
+    if left < 0:
+        return None
+    places = [(i, k) for i in open_menus for k in kept[i]]
+    if not places:
+        return counts
+    numbers = _milp(
+        [(menus[i].sizes[k], menus[i].costs[k]) for i, k in places],
+        [open_menus.index(i) for i, _ in places],
+        [(menus[i].n_jobs if certain[i] else 0, menus[i].n_jobs) for i in open_menus],
+        left,
+        gap,
+    )
+    if numbers is None:
+        return None
+    for (i, k), number in zip(places, numbers, strict=True):
+        counts[i][k] = number
+    return counts
+
+
+def _milp(
+    choices: Sequence[tuple[int, float]],
+    owners: Sequence[int],
+    limits: Sequence[tuple[int, int]],
+    n_gpus: int,
+    gap: float,
+) -> list[int] | None:
+    sizes, costs = (np.array(values) for values in zip(*choices, strict=True))
+    n = len(choices)
+    matrix = np.zeros((len(limits) + 1, n))
+    matrix[np.array(owners), np.arange(n)] = 1
+    matrix[-1] = sizes
+    lowest, highest = (np.array(values, dtype=float) for values in zip(*limits, strict=True))
+    solution = milp(
+        costs,
+        integrality=np.ones(n, dtype=np.int64),
+        bounds=Bounds(0, np.minimum(highest[np.array(owners)], n_gpus // sizes)),
+        constraints=LinearConstraint(matrix, np.append(lowest, -np.inf), np.append(highest, n_gpus)),
+        options={"mip_rel_gap": gap},
+    )
+    return None if solution.x is None else [int(value) for value in np.rint(solution.x)]

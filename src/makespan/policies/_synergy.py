@@ -1,0 +1,110 @@
+"""Synergy: devices as requested, CPU threads by how much a job gains from them, in FIFO order."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from makespan.hardware import ClusterSpec
+from makespan.policies._queue import serve
+from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.workloads import JobSpec
+
+__all__ = ["POLICIES", "CpuDemands", "Synergy"]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDemands:
+    """What each kind of request may run as, most wanted first; computed once a kind.
+
+    Parameters
+    ----------
+    fair_threads
+        CPU threads that belong to each GPU of a node.
+    """
+
+    fair_threads: int
+    _known: dict[tuple[str, str, int], tuple[Configuration, ...]] = field(default_factory=dict)
+
+    def options(self, spec: JobSpec, catalogue: Catalogue, policy: "Synergy") -> tuple[Configuration, ...]:
+        """Return the options of a job: fewest nodes first, on each placement first its demand."""
+        key = (spec.workload, spec.plan, spec.n_gpus)
+        if key not in self._known:
+            reference = catalogue.requested(spec)
+            variants = [
+                item
+                for item in catalogue.all(spec.workload)
+                if item.n_gpus == reference.n_gpus and item.plan == reference.plan
+            ]
+            by_placement = groupby(variants, key=lambda item: item.counts)
+            tuned = [list(self._tuned(list(group), policy.tolerance)) for _, group in by_placement]
+            fastest_s = tuned[0][0].predicted_iter_time_s
+            self._known[key] = tuple(
+                item
+                for group in tuned
+                if group[0].predicted_iter_time_s <= policy.max_slowdown * fastest_s
+                for item in group
+            )
+        return self._known[key]
+
+    def _tuned(self, variants: Sequence[Configuration], tolerance: float) -> Iterator[Configuration]:
+        """Yield the demand of one placement, then what is below it down to the fair share."""
+        limit_s = (1 + tolerance) * min(item.predicted_iter_time_s for item in variants)
+        enough = [item for item in variants if item.predicted_iter_time_s <= limit_s]
+        demand = min(enough, key=lambda item: item.cpu_threads)
+        yield demand
+        floor = min(demand.cpu_threads, self.fair_threads)
+        for item in sorted(variants, key=lambda item: -item.cpu_threads):
+            if floor <= item.cpu_threads < demand.cpu_threads:
+                yield item
+
+
+@dataclass(frozen=True, slots=True)
+class Synergy:
+    """Start jobs in the order of submission with the devices and plan that they ask for.
+
+    A job is given the fewest CPU threads with which it runs nearly at its best, more than its fair
+    share if it gains from them and fewer if it does not; if a node lacks them it falls back
+    towards the fair share. Jobs that fit may pass jobs that do not. Host memory is part of each
+    configuration and is reserved with it.
+
+    Deviation: the original takes threads back from running jobs at no cost; here any change costs a
+    restart, so a job keeps what it started with.
+
+    Parameters
+    ----------
+    tolerance
+        Loss of speed at which a job counts as running at its best.
+    max_slowdown
+        A job accepts a placement on more nodes if its steps are predicted at most this many times as
+        long there.
+    """
+
+    tolerance: float = 0.05
+    max_slowdown: float = 1.5
+    name: str = "synergy"
+    title: str = "Synergy"
+    interval_s: float | None = None
+    knows_remaining_work: bool = False
+    honours_guarantees: bool = False
+    is_time_driven: bool = False
+    references: tuple[str, ...] = (
+        "J. Mohan et al. Looking beyond GPUs for DNN scheduling on multi-tenant clusters. OSDI 2022.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> CpuDemands:
+        """Return the table of demands, still empty."""
+        return CpuDemands(min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes))
+
+    def decide(self, view: ClusterView, state: CpuDemands) -> tuple[Decision, CpuDemands]:
+        """Serve the queue by submission."""
+
+        def order(job: JobView) -> tuple[float]:
+            return (job.spec.submit_time_s,)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return state.options(job.spec, view.catalogue, self)
+
+        return serve(view, order, options), state
+
+
+POLICIES = (Synergy(),)
