@@ -12,15 +12,13 @@ EPS = 1e-9
 def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, step_s, interval_s=None):
     """Return finish times by job; exact in the limit of small steps."""
     catalogue, nodes = catalogue.on(cluster), Nodes(cluster)
-    knows = policy.knows_remaining_work
     interval_s = policy.interval_s if interval_s is None else interval_s or None
-    view = ClusterView(
-        cluster, catalogue, nodes, restart_delay_s=restart_delay_s, interval_s=interval_s, shows_remaining_work=knows
-    )  # fmt: skip
+    options = {"restart_delay_s": restart_delay_s, "interval_s": interval_s}
+    view = ClusterView(cluster, catalogue, nodes, shows_remaining_work=policy.knows_remaining_work, **options)
     state = policy.initial_state(cluster, catalogue)
     order = sorted(jobs, key=lambda job: job.submit_time_s)
     live = [JobView(job, index, job.steps + 1.0, view) for index, job in enumerate(order)]
-    finish_s, done_s, wake_s, changed, step = {}, {job.index: 0.0 for job in live}, math.inf, False, 0
+    finish_s, wake_s, changed, step = {}, math.inf, False, 0
     progress = {job.index: job._steps_left for job in live}
     while len(finish_s) < len(live):
         view.time_s = now_s = step * step_s

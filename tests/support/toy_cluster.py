@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -136,15 +136,19 @@ def clusters(draw: Any) -> ClusterSpec:
 
 
 def scaled_policy(policy: Any, factor: float) -> Any:
-    """Return a policy whose own times are scaled: by house rule they are the fields that end in ``_s``."""
+    """Return a policy whose own times are scaled: by house rule the fields that end in ``_s``."""
 
-    def scaled(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(scaled(item) for item in value)
-        return value * factor if isinstance(value, int | float) else value
+    def scaled(name: str, value: Any) -> Any:
+        if is_dataclass(value):
+            return scaled_policy(value, factor)
+        if not name.endswith("_s") or value is None:
+            return value
+        return tuple(item * factor for item in value) if isinstance(value, tuple) else value * factor
 
-    times = {item.name: scaled(getattr(policy, item.name)) for item in fields(policy) if item.name[-2:] == "_s"}
-    return replace(policy, **times)
+    changes = {item.name: scaled(item.name, getattr(policy, item.name)) for item in fields(policy)}
+    return replace(
+        policy, **{name: value for name, value in changes.items() if value is not getattr(policy, name)}
+    )
 
 
 @dataclass(frozen=True, slots=True)

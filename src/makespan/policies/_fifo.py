@@ -31,23 +31,18 @@ class Fifo:
         """Start jobs from the head of the queue until one does not fit."""
         changes: dict[str, Allocation | None] = {}
         histogram = view.free_histogram
-        free: list[int] | None = None
-        cpus: list[int] = []
+        room: _Room | None = None
         for job in view.pending:
             options = view.catalogue.as_requested(job.spec)
             chosen = next((item for item in options if _takes(histogram, item)), None)
             if chosen is None:
                 break
-            if free is None:
-                free, cpus = view.free_gpus, view.free_cpus
-            nodes = _best_fit(free, cpus, chosen)
+            if room is None:
+                room = _Room(view.free_gpus, view.free_cpus, view.free_host_memory_bytes)
+            nodes = room.best_fit(chosen)
             if nodes is None:
                 break
-            for node, count in zip(nodes, chosen.counts, strict=True):
-                histogram[free[node]] -= 1
-                free[node] -= count
-                cpus[node] -= count * chosen.cpu_threads
-                histogram[free[node]] += 1
+            room.take(chosen, nodes, histogram)
             changes[job.spec.job_id] = chosen.on(nodes)
         return Decision(changes), None
 
@@ -64,23 +59,41 @@ def _takes(histogram: list[int], chosen: Configuration) -> bool:
     return True
 
 
-def _best_fit(free: list[int], cpus: list[int], chosen: Configuration) -> list[int] | None:
-    """Return for each count the node with the fewest free devices that has room, or None."""
-    nodes: list[int] = []
-    for count in chosen.counts:
-        threads = count * chosen.cpu_threads
-        best = -1
-        for node, room in enumerate(free):
-            if room < count or cpus[node] < threads or node in nodes:
-                continue
-            if best < 0 or room < free[best]:
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What is free on every node."""
+
+    gpus: list[int]
+    cpus: list[int]
+    host_bytes: list[float]
+
+    def best_fit(self, chosen: Configuration) -> list[int] | None:
+        """Return for each count the node with the fewest free devices that has room, or None."""
+        nodes: list[int] = []
+        for count in chosen.counts:
+            threads, host_bytes = count * chosen.cpu_threads, count * chosen.host_memory_bytes_per_gpu
+            best = -1
+            for node, free in enumerate(self.gpus):
+                if free < count or (best >= 0 and free >= self.gpus[best]):
+                    continue
+                if self.cpus[node] < threads or self.host_bytes[node] < host_bytes or node in nodes:
+                    continue
                 best = node
-                if room == count:
+                if free == count:
                     break
-        if best < 0:
-            return None
-        nodes.append(best)
-    return nodes
+            if best < 0:
+                return None
+            nodes.append(best)
+        return nodes
+
+    def take(self, chosen: Configuration, nodes: list[int], histogram: list[int]) -> None:
+        """Note what a job takes."""
+        for node, count in zip(nodes, chosen.counts, strict=True):
+            histogram[self.gpus[node]] -= 1
+            self.gpus[node] -= count
+            histogram[self.gpus[node]] += 1
+            self.cpus[node] -= count * chosen.cpu_threads
+            self.host_bytes[node] -= count * chosen.host_memory_bytes_per_gpu
 
 
 POLICIES = (Fifo(),)

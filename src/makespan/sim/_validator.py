@@ -83,7 +83,7 @@ def validate_schedule(
         The table does not follow its schema.
     """
     rules = Rules(
-        catalogue, restart_delay_s, interval_s or None, checkpoint_interval_s, extra_steps, keeps_guarantees
+        catalogue.on(cluster), restart_delay_s, interval_s or None, checkpoint_interval_s, extra_steps, keeps_guarantees
     )
     checked = EVENTS.validate(events, where="events")
     nodes = NodeBook(cluster, rules)

@@ -61,7 +61,7 @@ class JobSpec:
             raise self._error("duration_s", "a finite time in s, not negative, or None")
         for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 0)):
             value = getattr(self, name)
-            if value != value or value < least or value != int(value):
+            if not math.isfinite(value) or value < least or value != int(value):
                 raise self._error(name, f"a whole number >= {least}")
 
     def _error(self, name: str, accepted: str) -> InputError:
