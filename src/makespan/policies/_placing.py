@@ -1,0 +1,164 @@
+"""What is free on the nodes, in a form that makes best fit cheap on large clusters."""
+
+from collections.abc import Iterable, Sequence
+
+from makespan.hardware import ClusterSpec
+from makespan.sim import Catalogue, ClusterView, Configuration
+
+__all__ = ["Room", "can_starve"]
+
+
+def can_starve(cluster: ClusterSpec, catalogue: Catalogue) -> bool:
+    """Whether a node could run out of CPU threads or host memory before it runs out of devices.
+
+    Where it cannot, placing need not look at them. The answer errs towards True.
+    """
+    items = [item for key in catalogue.workloads for item in catalogue.all(key)]
+    threads = max((item.cpu_threads for item in items), default=0)
+    host_bytes = max((item.host_memory_bytes_per_gpu for item in items), default=0.0)
+    return any(
+        node.n_gpus * threads > node.cpu_threads or node.n_gpus * host_bytes > node.host_memory_bytes
+        for node in cluster.nodes
+    )
+
+
+class Room:
+    """Free devices of every node, private to one decision; placing is best fit.
+
+    Each share of a configuration, largest first, goes to the node with the fewest free devices
+    that can take it, and to the first such node. Nodes with equally many free devices are the bits
+    of one number, so the cost of a placement does not grow with the cluster.
+
+    Parameters
+    ----------
+    gpus
+        Free devices of every node; the list becomes the room's own.
+    cpus, host_bytes
+        Free CPU threads and host memory [B] of every node, or None where they never run out.
+    """
+
+    __slots__ = ("_closed", "_cpus", "_host_bytes", "_levels", "gpus", "n_gpus")
+
+    def __init__(
+        self, gpus: list[int], cpus: list[int] | None = None, host_bytes: list[float] | None = None
+    ) -> None:
+        self.gpus = gpus
+        self.n_gpus = sum(gpus)
+        self._cpus = cpus
+        self._host_bytes = host_bytes
+        self._closed = 0
+        self._levels = [0] * (max(gpus, default=0) + 1)
+        for node, free in enumerate(gpus):
+            self._levels[free] |= 1 << node
+
+    @classmethod
+    def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
+        """Return what is free now.
+
+        Parameters
+        ----------
+        view
+            The cluster.
+        is_tight
+            Whether CPU threads and host memory must be watched, see `can_starve`.
+        """
+        gpus = view.free_gpus
+        room = cls(gpus, view.free_cpus, view.free_host_memory_bytes) if is_tight else cls(gpus)
+        room._widen(max(view.gpus_per_node, default=0))
+        return room
+
+    def copy(self) -> "Room":
+        """Return an independent copy."""
+        other = Room.__new__(Room)
+        other.gpus = self.gpus.copy()
+        other.n_gpus = self.n_gpus
+        other._cpus = None if self._cpus is None else self._cpus.copy()
+        other._host_bytes = None if self._host_bytes is None else self._host_bytes.copy()
+        other._levels = self._levels.copy()
+        other._closed = self._closed
+        return other
+
+    def fit(self, item: Configuration) -> tuple[int, ...] | None:
+        """Return nodes for a configuration in the order of its `counts`, or None; takes nothing."""
+        if item.n_gpus > self.n_gpus:
+            return None
+        levels = self._levels
+        n_levels = len(levels)
+        nodes: list[int] = []
+        taken = self._closed
+        for count in item.counts:
+            for level in range(count, n_levels):
+                candidates = levels[level] & ~taken
+                if candidates and self._cpus is not None:
+                    candidates = self._supplied(candidates, item, count)
+                if candidates:
+                    bit = candidates & -candidates
+                    taken |= bit
+                    nodes.append(bit.bit_length() - 1)
+                    break
+            else:
+                return None
+        return tuple(nodes)
+
+    def first_fit(
+        self, items: Iterable[Configuration]
+    ) -> tuple[Configuration, tuple[int, ...]] | None:
+        """Return the first configuration that fits, with its nodes, or None; takes nothing."""
+        for item in items:
+            nodes = self.fit(item)
+            if nodes is not None:
+                return item, nodes
+        return None
+
+    def take(self, item: Configuration, nodes: Sequence[int]) -> None:
+        """Hold the devices of a configuration on nodes in the order of its `counts`; unchecked."""
+        self._move(item, nodes, -1)
+
+    def give(self, item: Configuration, nodes: Sequence[int]) -> None:
+        """Free the devices of a configuration on nodes in the order of its `counts`; unchecked."""
+        self._move(item, nodes, 1)
+
+    def close(self, nodes: Iterable[int]) -> None:
+        """Place nothing more on nodes."""
+        for node in nodes:
+            self._closed |= 1 << node
+
+    def is_closed(self, node: int) -> bool:
+        """Whether nothing more is placed on a node."""
+        return bool(self._closed >> node & 1)
+
+    def has_shortage(self) -> bool:
+        """Whether more was taken than there was of CPU threads or host memory."""
+        if self._cpus is None or self._host_bytes is None:
+            return False
+        return min(self._cpus, default=0) < 0 or min(self._host_bytes, default=0.0) < 0
+
+    def _move(self, item: Configuration, nodes: Sequence[int], sign: int) -> None:
+        gpus, levels = self.gpus, self._levels
+        for node, count in zip(nodes, item.counts, strict=True):
+            bit = 1 << node
+            levels[gpus[node]] ^= bit
+            gpus[node] += sign * count
+            if gpus[node] >= len(levels):
+                self._widen(gpus[node])
+            levels[gpus[node]] ^= bit
+            if self._cpus is not None and self._host_bytes is not None:
+                self._cpus[node] += sign * count * item.cpu_threads
+                self._host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
+        self.n_gpus += sign * item.n_gpus
+
+    def _widen(self, most: int) -> None:
+        self._levels += [0] * (most + 1 - len(self._levels))
+
+    def _supplied(self, candidates: int, item: Configuration, count: int) -> int:
+        """Return those of some nodes that have the threads and the memory for a share."""
+        assert self._cpus is not None and self._host_bytes is not None
+        threads, host_bytes = count * item.cpu_threads, count * item.host_memory_bytes_per_gpu
+        found, rest = 0, candidates
+        while rest:
+            bit = rest & -rest
+            rest ^= bit
+            node = bit.bit_length() - 1
+            if self._cpus[node] >= threads and self._host_bytes[node] >= host_bytes:
+                found |= bit
+        return found

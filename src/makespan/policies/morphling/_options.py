@@ -1,0 +1,144 @@
+"""What each job may run as, by how much a policy may change of the request."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from makespan.sim import Catalogue, Configuration
+from makespan.workloads import JobSpec
+
+__all__ = ["Freedom", "OptionBook", "undominated"]
+
+_TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What a policy may choose for a job; the ablations take one or both away.
+
+    Parameters
+    ----------
+    plan
+        Whether it may choose the execution plan. Otherwise a job keeps the kind of plan that it
+        asked for: its way of data parallelism, or its tensor and pipeline degrees, with the
+        data-parallel degree following the devices.
+    resources
+        Whether it may choose the number of devices. Otherwise a job gets as many as it asked for.
+    """
+
+    plan: bool = True
+    resources: bool = True
+
+    @property
+    def suffix(self) -> str:
+        """What the names of ablations end in: ``-e``, ``-r``, ``-n``, or nothing."""
+        return {(True, True): "", (True, False): "-e", (False, True): "-r", (False, False): "-n"}[
+            self.plan, self.resources
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionBook:
+    """Looks up the options of jobs, and keeps what it found.
+
+    The answers depend on the catalogue and the request alone, so keeping them changes no result.
+
+    Parameters
+    ----------
+    catalogue
+        What may run.
+    freedom
+        What may be chosen.
+    """
+
+    catalogue: Catalogue
+    freedom: Freedom
+    _known: dict[tuple[str, str, int, bool], tuple[Configuration, ...]] = field(default_factory=dict)
+    _faster: dict[tuple[tuple[Configuration, ...], Configuration], tuple[Configuration, ...]] = field(
+        default_factory=dict
+    )
+
+    def of(self, job: JobSpec) -> tuple[Configuration, ...]:
+        """Return the options of a job, by devices, nodes and counts; never none.
+
+        The fastest plan that is allowed on each placement, without placements that another one beats
+        in every respect. A guaranteed job has those only that are as fast as its request.
+        """
+        key = (job.workload, job.plan, job.n_gpus, job.is_guaranteed)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._look_up(job)
+        return found
+
+    def upgrades(
+        self, options: tuple[Configuration, ...], item: Configuration
+    ) -> tuple[Configuration, ...]:
+        """Return the options that are faster than one configuration and have more devices."""
+        found = self._faster.get((options, item))
+        if found is None:
+            found = self._faster[options, item] = tuple(
+                other
+                for other in options
+                if other.n_gpus > item.n_gpus and other.predicted_iter_time_s < item.predicted_iter_time_s
+            )
+        return found
+
+    def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
+        reference = self.catalogue.requested(job)
+        allowed = [item for item in self._allowed(job, reference)]
+        if job.is_guaranteed:
+            limit_s = reference.predicted_iter_time_s * (1 + _TOLERANCE)
+            allowed = [item for item in allowed if item.predicted_iter_time_s <= limit_s]
+        if not self.freedom.resources:
+            return tuple(allowed)
+        return undominated(allowed)
+
+    def _allowed(self, job: JobSpec, reference: Configuration) -> Iterable[Configuration]:
+        if self.freedom.plan:
+            best = self.catalogue.best(job.workload)
+            return best if self.freedom.resources else [b for b in best if b.n_gpus == job.n_gpus]
+        if not self.freedom.resources:
+            return self.catalogue.as_requested(job)
+        return _fastest_a_placement(
+            item for item in self.catalogue.all(job.workload) if _scales(reference, item)
+        )
+
+
+def undominated(items: Iterable[Configuration]) -> tuple[Configuration, ...]:
+    """Leave out every configuration that another one beats: as fast or faster in part of its room."""
+    kept: list[Configuration] = []
+    for item in items:
+        if not any(_beats(other, item) for other in kept):
+            kept = [other for other in kept if not _beats(item, other)]
+            kept.append(item)
+    return tuple(kept)
+
+
+def _beats(one: Configuration, other: Configuration) -> bool:
+    return (
+        one.predicted_iter_time_s <= other.predicted_iter_time_s
+        and one.n_nodes <= other.n_nodes
+        and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
+        and one.cpu_threads <= other.cpu_threads
+        and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
+    )
+
+
+def _scales(reference: Configuration, item: Configuration) -> bool:
+    """Whether a plan is the reference's with another data-parallel degree."""
+    return _shape(reference.plan) == _shape(item.plan)
+
+
+def _shape(plan: str) -> str:
+    """Return what of a plan in trace notation does not change with the data-parallel degree."""
+    if plan.isdigit():
+        return plan[:2]
+    return plan.rsplit("-", 1)[0] if plan[:1].isdigit() else plan
+
+
+def _fastest_a_placement(items: Iterable[Configuration]) -> list[Configuration]:
+    best: dict[tuple[int, ...], Configuration] = {}
+    for item in items:
+        known = best.get(item.counts)
+        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
+            best[item.counts] = item
+    return list(best.values())

@@ -1,0 +1,91 @@
+"""Every number of the work-aware policy that is a choice, in one place."""
+
+from dataclasses import dataclass
+
+__all__ = ["RuleTuning", "WorkTuning"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTuning:
+    """Parameters of `morphling-work`; found by search over perturbed arrival times, not on one trace.
+
+    Parameters
+    ----------
+    arrival_memory_s
+        Age at which an arrival counts 1/e in the arrival rate [s].
+    start_horizon_s
+        Arrivals within this time are the ones that a starting job delays [s].
+    growth_horizon_s
+        The same for a job that takes more devices: it can give them back, so it looks less far [s].
+    cost_tolerance
+        A job starts at once on an option up to this ratio of its least cost rather than wait.
+    ageing_s
+        Waiting time that halves the area by which a job queues [s].
+    guarantee_factor
+        Factor on the area of guaranteed jobs in the queue.
+    critical_ratio
+        A job is critical if it alone takes this ratio of the time that all other work needs.
+    critical_delays
+        Jobs shorter than this many restart delays are never critical.
+    last_weight
+        How many jobs the end of the schedule counts as when drafts are compared.
+    grain_s
+        Finish times closer than this are one instant to the look-ahead [s].
+    min_gain_s
+        A draft that takes devices from jobs must save at least this sum of finish times [s].
+    min_wait_delays
+        Jobs that wait less than this many restart delays take from nobody.
+    max_takers
+        Blocked jobs, from the head of the queue, that may take devices.
+    max_takings
+        Jobs that take devices in one decision at most.
+    min_growth_s, min_growth_share
+        A running job takes more devices only if it then ends earlier by this time [s] and by this
+        share of what it has left, the restart counted and the extra device time paid for.
+    """
+
+    arrival_memory_s: float = 3600.0
+    start_horizon_s: float = 3600.0
+    growth_horizon_s: float = 240.0
+    cost_tolerance: float = 1.15
+    ageing_s: float = 12000.0
+    guarantee_factor: float = 0.3
+    critical_ratio: float = 1.3
+    critical_delays: float = 4.0
+    last_weight: float = 0.5
+    grain_s: float = 30.0
+    min_gain_s: float = 100.0
+    min_wait_delays: float = 0.5
+    max_takers: int = 4
+    max_takings: int = 12
+    min_growth_s: float = 60.0
+    min_growth_share: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTuning:
+    """Parameters of `morphling`.
+
+    Parameters
+    ----------
+    efficiency_tolerance
+        A best-effort job starts on options that reach this share of its best speed a device.
+    age_limit_s
+        Waiting time after which a job starves and comes first in its class [s].
+    max_reservations
+        Starving jobs for which nodes are kept free at most.
+    least_share
+        Bound of the gate on reconfigurations (Morphling, section 5: 0.97).
+    hands_out
+        Whether devices that are left go to the steepest jobs.
+    least_slope
+        A job takes more devices only if the speed gained a device is this share of its efficiency.
+    """
+
+    efficiency_tolerance: float = 0.7
+    age_limit_s: float = 1800.0
+    max_reservations: int = 1
+    least_share: float = 0.97
+    yield_share: float = 0.7
+    hands_out: bool = True
+    least_slope: float = 0.1
