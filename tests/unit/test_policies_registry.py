@@ -1,0 +1,95 @@
+"""The registry of policies, and FIFO."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from toy_cluster import toy_catalogue, toy_job, toy_nodes
+
+import makespan.policies
+from makespan.errors import UnknownNameError
+from makespan.hardware import ClusterSpec
+from makespan.policies import REGISTRY, policy, policy_names
+from makespan.sim import simulate
+
+FILES = sorted(Path(makespan.policies.__file__).parent.rglob("*.py"))
+
+
+def test_a_policy_is_found_by_its_name():
+    assert policy("fifo") is REGISTRY["fifo"]
+    assert policy_names() == tuple(sorted(REGISTRY))
+    with pytest.raises(UnknownNameError, match=r"unknown policy 'fifi'; accepted: .*Did you mean 'fifo'\?"):
+        policy("fifi")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_policy_says_what_it_is_and_needs(name):
+    entry = REGISTRY[name]
+    assert entry.name == name and entry.title
+    assert type(entry).__doc__
+    assert entry.interval_s is None or entry.interval_s > 0
+    assert isinstance(entry.references, tuple)
+    for flag in ("knows_remaining_work", "honours_guarantees", "is_time_driven"):
+        assert isinstance(getattr(entry, flag), bool)
+    assert hash(entry) == hash(entry)  # an immutable object
+    with pytest.raises(AttributeError):
+        entry.name = "other"
+
+
+def _attributes(path):
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in found if not (isinstance(node.value, ast.Name) and node.value.id == "self")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_policy_decides_by_predictions_and_reads_nothing_private(path):
+    used = _attributes(path)
+    assert "iter_time_s" not in used, "policies must not see how fast a plan really is"
+    hidden = {"_pending", "_running", "_nodes", "_steps_left", "_view", "_generation"}
+    assert not used & hidden
+
+
+# --- FIFO -------------------------------------------------------------------------------
+
+
+def started(jobs, spec, **options):
+    events = simulate(jobs, spec, toy_catalogue(), policy("fifo"), restart_delay_s=1.0, **options).events
+    rows = events[events["kind"] == "started"]
+    return {row.job_id: (row.time_s, row.nodes) for row in rows.itertuples()}
+
+
+def test_the_head_of_the_queue_holds_back_those_behind_it():
+    jobs = [
+        toy_job("a", 0.0, n_gpus=2, steps=100),
+        toy_job("b", 1.0, n_gpus=4, steps=1),
+        toy_job("c", 2.0, n_gpus=1, steps=1),
+    ]
+    starts = started(jobs, toy_nodes(1, 4))
+    assert starts["a"][0] == 0.0
+    assert starts["b"][0] > 40.0 and starts["c"][0] > starts["b"][0]
+
+
+def test_the_node_that_is_filled_best_is_taken():
+    jobs = [toy_job("a", n_gpus=2, steps=9), toy_job("b", n_gpus=8, steps=9), toy_job("c", n_gpus=2, steps=9)]
+    starts = started(jobs, toy_nodes(3, 8))
+    assert [starts[name][1] for name in "abc"] == ["0:2", "1:8", "0:2"]
+
+
+def test_a_job_is_spread_where_no_node_has_room_for_all_of_it():
+    jobs = [toy_job("a", n_gpus=2, steps=99), toy_job("b", n_gpus=2, steps=99), toy_job("c", 1.0, n_gpus=4)]
+    assert started(jobs, toy_nodes(2, 4))["c"] == (1.0, "1:4")
+    jobs[2] = toy_job("c", 1.0, n_gpus=8)
+    assert started(jobs, toy_nodes(3, 4))["c"] == (1.0, "1:4 2:4")
+
+
+def test_cpu_threads_hold_a_job_back_as_devices_do():
+    jobs = [toy_job("a", steps=9), toy_job("b", steps=9)]
+    starts = started(jobs, toy_nodes(1, 4, cpu_threads=7))
+    assert starts["b"][0] > 0.0
+
+
+def test_nodes_of_two_kinds_are_both_used():
+    large, small = toy_nodes(1, 8), toy_nodes(1, 2)
+    mixed = ClusterSpec("mixed", (*large.nodes, *small.nodes), large.network)
+    starts = started([toy_job("a", n_gpus=2, steps=9), toy_job("b", n_gpus=8, steps=9)], mixed)
+    assert starts == {"a": (0.0, "1:2"), "b": (0.0, "0:8")}
