@@ -1,0 +1,112 @@
+"""Metrics of each job."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from makespan.metrics._steps import integral
+from makespan.sim import OUTCOMES
+from makespan.tables import Column, TableSchema
+
+__all__ = ["JOB_METRICS", "jct_distribution", "job_metrics"]
+
+JOB_METRICS = TableSchema(
+    "job_metrics",
+    (
+        Column("job_id", "text", "", "job"),
+        Column("jct_s", "float", "s", "finish minus submission"),
+        Column("queueing_delay_s", "float", "s", "first start minus submission"),
+        Column("run_alone_s", "float", "s", "duration alone, at once, as requested"),
+        Column("slowdown", "float", "1", "completion time over duration alone"),
+        Column("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
+        Column("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
+    ),
+)
+
+
+def job_metrics(
+    outcomes: pd.DataFrame, *, n_gpus: int, restart_delay_s: float, extra_steps: int = 1
+) -> pd.DataFrame:
+    """Return the metrics of each job, one row a job in the order of the outcomes.
+
+    Alone, a job starts at its submission with what it asked for, so it takes one restart delay and its
+    steps at the reference time.
+
+    Finish-time fairness compares with a cluster that is split evenly and for good: the share of a job
+    is the devices of the cluster over the mean number of jobs in the system during its own stay, itself
+    included. With a share below its request the job would run as requested, but only for the same part
+    of the time; with a larger one it runs as alone. 1 is fair, more is worse than the equal split
+    (the measure of Themis, NSDI 2020, with this definition of the share).
+
+    Parameters
+    ----------
+    outcomes
+        Table of schema `makespan.sim.OUTCOMES`.
+    n_gpus
+        Devices of the cluster.
+    restart_delay_s
+        Restart delay of the simulation [s].
+    extra_steps
+        Steps that each job ran beyond its own.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Of schema `JOB_METRICS`.
+
+    Raises
+    ------
+    TraceError
+        The table does not follow its schema.
+    """
+    table = OUTCOMES.validate(outcomes, where="outcomes")
+    submit_s, finish_s = (table[name].to_numpy(dtype=float) for name in ("submit_time_s", "finish_time_s"))
+    jct_s = finish_s - submit_s
+    steps = table["steps"].to_numpy(dtype=float) + extra_steps
+    work_s = steps * table["reference_iter_time_s"].to_numpy(dtype=float)
+    alone_s = restart_delay_s + work_s
+    share = n_gpus / _mean_jobs_in_system(submit_s, finish_s)
+    shared_s = restart_delay_s + work_s * np.maximum(table["n_gpus"].to_numpy(dtype=float) / share, 1.0)
+    return pd.DataFrame(
+        {
+            "job_id": table["job_id"],
+            "jct_s": jct_s,
+            "queueing_delay_s": table["first_start_s"].to_numpy(dtype=float) - submit_s,
+            "run_alone_s": alone_s,
+            "slowdown": _ratio(jct_s, alone_s),
+            "finish_time_fairness": _ratio(jct_s, shared_s),
+            "n_reconfigurations": table["n_restarts"].to_numpy(dtype=np.int64) + 1,
+        }
+    )
+
+
+def jct_distribution(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """Return the empirical distribution of completion times.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``jct_s`` ascending [s], and ``fraction`` of the jobs that took at most as long.
+    """
+    jct_s = np.sort((outcomes["finish_time_s"] - outcomes["submit_time_s"]).to_numpy(dtype=float))
+    return pd.DataFrame({"jct_s": jct_s, "fraction": np.arange(1, len(jct_s) + 1) / max(len(jct_s), 1)})
+
+
+def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide; a job without any work compares as 1 if it took no time, otherwise as infinite."""
+    empty = np.where(value > 0, np.inf, 1.0)
+    return np.divide(value, base, out=empty, where=base > 0)
+
+
+def _mean_jobs_in_system(submit_s: NDArray[np.float64], finish_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean number of jobs in the system over each job's stay, itself included, at least 1."""
+    if len(submit_s) == 0:
+        return np.ones(0)
+    times_s = np.concatenate([submit_s, finish_s])
+    changes = np.concatenate([np.ones(len(submit_s)), -np.ones(len(finish_s))])
+    order = np.argsort(times_s, kind="stable")
+    times_s, present = times_s[order], np.cumsum(changes[order])
+    stay_s = finish_s - submit_s
+    area = integral(times_s, present, finish_s) - integral(times_s, present, submit_s)
+    mean = np.divide(area, stay_s, out=np.ones(len(stay_s)), where=stay_s > 0)
+    return np.maximum(mean, 1.0)

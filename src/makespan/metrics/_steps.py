@@ -1,0 +1,60 @@
+"""Quantities that are constant between instants."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["integral", "level", "time_average"]
+
+
+def integral(times_s: ArrayLike, values: ArrayLike, at_s: ArrayLike) -> NDArray[np.float64]:
+    """Integrate a step function from its first time to each of some times.
+
+    Parameters
+    ----------
+    times_s
+        Ascending times at which it takes a new value [s], ``(n,)``, at least one.
+    values
+        Value from each time on, ``(n,)``; before the first time it is 0.
+    at_s
+        Ends of the integrals [s], any shape.
+
+    Returns
+    -------
+    float array, shape of ``at_s``
+        In units of the values times seconds.
+    """
+    times, heights, ends = (np.asarray(x, dtype=np.float64) for x in (times_s, values, at_s))
+    areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * heights[:-1])])
+    last = np.searchsorted(times, ends, side="right") - 1
+    inside = np.maximum(last, 0)
+    return np.where(last < 0, 0.0, areas[inside] + (ends - times[inside]) * heights[inside])
+
+
+def time_average(times_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> float:
+    """Return the mean of a step function over a span of time; NaN if the span is empty.
+
+    Parameters
+    ----------
+    times_s, values
+        As in `integral`.
+    start_s, end_s
+        The span [s].
+    """
+    if not end_s > start_s:
+        return float("nan")
+    start, end = integral(times_s, values, np.array([start_s, end_s]))
+    return float((end - start) / (end_s - start_s))
+
+
+def level(times_s: pd.Series, changes: pd.Series) -> pd.Series:
+    """Add up changes and return the value after each instant, indexed by time [s].
+
+    Parameters
+    ----------
+    times_s
+        Times of the changes [s], in any order.
+    changes
+        By how much the value changes at each.
+    """
+    return changes.groupby(times_s.to_numpy()).sum().sort_index().cumsum().rename_axis("time_s")
