@@ -175,7 +175,9 @@ def test_short_turns_on_one_device_tend_to_processor_sharing():
     expected = processor_sharing([count + 1.0 for count in steps])
     worst = []
     for turn_s in (2.0, 0.5, 0.125):
-        result = simulate(trace, toy_nodes(1, 1), one_gpu_catalogue(), RoundRobin(turn_s), restart_delay_s=0.0)
+        result = simulate(
+            trace, toy_nodes(1, 1), one_gpu_catalogue(), RoundRobin(turn_s), restart_delay_s=0.0
+        )
         found = finish_times(result)
         worst.append(max(abs(found[name] - expected[name]) for name in expected))
         assert worst[-1] <= len(steps) * turn_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from makespan.sim._books import JobBook, Rules
-from makespan.sim._tables import OUTCOMES
+from makespan.tables import OUTCOMES
 
 __all__ = ["check_outcomes"]
 

@@ -7,9 +7,8 @@ import pandas as pd
 
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._events import Event
-from makespan.sim._tables import EVENTS, OUTCOMES
 from makespan.sim._view import ClusterView, JobView
-from makespan.tables import TableSchema
+from makespan.tables import EVENTS, OUTCOMES, TableSchema
 
 __all__ = ["Recorder", "events_table", "outcomes_table"]
 

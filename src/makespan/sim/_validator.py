@@ -13,7 +13,7 @@ from makespan.hardware import ClusterSpec
 from makespan.sim._books import JobBook, NodeBook, Row, Rules, Violation
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._outcome_check import check_outcomes
-from makespan.sim._tables import EVENTS
+from makespan.tables import EVENTS
 from makespan.workloads import JobSpec
 
 __all__ = ["validate_schedule"]
@@ -83,7 +83,12 @@ def validate_schedule(
         The table does not follow its schema.
     """
     rules = Rules(
-        catalogue.on(cluster), restart_delay_s, interval_s or None, checkpoint_interval_s, extra_steps, keeps_guarantees
+        catalogue.on(cluster),
+        restart_delay_s,
+        interval_s or None,
+        checkpoint_interval_s,
+        extra_steps,
+        keeps_guarantees,
     )
     checked = EVENTS.validate(events, where="events")
     nodes = NodeBook(cluster, rules)

@@ -20,12 +20,16 @@ from makespan.tables._catalogue import (
 from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
 from makespan.tables._schema import Column, TableSchema
+from makespan.tables._simulation import EVENTS, FAILURES, OUTCOMES
 
 __all__ = [
     "CLAIMS",
+    "EVENTS",
+    "FAILURES",
     "FIG7",
     "FIG8",
     "FIT",
+    "OUTCOMES",
     "SCHEMAS",
     "SENSITIVITY",
     "SENSITIVITY_FAMILIES",

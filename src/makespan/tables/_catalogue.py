@@ -3,6 +3,7 @@
 from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
+from makespan.tables._simulation import EVENTS, FAILURES, OUTCOMES
 
 __all__ = [
     "CLAIMS",
@@ -173,6 +174,9 @@ SCHEMAS = (
     SENSITIVITY_FAMILIES,
     FIG7,
     FIG8,
+    FAILURES,
+    EVENTS,
+    OUTCOMES,
     CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""
