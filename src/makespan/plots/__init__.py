@@ -7,9 +7,13 @@ A figure sees its table and nothing else, so it can be drawn again from the save
 """
 
 from makespan.plots._adaptation import plot_adaptation
+from makespan.plots._cluster import plot_allocation, plot_gantt
 from makespan.plots._errors import plot_error_bars, plot_prediction
+from makespan.plots._policies import plot_ablation, plot_jct_cdf, plot_table4
+from makespan.plots._policy_style import PolicyStyle, policy_order, policy_style
 from makespan.plots._sensitivity import ENVELOPE, plot_cpu_sensitivity, plot_sensitivity
 from makespan.plots._sharing import plot_sharing
+from makespan.plots._studies import plot_large_models, plot_load, plot_rounds, plot_scale
 from makespan.plots._style import (
     FAMILY_COLOURS,
     MODEL_TITLES,
@@ -19,6 +23,7 @@ from makespan.plots._style import (
     save_figure,
     style,
 )
+from makespan.plots._timelines import allocation_timeline, job_spans
 
 __all__ = [
     "ENVELOPE",
@@ -27,12 +32,26 @@ __all__ = [
     "ONE_COLUMN_IN",
     "PALETTE",
     "TWO_COLUMNS_IN",
+    "PolicyStyle",
+    "allocation_timeline",
+    "job_spans",
+    "plot_ablation",
     "plot_adaptation",
+    "plot_allocation",
     "plot_cpu_sensitivity",
     "plot_error_bars",
+    "plot_gantt",
+    "plot_jct_cdf",
+    "plot_large_models",
+    "plot_load",
     "plot_prediction",
+    "plot_rounds",
+    "plot_scale",
     "plot_sensitivity",
     "plot_sharing",
+    "plot_table4",
+    "policy_order",
+    "policy_style",
     "save_figure",
     "style",
 ]

@@ -1,0 +1,273 @@
+"""Figures of cluster experiments: what they show, and that they come from their tables alone."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from makespan.errors import TraceError
+from makespan.plots import (
+    FAMILY_COLOURS,
+    allocation_timeline,
+    job_spans,
+    plot_ablation,
+    plot_allocation,
+    plot_gantt,
+    plot_jct_cdf,
+    plot_large_models,
+    plot_load,
+    plot_rounds,
+    plot_scale,
+    plot_table4,
+    policy_order,
+    policy_style,
+    save_figure,
+)
+from makespan.plots._cluster import _bin_means
+from makespan.plots._policy_style import is_ablation
+
+EVENTS = pd.DataFrame(
+    [
+        (0.0, 0, "submitted", "a", "", 0, ""),
+        (0.0, 1, "started", "a", "0:2", 2, "DP"),
+        (3600.0, 2, "ready", "a", "0:2", 2, "DP"),
+        (3600.0, 3, "started", "b", "0:2 1:4", 6, "DP+TP+PP"),
+        (7200.0, 4, "reconfigured", "a", "1:1", 1, "ZeRO-Offload"),
+        (7200.0, 5, "ready", "b", "0:2 1:4", 6, "DP+TP+PP"),
+        (7200.0, 6, "suspended", "b", "", 0, ""),
+        (9000.0, 7, "started", "c", "0:4", 4, "DP"),
+        (10800.0, 8, "finished", "a", "", 0, ""),
+    ],
+    columns=["time_s", "seq", "kind", "job_id", "nodes", "n_gpus", "family"],
+)
+
+
+def held(table, time):
+    rows = table[table["time_s"] == time]
+    return dict(zip(rows["plan_family"], rows["gpus"], strict=True))
+
+
+def test_timeline_counts_the_gpus_of_each_family_after_each_change():
+    table = allocation_timeline(EVENTS)
+    assert held(table, 0.0) == {"DP": 2, "DP+TP+PP": 0, "ZeRO-Offload": 0}
+    assert held(table, 3600.0) == {"DP": 2, "DP+TP+PP": 6, "ZeRO-Offload": 0}
+    assert held(table, 7200.0) == {"DP": 0, "DP+TP+PP": 0, "ZeRO-Offload": 1}
+    assert held(table, 9000.0) == {"DP": 4, "DP+TP+PP": 0, "ZeRO-Offload": 1}
+    assert held(table, 10800.0) == {"DP": 4, "DP+TP+PP": 0, "ZeRO-Offload": 0}
+
+
+def test_timeline_does_not_depend_on_the_order_of_rows():
+    shuffled = EVENTS.sample(frac=1.0, random_state=1)
+    pd.testing.assert_frame_equal(allocation_timeline(shuffled), allocation_timeline(EVENTS))
+    pd.testing.assert_frame_equal(job_spans(shuffled), job_spans(EVENTS))
+
+
+def test_spans_say_who_restarted_and_ran_on_which_gpu():
+    spans = job_spans(EVENTS)
+    first = spans[(spans["job_id"] == "a") & (spans["start_s"] == 0.0)]
+    assert first["gpu"].tolist() == [0, 1]
+    assert set(first["ready_s"]) == {3600.0}
+    assert set(first["end_s"]) == {7200.0}
+    b = spans[spans["job_id"] == "b"]
+    assert sorted(zip(b["node"], b["gpu"], strict=True)) == [(0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    moved = spans[(spans["job_id"] == "a") & (spans["start_s"] == 7200.0)].iloc[0]
+    assert (moved["node"], moved["gpu"], moved["ready_s"], moved["end_s"]) == (1, 0, 10800.0, 10800.0)
+    open_end = spans[spans["job_id"] == "c"]
+    assert set(open_end["end_s"]) == {10800.0}
+    assert sorted(open_end["gpu"]) == [0, 1, 2, 3]
+
+
+def test_no_gpu_is_shown_under_two_jobs_at_once():
+    spans = job_spans(EVENTS)
+    for _, rows in spans.groupby(["node", "gpu"]):
+        ordered = rows.sort_values("start_s")
+        assert (ordered["end_s"].to_numpy()[:-1] <= ordered["start_s"].to_numpy()[1:]).all()
+
+
+def test_bins_hold_the_mean_of_the_step_function():
+    times, values = np.array([1.0, 2.0, 4.0]), np.array([4.0, 0.0, 2.0])
+    assert _bin_means(times, values, np.array([0.0, 1.0, 1.5, 3.0, 6.0])) == pytest.approx(
+        [0.0, 4.0, 2.0 / 1.5, 4.0 / 3.0]
+    )
+    assert _bin_means(np.array([]), np.array([]), np.array([0.0, 1.0])).tolist() == [0.0]
+
+
+def test_allocation_stacks_to_the_gpus_held_and_marks_the_size_of_the_cluster():
+    figure = plot_allocation(allocation_timeline(EVENTS), "emulated", 8)
+    (axes,) = figure.axes
+    tops = [patch.get_data().values.max() for patch in axes.patches]
+    assert max(tops) == pytest.approx(8.0)
+    assert axes.lines[0].get_ydata()[0] == 8
+    assert "h" in axes.get_xlabel()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["DP", "ZeRO-Offload", "DP+TP+PP", "all GPUs"]
+
+
+def test_allocation_draws_a_panel_for_each_policy():
+    table = allocation_timeline(EVENTS)
+    both = pd.concat([table.assign(policy="Sia"), table.assign(policy="FIFO")])
+    figure = plot_allocation(both, "emulated", 8)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Sia", "FIFO"]
+
+
+def test_gantt_shows_every_span_in_the_colour_of_its_family():
+    spans = job_spans(EVENTS)
+    (axes,) = plot_gantt(spans, "emulated").axes
+    bars = [item for item in axes.collections if len(item.get_facecolor()) and item.get_paths()]
+    area = sum(
+        path.get_extents().width * round(path.get_extents().height)
+        for item in bars
+        for path in item.get_paths()
+    )
+    expected = ((spans["end_s"] - spans["start_s"]) / 3600).sum()
+    drawn = [path for item in bars for path in item.get_paths() if path.get_extents().height > 0.5]
+    assert sum(path.get_extents().width for path in drawn) == pytest.approx(expected)
+    assert area == pytest.approx(expected)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["node 0", "node 1"]
+
+
+def table4(delays=(260.0, 78.0)):
+    rows = []
+    for delay in delays:
+        for trace in ("base", "mt"):
+            for policy, jct in (("morphling", 3600.0), ("morphling-n", 7200.0), ("sia", 10800.0)):
+                rows.append((trace, policy, delay, jct + delay, 2 * jct, jct / 3600, jct / 3600))
+    columns = (
+        "trace policy restart_delay_s avg_jct_s makespan_s jct_ratio_to_morphling makespan_ratio_to_morphling"
+    )
+    return pd.DataFrame(rows, columns=columns.split())
+
+
+def test_table4_has_a_bar_a_policy_with_its_ratio_and_the_published_mark():
+    published = pd.DataFrame(
+        {"trace": ["base"], "policy": ["morphling"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
+    )
+    figure = plot_table4(table4(), "published", 260.0, published)
+    assert len(figure.axes) == 4
+    base_jct = figure.axes[0]
+    assert [bar.get_width() for bar in base_jct.patches] == pytest.approx(
+        [3860 / 3600, 7460 / 3600, 11060 / 3600]
+    )
+    assert [text.get_text().strip() for text in base_jct.texts] == ["1.00", "2.00", "3.00"]
+    assert [tick.get_text() for tick in base_jct.get_yticklabels()] == ["Morphling", "Morphling-N", "Sia"]
+    marks = [line.get_segments()[0][0][0] for line in base_jct.collections]
+    assert marks == pytest.approx([1.5, 1.5])
+    assert not figure.axes[2].collections
+    pale, strong = base_jct.patches[1].get_facecolor(), base_jct.patches[0].get_facecolor()
+    assert sum(pale[:3]) > sum(strong[:3])
+
+
+def test_table4_shows_one_restart_delay_and_refuses_one_that_was_not_run():
+    widths = [bar.get_width() for bar in plot_table4(table4(), "emulated", 78.0).axes[0].patches]
+    assert widths[0] == pytest.approx(3678 / 3600)
+    with pytest.raises(TraceError, match="table4 at 5 s"):
+        plot_table4(table4(), "emulated", 5.0)
+
+
+def test_cdf_steps_from_first_to_last_completion():
+    table = pd.DataFrame({"policy": ["sia"] * 4 + ["fifo"] * 2, "jct_s": [4.0, 1.0, 3.0, 2.0, 10.0, 20.0]})
+    (axes,) = plot_jct_cdf(table, "emulated").axes
+    assert axes.get_xscale() == "log"
+    line = axes.lines[0]
+    assert line.get_xdata().tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert line.get_ydata().tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert line.get_color() == policy_style("sia").colour
+    panels = plot_jct_cdf(pd.concat([table.assign(trace="base"), table.assign(trace="mt")]), "emulated").axes
+    assert [panel.get_title() for panel in panels] == ["Base", "multi-tenant (MT)"]
+
+
+def test_ablation_compares_with_the_whole_policy():
+    (axes,) = plot_ablation(table4(), "emulated", 260.0).axes
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 7460 / 3860] * 2)
+    with pytest.raises(TraceError, match="ablation at 260 s"):
+        plot_ablation(table4()[table4()["policy"] == "sia"], "emulated", 260.0)
+
+
+def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
+    rows = [
+        (policy, value, seed, scale * 3600 * (value + 0.1 * seed), scale * 36000.0)
+        for policy, scale in (("morphling", 1), ("fifo", 5))
+        for value in values
+        for seed in range(seeds)
+    ]
+    return pd.DataFrame(rows, columns=["policy", parameter, "seed", "avg_jct_s", "makespan_s"])
+
+
+@pytest.mark.parametrize(
+    ("draw", "parameter", "scale"),
+    [(plot_load, "load_factor", 1), (plot_large_models, "large_share", 100), (plot_rounds, "interval_s", 1)],
+)
+def test_studies_show_means_with_confidence_bands_over_seeds(draw, parameter, scale):
+    left, right = draw(study(parameter), "emulated").axes
+    line = left.lines[0]
+    assert line.get_xdata() == pytest.approx(np.array([0.5, 1.0, 2.0]) * scale)
+    assert line.get_ydata() == pytest.approx([0.6, 1.1, 2.1])
+    band = left.collections[0].get_paths()[0].vertices[:, 1]
+    half = stats.t.ppf(0.975, 2) * 0.1 / np.sqrt(3)
+    assert band.max() == pytest.approx(2.1 + half)
+    assert band.min() == pytest.approx(0.6 - half)
+    assert not right.collections
+    assert right.lines[1].get_ydata() == pytest.approx([50.0] * 3)
+
+
+def test_a_single_seed_has_no_band_and_the_legend_does_not_promise_one():
+    figure = plot_load(study("load_factor", seeds=1), "emulated")
+    assert not figure.axes[0].collections
+    assert figure.legends[0].get_title().get_text() == ""
+    assert "3 seeds" in plot_load(study("load_factor"), "emulated").legends[0].get_title().get_text()
+
+
+def test_scale_shows_cost_against_jobs_and_names_the_gpus():
+    table = pd.DataFrame(
+        [("sia", 406, 64, 0.5, 0.001), ("sia", 4060, 512, 20.0, 0.004), ("fifo", 406, 64, 0.02, 1e-5)],
+        columns=["policy", "jobs", "gpus", "wall_s", "decision_wall_s"],
+    )
+    left, right = plot_scale(table, "emulated").axes
+    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
+    assert right.lines[0].get_ydata() == pytest.approx([1.0, 4.0])
+    assert [text.get_text() for text in left.texts] == ["64 GPUs", "512 GPUs"]
+
+
+@pytest.mark.parametrize(
+    ("draw", "table"),
+    [
+        (lambda t: plot_load(t, "emulated"), study("load_factor")),
+        (lambda t: plot_table4(t, "emulated", 260.0), table4()),
+        (lambda t: plot_allocation(t, "emulated", 8), allocation_timeline(EVENTS)),
+        (lambda t: plot_gantt(t, "emulated"), job_spans(EVENTS)),
+        (lambda t: plot_jct_cdf(t, "emulated"), pd.DataFrame({"policy": ["sia"], "jct_s": [3.0]})),
+    ],
+)
+def test_figures_are_saved_whole_and_refuse_tables_without_their_columns(draw, table, tmp_path):
+    one = save_figure(draw(table), table, tmp_path / "one")
+    two = save_figure(draw(table), table, tmp_path / "two")
+    for first, second in zip(one, two, strict=True):
+        assert first.read_bytes() == second.read_bytes()
+        assert first.stat().st_size > 0
+    with pytest.raises(TraceError, match="no rows"):
+        draw(table.iloc[:0])
+    with pytest.raises(TraceError, match="lacks column"):
+        draw(table.drop(columns=table.columns[-1]))
+
+
+def test_policies_have_an_order_and_distinct_looks():
+    names = ["fifo", "other", "sia", "morphling", "sia"]
+    assert policy_order(names) == ["morphling", "sia", "fifo", "other"]
+    known = [
+        "morphling-work",
+        "morphling",
+        "sia",
+        "synergy",
+        "antman",
+        "gavel",
+        "tiresias",
+        "srtf",
+        "sjf",
+        "fifo",
+    ]
+    looks = {(policy_style(name).colour, policy_style(name).marker) for name in known}
+    assert len(looks) == len(known)
+    assert policy_style("other").title == "other"
+    assert is_ablation("morphling-e")
+    assert not is_ablation("morphling-work")
+    assert set(FAMILY_COLOURS) >= set(EVENTS["family"]) - {""}
