@@ -9,25 +9,30 @@ from types import MappingProxyType
 from makespan.errors import unknown_name
 from makespan.sim import Policy
 
-__all__ = ["REGISTRY", "policy", "policy_names"]
-
-_PACKAGE = "makespan.policies"
+__all__ = ["REGISTRY", "found_in", "policy", "policy_names"]
 
 
-def _found() -> Mapping[str, Policy]:
+def found_in(package: str, directory: Path) -> Mapping[str, Policy]:
+    """Return the policies in the modules of a package, by their names, sorted.
+
+    Raises
+    ------
+    ValueError
+        Two modules define policies of one name.
+    """
     policies: dict[str, Policy] = {}
-    modules = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    modules = sorted(module.name for module in pkgutil.iter_modules([str(directory)]))
     for name in modules:
-        if name == "_registry":
+        if f"{package}.{name}" == __name__:
             continue
-        for entry in getattr(importlib.import_module(f"{_PACKAGE}.{name}"), "POLICIES", ()):
+        for entry in getattr(importlib.import_module(f"{package}.{name}"), "POLICIES", ()):
             if entry.name in policies:
                 raise ValueError(f"{name}: a policy {entry.name!r} exists already")
             policies[entry.name] = entry
     return MappingProxyType(dict(sorted(policies.items())))
 
 
-REGISTRY: Mapping[str, Policy] = _found()
+REGISTRY: Mapping[str, Policy] = found_in("makespan.policies", Path(__file__).parent)
 """Every policy by its name, sorted."""
 
 

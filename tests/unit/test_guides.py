@@ -1,0 +1,65 @@
+"""The code in the guides runs, and the policy of the guide keeps the laws."""
+
+import re
+import sys
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from toy_cluster import toy_catalogue, toy_nodes, traces
+
+from makespan.policies import _registry
+from makespan.sim import simulate, validate_schedule
+
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+GUIDES = ["write-a-policy.md", "add-a-device.md"]
+
+
+@pytest.fixture(scope="module", params=GUIDES)
+def executed(request, root):
+    """Run all blocks of a guide in one module and return it with the guide's name."""
+    blocks = BLOCK.findall((root / "docs" / "guides" / request.param).read_text(encoding="utf-8"))
+    assert blocks
+    module = ModuleType("guide")
+    sys.modules["guide"] = module
+    for block in blocks:
+        exec(compile(block, request.param, "exec"), module.__dict__)
+    yield request.param, module
+    del sys.modules["guide"]
+
+
+@pytest.fixture(scope="module")
+def smallest(root):
+    """Return the policy of the guide."""
+    first = BLOCK.findall((root / "docs" / "guides" / "write-a-policy.md").read_text(encoding="utf-8"))[0]
+    module = ModuleType("_smallest")
+    sys.modules["_smallest"] = module
+    exec(compile(first, "_smallest.py", "exec"), module.__dict__)
+    yield module.POLICIES[0]
+    del sys.modules["_smallest"]
+
+
+def test_the_code_of_a_guide_runs(executed):
+    name, module = executed
+    assert hasattr(module, {"write-a-policy.md": "result", "add-a-device.md": "node"}[name])
+
+
+@given(traces(8))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_the_policy_of_the_guide_keeps_the_laws(smallest, jobs):
+    spec, options = toy_nodes(3, 4), {"restart_delay_s": 5.0}
+    result = simulate(jobs, spec, toy_catalogue(), smallest, **options)
+    assert validate_schedule(result.events, jobs, spec, toy_catalogue(), **options) == []
+
+
+def test_a_file_with_policies_is_found_by_itself(root, tmp_path, monkeypatch):
+    text = BLOCK.findall((root / "docs" / "guides" / "write-a-policy.md").read_text(encoding="utf-8"))[0]
+    package = tmp_path / "many_policies"
+    package.mkdir()
+    for name in ("__init__", "_one", "_registry"):
+        (package / f"{name}.py").write_text(text if name == "_one" else "")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(_registry.found_in("many_policies", package)) == ["smallest"]
+    (package / "_two.py").write_text(text)
+    with pytest.raises(ValueError, match="_two: a policy 'smallest' exists already"):
+        _registry.found_in("many_policies", package)
