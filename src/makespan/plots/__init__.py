@@ -13,6 +13,7 @@ from makespan.plots._policies import plot_ablation, plot_jct_cdf, plot_table4
 from makespan.plots._policy_style import PolicyStyle, policy_order, policy_style
 from makespan.plots._sensitivity import ENVELOPE, plot_cpu_sensitivity, plot_sensitivity
 from makespan.plots._sharing import plot_sharing
+from makespan.plots._spans import job_spans
 from makespan.plots._studies import plot_large_models, plot_load, plot_rounds, plot_scale
 from makespan.plots._style import (
     FAMILY_COLOURS,
@@ -23,7 +24,6 @@ from makespan.plots._style import (
     save_figure,
     style,
 )
-from makespan.plots._timelines import allocation_timeline, job_spans
 
 __all__ = [
     "ENVELOPE",
@@ -33,7 +33,6 @@ __all__ = [
     "PALETTE",
     "TWO_COLUMNS_IN",
     "PolicyStyle",
-    "allocation_timeline",
     "job_spans",
     "plot_ablation",
     "plot_adaptation",

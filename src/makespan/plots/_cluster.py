@@ -33,8 +33,8 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int) -> Figure:
     Parameters
     ----------
     table
-        Columns ``time_s, plan_family, gpus`` as `allocation_timeline` returns them, and, for several
-        panels, ``policy``. The mean of each of many equal spans of time is drawn.
+        ``time_s`` and one column a plan family with the GPUs that its plans hold from then on; for
+        several panels also ``policy``. The mean of each of many equal spans of time is drawn.
     source
         Name of the throughput source.
     n_gpus
@@ -45,11 +45,13 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int) -> Figure:
     matplotlib.figure.Figure
         Panels above each other with a common time axis.
     """
-    require_columns(table, "time_s", "plan_family", "gpus", figure="allocation")
+    require_columns(table, "time_s", figure="allocation")
+    found = pd.Series([str(name) for name in table.columns if name not in ("time_s", "policy")], dtype=object)
+    families = family_order(found)
+    require_columns(table, "time_s", *(families or ["plan families"]), figure="allocation")
     panels = list(dict.fromkeys(table["policy"])) if "policy" in table.columns else [""]
     figure = new_figure(TWO_COLUMNS_IN, 0.55 + 1.35 * len(panels))
     axes_list = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    families = family_order(table["plan_family"])
     for axes, panel in zip(axes_list, panels, strict=True):
         rows = table[table["policy"] == panel] if panel else table
         _stack_families(axes, rows, families, n_gpus)
@@ -73,8 +75,8 @@ def _stack_families(axes: Axes, rows: pd.DataFrame, families: list[str], n_gpus:
     edges = np.linspace(0.0, end_s, _BINS + 1) if end_s > 0 else np.array([0.0, 1.0])
     base = np.zeros(len(edges) - 1)
     for family in families:
-        held = rows[rows["plan_family"] == family]
-        mean = _bin_means(held["time_s"].to_numpy(float), held["gpus"].to_numpy(float), edges)
+        held = rows[family].fillna(0.0).to_numpy(float)
+        mean = _bin_means(rows["time_s"].to_numpy(float), held, edges)
         axes.stairs(base + mean, edges / HOUR, baseline=base, fill=True, color=_colour(family), lw=0)
         base = base + mean
     axes.axhline(n_gpus, color=PALETTE["black"], lw=0.8, ls=(0, (4, 2)))

@@ -73,8 +73,8 @@ def plot_rounds(table: pd.DataFrame, source: str) -> Figure:
     Parameters
     ----------
     table
-        One row a simulation: ``policy, interval_s, seed, avg_jct_s, makespan_s``; a length of 0 means
-        that the policy is asked at every event.
+        One row a simulation: ``policy, interval_s, seed, avg_jct_s, makespan_s``; a length that is 0
+        or missing means that the policy is asked at every event.
     source
         Name of the throughput source.
 
@@ -83,7 +83,9 @@ def plot_rounds(table: pd.DataFrame, source: str) -> Figure:
     matplotlib.figure.Figure
         Two panels; bands hold the mean over seeds with 95 % confidence.
     """
-    return _study(table, source, "interval_s", "length of a round [s], 0: at every event", "rounds")
+    require_columns(table, "interval_s", figure="rounds")
+    filled = table.assign(interval_s=pd.to_numeric(table["interval_s"]).fillna(0.0))
+    return _study(filled, source, "interval_s", "length of a round [s], 0: at every event", "rounds")
 
 
 def _study(table: pd.DataFrame, source: str, parameter: str, label: str, name: str) -> Figure:

@@ -1,4 +1,4 @@
-"""From the events of a simulation to what its figures show: allocation over time and job spans."""
+"""From the events of a simulation to the spans that a Gantt view shows."""
 
 import math
 from dataclasses import dataclass
@@ -7,53 +7,12 @@ import pandas as pd
 
 from makespan.plots._style import require_columns
 
-__all__ = ["allocation_timeline", "job_spans"]
+__all__ = ["job_spans"]
 
 _HELD = {"started", "reconfigured"}
 _LOST = {"suspended", "interrupted", "finished"}
 _SPAN_COLUMNS = ["job_id", "plan_family", "node", "gpu", "start_s", "ready_s", "end_s"]
 _TRACKED = [*sorted(_HELD), *sorted(_LOST), "ready"]
-
-
-def allocation_timeline(events: pd.DataFrame) -> pd.DataFrame:
-    """Count the GPUs that jobs hold under each plan family, at each change.
-
-    Parameters
-    ----------
-    events
-        Events table of a simulation: ``time_s, seq, kind, job_id, n_gpus, family``.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``time_s, plan_family, gpus``: from that time until the next one of the table the jobs hold
-        so many GPUs; every family at every time, in order of time and family.
-
-    Raises
-    ------
-    TraceError
-        A column is missing or there is no event.
-    """
-    require_columns(events, "time_s", "seq", "kind", "job_id", "n_gpus", "family", figure="allocation")
-    rows = events[events["kind"].isin([*_HELD, *_LOST])].sort_values(["time_s", "seq"])
-    families = sorted(set(rows.loc[rows["n_gpus"] > 0, "family"]))
-    held: dict[str, tuple[str, int]] = {}
-    totals = dict.fromkeys(families, 0)
-    steps: dict[float, dict[str, int]] = {}
-    for time, kind, job, gpus, family in zip(
-        rows["time_s"], rows["kind"], rows["job_id"], rows["n_gpus"], rows["family"], strict=True
-    ):
-        old_family, old_gpus = held.pop(job, ("", 0))
-        if old_gpus:
-            totals[old_family] -= old_gpus
-        if kind in _HELD:
-            held[job] = (family, int(gpus))
-            totals[family] += int(gpus)
-        steps[float(time)] = dict(totals)
-    return pd.DataFrame(
-        [(time, family, gpus) for time, state in steps.items() for family, gpus in state.items()],
-        columns=["time_s", "plan_family", "gpus"],
-    )
 
 
 def job_spans(events: pd.DataFrame) -> pd.DataFrame:
