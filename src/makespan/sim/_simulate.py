@@ -1,4 +1,8 @@
-"""Running a trace under a policy."""
+"""Running a trace under a policy.
+
+Job semantics follow the simulator released with Morphling, except that progress is conserved: a job runs
+while, and only while, it holds devices.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -56,7 +60,7 @@ def simulate(
     extra_steps: int = 1,
     observers: Sequence[Observer] = (),
 ) -> SimulationResult:
-    """Run a trace under a policy (job semantics of the Morphling simulator, with conserved progress).
+    """Run a trace under a policy; equal arguments give equal tables.
 
     Parameters
     ----------
@@ -68,25 +72,16 @@ def simulate(
         What jobs may run as, and how fast.
     policy
         Who decides.
-    restart_delay_s
-        Time with devices but without progress after each start and each change [s].
-    interval_s
-        Length of a round [s]: the policy is asked at multiples of it only. None for the policy's own
-        choice, 0 to ask after each event.
-    failures
-        Nodes that fail and join.
-    checkpoint_interval_s
-        Running time between checkpoints [s]; a failure loses what was done since the last one, a
-        reconfiguration loses nothing. None if a failure loses nothing either.
+    restart_delay_s, interval_s
+        Time without progress after each start and each change [s]; length of a round [s], None for the
+        policy's own choice, 0 to ask after each event.
+    failures, checkpoint_interval_s
+        Nodes that fail and join; running time between checkpoints [s]. A failure loses what was done
+        since the last one, a reconfiguration nothing. None if a failure loses nothing either.
     extra_steps
         Steps that every job runs beyond those it asked for; the released simulator runs one.
     observers
         Who is told of every event.
-
-    Returns
-    -------
-    SimulationResult
-        Equal arguments give equal tables.
 
     Raises
     ------

@@ -2,7 +2,31 @@
 
 It shares no code with the engine. It knows the trace, the nodes and the times of a step, follows
 every row of the table, and computes from the rows alone who held what, when and how far that
-carried each job.
+carried each job. The rules are:
+
+``order``
+    Time and ``seq`` never go back.
+``row``
+    A row names a job, a kind and a configuration that exist and agree with each other.
+``life``
+    A job is submitted once, when the trace says, starts only while it waits, changes only while it
+    runs, and finishes once.
+``capacity``
+    At the end of every instant no node gives more devices, CPU threads or host memory than it has.
+``failure``
+    Nodes fail and join in turn; whoever holds a node that fails loses it at once, and nobody is
+    interrupted without reason.
+``restart``
+    After every start and change a job makes no progress for the restart delay, and its ``ready`` row
+    stands at the end of it.
+``progress``
+    The steps left follow from the time with progress and the time of a step, and are zero at the end.
+``round``
+    Decisions fall on rounds.
+``guarantee``
+    Guarantees are kept, where they are promised.
+``outcomes``
+    The second table agrees with the first.
 """
 
 from collections.abc import Sequence
@@ -50,32 +74,7 @@ def validate_schedule(
     Returns
     -------
     list of Violation
-        In the order of the table. The rules are:
-
-        ``order``
-            Time and ``seq`` never go back.
-        ``row``
-            A row names a job, a kind and a configuration that exist and agree with each other.
-        ``life``
-            A job is submitted once, when the trace says, starts only while it waits, changes only
-            while it runs, and finishes once.
-        ``capacity``
-            At the end of every instant no node gives more devices, CPU threads or host memory than
-            it has, and a node that is down gives none.
-        ``restart``
-            After every start and change a job makes no progress for the restart delay, and its
-            ``ready`` row stands at the end of it.
-        ``progress``
-            The steps left follow from the time with progress and the time of a step, and are zero at
-            the end.
-        ``round``
-            Decisions fall on rounds.
-        ``guarantee``
-            Guarantees are kept.
-        ``failure``
-            Nodes fail and join in turn, and whoever holds a node that fails loses it at once.
-        ``outcomes``
-            The second table agrees with the first.
+        In the order of the table, rules as described in `makespan.sim._validator`.
 
     Raises
     ------
