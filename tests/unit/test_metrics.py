@@ -9,8 +9,6 @@ from toy_cluster import one_gpu_catalogue, throughput_rows, toy_catalogue, toy_j
 
 from makespan.errors import TraceError
 from makespan.metrics import (
-    JOB_METRICS,
-    TABLE4,
     allocation_by_family,
     allocation_over_time,
     fragmentation_over_time,
@@ -27,7 +25,8 @@ from makespan.metrics import (
 )
 from makespan.metrics._steps import integral
 from makespan.policies import REGISTRY
-from makespan.sim import EVENTS, OUTCOMES, Catalogue, NodeEvent, NodeEventKind, simulate
+from makespan.sim import Catalogue, NodeEvent, NodeEventKind, simulate
+from makespan.tables import EVENTS, JOB_METRICS, OUTCOMES, TABLE4
 
 
 def events(*rows):
@@ -126,7 +125,7 @@ def test_nodes_that_fail_or_join_change_what_is_present() -> None:
 
 def test_a_node_event_on_a_node_that_is_not_there_is_refused() -> None:
     table = events((0.0, "node_failed", "", "7", 0, "", math.nan))
-    with pytest.raises(TraceError, match="'7'.*accepted: 0 to 1"):
+    with pytest.raises(TraceError, match=r"'7'.*accepted: 0 to 1"):
         allocation_over_time(table, toy_nodes(2, 2))
 
 

@@ -1,20 +1,18 @@
 """Metrics of a schedule: pure functions from the tables of a simulation to numbers and tables.
 
-Everything is computed from `makespan.sim.EVENTS` and `makespan.sim.OUTCOMES`, so a new metric never needs
-a new simulation.
+Everything is computed from `makespan.tables.EVENTS` and `makespan.tables.OUTCOMES`, so a new metric
+never needs a new simulation.
 """
 
 from makespan.metrics._allocation import allocation_by_family, allocation_over_time, gpu_allocation_ratio
 from makespan.metrics._fragmentation import fragmentation_over_time, fragmentation_ratio
 from makespan.metrics._guarantees import guarantee_breaches, sla_attainment
-from makespan.metrics._jobs import JOB_METRICS, jct_distribution, job_metrics
+from makespan.metrics._jobs import jct_distribution, job_metrics
 from makespan.metrics._steps import time_average
 from makespan.metrics._summary import Summary, summary
-from makespan.metrics._table4 import TABLE4, table4, table4_row
+from makespan.metrics._table4 import table4, table4_row
 
 __all__ = [
-    "JOB_METRICS",
-    "TABLE4",
     "Summary",
     "allocation_by_family",
     "allocation_over_time",

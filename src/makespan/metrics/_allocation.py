@@ -6,7 +6,8 @@ import pandas as pd
 from makespan.errors import TraceError
 from makespan.hardware import ClusterSpec
 from makespan.metrics._steps import level, time_average
-from makespan.sim import EVENTS, EventKind
+from makespan.sim import EventKind
+from makespan.tables import EVENTS
 
 __all__ = ["allocation_by_family", "allocation_over_time", "gpu_allocation_ratio"]
 
@@ -17,7 +18,7 @@ def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataF
     Parameters
     ----------
     events
-        Table of schema `makespan.sim.EVENTS`.
+        Table of schema `makespan.tables.EVENTS`.
     cluster
         The nodes of the simulation.
 

@@ -7,7 +7,8 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.metrics._steps import time_average
-from makespan.sim import EVENTS, Catalogue, EventKind
+from makespan.sim import Catalogue, EventKind
+from makespan.tables import EVENTS
 from makespan.workloads import JobSpec
 
 __all__ = ["fragmentation_over_time", "fragmentation_ratio"]
@@ -26,7 +27,7 @@ def fragmentation_over_time(
     Parameters
     ----------
     events
-        Table of schema `makespan.sim.EVENTS`.
+        Table of schema `makespan.tables.EVENTS`.
     jobs
         The trace.
     cluster, catalogue

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from makespan.sim import EVENTS, OUTCOMES, EventKind
+from makespan.sim import EventKind
+from makespan.tables import EVENTS, OUTCOMES
 
 __all__ = ["guarantee_breaches", "sla_attainment"]
 
@@ -20,9 +21,9 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
     Parameters
     ----------
     events
-        Table of schema `makespan.sim.EVENTS`.
+        Table of schema `makespan.tables.EVENTS`.
     outcomes
-        Table of schema `makespan.sim.OUTCOMES`, for guarantees and reference times.
+        Table of schema `makespan.tables.OUTCOMES`, for guarantees and reference times.
 
     Returns
     -------

@@ -5,23 +5,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from makespan.metrics._steps import integral
-from makespan.sim import OUTCOMES
-from makespan.tables import Column, TableSchema
+from makespan.tables import OUTCOMES
 
-__all__ = ["JOB_METRICS", "jct_distribution", "job_metrics"]
-
-JOB_METRICS = TableSchema(
-    "job_metrics",
-    (
-        Column("job_id", "text", "", "job"),
-        Column("jct_s", "float", "s", "finish minus submission"),
-        Column("queueing_delay_s", "float", "s", "first start minus submission"),
-        Column("run_alone_s", "float", "s", "duration alone, at once, as requested"),
-        Column("slowdown", "float", "1", "completion time over duration alone"),
-        Column("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
-        Column("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
-    ),
-)
+__all__ = ["jct_distribution", "job_metrics"]
 
 
 def job_metrics(
@@ -41,7 +27,7 @@ def job_metrics(
     Parameters
     ----------
     outcomes
-        Table of schema `makespan.sim.OUTCOMES`.
+        Table of schema `makespan.tables.OUTCOMES`.
     n_gpus
         Devices of the cluster.
     restart_delay_s
@@ -52,7 +38,7 @@ def job_metrics(
     Returns
     -------
     pandas.DataFrame
-        Of schema `JOB_METRICS`.
+        Of schema `makespan.tables.JOB_METRICS`.
 
     Raises
     ------

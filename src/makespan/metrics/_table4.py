@@ -6,30 +6,9 @@ from typing import Any
 import pandas as pd
 
 from makespan.metrics._summary import Summary
-from makespan.tables import Column, TableSchema
+from makespan.tables import TABLE4
 
-__all__ = ["TABLE4", "table4", "table4_row"]
-
-TABLE4 = TableSchema(
-    "table4",
-    (
-        Column("trace", "text", "", "name of the trace"),
-        Column("policy", "text", "", "name of the policy"),
-        Column("restart_delay_s", "float", "s", "restart delay of every start and change"),
-        Column("interval_s", "float", "s", "length of a round; missing if asked after each event", True),
-        Column("jobs", "int", "1", "jobs that finished"),
-        Column("avg_jct_s", "float", "s", "mean completion time", True),
-        Column("p50_jct_s", "float", "s", "median completion time", True),
-        Column("p99_jct_s", "float", "s", "99th percentile of completion time", True),
-        Column("makespan_s", "float", "s", "last finish minus first submission", True),
-        Column("gpu_allocation_ratio", "float", "1", "device time held over device time present", True),
-        Column("reconfigurations_per_job", "float", "1", "restart delays a job, first start included", True),
-        Column("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
-        Column("jct_ratio_to_morphling", "float", "1", "mean completion time over that of morphling", True),
-        Column("makespan_ratio_to_morphling", "float", "1", "makespan over that of morphling", True),
-        Column("wall_s", "float", "s", "wall clock time of the simulation"),
-    ),
-)
+__all__ = ["table4", "table4_row"]
 
 _BASE = "morphling"
 _SETTING = ["trace", "restart_delay_s", "interval_s"]

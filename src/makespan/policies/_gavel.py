@@ -130,8 +130,15 @@ class Gavel:
             return [other for other in over if priority[other] * self.advantage <= priority[job]]
 
         decision = serve(view, order, options, victims)
-        ends = [job.held_since_s + turn_s for job in view.running if job.held_since_s + turn_s > now_s]
-        return Decision(decision.changes, min(ends, default=None) if view.pending else None), state
+        return Decision(decision.changes, _next_turn_s(view, turn_s)), state
+
+
+def _next_turn_s(view: ClusterView, turn_s: float) -> float | None:
+    """Return when to look again although nothing happened [s]: shares shift while jobs wait."""
+    if not view.pending:
+        return None
+    ends = (job.held_since_s + turn_s for job in view.running)
+    return min((end for end in ends if end > view.time_s), default=view.time_s + turn_s)
 
 
 def _held_share(job: JobView, view: ClusterView) -> float:

@@ -20,7 +20,7 @@ from makespan.tables._catalogue import (
 from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
 from makespan.tables._schema import Column, TableSchema
-from makespan.tables._simulation import EVENTS, FAILURES, OUTCOMES
+from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
 
 __all__ = [
     "CLAIMS",
@@ -29,6 +29,7 @@ __all__ = [
     "FIG7",
     "FIG8",
     "FIT",
+    "JOB_METRICS",
     "OUTCOMES",
     "SCHEMAS",
     "SENSITIVITY",
@@ -36,6 +37,7 @@ __all__ = [
     "TABLE2",
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",
+    "TABLE4",
     "THROUGHPUT",
     "Column",
     "TableSchema",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
-from makespan.tables._simulation import EVENTS, FAILURES, OUTCOMES
+from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
 
 __all__ = [
     "CLAIMS",
@@ -177,6 +177,8 @@ SCHEMAS = (
     FAILURES,
     EVENTS,
     OUTCOMES,
+    JOB_METRICS,
+    TABLE4,
     CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
 
-__all__ = ["EVENTS", "FAILURES", "OUTCOMES"]
+__all__ = ["EVENTS", "FAILURES", "JOB_METRICS", "OUTCOMES", "TABLE4"]
 
 
 def _columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
@@ -57,5 +57,39 @@ FAILURES = TableSchema(
         ("time_s", "float", "s", "when"),
         ("node_id", "int", "1", "number of the node in the cluster"),
         ("kind", "text", "", "failed or joined"),
+    ),
+)
+
+JOB_METRICS = TableSchema(
+    "job_metrics",
+    _columns(
+        ("job_id", "text", "", "job"),
+        ("jct_s", "float", "s", "finish minus submission"),
+        ("queueing_delay_s", "float", "s", "first start minus submission"),
+        ("run_alone_s", "float", "s", "duration alone, at once, as requested"),
+        ("slowdown", "float", "1", "completion time over duration alone"),
+        ("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
+        ("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
+    ),
+)
+
+TABLE4 = TableSchema(
+    "table4",
+    _columns(
+        ("trace", "text", "", "name of the trace"),
+        ("policy", "text", "", "name of the policy"),
+        ("restart_delay_s", "float", "s", "restart delay of every start and change"),
+        ("interval_s", "float", "s", "length of a round; missing if asked after each event", True),
+        ("jobs", "int", "1", "jobs that finished"),
+        ("avg_jct_s", "float", "s", "mean completion time", True),
+        ("p50_jct_s", "float", "s", "median completion time", True),
+        ("p99_jct_s", "float", "s", "99th percentile of completion time", True),
+        ("makespan_s", "float", "s", "last finish minus first submission", True),
+        ("gpu_allocation_ratio", "float", "1", "device time held over device time present", True),
+        ("reconfigurations_per_job", "float", "1", "restart delays a job, first start included", True),
+        ("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
+        ("jct_ratio_to_morphling", "float", "1", "mean completion time over that of morphling", True),
+        ("makespan_ratio_to_morphling", "float", "1", "makespan over that of morphling", True),
+        ("wall_s", "float", "s", "wall clock time of the simulation"),
     ),
 )

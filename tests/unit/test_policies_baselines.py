@@ -1,0 +1,326 @@
+"""Decisions of the baseline policies on clusters small enough to decide by hand."""
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_cluster import find, throughput_rows, toy_job, toy_nodes
+
+from makespan.policies import REGISTRY
+from makespan.policies._gavel import FairShares
+from makespan.policies._pool import Pool, make_room
+from makespan.policies._programme import Menu, choose
+from makespan.policies._sizes import Sizes
+from makespan.policies._synergy import CpuDemands
+from makespan.sim import Catalogue, simulate
+
+ROWS = [
+    ("ga", "1", 1.0),
+    ("ga", "2", 0.6),
+    ("ga", "11", 0.8),
+    ("ga", "4", 0.4),
+    ("ga", "22", 1.0),
+    ("gc", "8", 0.3),
+    ("gc", "4", 0.5),
+]
+CATALOGUE = Catalogue.from_tables([throughput_rows("roberta", ROWS)])
+
+
+def job(name, submit_time_s=0.0, steps=10, n_gpus=1, **changes):
+    return toy_job(name, submit_time_s, steps=steps, n_gpus=n_gpus, **changes)
+
+
+def run(policy, jobs, cluster=None, delay_s=0.0, catalogue=CATALOGUE, interval_s=0.0):
+    chosen = REGISTRY[policy] if isinstance(policy, str) else policy
+    return simulate(
+        jobs,
+        cluster or toy_nodes(1, 1),
+        catalogue,
+        chosen,
+        restart_delay_s=delay_s,
+        interval_s=interval_s,
+        extra_steps=0,
+    )
+
+
+def story(result, *kinds):
+    """Return what happened as (time, job), for events of some kinds."""
+    rows = result.events[result.events["kind"].isin(kinds)]
+    return list(zip(rows["time_s"].tolist(), rows["job_id"].tolist(), strict=True))
+
+
+# --- the pool -------------------------------------------------------------------------------
+
+
+def test_best_fit_takes_the_node_with_the_least_room_and_the_first_of_equals() -> None:
+    pool = Pool([4, 2, 2, 8], [64] * 4, [0.0] * 4)
+    assert pool.fit(find(CATALOGUE, "ga", "2")).nodes == (1,)
+    assert set(pool.fit(find(CATALOGUE, "ga", "22")).nodes) == {1, 2}
+    assert pool.fit(find(CATALOGUE, "gc", "8")).nodes == (3,)
+
+
+def test_a_node_without_threads_is_passed_over() -> None:
+    pool = Pool([2, 4], [7, 8], [0.0, 0.0])  # two GPUs want four threads each
+    assert pool.fit(find(CATALOGUE, "ga", "2")).nodes == (1,)
+    assert pool.fit(find(CATALOGUE, "ga", "22")) is None
+
+
+def test_a_node_without_host_memory_is_passed_over() -> None:
+    hungry = replace(find(CATALOGUE, "ga", "2"), host_memory_bytes_per_gpu=3.0)
+    pool = Pool([2, 4], [64, 64], [5.0, 6.0])
+    allocation = pool.fit(hungry)
+    assert allocation.nodes == (1,)
+    pool.take(allocation)
+    assert pool.fit(hungry) is None and not pool.holds(allocation)
+    pool.give(allocation)
+    assert pool.holds(allocation) and pool.n_gpus == 6
+
+
+class _Running:
+    def __init__(self, plan, placement, node):
+        self.allocation = find(CATALOGUE, plan, placement).on([node])
+
+
+def test_room_is_made_by_as_few_victims_as_needed() -> None:
+    small, large = _Running("ga", "1", 0), _Running("ga", "2", 1)
+    pool = Pool([1, 0], [64, 64], [0.0, 0.0])
+    allocation, gone = make_room(pool, [find(CATALOGUE, "ga", "2")], [large, small])
+    assert (allocation.nodes, gone) == ((1,), [large])
+    pool = Pool([1, 0], [64, 64], [0.0, 0.0])
+    allocation, gone = make_room(pool, [find(CATALOGUE, "ga", "2")], [small, large])
+    assert (allocation.nodes, gone, pool.gpus) == ((0,), [small], [0, 0])
+
+
+def test_nobody_goes_if_all_together_are_not_enough() -> None:
+    pool = Pool([0, 0], [64, 64], [0.0, 0.0])
+    assert make_room(pool, [find(CATALOGUE, "ga", "4")], [_Running("ga", "2", 0)]) is None
+    assert pool.gpus == [0, 0]
+
+
+# --- SJF and SRTF ---------------------------------------------------------------------------
+
+
+def test_sjf_starts_the_shortest_first_and_displaces_nobody() -> None:
+    jobs = [job("long", 0.0, 50), job("mid", 1.0, 20), job("short", 2.0, 5)]
+    result = run("sjf", jobs)
+    assert story(result, "started") == [(0.0, "long"), (50.0, "short"), (55.0, "mid")]
+    assert story(result, "suspended") == []
+
+
+def test_sjf_lets_a_short_job_pass_one_that_does_not_fit() -> None:
+    jobs = [job("first", 0.0, 50), job("wide", 1.0, 10, n_gpus=2), job("narrow", 2.0, 30)]
+    assert story(run("sjf", jobs, toy_nodes(1, 2)), "started") == [
+        (0.0, "first"),
+        (2.0, "narrow"),
+        (50.0, "wide"),
+    ]
+
+
+def test_sjf_spreads_a_job_only_if_it_may_take_longer() -> None:
+    # From 5 s on, one GPU is free on each node; from 30 s on, two on the first.
+    jobs = [job("a", 0.0, 30), job("b", 0.0, 5), job("c", 0.0, 40), job("wide", 1.0, 100, n_gpus=2)]
+    assert story(run("sjf", jobs, toy_nodes(2, 2)), "started")[-1] == (30.0, "wide")
+    hasty = replace(REGISTRY["sjf"], max_stretch=1.5)
+    assert story(run(hasty, jobs, toy_nodes(2, 2)), "started")[-1] == (5.0, "wide")
+
+
+def test_srtf_displaces_the_longest_and_brings_it_back() -> None:
+    result = run("srtf", [job("long", 0.0, 50), job("short", 10.0, 5)])
+    assert story(result, "started") == [(0.0, "long"), (10.0, "short"), (15.0, "long")]
+    assert story(result, "finished") == [(15.0, "short"), (55.0, "long")]
+
+
+def test_srtf_leaves_a_job_alone_if_the_gain_is_less_than_two_delays() -> None:
+    # At 10 s the running job has 1 + 20 - 10 = 11 s left; the other needs 1 + 8 = 9 s.
+    result = run("srtf", [job("long", 0.0, 20), job("short", 10.0, 8)], delay_s=1.0)
+    assert story(result, "suspended") == []
+    result = run("srtf", [job("long", 0.0, 20), job("short", 10.0, 7)], delay_s=1.0)
+    assert story(result, "suspended") == [(10.0, "long")]
+
+
+# --- Tiresias -------------------------------------------------------------------------------
+
+
+def test_tiresias_displaces_a_job_once_it_has_sunk_to_a_later_queue() -> None:
+    policy = replace(REGISTRY["tiresias"], thresholds_gpu_s=(20.0,))
+    jobs = [job("old", 0.0, 50), job("early", 10.0, 5), job("late", 30.0, 5)]
+    result = run(policy, jobs)
+    # At 10 s the first job has had 10 GPU s and stays; at 30 s it has had 30 and yields to both.
+    assert story(result, "suspended") == [(30.0, "old")]
+    assert story(result, "started") == [(0.0, "old"), (30.0, "early"), (35.0, "late"), (40.0, "old")]
+
+
+def test_tiresias_counts_devices_times_time() -> None:
+    policy = replace(REGISTRY["tiresias"], thresholds_gpu_s=(20.0,))
+    jobs = [job("wide", 0.0, 50, n_gpus=2), job("new", 12.0, 5, n_gpus=2)]
+    assert story(run(policy, jobs, toy_nodes(1, 2)), "suspended") == [(12.0, "wide")]
+
+
+def test_tiresias_promotes_a_job_that_waits_too_long() -> None:
+    policy = replace(REGISTRY["tiresias"], thresholds_gpu_s=(20.0,), promotion=1.0)
+    jobs = [job("old", 0.0, 50), *(job(f"new{i}", 30.0 + i, 15) for i in range(5))]
+    plain = run(replace(policy, promotion=None), jobs)
+    promoted = run(policy, jobs)
+    assert story(plain, "started")[-1][1] == "old"
+    assert [name for _, name in story(promoted, "started")].index("old", 1) < 5
+
+
+# --- AntMan and Synergy ---------------------------------------------------------------------
+
+
+def test_antman_suspends_the_latest_best_effort_job_and_no_more_than_needed() -> None:
+    jobs = [job("a", 0.0, 50), job("b", 1.0, 50), job("sure", 5.0, 10, is_guaranteed=True)]
+    result = run("antman", jobs, toy_nodes(1, 2))
+    assert story(result, "suspended") == [(5.0, "b")]
+    assert story(result, "started")[-1] == (15.0, "b")
+
+
+def test_antman_never_displaces_a_guaranteed_job_nor_for_a_best_effort_one() -> None:
+    jobs = [
+        job("sure", 0.0, 30, is_guaranteed=True),
+        job("too", 1.0, 5, is_guaranteed=True),
+        job("c", 2.0, 1),
+    ]
+    result = run("antman", jobs)
+    assert story(result, "suspended") == []
+    assert [name for _, name in story(result, "started")] == ["sure", "too", "c"]
+
+
+def test_antman_gives_a_guaranteed_job_no_slower_placement() -> None:
+    jobs = [job("a", 0.0, 30, is_guaranteed=True), job("b", 0.0, 9, n_gpus=2, is_guaranteed=True)]
+    result = run("antman", jobs, toy_nodes(2, 2))
+    assert set(result.events["iter_time_s"].dropna()) == {1.0, 0.6}
+
+
+def cpu_catalogue():
+    rows = [
+        throughput_rows("roberta", [("ga", "1", step_s)], threads)
+        for threads, step_s in ((2, 2.0), (4, 1.5), (8, 1.02), (16, 1.0))
+    ]
+    return Catalogue.from_tables(rows)
+
+
+def test_synergy_asks_for_the_fewest_threads_that_are_fast_enough_and_falls_back() -> None:
+    options = CpuDemands(4).options(job("a"), cpu_catalogue(), REGISTRY["synergy"])
+    assert [item.cpu_threads for item in options] == [8, 4]  # 16 gain nothing, 2 are below the fair share
+
+
+def test_synergy_takes_fewer_threads_than_its_share_if_more_gain_nothing() -> None:
+    policy = replace(REGISTRY["synergy"], tolerance=2.0)
+    assert [item.cpu_threads for item in CpuDemands(4).options(job("a"), cpu_catalogue(), policy)] == [2]
+
+
+def test_synergy_leaves_later_jobs_what_is_left() -> None:
+    jobs = [job(name, 0.0) for name in "abc"]
+    result = run("synergy", jobs, toy_nodes(1, 4, cpu_threads=16), catalogue=cpu_catalogue())
+    started = result.events[result.events["kind"] == "started"]
+    assert started["cpu_threads"].tolist()[:2] == [8, 8]
+    assert started["time_s"].tolist() == [0.0, 0.0, pytest.approx(10.2)]  # fewer than 4 threads are left
+
+
+# --- Sia ------------------------------------------------------------------------------------
+
+
+def test_sizes_keep_the_plan_and_leave_out_what_is_no_faster() -> None:
+    sizes = Sizes(8, 1.5).of(job("a"), CATALOGUE)
+    assert [(size.n_gpus, size.speed) for size in sizes] == [
+        (1, 1.0),
+        (2, pytest.approx(1 / 0.6)),
+        (4, pytest.approx(1 / 0.4)),
+    ]
+    assert [item.placement.text for item in sizes[1].options] == ["2", "11"]
+    assert [item.placement.text for item in sizes[2].options] == ["4"]  # 22 is more than 1.5 times slower
+
+
+def test_sizes_of_a_split_model_change_its_replicas_only() -> None:
+    rows = [("222", "8", 1.0), ("221", "4", 1.8), ("124", "8", 0.9), ("224", "88", 0.6), ("tp+ga", "4", 1.7)]
+    catalogue = Catalogue.from_tables([throughput_rows("gpt2", rows)])
+    sizes = Sizes(8, 1.5).of(job("a", workload="gpt2", n_gpus=8, plan="222"), catalogue)
+    assert [[item.plan for item in size.options] for size in sizes] == [["221"], ["222"], ["224"]]
+
+
+def test_sia_lets_a_job_alone_grow_and_shrinks_it_for_a_second() -> None:
+    jobs = [job("a", 0.0, 400), job("b", 100.0, 400)]
+    result = run("sia", jobs, toy_nodes(1, 4))
+    held = result.events[result.events["kind"].isin(["started", "reconfigured"])]
+    assert held[["time_s", "job_id", "n_gpus"]].values.tolist()[:3] == [
+        [0.0, "a", 4],
+        [100.0, "a", 2],
+        [100.0, "b", 2],
+    ]
+
+
+def test_sia_leaves_a_young_job_alone_because_a_restart_would_cost_too_much() -> None:
+    jobs = [job("a", 0.0, 400), job("b", 1.0, 400)]
+    result = run("sia", jobs, toy_nodes(1, 4), delay_s=50.0)
+    first = result.events[result.events["time_s"] <= 1.0]
+    assert "reconfigured" not in first["kind"].tolist()
+
+
+@st.composite
+def programmes(draw):
+    menus = []
+    for _ in range(draw(st.integers(1, 4))):
+        sizes = sorted(draw(st.sets(st.integers(1, 9), min_size=1, max_size=3)))
+        costs = [draw(st.integers(-40, 5)) / 8 for _ in sizes]
+        menus.append(Menu(draw(st.integers(1, 3)), tuple(sizes), tuple(costs)))
+    return menus, draw(st.integers(1, 14))
+
+
+def _least_cost(menus, n_gpus):
+    """Try everything: costs by devices used, job after job."""
+    best = {0: 0.0}
+    for menu in menus:
+        for _ in range(menu.n_jobs):
+            choices = [(0, 0.0), *zip(menu.sizes, menu.costs, strict=True)]
+            grown = {}
+            for (used, cost), (size, more) in product(best.items(), choices):
+                if used + size <= n_gpus:
+                    grown[used + size] = min(grown.get(used + size, 1e9), cost + more)
+            best = grown
+    return min(best.values())
+
+
+@given(programmes())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_integer_programme_finds_the_least_cost(case) -> None:
+    menus, n_gpus = case
+    counts = choose(menus, n_gpus, gap=0.0)
+    used = sum(
+        n * g for menu, row in zip(menus, counts, strict=True) for n, g in zip(row, menu.sizes, strict=True)
+    )
+    cost = sum(
+        n * c for menu, row in zip(menus, counts, strict=True) for n, c in zip(row, menu.costs, strict=True)
+    )
+    assert used <= n_gpus
+    assert all(sum(row) <= menu.n_jobs and min(row) >= 0 for menu, row in zip(menus, counts, strict=True))
+    assert cost == pytest.approx(_least_cost(menus, n_gpus))
+
+
+# --- Gavel ----------------------------------------------------------------------------------
+
+
+def test_fair_shares_rise_together_until_a_job_runs_all_the_time() -> None:
+    # Two jobs of 1 GPU take 1 each; the 2 GPUs left over are half of what the job of 4 wants.
+    assert FairShares().of({1: 2, 4: 1}, 4) == {1: 1.0, 4: pytest.approx(0.5)}
+    # Five jobs share 4 GPUs: 0.8 each.
+    assert FairShares().of({1: 4, 2: 1}, 4) == {1: pytest.approx(0.8), 2: pytest.approx(0.4)}
+    assert FairShares().of({1: 1, 2: 1}, 4) == {1: 1.0, 2: 1.0}
+
+
+def test_gavel_takes_turns_and_displaces_nobody_before_its_turn_is_over() -> None:
+    policy = replace(REGISTRY["gavel"], turn_s=20.0)
+    result = run(policy, [job("a", 0.0, 200), job("b", 5.0, 200)], interval_s=1.0)
+    suspended = story(result, "suspended")
+    assert suspended[0] == (20.0, "a")
+    turns = [time_s for time_s, _ in suspended]
+    assert all(later - earlier >= 20.0 for earlier, later in pairwise(turns))
+    assert {name for _, name in suspended} == {"a", "b"}
+
+
+def test_gavel_suspends_nobody_while_there_is_room_for_all() -> None:
+    policy = replace(REGISTRY["gavel"], turn_s=1.0)
+    jobs = [job(name, float(i), 40) for i, name in enumerate("abcd")]
+    assert story(run(policy, jobs, toy_nodes(2, 2), interval_s=1.0), "suspended") == []
