@@ -37,16 +37,15 @@ class Room:
         Free CPU threads and host memory [B] of every node, or None where they never run out.
     """
 
-    __slots__ = ("_closed", "_cpus", "_host_bytes", "_levels", "gpus", "n_gpus")
+    __slots__ = ("_levels", "_refused", "_supplies", "gpus", "n_gpus")
 
     def __init__(
         self, gpus: list[int], cpus: list[int] | None = None, host_bytes: list[float] | None = None
     ) -> None:
         self.gpus = gpus
         self.n_gpus = sum(gpus)
-        self._cpus = cpus
-        self._host_bytes = host_bytes
-        self._closed = 0
+        self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
+        self._refused: set[Configuration] = set()  # what did not fit, until something is given back
         self._levels = [0] * (max(gpus, default=0) + 1)
         for node, free in enumerate(gpus):
             self._levels[free] |= 1 << node
@@ -72,37 +71,36 @@ class Room:
         other = Room.__new__(Room)
         other.gpus = self.gpus.copy()
         other.n_gpus = self.n_gpus
-        other._cpus = None if self._cpus is None else self._cpus.copy()
-        other._host_bytes = None if self._host_bytes is None else self._host_bytes.copy()
+        supplies = self._supplies
+        other._supplies = None if supplies is None else (supplies[0].copy(), supplies[1].copy())
         other._levels = self._levels.copy()
-        other._closed = self._closed
+        other._refused = self._refused.copy()
         return other
 
     def fit(self, item: Configuration) -> tuple[int, ...] | None:
         """Return nodes for a configuration in the order of its `counts`, or None; takes nothing."""
-        if item.n_gpus > self.n_gpus:
+        if item.n_gpus > self.n_gpus or item in self._refused:
             return None
         levels = self._levels
         n_levels = len(levels)
         nodes: list[int] = []
-        taken = self._closed
+        taken = 0
         for count in item.counts:
             for level in range(count, n_levels):
                 candidates = levels[level] & ~taken
-                if candidates and self._cpus is not None:
-                    candidates = self._supplied(candidates, item, count)
+                if candidates and self._supplies is not None:
+                    candidates = _supplied(candidates, item, count, *self._supplies)
                 if candidates:
                     bit = candidates & -candidates
                     taken |= bit
                     nodes.append(bit.bit_length() - 1)
                     break
             else:
+                self._refused.add(item)
                 return None
         return tuple(nodes)
 
-    def first_fit(
-        self, items: Iterable[Configuration]
-    ) -> tuple[Configuration, tuple[int, ...]] | None:
+    def first_fit(self, items: Iterable[Configuration]) -> tuple[Configuration, tuple[int, ...]] | None:
         """Return the first configuration that fits, with its nodes, or None; takes nothing."""
         for item in items:
             nodes = self.fit(item)
@@ -117,21 +115,15 @@ class Room:
     def give(self, item: Configuration, nodes: Sequence[int]) -> None:
         """Free the devices of a configuration on nodes in the order of its `counts`; unchecked."""
         self._move(item, nodes, 1)
-
-    def close(self, nodes: Iterable[int]) -> None:
-        """Place nothing more on nodes."""
-        for node in nodes:
-            self._closed |= 1 << node
-
-    def is_closed(self, node: int) -> bool:
-        """Whether nothing more is placed on a node."""
-        return bool(self._closed >> node & 1)
+        if self._refused:
+            self._refused.clear()
 
     def has_shortage(self) -> bool:
         """Whether more was taken than there was of CPU threads or host memory."""
-        if self._cpus is None or self._host_bytes is None:
+        if self._supplies is None:
             return False
-        return min(self._cpus, default=0) < 0 or min(self._host_bytes, default=0.0) < 0
+        cpus, host_bytes = self._supplies
+        return min(cpus, default=0) < 0 or min(host_bytes, default=0.0) < 0
 
     def _move(self, item: Configuration, nodes: Sequence[int], sign: int) -> None:
         gpus, levels = self.gpus, self._levels
@@ -142,23 +134,26 @@ class Room:
             if gpus[node] >= len(levels):
                 self._widen(gpus[node])
             levels[gpus[node]] ^= bit
-            if self._cpus is not None and self._host_bytes is not None:
-                self._cpus[node] += sign * count * item.cpu_threads
-                self._host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
+            if self._supplies is not None:
+                cpus, host_bytes = self._supplies
+                cpus[node] += sign * count * item.cpu_threads
+                host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
         self.n_gpus += sign * item.n_gpus
 
     def _widen(self, most: int) -> None:
         self._levels += [0] * (most + 1 - len(self._levels))
 
-    def _supplied(self, candidates: int, item: Configuration, count: int) -> int:
-        """Return those of some nodes that have the threads and the memory for a share."""
-        assert self._cpus is not None and self._host_bytes is not None
-        threads, host_bytes = count * item.cpu_threads, count * item.host_memory_bytes_per_gpu
-        found, rest = 0, candidates
-        while rest:
-            bit = rest & -rest
-            rest ^= bit
-            node = bit.bit_length() - 1
-            if self._cpus[node] >= threads and self._host_bytes[node] >= host_bytes:
-                found |= bit
-        return found
+
+def _supplied(
+    candidates: int, item: Configuration, count: int, cpus: Sequence[int], host_bytes: Sequence[float]
+) -> int:
+    """Return those of some nodes, as bits, that have the threads and the memory for a share."""
+    threads, needed_bytes = count * item.cpu_threads, count * item.host_memory_bytes_per_gpu
+    found, rest = 0, candidates
+    while rest:
+        bit = rest & -rest
+        rest ^= bit
+        node = bit.bit_length() - 1
+        if cpus[node] >= threads and host_bytes[node] >= needed_bytes:
+            found |= bit
+    return found

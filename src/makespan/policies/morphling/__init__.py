@@ -1,22 +1,28 @@
 """Morphling: resources and execution plans chosen together; two variants and their ablations."""
 
+from makespan.policies.morphling._blind import Morphling
 from makespan.policies.morphling._options import Freedom
-from makespan.policies.morphling._rules import Morphling
-from makespan.policies.morphling._tuning import RuleTuning, WorkTuning
+from makespan.policies.morphling._tuning import BLIND, WORK_AWARE, Tuning
 from makespan.policies.morphling._work import MorphlingWork
 
-__all__ = ["POLICIES", "Freedom", "Morphling", "MorphlingWork", "RuleTuning", "WorkTuning"]
+__all__ = ["BLIND", "POLICIES", "WORK_AWARE", "Freedom", "Morphling", "MorphlingWork", "Tuning"]
 
-_LESS = (Freedom(resources=False), Freedom(plan=False), Freedom(plan=False, resources=False))
+_LESS = {
+    "-e": (Freedom(resources=False), "plan only"),
+    "-r": (Freedom(plan=False), "resources only"),
+    "-n": (Freedom(plan=False, resources=False), "neither"),
+}
 
 POLICIES = (
     Morphling(),
-    *(Morphling(freedom, name=f"morphling{freedom.suffix}", title=f"Morphling {freedom.suffix[1:].upper()}") for freedom in _LESS),
     MorphlingWork(),
     *(
-        MorphlingWork(
-            freedom, name=f"morphling-work{freedom.suffix}", title=f"Morphling (work-aware) {freedom.suffix[1:].upper()}"
-        )
-        for freedom in _LESS
+        Morphling(freedom, name=f"morphling{suffix}", title=f"Morphling ({title})")
+        for suffix, (freedom, title) in _LESS.items()
+    ),
+    *(
+        MorphlingWork(freedom, name=f"morphling-work{suffix}", title=f"Morphling (work-aware, {title})")
+        for suffix, (freedom, title) in _LESS.items()
     ),
 )
+"""Both variants, each also with less to choose."""

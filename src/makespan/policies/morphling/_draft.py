@@ -69,9 +69,7 @@ class Task:
         "steps",
     )
 
-    def __init__(
-        self, job: JobView, options: tuple[Configuration, ...], steps: float, now_s: float
-    ) -> None:
+    def __init__(self, job: JobView, options: tuple[Configuration, ...], steps: float, now_s: float) -> None:
         self.job = job
         self.index = job.index
         self.steps = steps

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from makespan.policies.morphling._draft import Draft, Slot, Task
 from makespan.policies.morphling._options import OptionBook
 from makespan.policies.morphling._pricing import Moment
-from makespan.sim import Configuration
+from makespan.sim import Configuration, JobView
 
-__all__ = ["grow"]
+__all__ = ["grow", "passes_gate"]
 
 Step = tuple[float, Configuration]
 
@@ -49,6 +49,8 @@ def _steps(
     left_s = slot.finish_s - moment.now_s
     least_s = 1.0
     if slot is task.held:
+        if not passes_gate(task.job, moment):
+            return []
         least_s = max(moment.tuning.min_growth_s, moment.tuning.min_growth_share * left_s)
         if left_s < moment.delay_s + least_s:
             return []
@@ -65,6 +67,19 @@ def _steps(
         found.append((-slope, order, item))
     found.sort()
     return [(-slope, item) for slope, _, item in found]
+
+
+def passes_gate(job: JobView, moment: Moment) -> bool:
+    """Whether a running job has run long enough to restart once more for its own good.
+
+    Of its time ``T`` since it started, the share ``(T - N delay) / T`` that it will not have spent
+    on its ``N`` reconfigurations, the next one included, must reach a bound.
+    """
+    if job.first_start_s is None or not moment.tuning.gate_share:
+        return True
+    elapsed_s = moment.now_s - job.first_start_s
+    lost_s = (job.restart_count + 1) * moment.delay_s
+    return elapsed_s - lost_s >= moment.tuning.gate_share * elapsed_s
 
 
 def _steepest(

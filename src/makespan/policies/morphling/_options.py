@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from makespan.sim import Catalogue, Configuration
 from makespan.workloads import JobSpec
 
-__all__ = ["Freedom", "OptionBook", "undominated"]
+__all__ = ["FULL_FREEDOM", "Freedom", "OptionBook", "undominated"]
 
 _TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
 
@@ -28,12 +28,9 @@ class Freedom:
     plan: bool = True
     resources: bool = True
 
-    @property
-    def suffix(self) -> str:
-        """What the names of ablations end in: ``-e``, ``-r``, ``-n``, or nothing."""
-        return {(True, True): "", (True, False): "-e", (False, True): "-r", (False, False): "-n"}[
-            self.plan, self.resources
-        ]
+
+FULL_FREEDOM = Freedom()
+"""Plan and resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +66,7 @@ class OptionBook:
             found = self._known[key] = self._look_up(job)
         return found
 
-    def upgrades(
-        self, options: tuple[Configuration, ...], item: Configuration
-    ) -> tuple[Configuration, ...]:
+    def upgrades(self, options: tuple[Configuration, ...], item: Configuration) -> tuple[Configuration, ...]:
         """Return the options that are faster than one configuration and have more devices."""
         found = self._faster.get((options, item))
         if found is None:
@@ -84,7 +79,7 @@ class OptionBook:
 
     def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
         reference = self.catalogue.requested(job)
-        allowed = [item for item in self._allowed(job, reference)]
+        allowed = list(self._allowed(job, reference))
         if job.is_guaranteed:
             limit_s = reference.predicted_iter_time_s * (1 + _TOLERANCE)
             allowed = [item for item in allowed if item.predicted_iter_time_s <= limit_s]

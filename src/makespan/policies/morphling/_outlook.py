@@ -10,7 +10,6 @@ from makespan.sim import Configuration
 
 __all__ = ["Outlook", "foresee"]
 
-_NEVER_S = 1e7  # wait of a job that never fits; far beyond any trace, finite to keep sums comparable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Outlook:
     cost_s
         Sum of finish times plus the weighted time of the last [s]; lower is better.
     waits_s
-        How long each blocked job still waits [s].
+        How long each blocked job still waits [s]; up to the end of the others if it never fits.
     """
 
     cost_s: float
@@ -91,8 +90,7 @@ def foresee(
                 last_s = max(last_s, finish_s)
             waiting = left
         for task in waiting:
-            waits_s[task] = _NEVER_S
-            total_s += _NEVER_S
+            waits_s[task] = last_s - now_s
+            total_s += last_s
     cost_s = total_s + last_weight * last_s
     return Outlook(cost_s, waits_s) if cost_s < bar_s else None
-

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 
 from makespan.policies.morphling._draft import Task
-from makespan.policies.morphling._tuning import WorkTuning
+from makespan.policies.morphling._tuning import Tuning
 
 __all__ = ["Arrivals", "Moment", "critical", "price_tasks", "rank_tasks"]
 
@@ -62,7 +62,7 @@ class Moment:
     now_s: float
     delay_s: float
     start_price: float
-    tuning: WorkTuning
+    tuning: Tuning
 
     def admit(self, tasks: Sequence[Task], critical_tasks: frozenset[Task] = frozenset()) -> None:
         """Price and rank jobs that wait or are to wait."""
@@ -105,9 +105,7 @@ def price_tasks(tasks: Iterable[Task], delay_s: float, price: float, tolerance: 
         task.least_gpus = min(item.n_gpus for item in task.choices)
 
 
-def rank_tasks(
-    tasks: Iterable[Task], now_s: float, tuning: WorkTuning, critical_tasks: frozenset[Task]
-) -> None:
+def rank_tasks(tasks: Iterable[Task], now_s: float, tuning: Tuning, critical_tasks: frozenset[Task]) -> None:
     """Set the sort keys of waiting jobs: critical ones, then little work first, with ageing.
 
     The area of a guaranteed job counts less, and that of a job counts less the longer it waits.
@@ -121,27 +119,35 @@ def rank_tasks(
 
 
 def critical(
-    waiting: Iterable[Task],
-    running: Iterable[Task],
-    now_s: float,
-    delay_s: float,
-    n_gpus: int,
-    tuning: WorkTuning,
+    waiting: Sequence[Task], running: Iterable[Task], moment: Moment, n_gpus: int
 ) -> frozenset[Task]:
     """Return the waiting jobs that decide when the schedule ends.
 
     Such a job takes longer by itself, on its fastest option, than the cluster needs for all other
     known work; if it comes last, the cluster idles beside it.
+
+    Parameters
+    ----------
+    waiting
+        Jobs that wait, priced.
+    running
+        Jobs that hold something.
+    moment
+        Time and parameters.
+    n_gpus
+        Devices of the cluster.
     """
-    work = sum(
-        task.held.item.n_gpus * (task.held.finish_s - now_s) for task in running if task.held is not None
-    )
-    tasks = list(waiting)
-    work += sum(task.area_gpu_s for task in tasks)
-    least_s = tuning.critical_delays * delay_s
+    tuning = moment.tuning
+    if tuning.critical_ratio == inf:
+        return frozenset()
+    held = [task.held for task in running if task.held is not None]
+    work = sum(slot.item.n_gpus * (slot.finish_s - moment.now_s) for slot in held)
+    work += sum(task.area_gpu_s for task in waiting)
+    least_s = tuning.critical_delays * moment.delay_s
     found = []
-    for task in tasks:
-        alone_s = delay_s + task.steps * min(item.predicted_iter_time_s for item in task.options)
-        if alone_s > least_s and alone_s * n_gpus >= tuning.critical_ratio * (work - task.area_gpu_s):
+    for task in waiting:
+        alone_s = moment.delay_s + task.steps * min(item.predicted_iter_time_s for item in task.options)
+        others = work - task.area_gpu_s
+        if alone_s > least_s and alone_s * n_gpus >= tuning.critical_ratio * others:
             found.append(task)
     return frozenset(found)

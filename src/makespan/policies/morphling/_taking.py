@@ -47,9 +47,7 @@ def take_devices(draft: Draft, blocked: list[Task], moment: Moment) -> tuple[Dra
     return draft, blocked
 
 
-def _foresee(
-    draft: Draft, blocked: Sequence[Task], moment: Moment, bar_s: float = inf
-) -> Outlook | None:
+def _foresee(draft: Draft, blocked: Sequence[Task], moment: Moment, bar_s: float = inf) -> Outlook | None:
     tuning = moment.tuning
     weight, grain_s = tuning.last_weight, tuning.grain_s
     return foresee(draft, blocked, moment.now_s, last_weight=weight, grain_s=grain_s, bar_s=bar_s)
@@ -156,9 +154,7 @@ def _cheapest_nodes(
 Residents = list[tuple[float, int, Task, int]]
 
 
-def _residents(
-    draft: Draft, protected: set[Task], delay_s: float, runtime_s: float
-) -> list[Residents]:
+def _residents(draft: Draft, protected: set[Task], delay_s: float, runtime_s: float) -> list[Residents]:
     """List for every node who could be removed: cost a device [s], index, job, devices there.
 
     Removing a job costs a restart; one on several nodes hardly finds as many again, so it also

@@ -1,13 +1,14 @@
-"""Every number of the work-aware policy that is a choice, in one place."""
+"""Every number of the policies that is a choice, in one place."""
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["RuleTuning", "WorkTuning"]
+__all__ = ["BLIND", "WORK_AWARE", "Tuning"]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkTuning:
-    """Parameters of `morphling-work`; found by search over perturbed arrival times, not on one trace.
+class Tuning:
+    """Parameters of both variants, found by search over perturbed arrival times, not on one trace.
 
     Parameters
     ----------
@@ -22,7 +23,7 @@ class WorkTuning:
     ageing_s
         Waiting time that halves the area by which a job queues [s].
     guarantee_factor
-        Factor on the area of guaranteed jobs in the queue.
+        Factor on the area of guaranteed jobs in the queue; 0 to serve them all first.
     critical_ratio
         A job is critical if it alone takes this ratio of the time that all other work needs.
     critical_delays
@@ -42,6 +43,9 @@ class WorkTuning:
     min_growth_s, min_growth_share
         A running job takes more devices only if it then ends earlier by this time [s] and by this
         share of what it has left, the restart counted and the extra device time paid for.
+    gate_share
+        A running job takes more devices only if restarts, the next one included, are at most the
+        rest of this share of its time since it started (Morphling: 0.97); 0 for no gate.
     """
 
     arrival_memory_s: float = 3600.0
@@ -60,32 +64,11 @@ class WorkTuning:
     max_takings: int = 12
     min_growth_s: float = 60.0
     min_growth_share: float = 0.1
+    gate_share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RuleTuning:
-    """Parameters of `morphling`.
+WORK_AWARE = Tuning()
+"""Parameters of `morphling-work`."""
 
-    Parameters
-    ----------
-    efficiency_tolerance
-        A best-effort job starts on options that reach this share of its best speed a device.
-    age_limit_s
-        Waiting time after which a job starves and comes first in its class [s].
-    max_reservations
-        Starving jobs for which nodes are kept free at most.
-    least_share
-        Bound of the gate on reconfigurations (Morphling, section 5: 0.97).
-    hands_out
-        Whether devices that are left go to the steepest jobs.
-    least_slope
-        A job takes more devices only if the speed gained a device is this share of its efficiency.
-    """
-
-    efficiency_tolerance: float = 0.7
-    age_limit_s: float = 1800.0
-    max_reservations: int = 1
-    least_share: float = 0.97
-    yield_share: float = 0.7
-    hands_out: bool = True
-    least_slope: float = 0.1
+BLIND = Tuning(ageing_s=1e5, critical_ratio=math.inf, last_weight=0.0, max_takers=2, gate_share=0.97)
+"""Parameters of `morphling`: no job is called critical and no end foreseen by estimates alone."""

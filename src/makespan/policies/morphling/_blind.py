@@ -1,0 +1,62 @@
+"""Morphling without knowledge of the work that jobs have left."""
+
+from dataclasses import dataclass
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.morphling._options import FULL_FREEDOM, Freedom
+from makespan.policies.morphling._skeleton import PolicyState, decide, initial_state
+from makespan.policies.morphling._tuning import BLIND, Tuning
+from makespan.sim import Catalogue, ClusterView, Decision, JobView
+
+__all__ = ["Morphling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Morphling:
+    """Choose devices and plans together by sensitivity curves, expecting of jobs what they showed.
+
+    Run times are heavy-tailed, so a job that has run for long will probably run on for as long
+    again. The policy expects of each job a short time at its requested speed plus a share of the
+    time that it has run so far, and treats that as `makespan.policies.morphling.MorphlingWork`
+    treats the true work. Of jobs from which it expects equally much, it serves the one with the
+    steepest normalised curve first.
+
+    Parameters
+    ----------
+    freedom
+        What may be chosen for a job; the ablations choose less.
+    tuning
+        Parameters.
+    expected_s
+        Time that a job is expected to run at its requested speed when it is new [s].
+    expected_share
+        Share of the time that it has run which a job is expected to run on.
+    """
+
+    freedom: Freedom = FULL_FREEDOM
+    tuning: Tuning = BLIND
+    expected_s: float = 60.0
+    expected_share: float = 0.25
+    name: str = "morphling"
+    title: str = "Morphling"
+    interval_s: float | None = None
+    knows_remaining_work: bool = False
+    honours_guarantees: bool = True
+    is_time_driven: bool = False
+    references: tuple[str, ...] = (
+        "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
+        """Return an empty book of options and no arrivals."""
+        return initial_state(cluster, catalogue, self.freedom)
+
+    def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Draft a schedule of all known jobs by estimates and return what it changes."""
+
+        def steps_left(job: JobView) -> float:
+            reference = view.catalogue.requested(job.spec)
+            left_s = self.expected_s + self.expected_share * job.running_time_s
+            return left_s / reference.predicted_iter_time_s
+
+        return decide(view, state, self.tuning, steps_left)
