@@ -10,7 +10,15 @@ import pytest
 from fixed_step import simulate_fixed_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_cluster import clusters, scaled_policy, toy_catalogue, toy_job, toy_nodes, traces
+from toy_cluster import (
+    clusters,
+    misjudged_catalogue,
+    scaled_policy,
+    toy_catalogue,
+    toy_job,
+    toy_nodes,
+    traces,
+)
 
 from makespan.policies import REGISTRY
 from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
@@ -218,6 +226,16 @@ def test_every_schedule_is_possible_with_rounds_delays_and_failures(policy, case
         **options,
     )
     assert found == []
+
+
+@policies
+@given(cases())
+@few
+def test_every_schedule_is_possible_where_predictions_are_wrong(policy, case):
+    spec, jobs = case
+    result = run(case, policy, catalogue=misjudged_catalogue())
+    options = {"keeps_guarantees": policy.honours_guarantees, "outcomes": result.outcomes}
+    assert validate_schedule(result.events, jobs, spec, misjudged_catalogue(), DELAY_S, **options) == []
 
 
 @policies
