@@ -194,17 +194,33 @@ def test_studies_show_means_with_confidence_bands_over_seeds(draw, parameter, sc
     left, right = draw(study(parameter), "emulated").axes
     line = left.lines[0]
     assert line.get_xdata() == pytest.approx(np.array([0.5, 1.0, 2.0]) * scale)
-    assert line.get_ydata() == pytest.approx([0.6, 1.1, 2.1])
+    logs = np.log([[value + 0.1 * seed for seed in range(3)] for value in (0.5, 1.0, 2.0)])
+    assert line.get_ydata() == pytest.approx(np.exp(logs.mean(axis=1)))
+    half = stats.t.ppf(0.975, 2) * logs.std(axis=1, ddof=1) / np.sqrt(3)
     band = left.collections[0].get_paths()[0].vertices[:, 1]
-    half = stats.t.ppf(0.975, 2) * 0.1 / np.sqrt(3)
-    assert band.max() == pytest.approx(2.1 + half)
-    assert band.min() == pytest.approx(0.6 - half)
+    assert band.max() == pytest.approx(np.exp(logs.mean(axis=1) + half).max())
+    assert band.min() == pytest.approx(np.exp(logs.mean(axis=1) - half).min())
     assert not right.collections
     assert right.lines[1].get_ydata() == pytest.approx([50.0] * 3)
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e6])
+def test_axes_hold_the_lines_and_are_not_stretched_by_wide_bands(spread):
+    table = study("load_factor")
+    table.loc[table["policy"] == "morphling", "avg_jct_s"] *= np.where(
+        table["seed"] == 0, spread, 1.0 / spread
+    )[:9]
+    axes = plot_load(table, "emulated").axes[0]
+    lines = np.concatenate([line.get_ydata() for line in axes.lines])
+    low, high = axes.get_ylim()
+    assert 0.5 * lines.min() < low < lines.min()
+    assert lines.max() < high < 2.0 * lines.max()
+    assert 3 <= sum(low <= tick <= high for tick in axes.get_yticks()) <= 30
+
+
 def test_rounds_without_length_count_as_zero():
-    table = study("interval_s", values=(0.0, 60.0)).replace({"interval_s": {0.0: np.nan}})
+    table = study("interval_s", values=(0.0, 60.0)).assign(avg_jct_s=3600.0)
+    table["interval_s"] = table["interval_s"].where(table["interval_s"] > 0)
     assert plot_rounds(table, "emulated").axes[0].lines[0].get_xdata().tolist() == [0.0, 60.0]
 
 
@@ -223,7 +239,7 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
     left, right = plot_scale(table, "emulated").axes
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert right.lines[0].get_ydata() == pytest.approx([1.0, 4.0])
-    assert [text.get_text() for text in left.texts] == ["64 GPUs", "512 GPUs"]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["406\n64", "4,060\n512"]
 
 
 @pytest.mark.parametrize(

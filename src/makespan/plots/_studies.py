@@ -1,5 +1,7 @@
 """Studies over one parameter: load, share of large models, round length, and size."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -21,6 +23,8 @@ from makespan.units import HOUR
 __all__ = ["plot_large_models", "plot_load", "plot_rounds", "plot_scale"]
 
 _CONFIDENCE = 0.95
+_MARGIN = 1.25
+_COARSE_RANGE = 12.0
 _LEGEND_COLUMNS = 6
 
 Floats = npt.NDArray[np.float64]
@@ -40,7 +44,8 @@ def plot_load(table: pd.DataFrame, source: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Two panels; bands hold the mean over seeds with 95 % confidence.
+        Two panels; bands hold the geometric mean over seeds with 95 %
+        confidence.
     """
     return _study(table, source, "load_factor", "arrival rate over that of the trace", "load")
 
@@ -59,7 +64,8 @@ def plot_large_models(table: pd.DataFrame, source: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Two panels; bands hold the mean over seeds with 95 % confidence.
+        Two panels; bands hold the geometric mean over seeds with 95 %
+        confidence.
     """
     require_columns(table, "large_share", figure="large_models")
     percent = table.assign(large_share=100.0 * table["large_share"])
@@ -81,7 +87,8 @@ def plot_rounds(table: pd.DataFrame, source: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Two panels; bands hold the mean over seeds with 95 % confidence.
+        Two panels; bands hold the geometric mean over seeds with 95 %
+        confidence.
     """
     require_columns(table, "interval_s", figure="rounds")
     filled = table.assign(interval_s=pd.to_numeric(table["interval_s"]).fillna(0.0))
@@ -90,34 +97,41 @@ def plot_rounds(table: pd.DataFrame, source: str) -> Figure:
 
 def _study(table: pd.DataFrame, source: str, parameter: str, label: str, name: str) -> Figure:
     require_columns(table, "policy", parameter, "seed", "avg_jct_s", "makespan_s", figure=name)
-    figure = new_figure(TWO_COLUMNS_IN, 2.9)
+    figure = new_figure(TWO_COLUMNS_IN, 3.0)
     left, right = figure.subplots(1, 2)
-    for axes, column in ((left, "avg_jct_s"), (right, "makespan_s")):
+    points = np.unique(table[parameter].to_numpy(float))
+    for axes, column, title in (
+        (left, "avg_jct_s", "average JCT [h]"),
+        (right, "makespan_s", "makespan [h]"),
+    ):
         for policy in policy_order(table["policy"]):
             _band(axes, table[table["policy"] == policy], policy, parameter, column)
-        axes.set_xlabel(label)
-        points = np.unique(table[parameter].to_numpy(float))
         axes.set_xticks(points, [f"{point:g}" for point in points])
-    left.set_yscale("log")
-    _plain_log_ticks(left)
-    left.set_ylabel("average JCT [h]")
-    right.set_ylabel("makespan [h]")
-    n_seeds = table.groupby(["policy", parameter])["seed"].nunique().max()
-    handles = policy_handles(table["policy"])
-    title = f"mean and 95 % confidence band over {n_seeds} seeds" if n_seeds > 1 else None
-    figure.legend(handles=handles, loc="outside upper center", ncols=_LEGEND_COLUMNS, title=title)
-    source_label(figure, source, strip=False)
+        axes.set_xlabel(label)
+        axes.set_ylabel(title)
+        _log_hours(axes)
+    n_seeds = int(table.groupby(["policy", parameter])["seed"].nunique().max())
+    heading = f"geometric mean and 95 % confidence band over {n_seeds} seeds" if n_seeds > 1 else None
+    figure.legend(
+        handles=policy_handles(table["policy"]),
+        loc="outside upper center",
+        ncols=_LEGEND_COLUMNS,
+        title=heading,
+        title_fontsize=6.5,
+    )
+    source_label(figure, source)
     return figure
 
 
 def _band(axes: Axes, rows: pd.DataFrame, policy: str, parameter: str, column: str) -> None:
-    groups = (rows[column] / HOUR).groupby(rows[parameter])
-    x = groups.mean().index.to_numpy(float)
-    mean, half = groups.mean().to_numpy(float), _half_widths(groups)
+    """Draw means and band of one policy; in logarithms, because times are positive and skewed."""
+    groups = np.log(rows[column] / HOUR).groupby(rows[parameter])
+    x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
+    half = _half_widths(groups)
     style = policy_style(policy)
-    axes.plot(x, mean, color=style.colour, ls=style.line, marker=style.marker, ms=3)
+    axes.plot(x, np.exp(mean), color=style.colour, ls=style.line, marker=style.marker, ms=3, zorder=3)
     if half.any():
-        axes.fill_between(x, np.maximum(mean - half, 1e-9), mean + half, color=style.colour, alpha=0.15, lw=0)
+        axes.fill_between(x, np.exp(mean - half), np.exp(mean + half), color=style.colour, alpha=0.13, lw=0)
 
 
 def _half_widths(groups: "pd.api.typing.SeriesGroupBy[float, float]") -> Floats:
@@ -128,11 +142,14 @@ def _half_widths(groups: "pd.api.typing.SeriesGroupBy[float, float]") -> Floats:
     return np.asarray(np.where(n > 1, quantile * spread / np.sqrt(n), 0.0), dtype=np.float64)
 
 
-def _plain_log_ticks(axes: Axes) -> None:
-    """Label a logarithmic hours axis with plain numbers at 1, 2 and 5."""
-    low, high = axes.get_ylim()
-    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    axes.yaxis.set_major_locator(FixedLocator([m * 10.0**e for e in decades for m in (1, 2, 5)]))
+def _log_hours(axes: Axes) -> None:
+    """Use a logarithmic axis that holds all lines, if not all of wide bands, with plain numbers."""
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    low, high = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
+    axes.set_yscale("log")
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low > _COARSE_RANGE else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    axes.yaxis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(low, high)
@@ -153,7 +170,7 @@ def plot_scale(table: pd.DataFrame, source: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Two logarithmic panels against the number of jobs; GPUs are written at the points of one policy.
+        Two logarithmic panels against the number of jobs, with the GPUs below it.
     """
     require_columns(table, "policy", "jobs", "gpus", "wall_s", "decision_wall_s", figure="scale")
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
@@ -168,23 +185,19 @@ def plot_scale(table: pd.DataFrame, source: str) -> Figure:
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("jobs in the trace")
-    _sizes(left, table)
+        axes.set_xlabel("jobs in the trace, GPUs of the cluster")
+        _size_ticks(axes, table)
     left.set_ylabel("wall time of a trace [s]")
     right.set_ylabel("wall time of a decision [ms]")
     figure.legend(handles=policy_handles(table["policy"]), loc="outside upper center", ncols=_LEGEND_COLUMNS)
-    source_label(figure, source, strip=False)
+    source_label(figure, source)
     return figure
 
 
-def _sizes(axes: Axes, table: pd.DataFrame) -> None:
-    """Write the GPUs above the slowest point of each size."""
-    for jobs, rows in table.groupby("jobs"):
-        gpus = ", ".join(f"{count:g}" for count in sorted(set(rows["gpus"])))
-        axes.annotate(
-            f"{gpus} GPUs", (float(str(jobs)), float(rows["wall_s"].max())), xytext=(0, 4),
-            textcoords="offset points", ha="center", va="bottom", fontsize=5.5, color="#555555",
-        )  # fmt: skip
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, 3.0 * high)
-    axes.margins(x=0.12)
+def _size_ticks(axes: Axes, table: pd.DataFrame) -> None:
+    """Put a tick at each number of jobs, with the GPUs of the cluster below it."""
+    gpus = table.groupby("jobs")["gpus"].agg(lambda counts: ", ".join(f"{n:g}" for n in sorted(set(counts))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    jobs = [float(str(count)) for count in gpus.index]
+    axes.set_xticks(jobs, [f"{count:,.0f}\n{text}" for count, text in zip(jobs, gpus, strict=True)])
+    axes.margins(x=0.08)
