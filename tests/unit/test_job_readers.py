@@ -6,10 +6,8 @@ import pandas as pd
 import pytest
 
 from makespan.errors import MissingDataError, TraceError
-from makespan.tables import write_csv
+from makespan.tables import JOBS, REQUESTS, write_csv
 from makespan.traces import (
-    JOBS,
-    REQUESTS,
     jobs_from_table,
     jobs_table,
     read_easyscale_jobs,

@@ -21,6 +21,7 @@ from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
+from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE
 
 __all__ = [
     "CLAIMS",
@@ -29,8 +30,14 @@ __all__ = [
     "FIG7",
     "FIG8",
     "FIT",
+    "JOBS",
     "JOB_METRICS",
+    "LARGE_MODELS",
+    "LOAD",
     "OUTCOMES",
+    "REQUESTS",
+    "ROUNDS",
+    "SCALE",
     "SCHEMAS",
     "SENSITIVITY",
     "SENSITIVITY_FAMILIES",

@@ -4,6 +4,7 @@ from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
+from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE
 
 __all__ = [
     "CLAIMS",
@@ -174,11 +175,17 @@ SCHEMAS = (
     SENSITIVITY_FAMILIES,
     FIG7,
     FIG8,
+    REQUESTS,
+    JOBS,
     FAILURES,
     EVENTS,
     OUTCOMES,
     JOB_METRICS,
     TABLE4,
+    LOAD,
+    LARGE_MODELS,
+    ROUNDS,
+    SCALE,
     CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""

@@ -30,7 +30,6 @@ from makespan.traces._easyscale import EASYSCALE_JOBS, read_easyscale_jobs
 from makespan.traces._generate import VARIANTS, generate_jobs
 from makespan.traces._helios import read_helios_jobs, read_helios_quota
 from makespan.traces._jobs import (
-    JOBS,
     JobTrace,
     jobs_from_table,
     jobs_table,
@@ -44,7 +43,7 @@ from makespan.traces._pai import read_pai_jobs, read_pai_machines
 from makespan.traces._philly import read_philly_jobs, read_philly_machines
 from makespan.traces._reference import Reference, ReferenceTimes
 from makespan.traces._report import Finding, ReadReport
-from makespan.traces._requests import REQUESTS, RequestTrace
+from makespan.traces._requests import RequestTrace
 from makespan.traces._sources import (
     SOURCE_NAMES,
     EmulatedSource,
@@ -65,9 +64,7 @@ from makespan.traces._transform import (
 
 __all__ = [
     "EASYSCALE_JOBS",
-    "JOBS",
     "NODE_LIST",
-    "REQUESTS",
     "SOURCE_NAMES",
     "VARIANTS",
     "Dataset",

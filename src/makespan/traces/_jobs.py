@@ -8,28 +8,12 @@ import pandas as pd
 
 from makespan.errors import InputError, TraceError
 from makespan.plans import read_plan, write_plan
-from makespan.tables import Column, TableSchema
+from makespan.tables import JOBS
 from makespan.traces._files import cell_error, is_missing, numbers, read_cells
 from makespan.traces._report import ROW, Finding, ReadReport, finish_report, repair
 from makespan.workloads import JobSpec, resolve_workload_key, workload, workload_keys
 
-__all__ = ["JOBS", "JobTrace", "jobs_from_table", "jobs_table", "read_jobs", "read_morphling_jobs"]
-
-JOBS = TableSchema(
-    "jobs",
-    (
-        Column("job_id", "text", "", "name of the job, unique"),
-        Column("submit_time_s", "float", "s", "when it enters the system"),
-        Column("workload", "text", "", "key of what it trains"),
-        Column("n_gpus", "int", "1", "GPUs requested"),
-        Column("n_cpus", "int", "1", "CPU threads requested"),
-        Column("plan", "text", "", "execution plan requested, in trace notation"),
-        Column("steps", "int", "1", "optimiser steps to run"),
-        Column("is_guaranteed", "bool", "", "whether it must run at least as fast as requested"),
-        Column("tenant", "text", "", "owner of a quota, empty if there is none"),
-        Column("duration_s", "float", "s", "run time stated for the request, where there is one", True),
-    ),
-)
+__all__ = ["JobTrace", "jobs_from_table", "jobs_table", "read_jobs", "read_morphling_jobs"]
 
 _MORPHLING = {
     "job_id": "name",

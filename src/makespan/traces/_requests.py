@@ -6,23 +6,10 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.tables import Column, TableSchema
+from makespan.tables import REQUESTS
 from makespan.traces._report import ROW, Finding, ReadReport, drop, finish_report, repair
 
-__all__ = ["REQUESTS", "RequestTrace", "finish_requests"]
-
-REQUESTS = TableSchema(
-    "requests",
-    (
-        Column("job_id", "text", "", "name of the job in the trace"),
-        Column("submit_time_s", "float", "s", "submission, counted from the first one of the trace"),
-        Column("n_gpus", "int", "1", "GPUs requested"),
-        Column("n_cpus", "int", "1", "CPUs requested, 0 if the trace does not say"),
-        Column("duration_s", "float", "s", "time for which the job held its GPUs"),
-        Column("tenant", "text", "", "virtual cluster, user or class of service"),
-        Column("status", "text", "", "how the job ended, in the words of the trace"),
-    ),
-)
+__all__ = ["RequestTrace", "finish_requests"]
 
 
 @dataclass(frozen=True, slots=True)
