@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
@@ -59,7 +60,7 @@ def _fair_shares(sizes: tuple[tuple[int, int], ...], n_gpus: int) -> dict[int, f
         constraints=LinearConstraint(rising.reshape(1, -1), -np.inf, n_gpus),
     )
     if solution.x is None:
-        raise RuntimeError(f"programme of fair shares for {sizes} jobs: {solution.message}")
+        raise MakespanError(f"programme of fair shares for {sizes} jobs: {solution.message}")
     level = float(solution.x.sum())
     return {size: min(level / size, 1.0) for size in levels}
 

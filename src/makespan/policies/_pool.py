@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from makespan.errors import MakespanError
 from makespan.sim import Allocation, ClusterView, Configuration, JobView
 
 __all__ = ["Pool", "make_room"]
@@ -151,5 +152,5 @@ def make_room(
 
 def _held(job: JobView) -> Allocation:
     if job.allocation is None:
-        raise ValueError(f"{job!r} holds nothing that could be freed")
+        raise MakespanError(f"{job!r} holds nothing that could be freed")
     return job.allocation

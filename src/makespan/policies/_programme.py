@@ -8,6 +8,7 @@ a better one.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
@@ -115,40 +116,38 @@ def _price(menus: Sequence[Menu], n_gpus: int) -> float:
 
 def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
     """Return a solution: always the step next that saves most a device and still fits."""
-    counts = [[0] * len(menu.sizes) for menu in menus]
-    idle = [menu.n_jobs for menu in menus]
+    # Place 0 of each row counts the jobs that are given nothing.
+    counts = [[menu.n_jobs, *(0 for _ in menu.sizes)] for menu in menus]
     left = n_gpus
-    while left > 0:
-        step = max(_steps(menus, counts, idle, left), default=None)
-        if step is None:
-            break
-        _, i, old, new, number = step
-        i, old = -i, -old
-        size = menus[i].sizes[new] - (menus[i].sizes[old] if old >= 0 else 0)
-        number = min(number, left // size)
+    steps = [step for i in range(len(menus)) for step in _steps(menus, i, 0)]
+    heapify(steps)
+    while steps and left > 0:
+        _, i, old, new = heappop(steps)
+        new = -new
+        more = menus[i].sizes[new - 1] - (menus[i].sizes[old - 1] if old else 0)
+        number = min(counts[i][old], left // more)
+        if not number:  # what does not fit now never will, and jobs that come later bring their own steps
+            continue
+        if not counts[i][new]:
+            for step in _steps(menus, i, new):
+                heappush(steps, step)
+        counts[i][old] -= number
         counts[i][new] += number
-        left -= number * size
-        if old >= 0:
-            counts[i][old] -= number
-        else:
-            idle[i] -= number
-    return counts
+        left -= number * more
+    return [row[1:] for row in counts]
 
 
-def _steps(
-    menus: Sequence[Menu], counts: Sequence[Sequence[int]], idle: Sequence[int], left: int
-) -> Iterator[tuple[float, int, int, int, int]]:
-    """Yield saving a device, menu and old choice (both negated), new choice and number of jobs."""
-    for i, menu in enumerate(menus):
-        for old in range(-1, len(menu.sizes)):
-            number = counts[i][old] if old >= 0 else idle[i]
-            if not number:
-                continue
-            g0, c0 = (menu.sizes[old], menu.costs[old]) if old >= 0 else (0, 0.0)
-            for new in range(old + 1, len(menu.sizes)):
-                more, saved = menu.sizes[new] - g0, c0 - menu.costs[new]
-                if saved > 0 and 0 < more <= left:
-                    yield saved / more, -i, -old, new, number
+def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int, int, int]]:
+    """Yield what jobs of a menu could do next: saving a device, menu, place, new place.
+
+    Saving and new place are negated, so that the least entry of a heap is the best step.
+    """
+    menu = menus[i]
+    g0, c0 = (menu.sizes[old - 1], menu.costs[old - 1]) if old else (0, 0.0)
+    for new in range(old + 1, len(menu.sizes) + 1):
+        saved = c0 - menu.costs[new - 1]
+        if saved > 0:
+            yield -saved / (menu.sizes[new - 1] - g0), i, old, -new
 
 
 def _solve(
