@@ -53,10 +53,9 @@ class Morphling:
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Draft a schedule of all known jobs by estimates and return what it changes."""
+        return decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
 
-        def steps_left(job: JobView) -> float:
-            reference = view.catalogue.requested(job.spec)
-            left_s = self.expected_s + self.expected_share * job.running_time_s
-            return left_s / reference.predicted_iter_time_s
-
-        return decide(view, state, self.tuning, steps_left)
+    def expected_steps(self, job: JobView, view: ClusterView) -> float:
+        """Estimate the steps that a job has left from the time that it has run."""
+        left_s = self.expected_s + self.expected_share * job.running_time_s
+        return left_s / view.catalogue.requested(job.spec).predicted_iter_time_s

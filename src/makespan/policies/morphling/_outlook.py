@@ -11,7 +11,6 @@ from makespan.sim import Configuration
 __all__ = ["Outlook", "foresee"]
 
 
-
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What becomes of the known jobs if a draft is carried out and nobody else arrives.

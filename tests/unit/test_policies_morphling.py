@@ -1,0 +1,330 @@
+"""The rules of Morphling on clusters that are small enough to work out by hand."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
+
+from makespan.policies import REGISTRY
+from makespan.policies._placing import Room
+from makespan.policies.morphling import BLIND, WORK_AWARE, Freedom, Morphling, MorphlingWork
+from makespan.policies.morphling._draft import Draft, Slot, Task
+from makespan.policies.morphling._growth import grow, passes_gate
+from makespan.policies.morphling._options import OptionBook, undominated
+from makespan.policies.morphling._outlook import foresee
+from makespan.policies.morphling._pricing import Arrivals, Moment, critical, price_tasks, rank_tasks
+from makespan.policies.morphling._taking import clear, take_devices
+from makespan.sim import Catalogue, simulate
+
+DELAY_S = 10.0
+CATALOGUE = toy_catalogue()
+ROBERTA = undominated(CATALOGUE.best("roberta"))
+VARIANTS = ("morphling", "morphling-work")
+
+
+def table(*rows, key="roberta"):
+    return Catalogue.from_tables([throughput_rows(key, list(rows))])
+
+
+def view_of(index, **spec):
+    """Return what tasks read of a job."""
+    job = toy_job(f"job-{index}", **spec)
+    return SimpleNamespace(
+        spec=job, index=index, allocation=None, first_start_s=None, restart_count=0, ready_time_s=0.0
+    )
+
+
+def task(index=0, steps=100.0, options=ROBERTA, **spec):
+    return Task(view_of(index, **spec), options, steps, 0.0)
+
+
+def moment(now_s=0.0, price=0.0, tuning=WORK_AWARE):
+    return Moment(now_s, DELAY_S, price, tuning)
+
+
+def draft(free, *held, now_s=0.0):
+    """Return a draft with jobs that have been running: (task, configuration, nodes)."""
+    room, slots = Room(list(free)), {}
+    for owner, item, nodes in held:
+        room.take(item, nodes)
+        owner.held = slots[owner] = Slot(item, nodes, now_s + owner.steps * item.predicted_iter_time_s)
+    return Draft(room, slots, now_s + DELAY_S)
+
+
+def admitted(*tasks, price=0.0, now_s=0.0, tuning=WORK_AWARE):
+    moment(now_s, price, tuning).admit(tasks)
+    return list(tasks)
+
+
+# --- options --------------------------------------------------------------------------------
+
+
+def test_options_leave_out_what_is_slower_in_more_room():
+    catalogue = table(
+        ("ga", "4", 1.0), ("ga", "22", 0.9), ("ga", "8", 1.1), ("ga", "2", 1.8), ("ga", "11", 1.9)
+    )
+    kept = {item.placement.text for item in undominated(catalogue.best("roberta"))}
+    assert kept == {"4", "22", "2", "11"}
+
+
+def test_a_guaranteed_job_has_only_options_as_fast_as_its_request():
+    job = toy_job(n_gpus=4, plan="gc", is_guaranteed=True)
+    limit_s = CATALOGUE.requested(job).predicted_iter_time_s
+    options = OptionBook(CATALOGUE, Freedom()).of(job)
+    assert all(item.predicted_iter_time_s <= limit_s for item in options)
+    assert len(options) < len(OptionBook(CATALOGUE, Freedom()).of(replace(job, is_guaranteed=False)))
+    assert min(item.n_gpus for item in options) == 4  # another plan is faster on as many devices
+    assert {item.plan for item in options} == {"ga"}
+
+
+@pytest.mark.parametrize(
+    ("freedom", "n_gpus", "plans"),
+    [
+        (Freedom(resources=False), {4}, {"ga"}),
+        (Freedom(plan=False), {1, 2, 4, 8}, {"gc"}),
+        (Freedom(plan=False, resources=False), {4}, {"gc"}),
+        (Freedom(), {1, 2, 4, 8}, {"ga"}),
+    ],
+    ids=["plan-only", "resources-only", "neither", "both"],
+)
+def test_ablations_take_choices_away(freedom, n_gpus, plans):
+    options = OptionBook(CATALOGUE, freedom).of(toy_job(n_gpus=4, plan="gc"))
+    assert {item.n_gpus for item in options} == n_gpus
+    assert {item.plan for item in options} == plans
+
+
+def test_a_plan_in_digits_scales_along_data_parallelism_only():
+    rows = [("141", "4", 3.0), ("142", "8", 1.6), ("281", "88", 1.0), ("118", "8", 1.2)]
+    options = OptionBook(table(*rows, key="llama7"), Freedom(plan=False)).of(
+        toy_job(workload="llama7", n_gpus=4, plan="141")
+    )
+    assert {item.plan for item in options} == {"141", "142"}
+
+
+# --- prices and order -----------------------------------------------------------------------
+
+
+def test_a_free_device_buys_speed_and_a_dear_one_buys_efficiency():
+    cheap, dear = task(), task(1)
+    price_tasks([cheap], DELAY_S, 0.0, 1.0)
+    price_tasks([dear], DELAY_S, 100.0, 1.0)
+    assert cheap.choices[0].n_gpus == 8
+    assert dear.choices[0].n_gpus == 1
+    area = min(item.n_gpus * (DELAY_S + 100.0 * item.predicted_iter_time_s) for item in ROBERTA)
+    assert cheap.area_gpu_s == dear.area_gpu_s == pytest.approx(area)
+
+
+def test_the_queue_serves_critical_jobs_then_little_work_and_guarantees_weigh_more():
+    small, large, guaranteed, vital = task(0, 10), task(1, 90), task(2, 14, is_guaranteed=True), task(3, 500)
+    tasks = [small, large, guaranteed, vital]
+    price_tasks(tasks, DELAY_S, 0.0, 1.0)
+    rank_tasks(tasks, 0.0, WORK_AWARE, frozenset([vital]))
+    assert sorted(tasks, key=lambda t: t.rank) == [vital, guaranteed, small, large]
+
+
+def test_waiting_moves_a_job_forward():
+    old, new = task(0, 60), task(1, 50, submit_time_s=20_000.0)
+    price_tasks([old, new], DELAY_S, 0.0, 1.0)
+    rank_tasks([old, new], 20_000.0, WORK_AWARE, frozenset())
+    assert old.rank < new.rank
+    rank_tasks([old, new], 20_000.0, replace(WORK_AWARE, ageing_s=1e12), frozenset())
+    assert new.rank < old.rank
+
+
+def test_a_job_is_critical_if_it_outlasts_all_other_work():
+    long, short = task(0, 5000), task(1, 10)
+    price_tasks([long, short], DELAY_S, 0.0, 1.0)
+    assert critical([long, short], [], moment(), 8) == {long}
+    crowd = [task(index, 5000) for index in range(2, 12)]
+    price_tasks(crowd, DELAY_S, 0.0, 1.0)
+    assert critical([long, short, *crowd], [], moment(), 8) == frozenset()
+    assert critical([long, short], [], moment(tuning=BLIND), 8) == frozenset()
+
+
+def test_the_arrival_rate_counts_each_job_once_and_forgets():
+    first = Arrivals().updated([task(0), task(1)], 0.0, 100.0)
+    assert first.per_s == pytest.approx(0.02)
+    again = first.updated([task(0), task(1), task(2)], 100.0, 100.0)
+    assert again.per_s == pytest.approx(0.02 / 2.718281828 + 0.01)
+    assert again.last_index == 2
+
+
+# --- look-ahead -----------------------------------------------------------------------------
+
+
+def test_the_look_ahead_starts_blocked_jobs_when_devices_become_free():
+    item = find(CATALOGUE, "ga", "8")
+    running, waiting = task(0, 100), task(1, 50, options=(item,))
+    admitted(waiting)
+    now = draft([8], (running, item, (0,)))
+    outlook = foresee(now, [waiting], 0.0, last_weight=2.0, grain_s=0.0)
+    first_s = 100 * item.predicted_iter_time_s
+    last_s = first_s + DELAY_S + 50 * item.predicted_iter_time_s
+    assert outlook.waits_s == {waiting: pytest.approx(first_s)}
+    assert outlook.cost_s == pytest.approx(first_s + 3.0 * last_s)
+    assert foresee(now, [waiting], 0.0, last_weight=2.0, grain_s=0.0, bar_s=outlook.cost_s) is None
+    assert now.room.gpus == [0]
+
+
+def test_a_job_that_never_fits_waits_until_the_others_are_done():
+    item, pair = find(CATALOGUE, "ga", "8"), find(CATALOGUE, "ga", "11")
+    running, waiting = task(0, 100), task(1, 50, options=(pair,))
+    admitted(waiting)
+    outlook = foresee(draft([8], (running, item, (0,))), [waiting], 0.0, last_weight=0.0, grain_s=0.0)
+    assert outlook.waits_s[waiting] == pytest.approx(100 * item.predicted_iter_time_s)
+
+
+# --- taking devices -------------------------------------------------------------------------
+
+
+def test_a_large_job_moves_a_small_one_aside():
+    one, whole = find(CATALOGUE, "ga", "1"), find(CATALOGUE, "ga", "8")
+    small, large = task(0, 5000), task(1, 50, options=(whole,))
+    admitted(large)
+    after, blocked = take_devices(draft([8, 4], (small, one, (0,))), [large], moment())
+    assert not blocked
+    assert after.slots[large].nodes == (0,)
+    assert after.slots[small].nodes == (1,) and after.slots[small] is not small.held
+
+
+def test_nobody_takes_where_waiting_is_cheaper():
+    one, whole = find(CATALOGUE, "ga", "1"), find(CATALOGUE, "ga", "8")
+    small, large = task(0, 3), task(1, 50, options=(whole,))
+    admitted(large)
+    before = draft([8, 4], (small, one, (0,)))
+    after, blocked = take_devices(before, [large], moment())
+    assert after is before
+    assert blocked == [large]
+
+
+@pytest.mark.parametrize("is_guaranteed", [False, True])
+def test_only_a_best_effort_job_loses_everything(is_guaranteed):
+    whole = find(CATALOGUE, "ga", "8")
+    victim = task(0, 5000, options=(whole,), is_guaranteed=is_guaranteed)
+    taker = task(1, 5, options=(whole,))
+    admitted(taker)
+    after, blocked = take_devices(draft([8], (victim, whole, (0,))), [taker], moment())
+    assert (taker in after.slots) is not is_guaranteed
+    assert blocked == ([taker] if is_guaranteed else [victim])
+
+
+def test_the_nodes_on_which_least_is_destroyed_are_taken():
+    one, whole = find(CATALOGUE, "ga", "1"), find(CATALOGUE, "ga", "8")
+    many = [(task(index, 5000), one, (0,)) for index in range(4)]
+    few = (task(9, 5000), one, (1,))
+    large = task(10, 50, options=(whole,))
+    trial, homeless = clear(draft([8, 8, 2], *many, few), large, whole, (), DELAY_S)
+    assert trial.slots[large].nodes == (1,)
+    assert homeless == []
+    assert trial.slots[few[0]].nodes == (2,)
+
+
+def test_a_winner_does_not_lose_its_devices_in_the_same_decision():
+    whole = find(CATALOGUE, "ga", "8")
+    victim, winner = task(0, 5000, options=(whole,)), task(1, 5, options=(whole,))
+    now = draft([8], (victim, whole, (0,)))
+    assert clear(now, winner, whole, {victim}, DELAY_S) is None
+    assert clear(now, winner, whole, (), DELAY_S) is not None
+
+
+# --- handing out ----------------------------------------------------------------------------
+
+
+def test_free_devices_go_to_the_steepest_job():
+    steep = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.5)).best("roberta"))
+    flat = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.9)).best("roberta"))
+    jobs = [task(0, 1000, options=flat), task(1, 1000, options=steep)]
+    now = draft([3], (jobs[0], flat[0], (0,)), (jobs[1], steep[0], (0,)))
+    grow(now, OptionBook(CATALOGUE, Freedom()), 0.0, moment())
+    assert [now.slots[job].item.n_gpus for job in jobs] == [1, 2]
+
+
+def test_a_running_job_grows_only_where_the_restart_pays():
+    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.6)).best("roberta"))
+    for steps, expected in ((50, 1), (1000, 2)):
+        job = task(0, steps, options=options)
+        now = draft([2], (job, options[0], (0,)))
+        grow(now, OptionBook(CATALOGUE, Freedom()), 0.0, moment())
+        assert now.slots[job].item.n_gpus == expected
+
+
+def test_growth_stops_where_device_time_is_dear():
+    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.8)).best("roberta"))
+    for price, expected in ((0.0, 2), (1.0, 1)):
+        job = task(0, 1000, options=options)
+        now = draft([2], (job, options[0], (0,)))
+        grow(now, OptionBook(CATALOGUE, Freedom()), price, moment())
+        assert now.slots[job].item.n_gpus == expected
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "restarts", "passes"), [(999.0, 0, False), (1001.0, 0, True), (1001.0, 1, False)]
+)
+def test_the_gate_bounds_the_share_of_time_lost_to_restarts(ran_s, restarts, passes):
+    job = SimpleNamespace(first_start_s=500.0, restart_count=restarts)
+    tuning = replace(BLIND, gate_share=0.99)
+    assert passes_gate(job, moment(500.0 + ran_s, tuning=tuning)) is passes
+    assert passes_gate(job, moment(500.0 + ran_s, tuning=WORK_AWARE))
+
+
+def test_the_gate_keeps_a_running_job_as_it_is():
+    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.5)).best("roberta"))
+    job = task(0, 1000, options=options)
+    job.job.first_start_s = -100.0
+    now = draft([2], (job, options[0], (0,)))
+    grow(now, OptionBook(CATALOGUE, Freedom()), 0.0, moment(tuning=BLIND))
+    assert now.slots[job].item.n_gpus == 1
+    job.job.first_start_s = -10_000.0
+    grow(now, OptionBook(CATALOGUE, Freedom()), 0.0, moment(tuning=BLIND))
+    assert now.slots[job].item.n_gpus == 2
+
+
+# --- whole runs -----------------------------------------------------------------------------
+
+
+def finish_times(jobs, policy, spec, **options):
+    result = simulate(jobs, spec, CATALOGUE, policy, restart_delay_s=DELAY_S, **options)
+    return result.outcomes.set_index("job_id")["finish_time_s"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_lone_job_runs_on_its_fastest_configuration(name):
+    finished = finish_times([toy_job(steps=1000)], REGISTRY[name], toy_nodes(2, 8))
+    fastest_s = min(item.iter_time_s for item in CATALOGUE.best("roberta"))
+    if name == "morphling-work":
+        assert finished["a"] == pytest.approx(DELAY_S + 1001 * fastest_s)
+    else:  # expects less work and so may find a smaller start good enough
+        assert finished["a"] <= DELAY_S + 1001 * CATALOGUE.requested(toy_job()).iter_time_s
+
+
+def test_only_the_work_aware_variant_reads_the_work_left():
+    assert REGISTRY["morphling-work"].knows_remaining_work
+    assert not REGISTRY["morphling"].knows_remaining_work
+    short, long = [toy_job("a", steps=10)], [toy_job("a", steps=10_000)]
+    first = [
+        simulate(jobs, toy_nodes(2, 8), CATALOGUE, Morphling(), restart_delay_s=DELAY_S)
+        for jobs in (short, long)
+    ]
+    starts = [result.events[result.events["kind"] == "started"]["nodes"].tolist()[0] for result in first]
+    assert starts[0] == starts[1]
+
+
+def test_a_job_that_has_run_for_long_is_expected_to_run_on():
+    policy = Morphling(expected_s=60.0, expected_share=0.5)
+    job = SimpleNamespace(spec=toy_job(), running_time_s=200.0)
+    steps = policy.expected_steps(job, SimpleNamespace(catalogue=CATALOGUE))
+    assert steps * CATALOGUE.requested(job.spec).predicted_iter_time_s == pytest.approx(160.0)
+
+
+def test_short_jobs_do_not_wait_for_a_long_one():
+    long = toy_job("long", 0.0, steps=20_000, n_gpus=8)
+    short = [toy_job(f"short-{k}", 100.0 + k, steps=20) for k in range(3)]
+    for policy in (Morphling(), MorphlingWork()):
+        finished = finish_times([long, *short], policy, toy_nodes(1, 8))
+        assert max(finished[f"short-{k}"] for k in range(3)) < finished["long"] / 10
+
+
+def test_names_of_all_ablations_are_registered():
+    names = {f"{base}{suffix}" for base in VARIANTS for suffix in ("", "-e", "-r", "-n")}
+    assert names <= set(REGISTRY)
