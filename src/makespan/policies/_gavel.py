@@ -51,6 +51,8 @@ def _fair_shares(sizes: tuple[tuple[int, int], ...], n_gpus: int) -> dict[int, f
     a device, so that the programme takes them first.
     """
     levels = [size for size, _ in sizes]
+    if sum(size * number for size, number in sizes) <= n_gpus:  # nothing to share out
+        return dict.fromkeys(levels, 1.0)
     rising = np.array([sum(number for size, number in sizes if size >= level) for level in levels])
     heights = np.diff([0, *levels])
     earnings = rising * np.arange(len(levels), 0, -1)

@@ -3,66 +3,46 @@
 from collections.abc import Iterable, Sequence
 
 from makespan.errors import MakespanError
+from makespan.policies._placing import Room
 from makespan.sim import Allocation, ClusterView, Configuration, JobView
 
 __all__ = ["Pool", "make_room"]
 
 
 class Pool:
-    """Free devices, CPU threads and host memory of every node, private to one decision.
+    """What is free on every node, private to one decision, in terms of allocations.
 
-    Placing is best fit: each share of a configuration, largest first, goes to the node with the
-    fewest free devices that can take it, and to the first such node.
+    Placing is best fit, see `Room`; CPU threads and host memory are watched as well as devices.
 
     Parameters
     ----------
-    gpus, cpus, host_bytes
-        What is free on each node; the lists become the pool's own.
+    room
+        What is free; becomes the pool's own.
     """
 
-    __slots__ = ("cpus", "gpus", "host_bytes", "n_gpus")
+    __slots__ = ("room",)
 
-    def __init__(self, gpus: list[int], cpus: list[int], host_bytes: list[float]) -> None:
-        self.gpus = gpus
-        self.cpus = cpus
-        self.host_bytes = host_bytes
-        self.n_gpus = sum(gpus)
+    def __init__(self, room: Room) -> None:
+        self.room = room
 
     @classmethod
     def of(cls, view: ClusterView) -> "Pool":
         """Return what is free now."""
-        return cls(view.free_gpus, view.free_cpus, view.free_host_memory_bytes)
+        return cls(Room.of(view, is_tight=True))
+
+    @property
+    def n_gpus(self) -> int:
+        """Free devices of all nodes."""
+        return self.room.n_gpus
 
     def copy(self) -> "Pool":
         """Return an independent copy."""
-        return Pool(self.gpus.copy(), self.cpus.copy(), self.host_bytes.copy())
-
-    def become(self, other: "Pool") -> None:
-        """Take over the content of another pool, which must not be used afterwards."""
-        self.gpus, self.cpus, self.host_bytes = other.gpus, other.cpus, other.host_bytes
-        self.n_gpus = other.n_gpus
+        return Pool(self.room.copy())
 
     def fit(self, configuration: Configuration) -> Allocation | None:
         """Return where a configuration fits, or None; takes nothing."""
-        if configuration.n_gpus > self.n_gpus:
-            return None
-        threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
-        gpus, cpus, host_bytes = self.gpus, self.cpus, self.host_bytes
-        chosen: list[int] = []
-        for count in configuration.counts:
-            best, fewest = -1, 1 << 30
-            for node, free in enumerate(gpus):
-                if (
-                    count <= free < fewest
-                    and node not in chosen
-                    and count * threads <= cpus[node]
-                    and (not host or count * host <= host_bytes[node])
-                ):
-                    best, fewest = node, free
-            if best < 0:
-                return None
-            chosen.append(best)
-        return configuration.on(chosen)
+        nodes = self.room.fit(configuration)
+        return None if nodes is None else configuration.on(nodes)
 
     def fit_first(self, configurations: Iterable[Configuration]) -> Allocation | None:
         """Return the allocation of the first configuration that fits, or None."""
@@ -74,31 +54,22 @@ class Pool:
 
     def take(self, allocation: Allocation) -> None:
         """Hold the devices of an allocation; unchecked."""
-        self._move(allocation, -1)
+        self.room.take(allocation.configuration, allocation.nodes[::-1])
 
     def give(self, allocation: Allocation) -> None:
         """Free the devices of an allocation; unchecked."""
-        self._move(allocation, 1)
+        self.room.give(allocation.configuration, allocation.nodes[::-1])
 
-    def holds(self, allocation: Allocation) -> bool:
-        """Whether exactly this allocation could be taken."""
-        configuration = allocation.configuration
-        threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
-        return all(
-            count <= self.gpus[node]
-            and count * threads <= self.cpus[node]
-            and count * host <= self.host_bytes[node]
-            for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True)
-        )
-
-    def _move(self, allocation: Allocation, sign: int) -> None:
-        configuration = allocation.configuration
-        threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
-        for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
-            self.gpus[node] += sign * count
-            self.cpus[node] += sign * count * threads
-            self.host_bytes[node] += sign * count * host
-        self.n_gpus += sign * configuration.n_gpus
+    def take_if_free(self, allocation: Allocation) -> bool:
+        """Hold exactly this allocation and return True, or return False if it is not free."""
+        gpus = self.room.gpus
+        if any(gpus[node] < count for node, count in allocation.shares):
+            return False
+        self.take(allocation)
+        if self.room.has_shortage():
+            self.give(allocation)
+            return False
+        return True
 
 
 def make_room(
@@ -146,7 +117,7 @@ def make_room(
             allocation = spared
             gone.remove(victim)
     trial.take(allocation)
-    pool.become(trial)
+    pool.room = trial.room
     return allocation, gone
 
 

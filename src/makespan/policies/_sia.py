@@ -143,8 +143,7 @@ def _realise(
         if not _place(job, sizes[-1:], pool, changes):
             left.append((job, sizes))
     for job, sizes in left:
-        if job.allocation is not None and pool.holds(job.allocation):
-            pool.take(job.allocation)
+        if job.allocation is not None and pool.take_if_free(job.allocation):
             del changes[job.spec.job_id]
         else:
             _place(job, sizes[-2::-1], pool, changes)
