@@ -150,6 +150,20 @@ def test_the_arrival_rate_counts_each_job_once_and_forgets():
     assert again.last_index == 2
 
 
+def test_a_job_pays_the_delay_if_it_starts_or_changes_and_not_if_it_goes_on():
+    one = find(CATALOGUE, "ga", "1")
+    running, new = task(0, 100), task(1, 100)
+    now = draft([8], (running, one, (0,)), now_s=50.0)
+    now.place(new, one, (0,))
+    run_s = 100 * one.predicted_iter_time_s
+    assert now.slots[running].finish_s == pytest.approx(50.0 + run_s)
+    assert now.slots[new].finish_s == pytest.approx(50.0 + DELAY_S + run_s)
+    changes = now.decision([running, new]).changes
+    assert list(changes) == ["job-1"]
+    now.remove(running)
+    assert now.decision([running, new]).changes["job-0"] is None
+
+
 # --- look-ahead -----------------------------------------------------------------------------
 
 

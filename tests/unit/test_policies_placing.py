@@ -36,14 +36,15 @@ def test_placing_agrees_with_the_plain_loop():
 def test_giving_undoes_taking_and_refusals_are_forgotten():
     catalogue = toy_catalogue()
     pair, whole = find(catalogue, "ga", "2"), find(catalogue, "ga", "8")
-    room = Room([8])
-    nodes = room.fit(pair)
-    room.take(pair, nodes)
-    assert room.gpus == [6] and room.n_gpus == 6
+    room = Room([8, 8])
+    held = [room.fit(pair), (1,)]
+    for nodes in held:
+        room.take(pair, nodes)
+    assert room.gpus == [6, 6] and room.n_gpus == 12
     assert room.fit(whole) is None
-    room.give(pair, nodes)
-    assert room.gpus == [8]
-    assert room.fit(whole) == (0,)
+    room.give(pair, held[1])
+    assert room.gpus == [6, 8]
+    assert room.fit(whole) == (1,)
 
 
 def test_a_copy_is_independent():
