@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from makespan.errors import MissingDataError, TraceError
+from makespan.sim import read_failures
 from makespan.tables import JOBS, REQUESTS, write_csv
 from makespan.traces import (
     jobs_from_table,
@@ -201,6 +202,16 @@ def test_nodes_take_the_lowest_free_slot(write):
     assert table["kind"].tolist() == ["joined", "joined", "failed", "joined", "joined"]
     assert table["time_s"].tolist() == [0.0, 0.0, 5.0, 9.0, 9.0]
     assert report.is_clean
+
+
+def test_node_traces_are_failures_that_the_simulator_takes(write):
+    table, _ = read_oobleck_nodes(write("0,add,n1\n0,add,n2\n5000,remove,n1\n"))
+    events = read_failures(table, "here")
+    assert [(event.time_s, event.node_id, event.kind.value) for event in events] == [
+        (0.0, 0, "joined"),
+        (0.0, 1, "joined"),
+        (5.0, 0, "failed"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -504,6 +515,10 @@ def test_pai_header_line_is_accepted_and_statuses_are_checked(pai, write):
         pai(jobs="j1,i1,u1,Lost,100,900\n")
     with pytest.raises(TraceError, match="row 1, column 'plan_gpu': found '-5'"):
         pai(tasks="j1,w,1,Terminated,110,890,150,1,-5,T4\n")
+    with pytest.raises(TraceError, match="column 'plan_gpu': found '1e30'"):
+        pai(tasks="j1,w,1,Terminated,110,890,150,1,1e30,T4\n")
+    with pytest.raises(TraceError, match=r"row 1, column 'n_gpus': found .* up to 1e\+06 devices"):
+        pai(tasks="j1,w,1e9,Terminated,110,890,150,1,1e9,T4\n")
     with pytest.raises(TraceError, match="row 2, column 'cap_gpu': found 2; accepted: 8"):
         read_pai_machines(write("m1,T4,96,512,8\nm1,T4,96,512,2\n"))
     with pytest.raises(TraceError, match=r"row 1, column .cap_gpu.: found 1\.5"):

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _PROBE_BYTES = 1 << 16
+_LARGEST = 2.0**53
 _MISSING = ("", "none", "nan", "null", "unknown", "na")
 
 
@@ -201,12 +202,13 @@ def numbers(
     Raises
     ------
     TraceError
-        A cell is neither missing nor a finite number of at least ``least``; names row and column.
+        A cell is neither missing nor a number from ``least`` to the largest that is kept exactly;
+        names row and column.
     """
     cells = frame[column]
     missing = is_missing(cells)
     values = pd.to_numeric(cells.mask(missing), errors="coerce").astype("float64")
-    wrong = ~missing & ~(np.isfinite(values) & (values >= least))
+    wrong = ~missing & ~((values <= _LARGEST) & (values >= least))
     if bool(wrong.any()):
         at = int(np.flatnonzero(wrong.to_numpy())[0])
         raise cell_error(where, int(frame[ROW].iloc[at]), column, cells.iloc[at], accepted)
@@ -229,4 +231,5 @@ def datetimes(frame: pd.DataFrame, column: str, where: str) -> "pd.Series[float]
         at = int(np.flatnonzero(wrong.to_numpy())[0])
         accepted = "a time such as 2020-06-09 18:41:01, or nothing"
         raise cell_error(where, int(frame[ROW].iloc[at]), column, cells.iloc[at], accepted)
-    return (parsed - pd.Timestamp(0)).dt.total_seconds()
+    seconds = parsed.to_numpy(dtype="datetime64[s]").astype("float64")
+    return pd.Series(seconds, index=cells.index).mask(missing)

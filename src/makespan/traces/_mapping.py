@@ -93,7 +93,9 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
     if changed:
         reason = "no offer with as many GPUs; the next smaller count is taken (rows of the cleaned table)"
         findings.append(Finding("repaired", reason, tuple(changed)))
-    report = finish_report(trace.report.where, trace.report.n_read, len(table), findings)
+    before = trace.report
+    logged = len(before.findings)
+    report = finish_report(before.where, before.n_read, len(table), findings, logged=logged)
     return JobTrace(_jobs(table, chosen, mapping, times), report)
 
 

@@ -30,6 +30,7 @@ _INSTANCE = (
 _MACHINE = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
 _STATUSES = ("Terminated", "Failed", "Running", "Waiting")
 _PERCENT = 100.0
+_ROUNDING = 1e-9
 _CHUNK_ROWS = 1_000_000
 _SECONDS = "a time in seconds, or nothing"
 
@@ -155,10 +156,10 @@ def _durations(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
 
 
 def _whole_devices(frame: pd.DataFrame, findings: list[Finding], where: str) -> pd.DataFrame:
-    rounded = whole(frame["n_gpus"], "GPUs", where)
-    shared = (rounded - frame["n_gpus"]) > 1e-9
+    rounded = whole(frame, "n_gpus", where)
+    shared = (rounded - frame["n_gpus"]) > _ROUNDING
     repair(frame, shared, "asks for a part of a GPU; rounded up to whole ones", findings)
-    return frame.assign(n_gpus=rounded, n_cpus=whole(frame["n_cpus"], "CPUs", where))
+    return frame.assign(n_gpus=rounded)
 
 
 def read_pai_machines(path: str | Path) -> dict[str, int]:

@@ -151,8 +151,21 @@ def _rows(frame: pd.DataFrame, wrong: "pd.Series[bool]") -> tuple[int, ...]:
     return tuple(int(row) for row in frame[ROW].to_numpy()[np.flatnonzero(wrong.to_numpy())])
 
 
-def finish_report(where: str, n_read: int, n_kept: int, findings: Iterable[Finding]) -> ReadReport:
+def finish_report(
+    where: str, n_read: int, n_kept: int, findings: Iterable[Finding], *, logged: int = 0
+) -> ReadReport:
     """Build the report, log each finding, and refuse a trace of which nothing is left.
+
+    Parameters
+    ----------
+    where
+        The file.
+    n_read, n_kept
+        Rows found and kept.
+    findings
+        Why they differ, and what was repaired.
+    logged
+        How many of the first findings were logged before.
 
     Raises
     ------
@@ -162,6 +175,6 @@ def finish_report(where: str, n_read: int, n_kept: int, findings: Iterable[Findi
     report = ReadReport(where, n_read, n_kept, tuple(findings))
     if n_kept == 0:
         raise TraceError(f"{where}: no job left of {n_read} rows; accepted: at least one\n{report.text}")
-    for finding in report.findings:
+    for finding in report.findings[logged:]:
         _LOG.warning("%s: %s", where, finding.text)
     return report

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from makespan.errors import TraceError
 from makespan.tables import REQUESTS
+from makespan.traces._files import cell_error
 from makespan.traces._report import ROW, Finding, ReadReport, drop, finish_report, repair
 
-__all__ = ["RequestTrace", "finish_requests"]
+__all__ = ["RequestTrace", "finish_requests", "whole"]
+
+_LARGEST_REQUEST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ def finish_requests(frame: pd.DataFrame, findings: list[Finding], where: str, n_
     Raises
     ------
     TraceError
-        No job is left.
+        No job is left, or a request is larger than any cluster.
     """
+    frame = frame.assign(n_gpus=whole(frame, "n_gpus", where), n_cpus=whole(frame, "n_cpus", where))
     kept = drop(frame, frame["submit_time_s"].isna(), "submission time missing", findings)
     kept = drop(kept, ~(kept["n_gpus"] > 0), "no GPU requested", findings)
     kept = drop(kept, kept["duration_s"].isna(), "end or start missing", findings)
@@ -69,14 +72,16 @@ def finish_requests(frame: pd.DataFrame, findings: list[Finding], where: str, n_
     return RequestTrace(REQUESTS.validate(shifted, where), report, origin_s)
 
 
-def whole(values: "pd.Series[float]", what: str, where: str) -> "pd.Series[float]":
+def whole(frame: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
     """Round requests in fractions of a device up; NaN stays NaN.
 
     Raises
     ------
     TraceError
-        A request is infinite.
+        A request is larger than any cluster; names row and column.
     """
-    if bool(np.isinf(values).any()):
-        raise TraceError(f"{where}: infinite request for {what}; accepted: a finite number")
+    values = frame[column]
+    wrong = values > _LARGEST_REQUEST
+    for row, value in zip(frame[ROW][wrong], values[wrong], strict=True):
+        raise cell_error(where, int(row), column, value, f"up to {_LARGEST_REQUEST:g} devices a job")
     return pd.Series(np.ceil(values.round(9).to_numpy()), index=values.index)
