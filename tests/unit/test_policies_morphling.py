@@ -189,6 +189,17 @@ def test_a_job_that_never_fits_waits_until_the_others_are_done():
     assert outlook.waits_s[waiting] == pytest.approx(100 * item.predicted_iter_time_s)
 
 
+def test_jobs_far_back_in_the_queue_count_as_ending_when_the_last_before_them_starts():
+    item = find(CATALOGUE, "ga", "8")
+    running, *queue = (task(index, 100, options=(item,)) for index in range(4))
+    admitted(*queue)
+    now = draft([8], (running, item, (0,)))
+    run_s = 100 * item.predicted_iter_time_s
+    near = foresee(now, queue, 0.0, last_weight=0.0, grain_s=0.0, max_foreseen=1)
+    assert near.cost_s == pytest.approx(run_s + (2 * run_s + DELAY_S) + 2 * run_s)
+    assert set(near.waits_s) == {queue[0]}
+
+
 # --- taking devices -------------------------------------------------------------------------
 
 

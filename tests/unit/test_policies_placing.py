@@ -59,8 +59,8 @@ def test_a_copy_is_independent():
 def test_the_first_configuration_that_fits_is_taken():
     catalogue = toy_catalogue()
     eight, two = find(catalogue, "ga", "8"), find(catalogue, "ga", "2")
-    assert Room([3, 2]).first_fit([eight, two]) == (two, (1,))
-    assert Room([1]).first_fit([eight, two]) is None
+    assert Room([3, 2]).first_fit((eight, two)) == (two, (1,))
+    assert Room([1]).first_fit((eight, two)) is None
 
 
 def test_cpu_threads_limit_a_placement_where_they_may_run_out():

@@ -1,6 +1,6 @@
 """What is free on the nodes, in a form that makes best fit cheap on large clusters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from makespan.hardware import ClusterSpec
 from makespan.sim import Catalogue, ClusterView, Configuration
@@ -45,7 +45,8 @@ class Room:
         self.gpus = gpus
         self.n_gpus = sum(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
-        self._refused: set[Configuration] = set()  # what did not fit, until something is given back
+        # What did not fit, single or several, until something is given back.
+        self._refused: set[Configuration | tuple[Configuration, ...]] = set()
         self._levels = [0] * (max(gpus, default=0) + 1)
         for node, free in enumerate(gpus):
             self._levels[free] |= 1 << node
@@ -100,12 +101,15 @@ class Room:
                 return None
         return tuple(nodes)
 
-    def first_fit(self, items: Iterable[Configuration]) -> tuple[Configuration, tuple[int, ...]] | None:
+    def first_fit(self, items: tuple[Configuration, ...]) -> tuple[Configuration, tuple[int, ...]] | None:
         """Return the first configuration that fits, with its nodes, or None; takes nothing."""
+        if items in self._refused:
+            return None
         for item in items:
             nodes = self.fit(item)
             if nodes is not None:
                 return item, nodes
+        self._refused.add(items)
         return None
 
     def take(self, item: Configuration, nodes: Sequence[int]) -> None:

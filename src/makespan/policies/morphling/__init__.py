@@ -3,26 +3,7 @@
 from makespan.policies.morphling._blind import Morphling
 from makespan.policies.morphling._options import Freedom
 from makespan.policies.morphling._tuning import BLIND, WORK_AWARE, Tuning
+from makespan.policies.morphling._variants import POLICIES
 from makespan.policies.morphling._work import MorphlingWork
 
 __all__ = ["BLIND", "POLICIES", "WORK_AWARE", "Freedom", "Morphling", "MorphlingWork", "Tuning"]
-
-_LESS = {
-    "-e": (Freedom(resources=False), "plan only"),
-    "-r": (Freedom(plan=False), "resources only"),
-    "-n": (Freedom(plan=False, resources=False), "neither"),
-}
-
-POLICIES = (
-    Morphling(),
-    MorphlingWork(),
-    *(
-        Morphling(freedom, name=f"morphling{suffix}", title=f"Morphling ({title})")
-        for suffix, (freedom, title) in _LESS.items()
-    ),
-    *(
-        MorphlingWork(freedom, name=f"morphling-work{suffix}", title=f"Morphling (work-aware, {title})")
-        for suffix, (freedom, title) in _LESS.items()
-    ),
-)
-"""Both variants, each also with less to choose."""

@@ -1,6 +1,6 @@
 """A tentative schedule: what every known job would hold after a decision."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from makespan.policies._placing import Room
 from makespan.sim import Allocation, ClusterView, Configuration, Decision, JobView
@@ -76,7 +76,7 @@ class Task:
         self.options = options
         self.is_guaranteed = job.spec.is_guaranteed
         self.area_gpu_s = 0.0
-        self.choices: Sequence[Configuration] = options
+        self.choices = options
         self.least_gpus = 0
         self.rank: tuple[float, ...] = ()
         self.held: Slot | None = None

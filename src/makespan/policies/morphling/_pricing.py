@@ -101,7 +101,7 @@ def price_tasks(tasks: Iterable[Task], delay_s: float, price: float, tolerance: 
         limit = min(costs)[0] * tolerance
         choices = sorted(entry for entry in costs if entry[0] <= limit)
         task.area_gpu_s = least_area
-        task.choices = [item for _, _, item in choices]
+        task.choices = tuple([item for _, _, item in choices])
         task.least_gpus = min(item.n_gpus for item in task.choices)
 
 

@@ -49,8 +49,15 @@ def take_devices(draft: Draft, blocked: list[Task], moment: Moment) -> tuple[Dra
 
 def _foresee(draft: Draft, blocked: Sequence[Task], moment: Moment, bar_s: float = inf) -> Outlook | None:
     tuning = moment.tuning
-    weight, grain_s = tuning.last_weight, tuning.grain_s
-    return foresee(draft, blocked, moment.now_s, last_weight=weight, grain_s=grain_s, bar_s=bar_s)
+    return foresee(
+        draft,
+        blocked,
+        moment.now_s,
+        last_weight=tuning.last_weight,
+        grain_s=tuning.grain_s,
+        max_foreseen=tuning.max_foreseen,
+        bar_s=bar_s,
+    )
 
 
 def _try(

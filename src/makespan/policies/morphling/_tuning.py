@@ -32,6 +32,8 @@ class Tuning:
         How many jobs the end of the schedule counts as when drafts are compared.
     grain_s
         Finish times closer than this are one instant to the look-ahead [s].
+    max_foreseen
+        Blocked jobs, from the head of the queue, that the look-ahead follows.
     min_gain_s
         A draft that takes devices from jobs must save at least this sum of finish times [s].
     min_wait_delays
@@ -58,6 +60,7 @@ class Tuning:
     critical_delays: float = 4.0
     last_weight: float = 0.5
     grain_s: float = 30.0
+    max_foreseen: int = 64
     min_gain_s: float = 100.0
     min_wait_delays: float = 0.5
     max_takers: int = 4
