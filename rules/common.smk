@@ -29,7 +29,7 @@ TRACES = [*DOMAIN, "traces/**/*"]
 PERF = [*DOMAIN, "perf/**/*"]
 PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
 
-FIGURES = ["prediction", "sensitivity", "fig7", "fig8", "table2"]
+FIGURES = ["table2", "prediction", "sensitivity", "sensitivity_cpu", "fig7", "fig8"]
 TABLES = [
     "table2",
     "table2_rows",
@@ -42,7 +42,6 @@ TABLES = [
 
 wildcard_constraints:
     source="emulated|published|measured",
-    figure="|".join(FIGURES),
 
 
 @cache
@@ -62,13 +61,9 @@ def code_hash(*patterns):
     return digest.hexdigest()
 
 
-def throughput_tables(source):
+def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
     """Return the throughput tables of a source, one a workload."""
-    return expand(
-        "results/{source}/morphling/throughput/{workload}.csv",
-        source=source,
-        workload=SETTINGS.morphling.workloads,
-    )
+    return expand("results/{source}/morphling/throughput/{workload}.csv", source=source, workload=workloads)
 
 
 def morphling_products(source):

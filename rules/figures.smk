@@ -93,7 +93,7 @@ rule plot_morphling_sensitivity:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS),
+        code=code_hash(*PLOTS, "papers/morphling/_sensitivity.py"),
     script:
         "../workflow/scripts/plot_morphling_sensitivity.py"
 
@@ -119,7 +119,7 @@ rule plot_morphling_sensitivity_cpu:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS),
+        code=code_hash(*PLOTS, "papers/morphling/_sensitivity.py"),
     script:
         "../workflow/scripts/plot_morphling_sensitivity_cpu.py"
 
@@ -143,7 +143,7 @@ rule plot_morphling_fig7:
     params:
         stage_duration_s=SETTINGS.morphling.fig7.stage_duration_s,
         workload=SETTINGS.morphling.fig7.workload,
-        code=code_hash(*PLOTS),
+        code=code_hash(*PLOTS, "workloads/**/*"),
     script:
         "../workflow/scripts/plot_morphling_fig7.py"
 

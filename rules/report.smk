@@ -1,0 +1,25 @@
+# What stands beside all results of a source: the ledger of claims and what the results were made with.
+
+
+localrules:
+    evaluate_claims,
+    write_provenance,
+
+
+rule write_provenance:
+    input:
+        pins="requirements.txt",
+    output:
+        record="results/{source}/provenance.json",
+    log:
+        "logs/{source}/write_provenance.log",
+    conda:
+        CPU
+    resources:
+        mem_mb=500,
+        runtime=5,
+    params:
+        settings=SETTINGS.model_dump(mode="json"),
+        code=code_hash("**/*"),
+    script:
+        "../workflow/scripts/write_provenance.py"

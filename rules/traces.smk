@@ -1,10 +1,6 @@
 # Throughput tables: one job a source, one table a workload, the same schema whatever the source.
 
 
-localrules:
-    write_provenance,
-
-
 rule emulate_throughput:
     output:
         tables=ensure(throughput_tables("emulated"), non_empty=True),
@@ -123,22 +119,3 @@ if SETTINGS.throughput.published.fetch:
             directory=SETTINGS.throughput.published.fetched_directory,
         script:
             "../workflow/scripts/fetch_published.py"
-
-
-rule write_provenance:
-    input:
-        pins="requirements.txt",
-    output:
-        record="results/{source}/provenance.json",
-    log:
-        "logs/{source}/write_provenance.log",
-    conda:
-        CPU
-    resources:
-        mem_mb=500,
-        runtime=5,
-    params:
-        settings=SETTINGS.model_dump(mode="json"),
-        code=code_hash("**/*"),
-    script:
-        "../workflow/scripts/write_provenance.py"
