@@ -16,7 +16,7 @@ from makespan.hardware import ClusterSpec
 from makespan.tables import THROUGHPUT
 from makespan.testbed import emulate, load_calibration, trace_points
 from makespan.traces._artifact import read_artifact_trace
-from makespan.traces._clean import flag_anomalies
+from makespan.traces._clean import FLAG_FAILED, flag_anomalies
 from makespan.traces._datasets import Dataset, check_content
 from makespan.traces._table import read_throughput
 from makespan.workloads import resolve_workload_key, workload, workload_keys
@@ -101,7 +101,8 @@ class EmulatedSource:
             seed=self.seed,
             noise=self.noise,
         )
-        frame = frame.assign(clean=True, flag="")
+        failed = ~frame["feasible"].astype(bool)
+        frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
         return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")
 
 
@@ -114,7 +115,7 @@ class PublishedSource:
     directory
         A directory with the published files, or the root of a clone of the authors' repository.
     default_cpu_threads
-        CPU threads a GPU where a file does not say.
+        CPU threads a GPU where neither a file nor the workload says.
     register
         If given, every file must have the registered checksum.
     """
@@ -146,7 +147,8 @@ class PublishedSource:
         for entry in self.register:
             if entry.path.endswith(f"throughput/{path.parent.name}/{_FILE}"):
                 check_content(entry, path)
-        return flag_anomalies(read_artifact_trace(path, spec, self.name, self.default_cpu_threads), spec)
+        threads = spec.trace_cpu_threads or self.default_cpu_threads
+        return flag_anomalies(read_artifact_trace(path, spec, self.name, threads), spec)
 
     def _files(self) -> dict[str, Path]:
         for layout in _LAYOUTS:

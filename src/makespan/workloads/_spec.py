@@ -248,6 +248,8 @@ class Workload:
         Sequence length of each block under model-parallel plans, where it differs.
     max_microbatches
         Most micro-batches a pipeline is given in the traces.
+    trace_cpu_threads
+        CPU threads a GPU with which the published traces were taken; 0 if not known.
     source
         Where the batch and the stacks come from.
     """
@@ -262,6 +264,7 @@ class Workload:
     model_parallel_stack: Stack
     model_parallel_seq: tuple[int, ...]
     max_microbatches: int
+    trace_cpu_threads: int
     source: str
 
     def __post_init__(self) -> None:

@@ -130,5 +130,6 @@ def workload(name: str) -> Workload:
         model_parallel_stack=stack(entry["model_parallel_stack"]),
         model_parallel_seq=tuple(entry.get("model_parallel_seq", ())),
         max_microbatches=entry["max_microbatches"],
+        trace_cpu_threads=entry.get("trace_cpu_threads", 0),
         source=entry["source"],
     )
