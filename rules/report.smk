@@ -6,6 +6,27 @@ localrules:
     write_provenance,
 
 
+rule evaluate_claims:
+    input:
+        **{name: f"results/{{source}}/morphling/{name}.csv" for name in TABLES if name != "table2_rows"},
+    output:
+        claims="results/{source}/claims.csv",
+    log:
+        "logs/{source}/evaluate_claims.log",
+    benchmark:
+        "benchmarks/results/{source}/evaluate_claims.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        form=SETTINGS.performance_model.experiment_form,
+        code=code_hash(*DOMAIN, "papers/morphling/_claims.py", "papers/morphling/claims.csv"),
+    script:
+        "../workflow/scripts/evaluate_claims.py"
+
+
 rule write_provenance:
     input:
         pins="requirements.txt",

@@ -96,7 +96,7 @@ WRONG = [
         "morphling.workloads[1]: found 'resnet'",
         "one of vit, roberta",
     ),
-    ("morphling.workloads", ["vit"], "morphling: found", "(missing: bert, gpt2, llama30"),
+    ("morphling.workloads", ["vit"], "morphling: found", "(not there: bert, gpt2, llama30"),
     ("morphling.sensitivity.max_gpus", 0, "morphling.sensitivity.max_gpus: found 0", "at least 1"),
     ("morphling.fig7.stage_duration_s", 0, "morphling.fig7.stage_duration_s: found 0", "more than 0"),
     (
