@@ -63,8 +63,8 @@ wildcard_constraints:
 def code_hash(*patterns):
     """Return the sha256 over path and content of the files of the package that match a pattern.
 
-    As a parameter of a rule it makes the rule run again when that code changes, and only then: new
-    modification times alone change nothing.
+    As a parameter it makes jobs run again when that code changes, and only then; new modification times
+    alone change nothing.
     """
     root = Path(workflow.basedir) / "src" / "makespan"
     found = {path for pattern in patterns for path in root.glob(pattern)}
@@ -98,3 +98,34 @@ def products(source):
         f"results/{source}/claims.csv",
         f"results/{source}/provenance.json",
     ]
+
+
+def published_files(wildcards):
+    """Find the authors' files, in whichever layout the directory has."""
+    # Here, because it takes a while to import and most runs do not need it.
+    from makespan.config.sources import published_files as find
+
+    try:
+        return find(SETTINGS)
+    except MakespanError as error:
+        raise WorkflowError(error) from None
+
+
+def measured_files(wildcards):
+    """Find the user's own tables."""
+    directory = SETTINGS.throughput.measured.directory
+    if directory is None:
+        raise WorkflowError(
+            "the source measured needs throughput.measured.directory: a directory with one table a workload"
+        )
+    return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
+
+
+def in_report(path, name, title):
+    """Mark a file for the report, with the caption of its figure."""
+    return report(
+        path,
+        caption=f"../workflow/report/morphling_{name}.rst",
+        category="Morphling",
+        labels={"figure": title, "source": "{source}"},
+    )

@@ -10,16 +10,6 @@ localrules:
     plot_morphling_fig8,
 
 
-def in_report(path, name, title):
-    """Mark a file for the report, with the caption of its figure."""
-    return report(
-        path,
-        caption=f"../workflow/report/morphling_{name}.rst",
-        category="Morphling",
-        labels={"figure": title, "source": "{source}"},
-    )
-
-
 rule plot_morphling_table2:
     input:
         table="results/{source}/morphling/table2.csv",

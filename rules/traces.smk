@@ -22,18 +22,6 @@ rule emulate_throughput:
         "../workflow/scripts/emulate_throughput.py"
 
 
-def published_files(wildcards):
-    """Find the authors' files, in whichever layout the directory has."""
-    from makespan.config.sources import (
-        published_files as find,
-    )  # takes a while to import
-
-    try:
-        return find(SETTINGS)
-    except MakespanError as error:
-        raise WorkflowError(error) from None
-
-
 rule import_published:
     input:
         traces=published_files,
@@ -56,16 +44,6 @@ rule import_published:
         code=code_hash(*TRACES),
     script:
         "../workflow/scripts/import_published.py"
-
-
-def measured_files(wildcards):
-    """Find the user's own tables."""
-    directory = SETTINGS.throughput.measured.directory
-    if directory is None:
-        raise WorkflowError(
-            "the source measured needs throughput.measured.directory: a directory with one table a workload"
-        )
-    return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
 
 
 rule import_measured:
