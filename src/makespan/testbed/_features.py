@@ -1,0 +1,374 @@
+"""Features of the time model: what depends on workload, plan and placement, not on constants.
+
+The integer work (micro-batches, memory, geometry) happens here, once for each distinct
+(plan, placement), and is cached. The time model then works on arrays only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.plans import (
+    DEFAULT_MEMORY_RULES,
+    ExecutionPlan,
+    Stage,
+    Verdict,
+    memory_estimate,
+    resolve_micro_batch,
+    stages,
+)
+from makespan.testbed._geometry import Boundary, Geometry, geometry
+from makespan.testbed._points import Point
+from makespan.workloads import BoundWorkload, Workload
+
+__all__ = ["FEATURE_NAMES", "FeatureTable", "Features", "feature_table", "stage_nodes"]
+
+Features = dict[str, NDArray[np.float64]]
+
+_FIRST_BUCKET_BYTES = 1e6  # the first bucket of a bucketed exchange is small, so that it starts early
+_RING_PASSES = 2  # reduce-scatter and all-gather
+
+
+FEATURE_NAMES = (
+    "gemm_s",
+    "elementwise_s",
+    "layer_passes",
+    "again_gemm_s",
+    "again_elementwise_s",
+    "again_layer_passes",
+    "tensor_bytes",
+    "tensor_reductions",
+    "launch_s",
+    "tensor_passes",
+    "tensor_intra_bytes_per_s",
+    "tensor_inter_bytes_per_s",
+    "tensor_crosses",
+    "transfer_inter_s",
+    "transfer_intra_s",
+    "transfer_latency_s",
+    "ring_bytes",
+    "scatter_bytes",
+    "gather_bytes",
+    "sharded_bytes",
+    "plain_buckets",
+    "partitioned_buckets",
+    "buckets",
+    "network_hops",
+    "local_hops_s",
+    "data_intra_bytes_per_s",
+    "data_inter_bytes_per_s",
+    "data_crosses",
+    "overlaps",
+    "hierarchical",
+    "hierarchical_intra_bytes",
+    "hierarchical_card_s",
+    "device_update_fused_s_per_b",
+    "device_update_unfused_s_per_b",
+    "host_parameters",
+    "host_threads",
+    "host_thread_rate",
+    "host_is_slow",
+    "host_link_s",
+    "offloaded_parameters",
+    "on_host",
+    "microbatches",
+    "loader_s",
+    "steps",
+)
+"""Names of the features, in the order of their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """Everything that one row of features is computed from."""
+
+    point: Point
+    plan: ExecutionPlan
+    bound: BoundWorkload
+    nodes: tuple[NodeSpec, ...]
+    layout: Geometry
+    cluster: ClusterSpec
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        return min(node.gpu.peak(self.bound.precision) for node in self.nodes)
+
+    @property
+    def streaming_bytes_per_s(self) -> float:
+        return min(node.gpu.memory_bandwidth_bytes_per_s * node.gpu.memory_efficiency for node in self.nodes)
+
+    @property
+    def checkpoint_fraction(self) -> float:
+        return 1.0 if self.bound.stack.full_checkpointing else self.plan.checkpoint_fraction
+
+    @property
+    def is_selective(self) -> bool:
+        return self.plan.checkpoint_method == "selective" and not self.bound.stack.full_checkpointing
+
+    @property
+    def held_parameters(self) -> float:
+        return self.bound.model.parameters / (self.plan.tp * self.plan.pp)
+
+
+def stage_nodes(cluster: ClusterSpec, n_nodes: int) -> tuple[NodeSpec, ...]:
+    """Return the kinds of node that a placement on ``n_nodes`` nodes touches.
+
+    One entry stands for all where the cluster is homogeneous; otherwise the first nodes of the
+    cluster are taken, in order.
+    """
+    return cluster.nodes[:1] if cluster.is_homogeneous else cluster.nodes[:n_nodes]
+
+
+def _element_bytes(stage: Stage, setting: _Setting) -> float:
+    """Kept bytes of a stage on one tensor rank, per sample, logits included."""
+    tp = setting.plan.tp
+    sequence_parallel = setting.plan.sequence_parallel or setting.bound.stack.sequence_parallel
+    replicated = stage.replicated_bytes / (tp if sequence_parallel else 1)
+    attention = 0.0 if setting.bound.stack.fused_attention else stage.attention_bytes / tp
+    return replicated + stage.sharded_bytes / tp + attention + stage.logit_bytes / tp
+
+
+def _stage_work(stage: Stage, setting: _Setting) -> dict[str, float]:
+    """Forward work of one micro-batch on one stage."""
+    b, tp = setting.plan.micro_batch_size, setting.plan.tp
+    peak, streaming = setting.peak_flop_per_s, setting.streaming_bytes_per_s
+    fraction = setting.checkpoint_fraction
+    gemm, elements = stage.flop + stage.head_flop, _element_bytes(stage, setting)
+    if setting.is_selective:
+        again_gemm, again_layers = stage.attention_flop, 0.0
+        again_bytes = 0.0 if setting.bound.stack.fused_attention else stage.attention_bytes / tp
+    else:
+        again_gemm, again_layers = stage.flop, float(stage.n_layers)
+        again_bytes = elements - stage.logit_bytes / tp
+    has_tensor = 1.0 if tp > 1 else 0.0
+    return {
+        "gemm_s": b * gemm / (tp * peak),
+        "elementwise_s": b * elements / streaming,
+        "layer_passes": float(stage.n_layers),
+        "again_gemm_s": fraction * b * again_gemm / (tp * peak),
+        "again_elementwise_s": fraction * b * again_bytes / streaming,
+        "again_layer_passes": fraction * again_layers,
+        "tensor_bytes": b * stage.all_reduce_bytes * _RING_PASSES * (tp - 1) / tp,
+        "tensor_reductions": has_tensor * stage.n_all_reduces,
+        "launch_s": stage.n_kernels * setting.nodes[0].gpu.launch_gap_s,
+    }
+
+
+def _pipeline_work(setting: _Setting) -> dict[str, float]:
+    """Work along the critical path of the pipeline: all stages once, the slowest for the rest.
+
+    ``T_pipe = sum_i (f_i + b_i) + (m - 1) max_i (f_i + b_i)``; interleaving divides the ramp by
+    the chunks. The slowest stage is the one with most matrix products and element-wise work.
+    """
+    plan = setting.plan
+    works = [_stage_work(stage, setting) for stage in stages(setting.bound.model, plan.pp, plan.partition)]
+    slowest = max(works, key=lambda work: 2.0 * work["gemm_s"] + work["elementwise_s"])
+    chunks = plan.interleave
+    return {
+        name: plan.n_microbatches * slowest[name]
+        + (sum(work[name] for work in works) - slowest[name]) / chunks
+        for name in slowest
+    }
+
+
+def _tensor_features(setting: _Setting) -> dict[str, float]:
+    group = setting.layout.tensor
+    fraction = 0.0 if setting.is_selective else setting.checkpoint_fraction
+    return {
+        "tensor_passes": 2.0 + fraction,
+        "tensor_intra_bytes_per_s": group.intra_bandwidth_bytes_per_s,
+        "tensor_inter_bytes_per_s": group.inter_bandwidth_bytes_per_s,
+        "tensor_crosses": float(group.crosses_nodes),
+    }
+
+
+def _transfer_features(setting: _Setting) -> dict[str, float]:
+    """Two crossings, forward and backward, of every boundary on the critical path."""
+    plan, cluster = setting.plan, setting.cluster
+    held = stages(setting.bound.model, plan.pp, plan.partition)
+    crossings = 2.0 * plan.interleave
+    latency_s = inter_s = intra_s = 0.0
+    for stage, boundary in zip(held[:-1], setting.layout.boundaries, strict=True):
+        volume = crossings * plan.micro_batch_size * stage.boundary_bytes
+        inter, intra, latency = _one_boundary(volume, boundary, setting, cluster)
+        inter_s, intra_s, latency_s = inter_s + inter, intra_s + intra, latency_s + crossings * latency
+    return {"transfer_inter_s": inter_s, "transfer_intra_s": intra_s, "transfer_latency_s": latency_s}
+
+
+def _one_boundary(
+    volume: float, boundary: Boundary, setting: _Setting, cluster: ClusterSpec
+) -> tuple[float, float, float]:
+    seconds = volume / boundary.bandwidth_bytes_per_s
+    if boundary.crosses_nodes:
+        return seconds, 0.0, cluster.network.latency_s
+    return 0.0, seconds, setting.nodes[0].intra_latency_s
+
+
+def _exchange_features(setting: _Setting) -> dict[str, float]:
+    """Gradient exchange: plain ring, partitioned passes, and the hierarchical alternative."""
+    plan, stack, group = setting.plan, setting.bound.stack, setting.layout.data
+    held, share = setting.held_parameters, (plan.dp - 1) / plan.dp
+    is_plain, is_partitioned = float(plan.zero_stage == 0), float(plan.zero_stage in (1, 2))
+    buckets = _bucket_count(held * stack.gradient_bytes)
+    one_pass = share * held * stack.partitioned_bytes
+    local, across = group.n_local, group.n_nodes
+    volume = held * stack.gradient_bytes
+    return {
+        "ring_bytes": is_plain * _RING_PASSES * share * volume,
+        "scatter_bytes": is_partitioned * one_pass,
+        "gather_bytes": is_partitioned * one_pass,
+        "sharded_bytes": float(plan.zero_stage == 3) * 3.0 * one_pass,
+        "plain_buckets": is_plain * buckets * float(plan.dp > 1),
+        "partitioned_buckets": (1.0 - is_plain) * buckets * float(plan.dp > 1),
+        "buckets": float(buckets),
+        "network_hops": float(across - 1),
+        "local_hops_s": setting.nodes[0].intra_latency_s * (plan.dp - across),
+        "data_intra_bytes_per_s": group.intra_bandwidth_bytes_per_s,
+        "data_inter_bytes_per_s": group.inter_bandwidth_bytes_per_s,
+        "data_crosses": float(group.crosses_nodes),
+        "overlaps": float(stack.overlaps_gradients),
+        "hierarchical": is_plain * float(stack.hierarchical_collectives and group.crosses_nodes),
+        "hierarchical_intra_bytes": _RING_PASSES * (local - 1) / local * volume,
+        "hierarchical_card_s": _RING_PASSES
+        * (across - 1)
+        / across
+        * (volume / local)
+        / group.card_bandwidth_bytes_per_s,
+    }
+
+
+def _bucket_count(volume_bytes: float) -> int:
+    """Count the buckets of an exchange: one small, the rest of equal size."""
+    rest = max(volume_bytes - _FIRST_BUCKET_BYTES, 0.0)
+    return 1 + int(np.ceil(rest / DEFAULT_MEMORY_RULES.bucket_bytes))
+
+
+def _optimizer_features(setting: _Setting) -> dict[str, float]:
+    plan, stack = setting.plan, setting.bound.stack
+    on_host = float(plan.offload)
+    shard = setting.held_parameters / (plan.dp if plan.zero_stage else 1)
+    streaming = setting.streaming_bytes_per_s
+    local = max(setting.point.placement.gpus_per_node)
+    node = min(setting.nodes, key=lambda kind: kind.cpu_threads)
+    threads = min(float(plan.cpu_threads), node.cpu_threads / local)
+    pcie = min(kind.pcie_bandwidth_bytes_per_s for kind in setting.nodes)
+    is_slow = float(stack.host_optimizer == "slow")
+    return {
+        "device_update_fused_s_per_b": (1.0 - on_host) * float(stack.fused_optimizer) * shard / streaming,
+        "device_update_unfused_s_per_b": (1.0 - on_host)
+        * float(not stack.fused_optimizer)
+        * shard
+        / streaming,
+        "host_parameters": on_host * shard,
+        "host_threads": threads,
+        "host_thread_rate": node.adam_rate_per_thread * threads,
+        "host_is_slow": is_slow,
+        "host_link_s": on_host * stack.partitioned_bytes * shard / pcie,
+        "offloaded_parameters": on_host * setting.held_parameters,
+        "on_host": on_host,
+    }
+
+
+def _constant_features(setting: _Setting) -> dict[str, float]:
+    plan = setting.plan
+    node, local = setting.nodes[0], max(setting.point.placement.gpus_per_node)
+    decodes = setting.bound.model.family == "vit"
+    workers = plan.cpu_threads * local
+    return {
+        "microbatches": float(plan.n_microbatches),
+        "loader_s": float(decodes)
+        * plan.replica_batch_size
+        * local
+        / (node.loader_rate_per_thread * workers),
+        "steps": 1.0,
+    }
+
+
+def _row(setting: _Setting) -> dict[str, float]:
+    return {
+        **_pipeline_work(setting),
+        **_tensor_features(setting),
+        **_transfer_features(setting),
+        **_exchange_features(setting),
+        **_optimizer_features(setting),
+        **_constant_features(setting),
+    }
+
+
+def _empty_matrix() -> NDArray[np.float64]:
+    return np.zeros((0, len(FEATURE_NAMES)), dtype=np.float64)
+
+
+@dataclass(slots=True)
+class FeatureTable:
+    """Cached feature rows of one workload on one cluster.
+
+    The table grows as points are asked for; equal points share a row. It holds no other state,
+    so the order of requests does not matter.
+    """
+
+    workload: Workload
+    cluster: ClusterSpec
+    _codes: dict[Point, int] = field(default_factory=dict)
+    _rows: list[NDArray[np.float64]] = field(default_factory=list)
+    _plans: list[ExecutionPlan] = field(default_factory=list)
+    _verdicts: list[Verdict] = field(default_factory=list)
+    _matrix: NDArray[np.float64] = field(default_factory=_empty_matrix)
+
+    def codes(self, points: Sequence[Point]) -> NDArray[np.int64]:
+        """Return the row number of each point, adding the rows that are new, (n_points,)."""
+        known = self._codes
+        missing = [point for point in points if point not in known]
+        for point in missing:
+            if point not in known:
+                self._add(point)
+        if missing:
+            self._matrix = np.vstack([self._matrix, *self._rows[len(self._matrix) :]])
+        return np.fromiter((known[point] for point in points), dtype=np.int64, count=len(points))
+
+    def features(self, codes: NDArray[np.int64]) -> Features:
+        """Return the features of rows as named arrays, each (n_points,)."""
+        chosen = self._matrix[codes]
+        return {name: chosen[:, index] for index, name in enumerate(FEATURE_NAMES)}
+
+    def plan(self, code: int) -> ExecutionPlan:
+        """Return the plan of a row with its micro-batch size resolved."""
+        return self._plans[code]
+
+    def verdict(self, code: int) -> Verdict:
+        """Return the memory verdict of a row."""
+        return self._verdicts[code]
+
+    def feasible(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each row can run, (n_points,)."""
+        return np.array([self._verdicts[code].feasible for code in codes], dtype=bool)
+
+    def _add(self, point: Point) -> None:
+        nodes = stage_nodes(self.cluster, point.placement.n_nodes)
+        smallest = min(nodes, key=lambda kind: kind.gpu.memory_bytes)
+        plan = resolve_micro_batch(point.plan, self.workload, smallest)
+        verdict = memory_estimate(plan, self.workload, smallest, point.placement)
+        if verdict.bytes_by_component:
+            layout = geometry(
+                point.placement.gpus_per_node, nodes, self.cluster.network, plan.pp, plan.tp, plan.dp
+            )
+            bound = self.workload.for_plan(plan)
+            setting = _Setting(point, plan, bound, nodes, layout, self.cluster)
+            values = _row(setting)
+            row = np.array([values[name] for name in FEATURE_NAMES])
+        else:
+            row = np.full(len(FEATURE_NAMES), np.nan)  # the structure alone forbids it
+        self._codes[point] = len(self._rows)
+        self._rows.append(row)
+        self._plans.append(plan)
+        self._verdicts.append(verdict)
+
+
+@lru_cache(maxsize=64)
+def feature_table(workload: Workload, cluster: ClusterSpec) -> FeatureTable:
+    """Return the cached feature table of a workload on a cluster."""
+    return FeatureTable(workload, cluster)
