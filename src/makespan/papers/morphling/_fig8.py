@@ -76,18 +76,18 @@ def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame)
 
 
 def _curve(job: str, table: pd.DataFrame, gpus: int) -> dict[int, _Best]:
-    """Best plan of a job with at most 1, 2, ... GPUs of one node."""
+    """Best plan of a job with 1, 2, ... GPUs of one node; where none can run, that with fewer GPUs."""
     curve: dict[int, _Best] = {}
     for count in range(1, gpus + 1):
         rows = table[(table["placement"] == Placement((count,)).text) & table["feasible"]]
-        options = [curve[count - 1]] if count > 1 and count - 1 in curve else []
         if len(rows):
-            options.append(_best(rows))
-        if not options:
+            curve[count] = _best(rows)
+        elif count - 1 in curve:
+            curve[count] = curve[count - 1]
+        else:
             raise TraceError(
                 f"job {job!r}: the throughput table has no feasible plan on one node with {count} GPU(s)"
             )
-        curve[count] = max(options, key=lambda option: option.throughput)
     return curve
 
 
