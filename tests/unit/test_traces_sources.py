@@ -97,7 +97,7 @@ def test_all_published_files_are_readable(published_dir):
 
 
 def test_emulated_source_gives_the_canonical_table():
-    source = EmulatedSource(cluster("a800-64"), calibration="shipped", seed=7, noise=1.0)
+    source = EmulatedSource(cluster("a800-64"), calibration="L1", seed=7, noise=1.0)
     assert source.name == "emulated"
     assert "roberta" in source.workload_keys()
     frame = source.load("roberta")
