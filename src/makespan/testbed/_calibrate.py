@@ -9,9 +9,10 @@ from scipy.optimize import least_squares
 from makespan.errors import FitError
 from makespan.testbed._constants import CONSTANT_NAMES, CONSTANTS, prior_theta
 from makespan.testbed._observations import Observations
+from makespan.testbed._phases import phases
 from makespan.testbed._timemodel import predict_terms
 
-__all__ = ["CalibrationFit", "calibrate", "phase_forward_s", "phase_optimize_s"]
+__all__ = ["CalibrationFit", "calibrate"]
 
 _Array = NDArray[np.float64]
 
@@ -19,13 +20,6 @@ _SCALE_LOG = 0.08  # scale of the robust loss: residuals beyond 8 % count linear
 _WEIGHT_FORWARD, _WEIGHT_OPTIMIZE = 0.2, 0.1
 _STEP_LOG = 1e-5
 _BOUND_TOLERANCE_LOG = 1e-3
-_OPTIMIZER_TERMS = (
-    "device_update",
-    "host_update",
-    "host_to_device",
-    "offload_overhead",
-    "parameter_gather",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +48,6 @@ class CalibrationFit:
     active_bounds: tuple[str, ...]
     correlation: _Array
     std_err_log: _Array
-
-
-def phase_forward_s(terms: dict[str, _Array], tensor_passes: _Array) -> _Array:
-    """Return the forward phase: compute and its share of the tensor-parallel exchange."""
-    return terms["forward"] + terms["tensor_exchange"] / tensor_passes
-
-
-def phase_optimize_s(terms: dict[str, _Array]) -> _Array:
-    """Return the optimiser phase: updates, transfers that belong to them, parameter gather."""
-    return np.asarray(sum(terms[name] for name in _OPTIMIZER_TERMS))
 
 
 def calibrate(
@@ -151,11 +135,11 @@ class _Problem:
         terms = predict_terms(np.exp(theta_log), data.features)
         total = np.asarray(sum(terms.values()))
         weight = _model_weights(data)
-        forward = phase_forward_s(terms, data.features["tensor_passes"])
+        forward, _, optimize = phases("zero", terms, data.features)
         parts = [
             _soft_l1(np.log(total) - np.log(data.iter_time_s)) * weight,
             _WEIGHT_FORWARD * weight * _soft_l1(_log_ratio(forward, data.forward_s)),
-            _WEIGHT_OPTIMIZE * weight * _soft_l1(_log_ratio(phase_optimize_s(terms), data.optimize_s)),
+            _WEIGHT_OPTIMIZE * weight * _soft_l1(_log_ratio(optimize, data.optimize_s)),
             (theta_log - self.centre) / self.spread,
         ]
         return np.concatenate(parts, axis=-1)
