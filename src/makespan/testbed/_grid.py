@@ -62,8 +62,8 @@ def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
     Data-parallel families run in every placement of 1, 2, 4 and 8 GPUs and in equal splits of
     16. Model-parallel families run with pipeline degrees that divide the layers and tensor
     degrees that divide the heads, packed and spread over equal nodes. Tensor parallelism with
-    accumulation runs on 1 to 4 GPUs of a node. Where the published traces name their CPU
-    threads, offload plans and plans on one GPU also run with twice as many.
+    accumulation runs on 1 to 4 GPUs of a node. Where the published traces cover several numbers
+    of CPU threads, offload plans and plans on one GPU run with each of them.
 
     Parameters
     ----------
@@ -77,17 +77,15 @@ def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
     list of Point
         Without duplicates, in a fixed order.
     """
-    threads = workload.trace_cpu_threads or DEFAULT_CPU_THREADS
+    threads = workload.trace_cpu_threads or (DEFAULT_CPU_THREADS,)
     points: list[Point] = []
     for exec_plan, placement in _texts(workload, cluster):
         try:
-            point = read_point(workload, exec_plan, placement.text, threads)
+            point = read_point(workload, exec_plan, placement.text, threads[0])
         except PlanError:
             continue  # the batch cannot be split over so many replicas
-        points.append(point)
-        doubles = point.plan.offload or placement.n_gpus == 1
-        if workload.trace_cpu_threads and doubles:
-            points.append(Point(point.plan.with_cpu_threads(2 * threads), placement))
+        varied = threads if point.plan.offload or placement.n_gpus == 1 else threads[:1]
+        points += [Point(point.plan.with_cpu_threads(count), placement) for count in varied]
     return list(dict.fromkeys(points))
 
 

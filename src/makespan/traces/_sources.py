@@ -147,7 +147,7 @@ class PublishedSource:
         for entry in self.register:
             if entry.path.endswith(f"throughput/{path.parent.name}/{_FILE}"):
                 check_content(entry, path)
-        threads = spec.trace_cpu_threads or self.default_cpu_threads
+        threads = (*spec.trace_cpu_threads, self.default_cpu_threads)[0]
         return flag_anomalies(read_artifact_trace(path, spec, self.name, threads), spec)
 
     def _files(self) -> dict[str, Path]:

@@ -249,7 +249,8 @@ class Workload:
     max_microbatches
         Most micro-batches a pipeline is given in the traces.
     trace_cpu_threads
-        CPU threads a GPU with which the published traces were taken; 0 if not known.
+        CPU threads a GPU that the published traces cover, first those of rows that do not say;
+        empty if not known.
     source
         Where the batch and the stacks come from.
     """
@@ -264,7 +265,7 @@ class Workload:
     model_parallel_stack: Stack
     model_parallel_seq: tuple[int, ...]
     max_microbatches: int
-    trace_cpu_threads: int
+    trace_cpu_threads: tuple[int, ...]
     source: str
 
     def __post_init__(self) -> None:

@@ -130,6 +130,6 @@ def workload(name: str) -> Workload:
         model_parallel_stack=stack(entry["model_parallel_stack"]),
         model_parallel_seq=tuple(entry.get("model_parallel_seq", ())),
         max_microbatches=entry["max_microbatches"],
-        trace_cpu_threads=entry.get("trace_cpu_threads", 0),
+        trace_cpu_threads=tuple(entry.get("trace_cpu_threads", ())),
         source=entry["source"],
     )
