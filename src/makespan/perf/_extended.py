@@ -3,11 +3,13 @@
 import numpy as np
 import numpy.typing as npt
 
-from makespan.perf._forms import Form, Phases, Terms, p_norm
+from makespan.perf._forms import Form, Phases, Terms, p_norm, reported_phases
+from makespan.perf._points import Points
 
 __all__ = ["EXTENDED"]
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Values = dict[str, Floats]
 
 
@@ -33,9 +35,7 @@ def _phases(theta: Floats, terms: Terms) -> Phases:
     )
 
 
-def _choose(
-    mask: npt.NDArray[np.bool_], new: tuple[Floats, Floats], old: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+def _choose(mask: Bools, new: tuple[Floats, Floats], old: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
     return np.where(mask, new[0], old[0]), np.where(mask, new[1], old[1])
 
 
@@ -113,6 +113,11 @@ def _model_parallel(k: Values, terms: Terms) -> tuple[Floats, Floats, Floats]:
     return pipeline, exchange, k["k_opt3"] * terms.parameters / (points.tp * points.pp)
 
 
+def _comparable(points: Points) -> tuple[Bools, Bools]:
+    reported = reported_phases(points)
+    return reported, reported
+
+
 EXTENDED = Form(
     name="extended",
     parameters=(
@@ -130,4 +135,5 @@ EXTENDED = Form(
         "k_opt3",
     ),
     phases=_phases,
+    comparable=_comparable,
 )

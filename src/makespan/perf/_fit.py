@@ -231,7 +231,7 @@ def _problem(
     constants = environment.constants
     profile = forward_profile(points, measured, constants.assumed_backward_ratio)
     priors = _priors(form, environment)
-    phases = _comparable(points)
+    has_compute, has_optimize = form.comparable(points)
     with np.errstate(invalid="ignore", divide="ignore"):
         log_compute = np.log(np.nan_to_num(measured.forward_s) + measured.overlap_sync_s)
         log_optimize = np.log(measured.optimize_s)
@@ -239,26 +239,14 @@ def _problem(
             form=form,
             terms=Terms(points, profile, constants),
             log_time=np.log(measured.iter_time_s),
-            log_compute=np.where(phases, log_compute, np.nan),
-            log_optimize=np.where(phases, log_optimize, np.nan),
+            log_compute=np.where(has_compute, log_compute, np.nan),
+            log_optimize=np.where(has_optimize, log_optimize, np.nan),
             weights=(1.0 / constants.time_log_sd, constants.phase_weight / constants.time_log_sd),
             centre=np.log([prior.median for prior in priors]),
             spread=np.array([prior.log_sd for prior in priors]),
         )
     lower, upper = np.log([prior.low for prior in priors]), np.log([prior.high for prior in priors])
     return problem, lower, upper
-
-
-def _comparable(points: Points) -> Bools:
-    """Whether the reported phases of a point mean what the model predicts.
-
-    An asynchronous stack reports the exposed exchange of replicated plans under the optimiser, and
-    the model-parallel stacks report nothing useful of plans without model parallelism.
-    """
-    style = points.workload.data_parallel_stack.phase_style
-    if style == "ddp":
-        return ~points.is_data_parallel
-    return np.full(len(points), True) if style == "zero" else points.is_model_parallel
 
 
 def _solve(

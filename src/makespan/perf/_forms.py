@@ -11,9 +11,10 @@ import numpy.typing as npt
 from makespan.perf._environment import Constants
 from makespan.perf._points import Points
 
-__all__ = ["PARAMETER_UNIT", "Form", "Phases", "Profile", "Terms", "p_norm"]
+__all__ = ["PARAMETER_UNIT", "Form", "Phases", "Profile", "Terms", "p_norm", "reported_phases"]
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 PARAMETER_UNIT = 1e9
 """Costs a parameter are fitted in seconds per 1e9 parameters, so that they are of order one."""
@@ -145,15 +146,30 @@ class Form:
         Names of the fitted parameters, in the order of the last axis of ``theta``.
     phases
         From parameters of shape (..., n_parameters) and terms of n points to `Phases`.
+    comparable
+        For which points the reported compute and optimiser phases mean what the form predicts.
     """
 
     name: str
     parameters: tuple[str, ...]
     phases: Callable[[Floats, Terms], Phases]
+    comparable: Callable[[Points], tuple[Bools, Bools]]
 
     def named(self, theta: Floats) -> dict[str, Floats]:
         """Split parameters into arrays of shape (..., 1) that broadcast against points."""
         return {name: theta[..., i, None] for i, name in enumerate(self.parameters)}
+
+
+def reported_phases(points: Points) -> Bools:
+    """Whether the phase columns of a point are those of its plan.
+
+    An asynchronous stack reports the exposed exchange of replicated plans under the optimiser, and
+    the model-parallel stacks report nothing useful of plans without model parallelism.
+    """
+    style = points.workload.data_parallel_stack.phase_style
+    if style == "ddp":
+        return ~points.is_data_parallel
+    return np.full(len(points), True) if style == "zero" else points.is_model_parallel
 
 
 def p_norm(x: Floats, y: Floats, k: Floats) -> Floats:

@@ -62,8 +62,11 @@ def geometry(gpus_per_node: tuple[int, ...], pp: int, tp: int, dp: int, gpus_per
     node = np.repeat(np.arange(len(gpus_per_node)), gpus_per_node)
     local = np.concatenate([np.arange(count) for count in gpus_per_node])
     card = node * (max(gpus_per_node) // gpus_per_nic + 1) + local // gpus_per_nic
-    node, card = node.reshape(pp, dp, tp), card.reshape(pp, dp, tp)
-    ring = _group_loads(node.swapaxes(1, 2).reshape(-1, dp), card.swapaxes(1, 2).reshape(-1, dp))
+    shape = (pp, dp, tp)
+    ring = _group_loads(
+        node.reshape(shape).swapaxes(1, 2).reshape(-1, dp),
+        card.reshape(shape).swapaxes(1, 2).reshape(-1, dp),
+    )
     tensor = _group_loads(node.reshape(-1, tp), card.reshape(-1, tp)).reshape(pp, dp).max(axis=1)
     boundary = _boundary_flows(node.reshape(pp, -1), card.reshape(pp, -1))
     return Geometry(

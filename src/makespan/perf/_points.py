@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,8 @@ class Points:
 
     def take(self, index: Index | Bools) -> "Points":
         """Select points by index or mask."""
-        return replace(self, **{name: getattr(self, name)[index] for name in _ARRAYS})
+        arrays: dict[str, Any] = {name: getattr(self, name)[index] for name in _ARRAYS}
+        return replace(self, **arrays)
 
     def join(self, other: "Points") -> "Points":
         """Append points of the same workload.
@@ -97,10 +99,10 @@ class Points:
             raise FitError(
                 f"points of {other.workload.key!r} cannot be added to points of {self.workload.key!r}"
             )
-        return replace(
-            self,
-            **{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS},
-        )
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS
+        }
+        return replace(self, **arrays)
 
     @property
     def is_data_parallel(self) -> Bools:
@@ -167,8 +169,9 @@ def points_from_plans(
     per_nic = environment.node.gpus_per_nic
     rows = [_row(plan, placement, spec, per_nic) for plan, placement in pairs]
     columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_ARRAYS)).T
-    arrays = dict(zip(_ARRAYS, columns, strict=True))
-    return Points(spec, **{name: a.astype(bool) if name in _FLAGS else a for name, a in arrays.items()})
+    arrays: dict[str, Any] = dict(zip(_ARRAYS, columns, strict=True))
+    arrays |= {name: arrays[name].astype(bool) for name in _FLAGS}
+    return Points(workload=spec, **arrays)
 
 
 def _row(plan: ExecutionPlan, placement: Placement, spec: Workload, gpus_per_nic: int) -> tuple[float, ...]:

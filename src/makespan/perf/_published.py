@@ -3,11 +3,13 @@
 import numpy as np
 import numpy.typing as npt
 
-from makespan.perf._forms import Form, Phases, Terms, p_norm
+from makespan.perf._forms import Form, Phases, Terms, p_norm, reported_phases
+from makespan.perf._points import Points
 
 __all__ = ["PUBLISHED"]
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 def _phases(theta: Floats, terms: Terms) -> Phases:
@@ -51,8 +53,19 @@ def _shards(terms: Terms) -> Floats:
     return np.asarray(np.where(points.is_zero, points.dp, points.tp * points.pp))
 
 
+def _comparable(points: Points) -> tuple[Bools, Bools]:
+    """Compare the optimiser phase of replicated and model-parallel plans alone.
+
+    The other phases contain exposed gathers, or lack the exchange, which this form does not tell
+    apart.
+    """
+    none = np.zeros(len(points), dtype=bool)
+    return none, reported_phases(points) & (points.is_data_parallel | points.is_model_parallel)
+
+
 PUBLISHED = Form(
     name="published",
     parameters=("k_bwd", "k_sync", "k_opt", "k_opt_off", "k_off", "k_swap", "k_const"),
     phases=_phases,
+    comparable=_comparable,
 )
