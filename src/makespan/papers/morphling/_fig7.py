@@ -1,20 +1,21 @@
 """Fig. 7: one job under a shrinking resource limit, with five ways of choosing its plan."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from makespan.errors import PlanError, TraceError
 from makespan.hardware import cluster
-from makespan.perf import fit_table, load_environment, rank_plans
+from makespan.papers.morphling._online import Choice, Limit, known_from, settle
+from makespan.perf import fit_table, load_environment
 from makespan.plans import ExecutionPlan, Placement, read_plan, write_plan
 from makespan.tables import FIG7
 
 __all__ = ["MORPHLING", "STRATEGIES", "Stage", "fig7"]
 
 MORPHLING = "Morphling"
-"""The strategy that asks the performance model."""
+"""The strategy that asks the performance model and learns from its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,6 @@ STRATEGIES = (MORPHLING, *_RULES)
 """All strategies, in the order of the paper."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    plan: str
-    iter_time_s: float
-
-
-_NOTHING = _Run("", 0.0)
-
-
 def fig7(
     throughput: pd.DataFrame,
     stages: Iterable[Stage | Mapping[str, object]],
@@ -87,8 +79,11 @@ def fig7(
 ) -> pd.DataFrame:
     """Run one job through the stages under each strategy.
 
-    Plans are chosen without looking at the throughput table, by rule or by the fitted performance
-    model; the time that the choice then takes is the one in the table.
+    The fixed strategies choose by rule. Morphling runs the plan that its performance model expects
+    to be fastest, adds the run to the observations, and repeats until no plan is expected to be
+    faster than one that has run; it starts from the sampled rows of the job. Candidates are the
+    plans that the throughput table knows in the placement. In all cases the table says what the
+    plan that is chosen then takes.
 
     Parameters
     ----------
@@ -106,8 +101,9 @@ def fig7(
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.FIG7`, then ``placement, cpu_threads, published_plan``. Where
-        nothing can run, plan is empty, and time and throughput are 0.
+        Schema `makespan.tables.FIG7`, then ``placement, cpu_threads, n_tried`` (plans that
+        Morphling ran in the stage to find the one that stays), ``published_plan``. Where nothing
+        can run, plan is empty, and time and throughput are 0.
 
     Raises
     ------
@@ -115,12 +111,14 @@ def fig7(
         The table has no row of a stage, or not the plan that a strategy chose there.
     """
     limits = [stage if isinstance(stage, Stage) else _stage(stage) for stage in stages]
-    workload = str(throughput["workload"].iloc[0])
-    batch = int(throughput["global_batch_size"].iloc[0])
-    chooser = _Chooser(throughput, workload, batch, cluster_name, form)
+    job = _Job(throughput, int(throughput["global_batch_size"].iloc[0]))
     records = [
-        _record(strategy, stage, chooser.run(strategy, stage), batch)
-        for strategy in STRATEGIES
+        _record(MORPHLING, stage, choice, job)
+        for stage, choice in zip(limits, _by_model(job, limits, cluster_name, form), strict=True)
+    ]
+    records += [
+        _record(strategy, stage, _by_rule(job, rule(stage.placement), stage), job)
+        for strategy, rule in _RULES.items()
         for stage in limits
     ]
     table = pd.DataFrame(records).merge(
@@ -138,87 +136,82 @@ def _stage(fields: Mapping[str, object]) -> Stage:
     )
 
 
-def _record(strategy: str, stage: Stage, run: _Run, batch: int) -> dict[str, object]:
-    return {
-        "strategy": strategy,
-        "stage": stage.name,
-        "gpus": stage.placement.n_gpus,
-        "plan": run.plan,
-        "iter_time_s": run.iter_time_s,
-        "throughput_samples_per_s": batch / run.iter_time_s if run.iter_time_s > 0 else 0.0,
-        "placement": stage.placement.text,
-        "cpu_threads": stage.cpu_threads,
-    }
+@dataclass(frozen=True, slots=True)
+class _Job:
+    throughput: pd.DataFrame
+    batch: int
 
-
-class _Chooser:
-    """Chooses a plan for each strategy and stage and looks its time up."""
-
-    def __init__(
-        self, throughput: pd.DataFrame, workload: str, batch: int, cluster_name: str, form: str
-    ) -> None:
-        self._table = throughput
-        self._batch = batch
-        self._cluster = cluster(cluster_name)
-        self._fit = fit_table(throughput, workload, form, load_environment(cluster_name)).fit
-
-    def run(self, strategy: str, stage: Stage) -> _Run:
-        times = self._times(stage)
-        if strategy == MORPHLING:
-            return self._best(stage, times)
-        return self._by_rule(_RULES[strategy](stage.placement), stage, times)
-
-    def _times(self, stage: Stage) -> dict[str, float]:
+    def times(self, stage: Stage) -> dict[str, float]:
         """Look up the iteration time [s] of each plan of a stage, 0 where it failed."""
-        here = self._table[
-            (self._table["placement"] == stage.placement.text)
-            & (self._table["cpu_threads"] == stage.cpu_threads)
+        table = self.throughput
+        here = table[
+            (table["placement"] == stage.placement.text) & (table["cpu_threads"] == stage.cpu_threads)
         ]
         if here.empty:
             raise TraceError(
                 f"stage {stage.name!r}: the throughput table has no row with placement "
                 f"{stage.placement.text} and {stage.cpu_threads} CPU threads a GPU; it has: "
-                + ", ".join(sorted(set(self._table["placement"])))
+                + ", ".join(sorted(set(table["placement"])))
             )
         return dict(zip(here["exec_plan"], here["iter_time_s"].fillna(0.0), strict=True))
 
-    def _read(self, text: str, stage: Stage) -> ExecutionPlan:
+    def read(self, text: str, stage: Stage) -> ExecutionPlan:
+        """Read a plan for the GPUs of a stage; PlanError if there is no such plan."""
         return read_plan(
             text,
             n_gpus=stage.placement.n_gpus,
-            global_batch_size=self._batch,
+            global_batch_size=self.batch,
             cpu_threads=stage.cpu_threads,
         )
 
-    def _by_rule(self, text: str, stage: Stage, times: Mapping[str, float]) -> _Run:
-        try:
-            plan = write_plan(self._read(text, stage))
-        except PlanError:
-            return _NOTHING  # the rule gives no valid plan for this limit
-        if plan not in times:
-            raise TraceError(
-                f"stage {stage.name!r}: the throughput table has no row of plan {plan} on placement "
-                f"{stage.placement.text}; it has: {', '.join(sorted(times))}"
-            )
-        return _Run(plan, times[plan]) if times[plan] > 0 else _NOTHING
 
-    def _best(self, stage: Stage, times: Mapping[str, float]) -> _Run:
-        """Take the fastest predicted plan that runs; a plan that failed when tried is not tried again."""
-        ranked = rank_plans(
-            self._fit, stage.placement, self._cluster, stage.cpu_threads, self._candidates(stage, times)
+def _record(strategy: str, stage: Stage, choice: Choice, job: _Job) -> dict[str, object]:
+    time_s = choice.iter_time_s
+    return {
+        "strategy": strategy,
+        "stage": stage.name,
+        "gpus": stage.placement.n_gpus,
+        "plan": choice.plan,
+        "iter_time_s": time_s,
+        "throughput_samples_per_s": job.batch / time_s if time_s > 0 else 0.0,
+        "placement": stage.placement.text,
+        "cpu_threads": stage.cpu_threads,
+        "n_tried": choice.n_tried,
+    }
+
+
+def _by_rule(job: _Job, text: str, stage: Stage) -> Choice:
+    times = job.times(stage)
+    try:
+        plan = write_plan(job.read(text, stage))
+    except PlanError:
+        return Choice("", 0.0)  # the rule gives no valid plan for this limit
+    if plan not in times:
+        raise TraceError(
+            f"stage {stage.name!r}: the throughput table has no row of plan {plan} on placement "
+            f"{stage.placement.text}; it has: {', '.join(sorted(times))}"
         )
-        for entry in ranked:
-            plan = write_plan(entry.plan)
-            if times.get(plan, 0.0) > 0:
-                return _Run(plan, times[plan])
-        return _NOTHING
+    return Choice(plan, times[plan]) if times[plan] > 0 else Choice("", 0.0)
 
-    def _candidates(self, stage: Stage, times: Mapping[str, float]) -> Sequence[ExecutionPlan]:
-        """Plans that the table knows on this placement and whose structure is valid."""
-        plans = []
-        for text in times:
-            try:
-                plans.append(self._read(text, stage))
-            except PlanError:
-                continue  # a failed run that asked for more replicas than samples
-        return plans
+
+def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) -> Iterator[Choice]:
+    workload = str(job.throughput["workload"].iloc[0])
+    knowledge = known_from(fit_table(job.throughput, workload, form, load_environment(cluster_name)))
+    for stage in stages:
+        times = job.times(stage)
+        limit = Limit(stage.placement, stage.cpu_threads)
+        choice, knowledge = settle(
+            knowledge, limit, _candidates(job, stage, times), times, cluster(cluster_name)
+        )
+        yield choice
+
+
+def _candidates(job: _Job, stage: Stage, times: Mapping[str, float]) -> dict[str, ExecutionPlan]:
+    """Plans that the table knows in the placement and whose structure is valid."""
+    plans: dict[str, ExecutionPlan] = {}
+    for text in times:
+        try:
+            plans[text] = job.read(text, stage)
+        except PlanError:
+            continue  # a failed run that asked for more replicas than samples
+    return plans

@@ -52,8 +52,7 @@ def sensitivity(
         fit = fit_table(table, str(table["workload"].iloc[0]), form, constants).fit
         of_workload = sensitivity_families(fit, hardware, counts, cpu_threads)
         families.append(of_workload)
-        share = hardware.nodes[0].cpu_threads_per_gpu
-        curves.append(envelope(of_workload[of_workload["cpu_threads"] == share], counts))
+        curves.append(envelope(of_workload, counts))
     return (
         SENSITIVITY.validate(pd.concat(curves, ignore_index=True), where="sensitivity"),
         SENSITIVITY_FAMILIES.validate(pd.concat(families, ignore_index=True), where="sensitivity_families"),
@@ -72,8 +71,7 @@ def sensitivity_figure_table(curves: pd.DataFrame, families: pd.DataFrame) -> pd
     -------
     pandas.DataFrame
         Columns ``model, plan_family, gpus, plan, throughput_samples_per_s``; the envelope is the
-        family `makespan.plots.ENVELOPE`. Each curve has the most CPU threads of its GPU count that
-        all families share.
+        family `makespan.plots.ENVELOPE`. Offload plans have the CPU threads that all plans share.
     """
     columns = ["model", "plan_family", "gpus", "plan", "throughput_samples_per_s"]
     default = _default_threads(families)

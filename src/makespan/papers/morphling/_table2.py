@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from makespan.perf import FORMS, fit_table, load_environment, regret
@@ -33,9 +35,10 @@ def fit_workload(
     Returns
     -------
     tuple of pandas.DataFrame
-        Fitted parameters (schema `makespan.tables.FIT`, then further columns) and one row a
-        feasible row and form (schema `makespan.tables.TABLE2_ROWS`, then ``plan_family`` [text],
-        ``flag`` [text] and ``cpu_threads`` [1]).
+        Fitted parameters (schema `makespan.tables.FIT`, then ``unit`` and further columns, and of
+        the fitted rows ``n_observations`` [1], ``residual_rms_pct`` and ``residual_max_pct`` [%]),
+        and one row a feasible row and form (schema `makespan.tables.TABLE2_ROWS`, then
+        ``plan_family`` [text], ``flag`` [text] and ``cpu_threads`` [1]).
 
     Raises
     ------
@@ -47,10 +50,19 @@ def fit_workload(
     parameters, rows = [], []
     for form in forms:
         result = fit_table(throughput, workload, form, constants)
-        parameters.append(result.fit.table())
+        parameters.append(result.fit.table().assign(**_residuals(result.fit.residual)))
         rows.append(_with_details(result.rows(), throughput))
     fits = FIT.validate(pd.concat(parameters, ignore_index=True), where=f"fit of {workload}")
     return fits, TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where=f"rows of {workload}")
+
+
+def _residuals(residual: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Summarise the residuals of a fit (log of predicted over measured time)."""
+    return {
+        "n_observations": len(residual),
+        "residual_rms_pct": 100.0 * float(np.sqrt(np.mean(residual**2))),
+        "residual_max_pct": 100.0 * float(np.max(np.abs(residual))),
+    }
 
 
 def _with_details(rows: pd.DataFrame, throughput: pd.DataFrame) -> pd.DataFrame:
