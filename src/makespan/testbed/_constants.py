@@ -1,6 +1,6 @@
 """The constants of the time model that may be calibrated, their priors and bounds.
 
-They are identifiable only in combination (`e_gemm`, `kappa`, `t_layer`, `k_bwd`; `r_cpu`,
+They are identifiable only in combination (`e_gemm`, `kappa`, `t_layer`, `k_bwd`, `s_*`; `r_cpu`,
 `c_full`, `c_grad`, `e_pcie`; `e_rs`, `e_ag`, `a_zero`) and are no physical measurements.
 """
 
@@ -51,17 +51,21 @@ class Constant:
 
 CONSTANTS = (
     Constant("e_gemm", 0.60, 0.35, True, "1", "share of the peak reached by matrix products"),
+    Constant("s_async", 1.0, 0.12, False, "1", "compute time of asynchronous data-parallel stacks"),
+    Constant("s_3d", 1.0, 0.12, False, "1", "compute time of model-parallel stacks"),
     Constant("kappa", 2.5, 0.5, False, "1", "bytes moved by element-wise kernels per kept byte"),
     Constant("t_layer", 3e-4, 0.7, False, "s", "fixed time of a layer and micro-batch in forward"),
     Constant("k_bwd", 2.0, 0.12, False, "1", "backward time over forward time"),
     Constant("e_nv", 0.75, 0.3, True, "1", "share of the link inside a node"),
     Constant("e_net", 0.85, 0.25, True, "1", "share of the network cards under a ring"),
     Constant("e_p2p", 0.80, 0.6, True, "1", "share of the network card between stages"),
+    Constant("t_stage", 5e-3, 0.7, False, "s", "handing over at a stage boundary, both ways"),
     Constant("e_rs", 0.80, 0.5, True, "1", "share of the link under a partitioned reduce-scatter"),
     Constant("e_ag", 0.80, 0.8, True, "1", "share of the link under a partitioned all-gather"),
     Constant("a_coll", 2e-5, 0.5, False, "s", "fixed time of one tensor-parallel all-reduce"),
     Constant("a_net", 9.6e-6, 0.7, False, "s", "one ring step between nodes"),
     Constant("a_zero", 9.6e-6, 0.7, False, "s", "the same under a partitioned optimiser"),
+    Constant("t_node", 2e-3, 0.7, False, "s", "waiting for one more node in an optimiser step"),
     Constant("phi", 0.90, 0.4, True, "1", "share of the last backward pass that hides the exchange"),
     Constant("bpp_fused", 36.0, 0.4, False, "B", "bytes moved per parameter by a fused optimiser"),
     Constant("bpp_unfused", 60.0, 0.5, False, "B", "bytes moved per parameter by an unfused one"),

@@ -30,6 +30,7 @@ __all__ = ["FEATURE_NAMES", "FeatureTable", "Features", "feature_table", "stage_
 Features = dict[str, NDArray[np.float64]]
 
 _FIRST_BUCKET_BYTES = 1e6  # the first bucket of a bucketed exchange is small, so that it starts early
+_HOST_BYTES_PER_PARAMETER = 24.0  # fp32 weight and two moments, each read and written
 _RING_PASSES = 2  # reduce-scatter and all-gather
 
 
@@ -50,6 +51,7 @@ FEATURE_NAMES = (
     "transfer_inter_s",
     "transfer_intra_s",
     "transfer_latency_s",
+    "hand_overs",
     "ring_bytes",
     "scatter_bytes",
     "gather_bytes",
@@ -71,6 +73,7 @@ FEATURE_NAMES = (
     "host_parameters",
     "host_threads",
     "host_thread_rate",
+    "host_memory_rate",
     "host_is_slow",
     "host_link_s",
     "offloaded_parameters",
@@ -78,6 +81,9 @@ FEATURE_NAMES = (
     "microbatches",
     "loader_s",
     "steps",
+    "further_nodes",
+    "is_async",
+    "is_3d",
 )
 """Names of the features, in the order of their columns."""
 
@@ -196,7 +202,12 @@ def _transfer_features(setting: _Setting) -> dict[str, float]:
         volume = crossings * plan.micro_batch_size * stage.boundary_bytes
         inter, intra, latency = _one_boundary(volume, boundary, setting, cluster)
         inter_s, intra_s, latency_s = inter_s + inter, intra_s + intra, latency_s + crossings * latency
-    return {"transfer_inter_s": inter_s, "transfer_intra_s": intra_s, "transfer_latency_s": latency_s}
+    return {
+        "transfer_inter_s": inter_s,
+        "transfer_intra_s": intra_s,
+        "transfer_latency_s": latency_s,
+        "hand_overs": plan.interleave * float(plan.pp - 1),
+    }
 
 
 def _one_boundary(
@@ -256,6 +267,7 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
     node = min(setting.nodes, key=lambda kind: kind.cpu_threads)
     threads = min(float(plan.cpu_threads), node.cpu_threads / local)
     pcie = min(kind.pcie_bandwidth_bytes_per_s for kind in setting.nodes)
+    host_bandwidth = min(kind.host_bandwidth_bytes_per_s for kind in setting.nodes)
     is_slow = float(stack.host_optimizer == "slow")
     return {
         "device_update_fused_s_per_b": (1.0 - on_host) * float(stack.fused_optimizer) * shard / streaming,
@@ -266,6 +278,7 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
         "host_parameters": on_host * shard,
         "host_threads": threads,
         "host_thread_rate": node.adam_rate_per_thread * threads,
+        "host_memory_rate": host_bandwidth / (_HOST_BYTES_PER_PARAMETER * local),
         "host_is_slow": is_slow,
         "host_link_s": on_host * stack.partitioned_bytes * shard / pcie,
         "offloaded_parameters": on_host * setting.held_parameters,
@@ -285,6 +298,9 @@ def _constant_features(setting: _Setting) -> dict[str, float]:
         * local
         / (node.loader_rate_per_thread * workers),
         "steps": 1.0,
+        "further_nodes": float(setting.point.placement.n_nodes - 1),
+        "is_async": float(setting.bound.stack.phase_style == "ddp"),
+        "is_3d": float(setting.bound.stack.phase_style == "3d"),
     }
 
 

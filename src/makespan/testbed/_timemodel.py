@@ -28,6 +28,7 @@ TERM_NAMES = (
     "offload_overhead",
     "parameter_gather",
     "data_loading",
+    "node_wait",
     "fixed",
 )
 """Names of the terms, in the order in which they are added."""
@@ -44,6 +45,8 @@ def _bandwidth(crosses: _Array, inter: _Array, intra: _Array, c: dict[str, _Arra
 
 
 def _compute_terms(c: dict[str, _Array], x: Features, scale: _Array | float) -> dict[str, _Array]:
+    stack = np.where(x["is_async"] > 0, c["s_async"], np.where(x["is_3d"] > 0, c["s_3d"], 1.0))
+    scale = scale * stack
     forward = scale * (x["gemm_s"] / c["e_gemm"] + x["elementwise_s"] * c["kappa"])
     again = scale * (x["again_gemm_s"] / c["e_gemm"] + x["again_elementwise_s"] * c["kappa"])
     forward = forward + x["layer_passes"] * c["t_layer"]
@@ -59,7 +62,7 @@ def _pipeline_terms(c: dict[str, _Array], x: Features) -> dict[str, _Array]:
     transfer = x["transfer_inter_s"] / c["e_p2p"] + x["transfer_intra_s"] / c["e_nv"]
     return {
         "tensor_exchange": x["tensor_passes"] * one_pass,
-        "stage_transfer": transfer + x["transfer_latency_s"],
+        "stage_transfer": transfer + x["transfer_latency_s"] + x["hand_overs"] * c["t_stage"],
     }
 
 
@@ -96,12 +99,13 @@ def _sync_terms(c: dict[str, _Array], x: Features, backward: _Array, forward: _A
 def _optimizer_terms(c: dict[str, _Array], x: Features) -> dict[str, _Array]:
     link = x["host_link_s"] / c["e_pcie"]
     fast = np.minimum(x["host_thread_rate"], c["r_cpu"])
-    rate = np.where(x["host_is_slow"] > 0, c["r_slow"] * x["host_threads"], fast)
+    slow = c["r_slow"] * x["host_threads"]
+    rate = np.minimum(np.where(x["host_is_slow"] > 0, slow, fast), x["host_memory_rate"])
     return {
         "device_update": x["device_update_fused_s_per_b"] * c["bpp_fused"]
         + x["device_update_unfused_s_per_b"] * c["bpp_unfused"],
         "host_update": x["host_parameters"] / rate,
-        "host_to_device": link + 0.0 * rate,
+        "host_to_device": link,
         "offload_overhead": c["c_full"] * x["offloaded_parameters"],
         "gradient_to_host": link * x["microbatches"] + c["c_grad"] * x["offloaded_parameters"],
     }
@@ -131,6 +135,7 @@ def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.
     terms |= _optimizer_terms(c, x)
     busy = terms["forward"] + terms["backward"] + terms["recompute"] + terms["gradient_exchange"]
     terms["data_loading"] = np.maximum(0.0, x["loader_s"] - busy)
+    terms["node_wait"] = c["t_node"] * x["further_nodes"]
     terms["fixed"] = c["t_const"] * x["steps"]
     return {name: terms[name] for name in TERM_NAMES}
 
