@@ -1,6 +1,5 @@
 """Fitting a form to observations: bounded least squares on log times from several starts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +26,7 @@ FORMS: dict[str, Form] = {form.name: form for form in (PUBLISHED, EXTENDED)}
 
 _N_STARTS = 12
 _START_SPREAD = 0.5  # of the prior's own standard deviation
+_SEARCH_TOLERANCE, _FINAL_TOLERANCE = 1e-6, 1e-10  # relative change of cost and parameters
 _STEP = 1e-6  # of the finite differences in log parameters
 _DETERMINED = 0.5  # share of the prior's standard deviation that may be left
 
@@ -205,7 +205,7 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
         raise unknown_name("form of the performance model", form, FORMS)
     _check_times(points, measured)
     problem, lower, upper = _problem(FORMS[form], points, measured, environment)
-    best = _solve(problem.residuals, problem.jacobian, problem, (lower, upper), seed)
+    best = _solve(problem, (lower, upper), seed)
     return _result(problem, best, environment, measured, (lower, upper))
 
 
@@ -249,25 +249,29 @@ def _problem(
     return problem, lower, upper
 
 
-def _solve(
-    residuals: Callable[[Floats], Floats],
-    jacobian: Callable[[Floats], Floats],
-    problem: _Problem,
-    bounds: tuple[Floats, Floats],
-    seed: int,
-) -> Floats:
+def _solve(problem: _Problem, bounds: tuple[Floats, Floats], seed: int) -> Floats:
     rng = np.random.default_rng(seed)
     offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
     offsets[0] = 0.0
-    best, cost = problem.centre, np.inf
-    for offset in offsets:
-        start = np.clip(problem.centre + offset, bounds[0] + _STEP, bounds[1] - _STEP)
-        found = least_squares(
-            residuals, start, jac=jacobian, bounds=bounds, x_scale=problem.spread, ftol=1e-9, xtol=1e-9
-        )
-        if found.cost < cost:
-            best, cost = found.x, float(found.cost)
-    return np.asarray(best)
+    starts = np.clip(problem.centre + offsets, bounds[0] + _STEP, bounds[1] - _STEP)
+    found = [_descend(problem, start, bounds, _SEARCH_TOLERANCE) for start in starts]
+    best = min(found, key=lambda pair: pair[1])[0]
+    return _descend(problem, best, bounds, _FINAL_TOLERANCE)[0]
+
+
+def _descend(
+    problem: _Problem, start: Floats, bounds: tuple[Floats, Floats], tolerance: float
+) -> tuple[Floats, float]:
+    found = least_squares(
+        problem.residuals,
+        start,
+        jac=problem.jacobian,
+        bounds=bounds,
+        x_scale=problem.spread,
+        ftol=tolerance,
+        xtol=tolerance,
+    )
+    return np.asarray(found.x), float(found.cost)
 
 
 def _result(

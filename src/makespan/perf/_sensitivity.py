@@ -142,6 +142,13 @@ def _usual_threads(families: pd.DataFrame) -> pd.DataFrame:
 
 
 def sensitivity_curve(fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int]) -> pd.DataFrame:
-    """Return the envelope over all families; arguments as for `sensitivity_families`."""
-    counts = list(gpu_counts)
-    return envelope(sensitivity_families(fit, cluster, counts), counts)
+    """Return the envelope over all families; arguments as for `sensitivity_families`.
+
+    A model that fits on none of the GPU counts has throughput 0 everywhere.
+    """
+    counts = sorted(set(gpu_counts))
+    families = sensitivity_families(fit, cluster, counts)
+    if families.empty:
+        nothing = [(fit.workload, count, "", 0.0) for count in counts]
+        return SENSITIVITY.validate(pd.DataFrame(nothing, columns=SENSITIVITY.names), where="sensitivity")
+    return envelope(families, counts)
