@@ -197,18 +197,30 @@ def test_prediction_shows_one_form_and_the_error_of_held_out_clean_rows():
         plot_prediction(row_table(), "emulated", "third")
 
 
-def test_curves_have_family_colours_and_leave_out_what_cannot_run():
-    figure = FIGURES["sensitivity"][1](curve_table())
-    lines = {line.get_color(): line for line in figure.axes[0].lines}
-    assert len(lines[FAMILY_COLOURS["GC"]].get_xdata()) == 3
-    assert len(lines[FAMILY_COLOURS["DP"]].get_xdata()) == 4
+def test_curves_join_the_counts_at_which_more_gpus_help():
+    table = curve_table()
+    slower = pd.DataFrame([("vit", "DP", 6, 15.0)], columns=table.columns)
+    figure = plot_sensitivity(pd.concat([table, slower], ignore_index=True), "emulated")
+    lines = {(line.get_color(), line.get_marker()): list(line.get_xdata()) for line in figure.axes[0].lines}
+    assert lines[FAMILY_COLOURS["DP"], "o"] == [1, 2, 4, 8]
+    assert lines[FAMILY_COLOURS["DP"], "."] == [6]
+    assert "fewer GPUs are faster" in texts(figure)
     assert ENVELOPE + " (envelope)" in texts(figure)
+
+
+def test_curves_leave_out_what_cannot_run():
+    figure = FIGURES["sensitivity"][1](curve_table())
+    shown = [
+        list(line.get_xdata()) for line in figure.axes[0].lines if line.get_color() == FAMILY_COLOURS["GC"]
+    ]
+    assert [1, 2, 4] in shown and not any(8 in counts for counts in shown)
+    assert "fewer GPUs are faster" not in texts(figure)
 
 
 def test_stages_are_annotated_and_failures_marked():
     figure = FIGURES["fig7"][1](stage_table())
     shown = texts(figure)
-    assert "limit 4x8 (32 GPUs)\nMorphling: 244" in shown
+    assert {"4x8 (32 GPUs)", "244", "1x1 (1 GPU)", "zero-offload+gc"} <= set(shown)
     assert "cannot run" in shown and "published value" in shown
     axes = figure.axes[0]
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,10 +28,14 @@ from makespan.plots._style import (
 
 __all__ = ["plot_error_bars", "plot_prediction"]
 
+Numbers = npt.NDArray[np.float64]
+
 _PUBLISHED = ("published_avg_error_pct", "published_max_error_pct")
 _BAR_WIDTH = 0.8
 _GROUP_GAP = 1.3
 _CLAIM_PCT = 10.0
+_TICKS_PCT = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 70.0, 100.0, 150.0, 200.0)
+_TICK_GAP = 0.12  # of the height of a panel
 _OTHER = "#555555"
 
 
@@ -53,7 +58,7 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     Returns
     -------
     matplotlib.figure.Figure
-        Two panels above each other with the models side by side.
+        Two panels above each other with the models side by side, on a square-root scale.
     """
     require_columns(
         table, "model", "plan_family", "form", "avg_error_pct", "max_error_pct",
@@ -95,6 +100,23 @@ def _published_handle() -> Line2D:
     )
 
 
+def _signed_sqrt(value: Numbers) -> Numbers:
+    return np.asarray(np.sign(value) * np.sqrt(np.abs(value)))
+
+
+def _signed_square(value: Numbers) -> Numbers:
+    return np.asarray(np.sign(value) * np.square(value))
+
+
+def _ticks_pct(largest: float) -> list[float]:
+    """Choose ticks that are far enough apart on the square-root scale."""
+    ticks = [0.0]
+    for tick in _TICKS_PCT:
+        if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
+            ticks.append(tick)
+    return ticks
+
+
 def _bar_positions(table: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Position of each bar, (model, family) to x."""
     positions: dict[tuple[str, str], float] = {}
@@ -133,7 +155,10 @@ def _error_panel(
     if kind == "avg":
         axes.axhline(_CLAIM_PCT, color=_OTHER, ls=(0, (4, 3)), lw=0.7, zorder=1)
     axes.grid(visible=False, axis="x")
+    axes.set_yscale("function", functions=(_signed_sqrt, _signed_square))
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(_ticks_pct(axes.get_ylim()[1]))
 
 
 @styled
@@ -166,7 +191,7 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     for axes, model in zip(panels, models, strict=False):
         _prediction_panel(axes, shown[shown["model"] == model])
         axes.set_title(MODEL_TITLES.get(model, model))
-    panels[-1].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
+    panels[len(models)].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
     figure.supxlabel("measured iteration time [s]", fontsize=7)
     figure.supylabel(f"predicted iteration time [s], {form} form", fontsize=7)
     source_label(figure, source, strip=False)
