@@ -97,7 +97,7 @@ rule morphling_fig7:
         cluster=SETTINGS.cluster,
         form=SETTINGS.performance_model.experiment_form,
         stages=[stage.model_dump() for stage in SETTINGS.morphling.fig7.stages],
-        code=code_hash(*PERF, "papers/morphling/_fig7.py"),
+        code=code_hash(*PERF, "papers/morphling/_fig7.py", "papers/morphling/_online.py"),
     script:
         "../workflow/scripts/morphling_fig7.py"
 
