@@ -15,6 +15,7 @@ from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.plans import (
     DEFAULT_MEMORY_RULES,
     ExecutionPlan,
+    Placement,
     Stage,
     Verdict,
     memory_estimate,
@@ -25,7 +26,7 @@ from makespan.testbed._geometry import Boundary, Geometry, geometry
 from makespan.testbed._points import Point
 from makespan.workloads import BoundWorkload, Workload
 
-__all__ = ["FEATURE_NAMES", "FeatureTable", "Features", "feature_table", "stage_nodes"]
+__all__ = ["FEATURE_NAMES", "FeatureTable", "Features", "feature_table", "stage_features", "stage_nodes"]
 
 Features = dict[str, NDArray[np.float64]]
 
@@ -315,6 +316,24 @@ def _row(setting: _Setting) -> dict[str, float]:
     }
 
 
+def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec) -> _Setting:
+    nodes = stage_nodes(cluster, point.placement.n_nodes)
+    layout = geometry(point.placement.gpus_per_node, nodes, cluster.network, plan.pp, plan.tp, plan.dp)
+    return _Setting(point, plan, workload.for_plan(plan), nodes, layout, cluster)
+
+
+def stage_features(
+    workload: Workload, plan: ExecutionPlan, placement: Placement, cluster: ClusterSpec
+) -> list[dict[str, float]]:
+    """Return the work of one micro-batch on each pipeline stage, first to last.
+
+    The plan must have its micro-batch size resolved.
+    """
+    setting = _setting(workload, plan, Point(plan, placement), cluster)
+    held = stages(setting.bound.model, plan.pp, plan.partition)
+    return [_stage_work(stage, setting) for stage in held]
+
+
 def _empty_matrix() -> NDArray[np.float64]:
     return np.zeros((0, len(FEATURE_NAMES)), dtype=np.float64)
 
@@ -369,12 +388,7 @@ class FeatureTable:
         plan = resolve_micro_batch(point.plan, self.workload, smallest)
         verdict = memory_estimate(plan, self.workload, smallest, point.placement)
         if verdict.bytes_by_component:
-            layout = geometry(
-                point.placement.gpus_per_node, nodes, self.cluster.network, plan.pp, plan.tp, plan.dp
-            )
-            bound = self.workload.for_plan(plan)
-            setting = _Setting(point, plan, bound, nodes, layout, self.cluster)
-            values = _row(setting)
+            values = _row(_setting(self.workload, plan, point, self.cluster))
             row = np.array([values[name] for name in FEATURE_NAMES])
         else:
             row = np.full(len(FEATURE_NAMES), np.nan)  # the structure alone forbids it

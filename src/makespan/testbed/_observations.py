@@ -85,8 +85,8 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
     Parameters
     ----------
     frames
-        Tables of schema `makespan.tables.THROUGHPUT` by workload key. A workload without a
-        calibrated stack shape (see `Workload`) is used all the same; leave it out to exclude it.
+        Tables of schema `makespan.tables.THROUGHPUT` by workload key. Workloads whose traced
+        configuration is not clear (``Workload.used_for_calibration``) are left out.
     cluster
         Where they were measured.
 
@@ -97,7 +97,11 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
     TraceError
         A row cannot be read.
     """
-    parts = [_one(workload(key), frame[frame["feasible"]], cluster) for key, frame in frames.items()]
+    parts = [
+        _one(workload(key), frame[frame["feasible"]], cluster)
+        for key, frame in frames.items()
+        if workload(key).used_for_calibration
+    ]
     parts = [part for part in parts if len(part)]
     if not parts:
         raise InputError("no feasible row in the tables given; at least one measured row is needed")

@@ -251,6 +251,8 @@ class Workload:
     trace_cpu_threads
         CPU threads a GPU that the published traces cover, first those of rows that do not say;
         empty if not known.
+    used_for_calibration
+        Whether the configuration behind the published traces is clear enough to fit to them.
     source
         Where the batch and the stacks come from.
     """
@@ -266,6 +268,7 @@ class Workload:
     model_parallel_seq: tuple[int, ...]
     max_microbatches: int
     trace_cpu_threads: tuple[int, ...]
+    used_for_calibration: bool
     source: str
 
     def __post_init__(self) -> None:

@@ -131,5 +131,6 @@ def workload(name: str) -> Workload:
         model_parallel_seq=tuple(entry.get("model_parallel_seq", ())),
         max_microbatches=entry["max_microbatches"],
         trace_cpu_threads=tuple(entry.get("trace_cpu_threads", ())),
+        used_for_calibration=entry.get("used_for_calibration", True),
         source=entry["source"],
     )
