@@ -19,13 +19,10 @@ from makespan.traces._datasets import (
     read_register,
     verify,
 )
-from makespan.traces._sources import (
-    SOURCE_NAMES,
-    EmulatedSource,
-    MeasuredSource,
-    PublishedSource,
-    ThroughputSource,
-)
+from makespan.traces._emulated import EmulatedSource
+from makespan.traces._measured import MeasuredSource
+from makespan.traces._published import PublishedSource
+from makespan.traces._sources import SOURCE_NAMES, ThroughputSource
 from makespan.traces._table import read_throughput
 
 __all__ = [
