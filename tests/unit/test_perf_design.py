@@ -214,7 +214,7 @@ def test_model_parallel_rows_alone_give_a_share_of_an_iteration():
     profile = forward_profile(
         points_from_table(frame, "llama30", ENVIRONMENT), measured_from_table(frame), 2.0
     )
-    assert profile.origin == "share of a whole iteration"
+    assert profile.origin == "least share of an iteration"
     assert profile.time_s > 0
 
 

@@ -18,8 +18,8 @@ def forward_profile(points: Points, measured: Measured, backward_ratio: float) -
 
     In order of preference: the forward phase of a data-parallel row on one node; where the stack
     reports launch times instead (it runs asynchronously), the growth of the iteration time with
-    the samples of a replica; the pipeline phase of the least pipelined model-parallel row; the
-    iteration time of any row. All but the first contain the backward pass and are divided by
+    the samples of a replica; the least that the pipeline phase or iteration time of any row
+    leaves for a sample. All but the first contain the backward pass and are divided by
     ``1 + backward_ratio``. The choice does not depend on the order of the rows.
 
     Parameters
@@ -84,10 +84,11 @@ def _from_growth(points: Points, measured: Measured, rows: Index, backward_ratio
 
 
 def _from_whole(points: Points, measured: Measured, backward_ratio: float) -> Profile:
-    rows = np.lexsort((measured.iter_time_s, points.n_gpus, points.pp, ~points.is_model_parallel))
-    row = int(rows[0])
-    phase, total = measured.overlap_sync_s[row], measured.iter_time_s[row]
-    time = phase if points.is_model_parallel[row] and phase > 0 else total
-    share = points.tp[row] / (1.0 + backward_ratio)
-    samples = float(points.replica_batch_size[row])
-    return Profile(float(time * share), samples, 0.0, "share of a whole iteration")
+    """Take the least forward time of a sample that any row implies: each bounds it from above."""
+    bubble = (points.n_micro + points.pp - 1.0) / (points.n_micro * points.pp)
+    reported = points.is_model_parallel & (measured.overlap_sync_s > 0)
+    time = np.where(reported, measured.overlap_sync_s, measured.iter_time_s)
+    time = time * points.tp / np.where(points.is_model_parallel, bubble, 1.0)
+    passes = 1.0 + backward_ratio + points.checkpoint_fraction
+    per_sample = time / passes / (points.replica_batch_size * points.tokens_share)
+    return Profile(float(per_sample.min()), 1.0, 0.0, "least share of an iteration")
