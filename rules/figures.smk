@@ -83,7 +83,7 @@ rule plot_morphling_sensitivity:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS, "papers/morphling/_sensitivity.py"),
+        code=code_hash(*CURVES),
     script:
         "../workflow/scripts/plot_morphling_sensitivity.py"
 
@@ -109,7 +109,7 @@ rule plot_morphling_sensitivity_cpu:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS, "papers/morphling/_sensitivity.py"),
+        code=code_hash(*CURVES),
     script:
         "../workflow/scripts/plot_morphling_sensitivity_cpu.py"
 

@@ -22,7 +22,7 @@ rule evaluate_claims:
         runtime=5,
     params:
         form=SETTINGS.performance_model.experiment_form,
-        code=code_hash(*DOMAIN, "papers/morphling/_c*.py", "papers/morphling/claims.csv"),
+        code=code_hash(*CLAIMS),
     script:
         "../workflow/scripts/evaluate_claims.py"
 

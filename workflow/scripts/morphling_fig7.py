@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-import pandas as pd
-
 from makespan.logs import logged_to
-from makespan.papers.morphling import fig7
+from makespan.papers.morphling import fig7, read_published
 from makespan.tables import FIG7, THROUGHPUT, read_csv, write_csv
 
 
@@ -19,7 +17,7 @@ def main(
 ) -> None:
     """Write plan and iteration time of every strategy at every stage."""
     (throughput,) = (read_csv(path, THROUGHPUT) for path in tables)
-    write_csv(fig7(throughput, stages, pd.read_csv(published), cluster, form), table, FIG7)
+    write_csv(fig7(throughput, stages, read_published("fig7", published), cluster, form), table, FIG7)
 
 
 if "snakemake" in globals():

@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 
-import pandas as pd
-
 from makespan.logs import logged_to
-from makespan.papers.morphling import fig8
+from makespan.papers.morphling import fig8, read_published
 from makespan.tables import FIG8, THROUGHPUT, read_csv, write_csv
 
 
 def main(tables: Mapping[str, str], published: str, table: str, gpus: int) -> None:
     """Write GPUs, plan and speed-up of every job under every scheduler."""
     frames = {workload: read_csv(path, THROUGHPUT) for workload, path in tables.items()}
-    write_csv(fig8(frames, gpus, pd.read_csv(published)), table, FIG8)
+    write_csv(fig8(frames, gpus, read_published("fig8", published)), table, FIG8)
 
 
 if "snakemake" in globals():

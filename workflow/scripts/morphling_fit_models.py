@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from makespan.logs import logged_to
-from makespan.papers.morphling import fit_workload, table2_rows
+from makespan.papers.morphling import fit_workload, read_published, table2_rows
 from makespan.tables import FIT, TABLE2_ROWS, THROUGHPUT, read_csv, write_csv
 
 
@@ -17,7 +15,7 @@ def main(
     for (parameters, _), path in zip(results, fits, strict=True):
         write_csv(parameters, path, FIT)
     predictions = [predicted for _, predicted in results]
-    write_csv(table2_rows(predictions, pd.read_csv(published)), rows, TABLE2_ROWS)
+    write_csv(table2_rows(predictions, read_published("table2", published)), rows, TABLE2_ROWS)
 
 
 if "snakemake" in globals():

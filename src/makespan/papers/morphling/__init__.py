@@ -19,14 +19,12 @@ that a run writes below ``results/<source>/morphling/``:
 
 from makespan.papers.morphling._checks import CLAIM_TABLES
 from makespan.papers.morphling._claims import evaluate_claims, read_claims
-from makespan.papers.morphling._fig7 import MORPHLING, STRATEGIES, Stage, fig7
+from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
+from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._published import read_published
-from makespan.papers.morphling._sensitivity import (
-    cpu_sensitivity_figure_table,
-    sensitivity,
-    sensitivity_figure_table,
-)
+from makespan.papers.morphling._sensitivity import sensitivity
 from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
 
 __all__ = [

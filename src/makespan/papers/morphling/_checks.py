@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from makespan.papers.morphling._fig7 import MORPHLING
+from makespan.papers.morphling._names import MORPHLING
 
 __all__ = ["CHECKS", "CLAIM_TABLES", "Claim", "Finding", "Tables"]
 

@@ -7,15 +7,13 @@ import pandas as pd
 
 from makespan.errors import PlanError, TraceError
 from makespan.hardware import cluster
+from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._online import Choice, Limit, known_from, settle
 from makespan.perf import fit_table, load_environment
 from makespan.plans import ExecutionPlan, Placement, read_plan, write_plan
 from makespan.tables import FIG7
 
-__all__ = ["MORPHLING", "STRATEGIES", "Stage", "fig7"]
-
-MORPHLING = "Morphling"
-"""The strategy that asks the performance model and learns from its runs."""
+__all__ = ["STRATEGIES", "Stage", "fig7"]
 
 
 @dataclass(frozen=True, slots=True)
