@@ -31,8 +31,8 @@ _Text = NDArray[np.str_]
 
 _FOLDS = 5
 _FEW = 3
-_FEW_SD = 0.8  # how far a few rows of a new model may move constants fitted on other models,
-_MANY_SD = 1.5  # and how far all its rows may, as factors on the spread of the priors
+_FEW_SD = 1.0  # how far a few rows of a new model may move constants fitted on other models,
+_MANY_SD = 2.0  # and how far all its rows may, as factors on the spread of the priors
 _ANCHOR_TRUST = 0.5  # share of the anchor's residual that is put down to the model's compute
 _ANCHOR_RANGE = (0.5, 2.0)
 _COMPUTE = ("forward", "backward", "recompute")
