@@ -122,7 +122,9 @@ class Terms:
     @cached_property
     def straggler_factor(self) -> Floats:
         """Expected largest of n exponential delays over their mean, less that of one node."""
-        return np.array([sum(1.0 / k for k in range(2, int(n) + 1)) for n in self.points.n_nodes])
+        nodes = self.points.n_nodes.astype(np.intp)
+        harmonic = np.cumsum(1.0 / np.arange(1, nodes.max(initial=1) + 1))
+        return np.asarray(harmonic[nodes - 1] - 1.0)
 
     def _tokens_times_hidden(self, every_layer: bool) -> float:
         workload = self.points.workload
