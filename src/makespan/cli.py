@@ -242,8 +242,11 @@ def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:
 @_cluster_option
 @click.option("--holdout", metavar="MODEL", help="Model to leave out of the fit to all others.")
 @click.option("--output", type=click.Path(path_type=Path), help="File for the constants (.toml).")
+@click.option("--source", help="What the rows are, for the provenance in that file.")
 @_traces_argument
-def calibrate_command(cluster_name: str, holdout: str | None, output: Path | None, traces: Path) -> None:
+def calibrate_command(
+    cluster_name: str, holdout: str | None, output: Path | None, source: str | None, traces: Path
+) -> None:
     """Fit the constants of the emulator to measured traces.
 
     TRACES is a directory with the published files, or with one canonical table a workload.
@@ -259,8 +262,8 @@ def calibrate_command(cluster_name: str, holdout: str | None, output: Path | Non
     fit = calibrate(clean)
     click.echo("\n".join(_fit_lines(fit)))
     if output is not None:
-        source = f"robust fit to the clean rows of {traces.name or traces}"
-        text = calibration_text(calibration_set(output.stem, clean, source))
+        provenance = source or f"robust fit to the clean rows of {traces.name or traces}"
+        text = calibration_text(calibration_set(output.stem, clean, provenance))
         write_text(text, output)
         click.echo(f"{output}: {len(clean)} rows behind it")
 

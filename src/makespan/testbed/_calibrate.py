@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from makespan.errors import FitError
 from makespan.testbed._constants import CONSTANT_NAMES, CONSTANTS, prior_theta
 from makespan.testbed._observations import Observations
 from makespan.testbed._phases import phases
+from makespan.testbed._solver import bounded_least_squares
 from makespan.testbed._timemodel import predict_terms
 
 __all__ = ["CalibrationFit", "calibrate"]
@@ -87,14 +87,7 @@ def calibrate(
     start = np.minimum(centre, upper - 1e-3)
     if not np.all(np.isfinite(problem.residuals(start))):
         raise FitError("a residual is not finite at the prior; check the measured rows and the hardware")
-    found = least_squares(
-        problem.residuals,
-        start,
-        jac=problem.jacobian,
-        bounds=(np.full(len(start), -np.inf), upper),
-        x_scale=spread,
-        max_nfev=max_evaluations,
-    )
+    found = bounded_least_squares(problem.residuals, problem.jacobian, start, upper, max_evaluations)
     active = tuple(
         name
         for name, value, bound in zip(CONSTANT_NAMES, found.x, upper, strict=True)
@@ -104,7 +97,7 @@ def calibrate(
     return CalibrationFit(
         theta=np.exp(found.x),
         n_rows=len(observations),
-        cost=float(found.cost),
+        cost=found.cost,
         active_bounds=active,
         correlation=correlation,
         std_err_log=std_err,
@@ -112,7 +105,7 @@ def calibrate(
 
 
 def _covariance(jacobian: _Array) -> tuple[_Array, _Array]:
-    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    covariance = np.linalg.inv(np.einsum("ij,ik->jk", jacobian, jacobian))
     std_err = np.sqrt(np.diag(covariance))
     return covariance / np.outer(std_err, std_err), std_err
 

@@ -179,10 +179,11 @@ def _parse(name: str, text: str, where: str) -> CalibrationSet:
 
 def calibration_text(calibration: CalibrationSet) -> str:
     """Return a calibration as TOML, byte-identical for equal calibrations."""
+    source = calibration.source.replace("\\", "/").replace('"', "'").replace("\n", " ")
     lines = [
         _HEADER,
         f'level = "{calibration.level}"',
-        f'source = "{calibration.source}"',
+        f'source = "{source}"',
         f'data_digest = "{calibration.data_digest}"',
         f"n_rows = {calibration.n_rows}",
         f"active_bounds = [{', '.join(repr(name) for name in calibration.active_bounds)}]",
