@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from makespan import __version__
+from makespan.config.command import config_command
 from makespan.errors import InputError, MakespanError, MissingDataError
 from makespan.hardware import ClusterSpec, cluster, cluster_names
 from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_plan
@@ -92,6 +93,9 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="makespan")
 def main() -> None:
     """Emulate a GPU testbed, and check the emulator against measured traces."""
+
+
+main.add_command(config_command)
 
 
 @main.command("emulate")

@@ -40,8 +40,7 @@ def functions(path):
 
 
 def length(node):
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return node.end_lineno - first + 1
+    return node.end_lineno - node.lineno + 1
 
 
 def test_layers_import_only_what_is_below_them():
