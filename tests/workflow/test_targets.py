@@ -101,6 +101,10 @@ def test_without_own_measurements_the_message_names_the_option(project):
     assert "the source measured needs throughput.measured.directory" in done.stdout
 
 
+def test_the_slurm_profile_is_found_from_the_root(project):
+    assert project.planned("--profile", "slurm", "results/emulated/morphling/fig8.csv")["morphling_fig8"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
