@@ -56,7 +56,7 @@ CONSTANTS = (
     Constant("kappa", 2.5, 0.5, False, "1", "bytes moved by element-wise kernels per kept byte"),
     Constant("t_layer", 3e-4, 0.7, False, "s", "fixed time of a layer and micro-batch in forward"),
     Constant("k_bwd", 2.0, 0.12, False, "1", "backward time over forward time"),
-    Constant("e_nv", 0.75, 0.3, True, "1", "share of the link inside a node"),
+    Constant("e_nv", 0.70, 0.1, True, "1", "share of the link inside a node"),
     Constant("e_net", 0.85, 0.25, True, "1", "share of the network cards under a ring"),
     Constant("e_p2p", 0.80, 0.6, True, "1", "share of the network card between stages"),
     Constant("t_stage", 5e-3, 0.7, False, "s", "handing over at a stage boundary, both ways"),

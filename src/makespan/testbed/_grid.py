@@ -21,6 +21,7 @@ _WORDS = {
 _MULTISET_GPUS = (1, 2, 4, 8)  # data-parallel plans run in every placement of so many GPUs,
 _EQUAL_SPLIT_GPUS = (16,)  # and in equal splits only of so many
 _ONE_NODE_GPUS = (1, 2, 3, 4)  # tensor parallelism with accumulation stays on one node
+_SMALL_NODES = tuple(Placement((count,)) for count in _ONE_NODE_GPUS)
 _DEGREES = range(1, 9)
 _REPLICAS = (1, 2, 4, 8)
 
@@ -61,8 +62,9 @@ def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
 
     Data-parallel families run in every placement of 1, 2, 4 and 8 GPUs and in equal splits of
     16. Model-parallel families run with pipeline degrees that divide the layers and tensor
-    degrees that divide the heads, packed and spread over equal nodes. Tensor parallelism with
-    accumulation runs on 1 to 4 GPUs of a node. Where the published traces cover several numbers
+    degrees that divide the heads, packed and spread over equal nodes; every pipeline stage has
+    a node of its own, but for jobs of up to 4 GPUs. Tensor parallelism with accumulation runs
+    on 1 to 4 GPUs of a node. Where the published traces cover several numbers
     of CPU threads, offload plans and plans on one GPU run with each of them.
 
     Parameters
@@ -112,4 +114,5 @@ def _model_parallel_texts(
         family = PlanFamily.TP_PP if dp == 1 else PlanFamily.DP_TP_PP
         if family in families:
             for placement in equal_placements(pp * tp * dp, cluster, smallest=tp):
-                yield f"{pp}{tp}{dp}", placement
+                if placement.n_nodes >= pp or placement in _SMALL_NODES:
+                    yield f"{pp}{tp}{dp}", placement
