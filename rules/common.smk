@@ -1,6 +1,7 @@
 # What all rules share: the checked configuration, wildcards, the hash of the code that a rule uses.
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 

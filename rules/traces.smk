@@ -71,21 +71,20 @@ rule import_measured:
 if SETTINGS.throughput.published.fetch:
     from makespan.config.sources import published_datasets
 
-    DATASETS = published_datasets(SETTINGS).values()
+    DATASETS = {dataset.path: dataset for dataset in published_datasets(SETTINGS).values()}
 
     rule fetch_published:
         input:
-            register=SETTINGS.throughput.published.register_file,
+            register=ancient(SETTINGS.throughput.published.register_file),
         output:
-            files=[
-                ensure(
-                    f"{SETTINGS.throughput.published.fetched_directory}/{dataset.path}",
-                    sha256=dataset.sha256,
-                )
-                for dataset in DATASETS
-            ],
+            file=ensure(
+                f"{SETTINGS.throughput.published.fetched_directory}/{{dataset}}",
+                sha256=lambda wildcards: DATASETS[wildcards.dataset].sha256,
+            ),
         log:
-            "logs/published/fetch_published.log",
+            "logs/published/fetch_published/{dataset}.log",
+        wildcard_constraints:
+            dataset="|".join(re.escape(path) for path in DATASETS),
         localrule: True
         conda:
             CPU
@@ -93,7 +92,8 @@ if SETTINGS.throughput.published.fetch:
             mem_mb=500,
             runtime=10,
         params:
-            names=[dataset.name for dataset in DATASETS],
+            name=lambda wildcards: DATASETS[wildcards.dataset].name,
+            sha256=lambda wildcards: DATASETS[wildcards.dataset].sha256,
             directory=SETTINGS.throughput.published.fetched_directory,
         script:
             "../workflow/scripts/fetch_published.py"

@@ -72,12 +72,35 @@ def test_a_changed_file_stops_the_import_and_leaves_nothing_behind(project, publ
     assert not list((project.root / "results").rglob("*.csv"))
 
 
-def test_fetching_can_be_planned_where_no_directory_is_given(project):
+@pytest.fixture
+def fetching(project):
+    """Return a copy of the project and the arguments with which it fetches."""
     (project.root / "fetch.yaml").write_text("throughput: {published: {fetch: true}}\n")
-    planned = project.planned(
-        "published", "--configfile", "config/test/morphling.yaml", "fetch.yaml", small=False
-    )
-    assert planned["fetch_published"] == 1
+    return project, ["--configfile", "config/test/morphling.yaml", "fetch.yaml"]
+
+
+def test_fetching_can_be_planned_where_no_directory_is_given(fetching):
+    project, files = fetching
+    assert project.planned("published", *files, small=False)["fetch_published"] == 3
+
+
+def test_a_file_that_lies_in_place_is_not_fetched_again(fetching, published_dir):
+    project, files = fetching
+    for folder in ("roberta", "t5_3B"):
+        target = project.root / "data/published/morphling/throughput" / folder
+        target.mkdir(parents=True)
+        shutil.copy2(published_dir / "morphling/throughput" / folder / "placements.csv", target)
+    assert project.planned("published", *files, small=False)["fetch_published"] == 1
+
+
+def test_without_a_network_fetching_stops_with_what_to_do_and_leaves_nothing(fetching):
+    project, files = fetching
+    done = project.snakemake("--cores", "1", "published", *files, small=False, proxy="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "OfflineError: data set 'morphling-throughput-" in done.stdout
+    assert "set MAKESPAN_PUBLISHED_DIR to a directory that has it" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not list((project.root / "data").rglob("*.csv"))
 
 
 def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
