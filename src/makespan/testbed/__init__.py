@@ -37,7 +37,8 @@ from makespan.testbed._constants import (
 )
 from makespan.testbed._emulate import Disturbances, Explanation, emulate, explain, iteration_time_s
 from makespan.testbed._exact import ExactPipeline, exact_pipeline
-from makespan.testbed._features import FEATURE_NAMES, Features, FeatureTable, feature_table
+from makespan.testbed._feature_table import FeatureTable, feature_table
+from makespan.testbed._features import FEATURE_NAMES, Features
 from makespan.testbed._geometry import Boundary, Geometry, Group, geometry, intra_bandwidth
 from makespan.testbed._grid import data_parallel_placements, equal_placements, trace_points
 from makespan.testbed._metrics import Agreement, agreement, relative_errors

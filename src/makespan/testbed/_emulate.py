@@ -11,7 +11,8 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import write_plan
 from makespan.tables import THROUGHPUT
 from makespan.testbed._calibration import Calibration, CalibrationSet, load_calibration
-from makespan.testbed._features import Features, FeatureTable, feature_table
+from makespan.testbed._feature_table import FeatureTable, feature_table
+from makespan.testbed._features import Features
 from makespan.testbed._noise import Anomalies, NoiseModel, Stragglers, row_generator
 from makespan.testbed._phases import phases
 from makespan.testbed._points import Point

@@ -6,7 +6,8 @@ import numpy as np
 
 from makespan.hardware import ClusterSpec
 from makespan.testbed._calibration import Calibration, CalibrationSet
-from makespan.testbed._features import Features, feature_table, stage_features
+from makespan.testbed._feature_table import feature_table
+from makespan.testbed._features import Features, stage_features
 from makespan.testbed._points import Point
 from makespan.testbed._schedule import closed_form_time_s, pipeline_time_s
 from makespan.testbed._timemodel import predict_terms

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.plans import PlanFamily
-from makespan.testbed._features import FEATURE_NAMES, Features, feature_table
+from makespan.testbed._feature_table import feature_table
+from makespan.testbed._features import FEATURE_NAMES, Features
 from makespan.testbed._points import Point, points_from_frame
 from makespan.workloads import Workload, workload
 
