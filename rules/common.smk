@@ -110,6 +110,15 @@ def published_files(wildcards):
         raise WorkflowError(error) from None
 
 
+def missing_datasets():
+    """Return the authors' files that are still to be fetched, by their path in the directory."""
+    from makespan.config.sources import published_datasets
+
+    directory = Path(SETTINGS.throughput.published.fetched_directory)
+    datasets = published_datasets(SETTINGS).values()
+    return {dataset.path: dataset for dataset in datasets if not (directory / dataset.path).is_file()}
+
+
 def measured_files(wildcards):
     """Find the user's own tables."""
     directory = SETTINGS.throughput.measured.directory

@@ -68,10 +68,8 @@ rule import_measured:
         "../workflow/scripts/import_measured.py"
 
 
-if SETTINGS.throughput.published.fetch:
-    from makespan.config.sources import published_datasets
-
-    DATASETS = {dataset.path: dataset for dataset in published_datasets(SETTINGS).values()}
+# Files that are in place are sources, whoever put them there; only those that are missing are fetched.
+if SETTINGS.throughput.published.fetch and (MISSING := missing_datasets()):
 
     rule fetch_published:
         input:
@@ -79,12 +77,12 @@ if SETTINGS.throughput.published.fetch:
         output:
             file=ensure(
                 f"{SETTINGS.throughput.published.fetched_directory}/{{dataset}}",
-                sha256=lambda wildcards: DATASETS[wildcards.dataset].sha256,
+                sha256=lambda wildcards: MISSING[wildcards.dataset].sha256,
             ),
         log:
             "logs/published/fetch_published/{dataset}.log",
         wildcard_constraints:
-            dataset="|".join(re.escape(path) for path in DATASETS),
+            dataset="|".join(re.escape(path) for path in MISSING),
         localrule: True
         conda:
             CPU
@@ -92,8 +90,7 @@ if SETTINGS.throughput.published.fetch:
             mem_mb=500,
             runtime=10,
         params:
-            name=lambda wildcards: DATASETS[wildcards.dataset].name,
-            sha256=lambda wildcards: DATASETS[wildcards.dataset].sha256,
-            directory=SETTINGS.throughput.published.fetched_directory,
+            name=lambda wildcards: MISSING[wildcards.dataset].name,
+            directory=lambda wildcards, output: output.file.removesuffix(wildcards.dataset),
         script:
             "../workflow/scripts/fetch_published.py"
