@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from makespan.errors import InputError, PlanError, TraceError
-from makespan.hardware import ClusterSpec, cluster
+from makespan.hardware import ClusterSpec, cluster, cluster_names
+from makespan.plans import Placement
 from makespan.tables import THROUGHPUT
 from makespan.testbed import (
     Anomalies,
@@ -51,6 +52,22 @@ def test_an_infeasible_row_has_no_times() -> None:
     frame = emulate(spec, [read_point(spec, "ga", "8", 2)], WHERE)
     assert not frame["feasible"].iloc[0]
     assert frame[["iter_time_s", "forward_s", "overlap_sync_s", "optimize_s"]].isna().all(axis=None)
+
+
+def test_a_placement_that_no_node_can_hold_is_infeasible() -> None:
+    spec = workload("roberta")
+    points = [read_point(spec, "ga", "16-", 8), read_point(spec, "ga", "88", 8)]
+    frame = emulate(spec, points, WHERE)
+    assert frame["feasible"].tolist() == [False, True]
+    assert "more GPUs on a node" in explain(spec, points[0], WHERE).reason
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_every_cluster_of_the_catalogue_can_be_emulated(name: str) -> None:
+    where, spec = cluster(name), workload("bert")
+    frame = emulate(spec, trace_points(spec, where), where)
+    assert frame["feasible"].any()
+    assert all(Placement.parse(text).fits(where.gpus_per_node, where.n_nodes) for text in frame["placement"])
 
 
 def test_phases_follow_the_style_of_the_stack(bert: pd.DataFrame) -> None:
