@@ -31,6 +31,7 @@ from makespan.testbed import (
     load_calibration,
     observe,
     read_point,
+    refined_set,
     trace_points,
     validate,
     write_trace,
@@ -247,14 +248,28 @@ def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:
 @click.option("--holdout", metavar="MODEL", help="Model to leave out of the fit to all others.")
 @click.option("--output", type=click.Path(path_type=Path), help="File for the constants (.toml).")
 @click.option("--source", help="What the rows are, for the provenance in that file.")
+@click.option(
+    "--level",
+    default="L1",
+    show_default=True,
+    type=click.Choice(["L1", "L1a", "L2", "L3"]),
+    help="L1 for other models; L1a, L2, L3 to refine the shipped constants for these.",
+)
 @_traces_argument
 def calibrate_command(
-    cluster_name: str, holdout: str | None, output: Path | None, source: str | None, traces: Path
+    cluster_name: str,
+    holdout: str | None,
+    output: Path | None,
+    source: str | None,
+    level: str,
+    traces: Path,
 ) -> None:
     """Fit the constants of the emulator to measured traces.
 
     TRACES is a directory with the published files, or with one canonical table a workload.
-    With --output, the fit to all models and one fit for each model left out are written.
+    With --output, a file for --calibration is written: at level L1 the fit to all models and one
+    for each model left out; at L1a, L2 and L3 the shipped constants, refined for the models in
+    TRACES by one row a workload, up to three rows a plan class, or all rows.
     """
     data = _observations(traces, cluster(cluster_name))
     clean = data.subset(data.clean)
@@ -267,9 +282,13 @@ def calibrate_command(
     click.echo("\n".join(_fit_lines(fit)))
     if output is not None:
         provenance = source or f"robust fit to the clean rows of {traces.name or traces}"
-        text = calibration_text(calibration_set(output.stem, clean, provenance))
-        write_text(text, output)
-        click.echo(f"{output}: {len(clean)} rows behind it")
+        if level == "L1":
+            made = calibration_set(output.stem, clean, provenance)
+        else:
+            shipped = load_calibration(_CALIBRATION)
+            made = refined_set(output.stem, clean, provenance, level, shipped)
+        write_text(calibration_text(made), output)
+        click.echo(f"{output}: level {level}, {made.n_rows} rows behind it")
 
 
 def _fit_lines(fit: CalibrationFit) -> list[str]:

@@ -116,6 +116,16 @@ def test_calibrate_prints_and_writes_constants(measured: Path, tmp_path: Path) -
     assert emulated.exit_code == 0, emulated.output
 
 
+@pytest.mark.parametrize("level", ["L1a", "L2", "L3"])
+def test_calibrate_refines_the_shipped_constants(level: str, measured: Path, tmp_path: Path) -> None:
+    output = tmp_path / "mine.toml"
+    result = run("calibrate", str(measured), "--level", level, "--output", str(output))
+    assert result.exit_code == 0, result.output
+    assert f"level {level}" in result.output
+    explained = run("explain", "vit", "ga", "8", "--calibration", str(output))
+    assert f"({level})" in explained.output
+
+
 def test_calibrate_leaves_a_model_out(measured: Path) -> None:
     everything, without = (
         run("calibrate", str(measured)),

@@ -32,6 +32,7 @@ from makespan.testbed import (
     preset_sources,
     prior_theta,
     public_constants,
+    refined_set,
     theta_array,
     theta_mapping,
     trace_points,
@@ -175,6 +176,32 @@ def test_a_set_round_trips_through_its_file(noisy: Observations, tmp_path: objec
     assert set(read.without) == set(noisy.model)
     assert dict(read.constants) == pytest.approx(dict(made.constants), rel=1e-5)
     assert calibration_text(replace(read, name="mine")) == text
+
+
+@pytest.mark.parametrize("level", ["L1a", "L2", "L3"])
+def test_refining_helps_and_round_trips(level: str, noisy: Observations, tmp_path: object) -> None:
+    slow = np.where(noisy.model == "gpt2-1.5b", 1.15, 1.0)
+    rows = replace(noisy, iter_time_s=noisy.iter_time_s * slow)
+    shipped = load_calibration("L1")
+    made = refined_set("mine", rows, "a test", level, shipped)
+    path = tmp_path / "mine.toml"  # type: ignore[operator]
+    path.write_text(calibration_text(made), encoding="utf-8")
+    read = load_calibration(str(path))
+    spec = workload("gpt2")
+    mask = rows.workload == "gpt2"
+    errors = []
+    for constants in (shipped, read):
+        used = constants.for_workload(spec)
+        predicted = predict(used.vector, rows.subset(mask).features, used.compute_scale)
+        errors.append(np.abs(predicted / rows.iter_time_s[mask] - 1).mean())
+    assert errors[1] < errors[0]
+    assert read.for_workload(spec).level == level
+    assert made.n_rows == {"L1a": 4, "L2": 45, "L3": len(noisy)}.get(level)
+
+
+def test_an_unknown_level_of_refinement_is_refused(noisy: Observations) -> None:
+    with pytest.raises(UnknownNameError, match="'L1'"):
+        refined_set("mine", noisy, "a test", "L1", load_calibration("L1"))
 
 
 def test_the_digest_ignores_the_order_of_rows(noisy: Observations) -> None:

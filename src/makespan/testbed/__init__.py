@@ -51,14 +51,16 @@ from makespan.testbed._protocols import (
     anchor_rows,
     anchor_scale,
     anchored,
+    few_rows,
     few_shot,
     five_fold,
     leave_out,
     public_constants,
+    refine,
 )
 from makespan.testbed._provenance import preset_digests, preset_sources
 from makespan.testbed._schedule import closed_form_time_s, one_f_one_b_order, pipeline_time_s
-from makespan.testbed._shipping import calibration_set, data_digest
+from makespan.testbed._shipping import calibration_set, data_digest, refined_set
 from makespan.testbed._timemodel import TERM_NAMES, predict, predict_terms
 from makespan.testbed._trace import EMULATED_NOTE, LEGACY_UNITS, explanation_record, legacy_frame, write_trace
 from makespan.testbed._validate import Target, Validation, predict_speed, targets, validate
@@ -118,6 +120,7 @@ __all__ = [
     "explain",
     "explanation_record",
     "feature_table",
+    "few_rows",
     "few_shot",
     "fit_coarse",
     "five_fold",
@@ -140,6 +143,8 @@ __all__ = [
     "prior_theta",
     "public_constants",
     "read_point",
+    "refine",
+    "refined_set",
     "relative_errors",
     "row_generator",
     "row_seed",

@@ -69,6 +69,8 @@ class CalibrationSet:
         The fit to all models.
     without
         By model, the fit that did not see it. A workload uses that of its own model.
+    refined
+        By model, the fit that was refined with its own rows (levels L2 and L3); goes first.
     anchors
         By workload, the factor on its compute time; 1 where absent.
     active_bounds
@@ -82,6 +84,7 @@ class CalibrationSet:
     n_rows: int
     constants: Mapping[str, float]
     without: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    refined: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     anchors: Mapping[str, float] = field(default_factory=dict)
     active_bounds: tuple[str, ...] = ()
 
@@ -89,10 +92,10 @@ class CalibrationSet:
         """Check the level and all constants."""
         if self.level not in _LEVELS:
             raise unknown_name("calibration level", self.level, _LEVELS)
-        for key in self.without:
+        for key in (*self.without, *self.refined):
             if key not in model_keys():
                 raise unknown_name("model", key, model_keys())
-        for values in (self.constants, *self.without.values()):
+        for values in (self.constants, *self.without.values(), *self.refined.values()):
             theta_array(values)
 
     def for_workload(self, workload: Workload) -> Calibration:
@@ -102,6 +105,8 @@ class CalibrationSet:
         trace has seen the measurements it will be compared with.
         """
         key = workload.model.key
+        if key in self.refined:
+            return Calibration(f"{self.name}/refined-{key}", self.level, self.refined[key])
         held_out = key in self.without
         return Calibration(
             identifier=f"{self.name}/without-{key}" if held_out else f"{self.name}/all",
@@ -170,6 +175,7 @@ def _parse(name: str, text: str, where: str) -> CalibrationSet:
             n_rows=entry["n_rows"],
             constants=entry["constants"],
             without=entry.get("without", {}),
+            refined=entry.get("refined", {}),
             anchors=entry.get("anchors", {}),
             active_bounds=tuple(entry.get("active_bounds", ())),
         )
@@ -191,6 +197,8 @@ def calibration_text(calibration: CalibrationSet) -> str:
     lines += _section("constants", calibration.constants)
     for key in sorted(calibration.without):
         lines += _section(f'without."{key}"', calibration.without[key])
+    for key in sorted(calibration.refined):
+        lines += _section(f'refined."{key}"', calibration.refined[key])
     if calibration.anchors:
         lines += _section("anchors", calibration.anchors)
     return "\n".join(lines) + "\n"

@@ -19,10 +19,12 @@ __all__ = [
     "anchor_rows",
     "anchor_scale",
     "anchored",
+    "few_rows",
     "few_shot",
     "five_fold",
     "leave_out",
     "public_constants",
+    "refine",
 ]
 
 _Array = NDArray[np.float64]
@@ -131,36 +133,68 @@ def anchored(data: Observations, base: Protocol, groups: _Text) -> Protocol:
 
 def few_shot(data: Observations, base: Protocol) -> Protocol:
     """Refine the fit that excluded a model by up to three of its rows a plan class (level L2)."""
-    return _refined(data, base, _few_rows, _FEW_SD, folds=1)
+    return _refined(data, base, _few, folds=1)
 
 
 def five_fold(data: Observations, base: Protocol) -> Protocol:
     """Refine by four fifths of the placements of a model and predict the last fifth (level L3)."""
-    return _refined(data, base, _fold_rows, _MANY_SD, folds=_FOLDS)
+    return _refined(data, base, _fold_rows, folds=_FOLDS)
+
+
+def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
+    """Return constants fitted to rows of one model around those that have not seen it.
+
+    Parameters
+    ----------
+    data
+        Clean rows of the model.
+    prior
+        Constants fitted without it, (n_constants,).
+    many
+        Whether these are all its rows rather than a few; they may then move the constants further.
+    """
+    width = _MANY_SD if many else _FEW_SD
+    spread = width * np.array([constant.sd_log for constant in CONSTANTS])
+    return calibrate(data, prior=prior, sd_log=spread).theta
 
 
 def _refined(
     data: Observations,
     base: Protocol,
     choose: Callable[[Observations, _Mask, int], _Mask],
-    width: float,
     folds: int,
 ) -> Protocol:
-    spread = width * np.array([constant.sd_log for constant in CONSTANTS])
     predicted, held_out = base.predicted_s.copy(), np.zeros(len(data), dtype=bool)
     for model, prior in base.thetas.items():
         members = data.model == model
         for fold in range(folds):
             seen = choose(data, members & data.clean, fold)
-            theta = calibrate(data.subset(seen), prior=prior, sd_log=spread).theta
+            theta = refine(data.subset(seen), prior, many=folds > 1)
             rest = members & ~seen if folds == 1 else members & _in_fold(data, fold)
             predicted[rest] = predict(theta, data.subset(rest).features)
             held_out |= rest
     return Protocol(predicted, held_out, base.thetas, {})
 
 
-def _few_rows(data: Observations, candidates: _Mask, fold: int) -> _Mask:
-    """Choose up to three rows a plan class: the two smallest on one node and one on several."""
+def _few(data: Observations, candidates: _Mask, fold: int) -> _Mask:
+    return few_rows(data, candidates)
+
+
+def few_rows(data: Observations, candidates: _Mask) -> _Mask:
+    """Choose up to three rows a plan class: the two smallest on one node and one on several.
+
+    Parameters
+    ----------
+    data
+        Measured rows.
+    candidates
+        Rows to choose from, (n_rows,).
+
+    Returns
+    -------
+    numpy.ndarray
+        Mask of the chosen rows, (n_rows,).
+    """
     seen = np.zeros(len(data), dtype=bool)
     for workload in dict.fromkeys(data.workload[candidates]):
         for plan_class in PLAN_CLASSES:
