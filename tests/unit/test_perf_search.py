@@ -119,6 +119,13 @@ def test_envelope_ignores_the_threads_that_a_job_does_not_have(gpt2):
     assert envelope(swept).equals(envelope(plain))
 
 
+def test_no_job_is_given_more_threads_than_its_node_has(gpt2):
+    swept = sensitivity_families(gpt2, CLUSTER, (1, 4, 8, 16), cpu_threads=(4, 24, 96))
+    offload = swept[swept["plan_family"] == "ZeRO-Offload"]
+    found = {gpus: sorted(rows["cpu_threads"]) for gpus, rows in offload.groupby("gpus")}
+    assert found == {1: [4, 12, 24, 96], 4: [4, 12, 24], 8: [4, 12], 16: [4, 12]}
+
+
 def test_envelope_is_zero_where_nothing_can_run(llama30):
     curve = sensitivity_curve(llama30, CLUSTER, (1, 2, 64))
     assert curve["best_plan"].tolist()[:2] == ["", ""]

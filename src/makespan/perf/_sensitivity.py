@@ -35,7 +35,7 @@ def sensitivity_families(
         Numbers of GPUs to use exactly.
     cpu_threads
         Further CPU threads a GPU at which the offload families are predicted, beside the
-        node's threads divided by its GPUs.
+        node's threads divided by its GPUs; numbers for which a node lacks threads are left out.
 
     Returns
     -------
@@ -93,9 +93,10 @@ def _candidates(
     node, workload = cluster.nodes[0], fit.points.workload
     placement = Placement.packed(count, node.n_gpus)
     plans = feasible_plans(workload, placement, node)
-    seen = node.cpu_threads_per_gpu
+    seen, most = node.cpu_threads_per_gpu, node.cpu_threads // placement.gpus_per_node[-1]
+    others = [number for number in threads if number != seen and number <= most]
     for plan in [plan for plan in plans if plan.plan_family in _OFFLOAD]:
-        plans += [plan.with_cpu_threads(number) for number in threads if number != seen]
+        plans += [plan.with_cpu_threads(number) for number in others]
     return [(plan, placement) for plan in plans]
 
 

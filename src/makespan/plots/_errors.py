@@ -70,8 +70,8 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     positions = _bar_positions(table)
     _error_panel(top, table, positions, form, other_form, "avg")
     _error_panel(bottom, table, positions, form, other_form, "max")
-    top.set_ylabel("average error [%]")
-    bottom.set_ylabel("largest error [%]")
+    top.set_ylabel("average error [%],\nsquare-root axis")
+    bottom.set_ylabel("largest error [%],\nsquare-root axis")
     models = model_order(table["model"])
     centres = [np.mean([x for (model, _), x in positions.items() if model == name]) for name in models]
     bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
@@ -163,7 +163,7 @@ def _error_panel(
 
 @styled
 def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
-    """Draw predicted against measured iteration time, one panel a model.
+    """Draw predicted against measured (or emulated) iteration time, one panel a model.
 
     Parameters
     ----------
@@ -192,7 +192,8 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
         _prediction_panel(axes, shown[shown["model"] == model])
         axes.set_title(MODEL_TITLES.get(model, model))
     panels[len(models)].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
-    figure.supxlabel("measured iteration time [s]", fontsize=7)
+    made = "emulated" if source == "emulated" else "measured"
+    figure.supxlabel(f"{made} iteration time [s]", fontsize=7)
     figure.supylabel(f"predicted iteration time [s], {form} form", fontsize=7)
     source_label(figure, source, strip=False)
     return figure
@@ -254,5 +255,5 @@ def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
         handles.append(
             Line2D([], [], ls="none", marker="o", mfc="white", mec=_OTHER, label="flagged anomaly")
         )
-    handles.append(Line2D([], [], color=_OTHER, lw=0.7, label="predicted = measured"))
+    handles.append(Line2D([], [], color=_OTHER, lw=0.7, label="prediction without error"))
     return handles

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from makespan.errors import FitError
 from makespan.testbed._constants import CONSTANT_NAMES, CONSTANTS, prior_theta
 from makespan.testbed._observations import Observations
 from makespan.testbed._phases import phases
-from makespan.testbed._solver import bounded_least_squares
 from makespan.testbed._timemodel import predict_terms
 
 __all__ = ["CalibrationFit", "calibrate"]
@@ -19,6 +19,7 @@ _Array = NDArray[np.float64]
 _SCALE_LOG = 0.08  # scale of the robust loss: residuals beyond 8 % count linearly
 _WEIGHT_FORWARD, _WEIGHT_OPTIMIZE = 0.2, 0.1
 _STEP_LOG = 1e-5
+_TOLERANCE = 1e-9
 _BOUND_TOLERANCE_LOG = 1e-3
 
 
@@ -87,7 +88,16 @@ def calibrate(
     start = np.minimum(centre, upper - 1e-3)
     if not np.all(np.isfinite(problem.residuals(start))):
         raise FitError("a residual is not finite at the prior; check the measured rows and the hardware")
-    found = bounded_least_squares(problem.residuals, problem.jacobian, start, upper, max_evaluations)
+    found = least_squares(
+        problem.residuals,
+        start,
+        jac=problem.jacobian,
+        bounds=(-np.inf, upper),
+        ftol=_TOLERANCE,
+        xtol=_TOLERANCE,
+        gtol=_TOLERANCE,
+        max_nfev=max_evaluations,
+    )
     active = tuple(
         name
         for name, value, bound in zip(CONSTANT_NAMES, found.x, upper, strict=True)
@@ -97,7 +107,7 @@ def calibrate(
     return CalibrationFit(
         theta=np.exp(found.x),
         n_rows=len(observations),
-        cost=found.cost,
+        cost=float(found.cost),
         active_bounds=active,
         correlation=correlation,
         std_err_log=std_err,
