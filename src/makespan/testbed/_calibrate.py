@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import OptimizeResult, least_squares
 
 from makespan.errors import FitError
 from makespan.testbed._constants import CONSTANT_NAMES, CONSTANTS, prior_theta
@@ -88,16 +88,7 @@ def calibrate(
     start = np.minimum(centre, upper - 1e-3)
     if not np.all(np.isfinite(problem.residuals(start))):
         raise FitError("a residual is not finite at the prior; check the measured rows and the hardware")
-    found = least_squares(
-        problem.residuals,
-        start,
-        jac=problem.jacobian,
-        bounds=(-np.inf, upper),
-        ftol=_TOLERANCE,
-        xtol=_TOLERANCE,
-        gtol=_TOLERANCE,
-        max_nfev=max_evaluations,
-    )
+    found = problem.solve(start, upper, max_evaluations)
     active = tuple(
         name
         for name, value, bound in zip(CONSTANT_NAMES, found.x, upper, strict=True)
@@ -131,6 +122,19 @@ class _Problem:
     observations: Observations
     centre: _Array
     spread: _Array
+
+    def solve(self, start: _Array, upper: _Array, max_evaluations: int) -> OptimizeResult:
+        """Minimise half the sum of squared residuals below the upper bounds."""
+        return least_squares(
+            self.residuals,
+            start,
+            jac=self.jacobian,
+            bounds=(-np.inf, upper),
+            ftol=_TOLERANCE,
+            xtol=_TOLERANCE,
+            gtol=_TOLERANCE,
+            max_nfev=max_evaluations,
+        )
 
     def residuals(self, theta_log: _Array) -> _Array:
         """Residuals for one vector or for a matrix of vectors, one row each."""
