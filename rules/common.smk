@@ -16,7 +16,16 @@ except MakespanError as error:
 CPU = "../envs/cpu.yaml"
 
 # The files of src/makespan that a stage uses; a test compares them with what the scripts import.
-DOMAIN = ["units.py", "errors.py", "logs.py", "tables/**/*", "hardware/**/*", "workloads/**/*", "plans/**/*"]
+DOMAIN = [
+    "units.py",
+    "errors.py",
+    "logs.py",
+    "presets.py",
+    "tables/**/*",
+    "hardware/**/*",
+    "workloads/**/*",
+    "plans/**/*",
+]
 TRACES = [*DOMAIN, "traces/**/*"]
 TESTBED = [*TRACES, "testbed/**/*"]
 PERF = [*DOMAIN, "perf/**/*"]
@@ -26,7 +35,7 @@ TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
 FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
 CLAIMS = [*DOMAIN, *(f"{PAPER}/{name}" for name in ["_claims.py", "_checks.py", "_names.py", "claims.csv"])]
-CURVES = [*PLOTS, "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
+CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
 
 # Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
 NEEDS = {

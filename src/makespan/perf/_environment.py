@@ -1,15 +1,13 @@
 """Constants of a cluster that all fitted models share, read from the packaged preset."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
-from typing import Any
 
-from makespan.errors import InputError, unknown_name
+from makespan.errors import InputError
 from makespan.hardware import NodeSpec, cluster
+from makespan.presets import preset_entry, read_preset
 
 __all__ = ["Constants", "Environment", "Prior", "environment_names", "load_environment", "preset_sources"]
 
@@ -99,22 +97,19 @@ class Environment:
     priors: Mapping[str, Mapping[str, Prior]]
 
 
-@cache
-def _preset() -> dict[str, dict[str, Any]]:
-    text = resources.files("makespan.perf").joinpath("presets/environments.toml").read_text("utf-8")
-    return tomllib.loads(text)
+_PACKAGE = "makespan.perf"
 
 
 def environment_names() -> tuple[str, ...]:
     """Return the names of all environments in the presets."""
-    return tuple(_preset())
+    return tuple(read_preset(_PACKAGE, "environments"))
 
 
 def preset_sources() -> dict[str, str]:
     """Return the source of every constant, keyed ``environment/constant``; empty where missing."""
     return {
         f"{name}/{key}": str(item.get("source", ""))
-        for name, entry in _preset().items()
+        for name, entry in read_preset(_PACKAGE, "environments").items()
         for key, item in entry["constants"].items()
     }
 
@@ -138,10 +133,7 @@ def load_environment(name: str) -> Environment:
     UnknownNameError
         No environment has that name.
     """
-    try:
-        entry = _preset()[name]
-    except KeyError:
-        raise unknown_name("environment of the performance model", name, environment_names()) from None
+    entry = preset_entry(_PACKAGE, "environments", "environment", name)
     values = {key: float(item["value"]) for key, item in entry["constants"].items()}
     names = {field.name for field in fields(Constants)}
     if values.keys() != names:

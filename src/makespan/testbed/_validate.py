@@ -1,17 +1,16 @@
 """Validation against measured traces: every protocol, one table, and its targets."""
 
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from makespan.errors import InputError
+from makespan.presets import read_preset
 from makespan.testbed._calibrate import calibrate
 from makespan.testbed._constants import prior_theta
 from makespan.testbed._metrics import Agreement, agreement
@@ -74,8 +73,7 @@ class Target:
 @cache
 def targets() -> tuple[Target, ...]:
     """Return all targets, in the order of the table."""
-    text = resources.files("makespan.testbed").joinpath("presets/targets.toml").read_text("utf-8")
-    return tuple(Target(**entry) for entry in tomllib.loads(text)["target"])
+    return tuple(Target(**entry) for entry in read_preset("makespan.testbed", "targets")["target"])
 
 
 @dataclass(frozen=True, slots=True)
