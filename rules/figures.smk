@@ -133,7 +133,7 @@ rule plot_morphling_fig7:
     params:
         stage_duration_s=SETTINGS.morphling.fig7.stage_duration_s,
         workload=SETTINGS.morphling.fig7.workload,
-        code=code_hash(*PLOTS, "workloads/**/*"),
+        code=code_hash(*PLOTS, "presets.py", "workloads/**/*"),
     script:
         "../workflow/scripts/plot_morphling_fig7.py"
 
