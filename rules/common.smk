@@ -68,18 +68,19 @@ wildcard_constraints:
 
 
 @cache
-def code_hash(*patterns):
-    """Return the sha256 over path and content of the files of the package that match a pattern.
+def code_hash(script, *patterns):
+    """Return the sha256 over a workflow script and the files of the package that match a pattern.
 
-    As a parameter it makes jobs run again when that code changes, and only then; new modification times
-    alone change nothing.
+    As a parameter it makes jobs run again when that code changes, and only then: path and content count,
+    modification times do not (profiles/default turns off the trigger that looks at those of scripts).
     """
-    root = Path(workflow.basedir) / "src" / "makespan"
+    base = Path(workflow.basedir)
+    root = base / "src" / "makespan"
     found = {path for pattern in patterns for path in root.glob(pattern)}
     digest = hashlib.sha256()
-    for path in sorted(found):
+    for path in [base / "workflow" / "scripts" / f"{script}.py", *sorted(found)]:
         if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(f"{path.relative_to(base)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -30,7 +30,9 @@ def hashed():
         for name, body in RULE.findall(path.read_text()):
             script = re.search(r"scripts/(\w+\.py)", body).group(1)
             arguments = re.search(r"code=code_hash\((.*?)\),\n", body, re.DOTALL)
-            found[name] = (script, eval(f"[{arguments.group(1)}]", lists) if arguments else None)
+            hashed_script, *patterns = eval(f"[{arguments.group(1)}]", lists) if arguments else [None]
+            assert hashed_script in (None, script.removesuffix(".py")), name
+            found[name] = (script, patterns or None)
     return found
 
 

@@ -75,10 +75,18 @@ def test_a_second_run_has_nothing_to_do(small_run):
 
 def test_touching_everything_without_a_change_reruns_nothing(finished):
     now = time.time() + 5
-    for folder in ("src", "config", "workflow/report", "rules"):
+    for folder in ("src", "config", "workflow", "rules"):
         for path in (finished.root / folder).rglob("*"):
             os.utime(path, (now, now))
     assert "Nothing to be done" in finished.snakemake("--cores", "2").stdout
+
+
+def test_editing_a_script_reruns_its_rule_and_what_depends_on_it(finished):
+    script = finished.root / "workflow/scripts/plot_morphling_fig7.py"
+    before = script.read_text()
+    script.write_text(before + "# an edit\n")
+    assert finished.planned() == {"all": 1, "plot_morphling_fig7": 1}
+    script.write_text(before)
 
 
 def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
