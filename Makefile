@@ -36,7 +36,7 @@ bench: setup-dev ## Time the hot paths (no assertion on absolute time)
 
 .PHONY: test
 test: lint ## Run the linters and the whole test suite with its coverage threshold
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term $(PYTEST_FLAGS)
 
 .PHONY: lint
 lint: setup-dev ## Check style, types, import directions, spelling and the workflow files

@@ -57,4 +57,5 @@ rule claims:
 
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
+include: "rules/figures.smk"
 include: "rules/report.smk"

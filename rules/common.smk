@@ -1,6 +1,7 @@
 # What all rules share: the checked configuration, wildcards, the hash of the code that a rule uses.
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -14,61 +15,79 @@ except MakespanError as error:
 
 CPU = "../envs/cpu.yaml"
 
-# Packages of src/makespan that a stage uses, besides those of the stages before it.
+# The files of src/makespan that a stage uses; a test compares them with what the scripts import.
 DOMAIN = [
     "units.py",
     "errors.py",
     "logs.py",
+    "presets.py",
     "tables/**/*",
     "hardware/**/*",
     "workloads/**/*",
     "plans/**/*",
 ]
-TESTBED = [*DOMAIN, "testbed/**/*", "traces/**/*"]
 TRACES = [*DOMAIN, "traces/**/*"]
+TESTBED = [*TRACES, "testbed/**/*"]
 PERF = [*DOMAIN, "perf/**/*"]
 PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
+PAPER = "papers/morphling"
+TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
+FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
+FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
+CLAIMS = [*DOMAIN, *(f"{PAPER}/{name}" for name in ["_claims.py", "_checks.py", "_names.py", "claims.csv"])]
+CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
 
-FIGURES = ["prediction", "sensitivity", "fig7", "fig8", "table2"]
+# Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
+NEEDS = {
+    "fig7": {SETTINGS.morphling.fig7.workload},
+    "fig8": set(SETTINGS.morphling.fig8.workloads),
+}
+LEFT_OUT = {name for name, needed in NEEDS.items() if not needed <= set(SETTINGS.morphling.workloads)}
 TABLES = [
-    "table2",
-    "table2_rows",
-    "sensitivity",
-    "sensitivity_families",
-    "fig7",
-    "fig8",
+    name
+    for name in [
+        "table2",
+        "table2_rows",
+        "table2_summary",
+        "sensitivity",
+        "sensitivity_families",
+        "fig7",
+        "fig8",
+    ]
+    if name not in LEFT_OUT
+]
+FIGURES = [
+    name
+    for name in ["table2", "prediction", "sensitivity", "sensitivity_cpu", "fig7", "fig8"]
+    if name not in LEFT_OUT
 ]
 
 
 wildcard_constraints:
     source="emulated|published|measured",
-    figure="|".join(FIGURES),
 
 
 @cache
-def code_hash(*patterns):
-    """Return the sha256 over path and content of the files of the package that match a pattern.
+def code_hash(script, *patterns):
+    """Return the sha256 over a workflow script and the files of the package that match a pattern.
 
-    As a parameter of a rule it makes the rule run again when that code changes, and only then: new
-    modification times alone change nothing.
+    As a parameter it makes jobs run again when that code changes, and only then: path and content count,
+    modification times do not (profiles/default turns off the trigger that looks at those of scripts).
     """
-    root = Path(workflow.basedir) / "src" / "makespan"
+    base = Path(workflow.basedir)
+    root = base / "src" / "makespan"
     found = {path for pattern in patterns for path in root.glob(pattern)}
     digest = hashlib.sha256()
-    for path in sorted(found):
+    for path in [base / "workflow" / "scripts" / f"{script}.py", *sorted(found)]:
         if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(f"{path.relative_to(base)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def throughput_tables(source):
+def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
     """Return the throughput tables of a source, one a workload."""
-    return expand(
-        "results/{source}/morphling/throughput/{workload}.csv",
-        source=source,
-        workload=SETTINGS.morphling.workloads,
-    )
+    return expand("results/{source}/morphling/throughput/{workload}.csv", source=source, workload=workloads)
 
 
 def morphling_products(source):
@@ -88,3 +107,43 @@ def products(source):
         f"results/{source}/claims.csv",
         f"results/{source}/provenance.json",
     ]
+
+
+def published_files(wildcards):
+    """Find the authors' files, in whichever layout the directory has."""
+    # Here, because it takes a while to import and most runs do not need it.
+    from makespan.config.sources import published_files as find
+
+    try:
+        return find(SETTINGS)
+    except MakespanError as error:
+        raise WorkflowError(error) from None
+
+
+def missing_datasets():
+    """Return the authors' files that are still to be fetched, by their path in the directory."""
+    from makespan.config.sources import published_datasets
+
+    directory = Path(SETTINGS.throughput.published.fetched_directory)
+    datasets = published_datasets(SETTINGS).values()
+    return {dataset.path: dataset for dataset in datasets if not (directory / dataset.path).is_file()}
+
+
+def measured_files(wildcards):
+    """Find the user's own tables."""
+    directory = SETTINGS.throughput.measured.directory
+    if directory is None:
+        raise WorkflowError(
+            "the source measured needs throughput.measured.directory: a directory with one table a workload"
+        )
+    return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
+
+
+def in_report(path, name, title):
+    """Mark a file for the report, with the caption of its figure."""
+    return report(
+        path,
+        caption=f"../workflow/report/morphling_{name}.rst",
+        category="Morphling",
+        labels={"figure": title, "source": "{source}"},
+    )

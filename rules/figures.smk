@@ -10,16 +10,6 @@ localrules:
     plot_morphling_fig8,
 
 
-def in_report(path, name, title):
-    """Mark a file for the report, with the caption of its figure."""
-    return report(
-        path,
-        caption=f"../workflow/report/morphling_{name}.rst",
-        category="Morphling",
-        labels={"figure": title, "source": "{source}"},
-    )
-
-
 rule plot_morphling_table2:
     input:
         table="results/{source}/morphling/table2.csv",
@@ -39,7 +29,7 @@ rule plot_morphling_table2:
     params:
         forms=list(SETTINGS.performance_model.forms),
         shown=SETTINGS.performance_model.experiment_form,
-        code=code_hash(*PLOTS),
+        code=code_hash("plot_morphling_table2", *PLOTS),
     script:
         "../workflow/scripts/plot_morphling_table2.py"
 
@@ -66,7 +56,7 @@ rule plot_morphling_prediction:
         runtime=5,
     params:
         form=SETTINGS.performance_model.experiment_form,
-        code=code_hash(*PLOTS),
+        code=code_hash("plot_morphling_prediction", *PLOTS),
     script:
         "../workflow/scripts/plot_morphling_prediction.py"
 
@@ -93,7 +83,7 @@ rule plot_morphling_sensitivity:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS),
+        code=code_hash("plot_morphling_sensitivity", *CURVES),
     script:
         "../workflow/scripts/plot_morphling_sensitivity.py"
 
@@ -119,7 +109,7 @@ rule plot_morphling_sensitivity_cpu:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS),
+        code=code_hash("plot_morphling_sensitivity_cpu", *CURVES),
     script:
         "../workflow/scripts/plot_morphling_sensitivity_cpu.py"
 
@@ -143,7 +133,7 @@ rule plot_morphling_fig7:
     params:
         stage_duration_s=SETTINGS.morphling.fig7.stage_duration_s,
         workload=SETTINGS.morphling.fig7.workload,
-        code=code_hash(*PLOTS),
+        code=code_hash("plot_morphling_fig7", *PLOTS, "presets.py", "workloads/**/*"),
     script:
         "../workflow/scripts/plot_morphling_fig7.py"
 
@@ -165,6 +155,6 @@ rule plot_morphling_fig8:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash(*PLOTS),
+        code=code_hash("plot_morphling_fig8", *PLOTS),
     script:
         "../workflow/scripts/plot_morphling_fig8.py"

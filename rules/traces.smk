@@ -1,10 +1,6 @@
 # Throughput tables: one job a source, one table a workload, the same schema whatever the source.
 
 
-localrules:
-    write_provenance,
-
-
 rule emulate_throughput:
     output:
         tables=ensure(throughput_tables("emulated"), non_empty=True),
@@ -21,21 +17,9 @@ rule emulate_throughput:
         workloads=list(SETTINGS.morphling.workloads),
         cluster=SETTINGS.cluster,
         options=SETTINGS.throughput.emulated.model_dump(),
-        code=code_hash(*TESTBED),
+        code=code_hash("emulate_throughput", *TESTBED),
     script:
         "../workflow/scripts/emulate_throughput.py"
-
-
-def published_files(wildcards):
-    """Find the authors' files, in whichever layout the directory has."""
-    from makespan.config.sources import (
-        published_files as find,
-    )  # takes a while to import
-
-    try:
-        return find(SETTINGS)
-    except MakespanError as error:
-        raise WorkflowError(error) from None
 
 
 rule import_published:
@@ -57,19 +41,9 @@ rule import_published:
         workloads=list(SETTINGS.morphling.workloads),
         directory=lambda wildcards: str(published_directory(SETTINGS)),
         default_cpu_threads=SETTINGS.throughput.published.default_cpu_threads,
-        code=code_hash(*TRACES),
+        code=code_hash("import_published", *TRACES),
     script:
         "../workflow/scripts/import_published.py"
-
-
-def measured_files(wildcards):
-    """Find the user's own tables."""
-    directory = SETTINGS.throughput.measured.directory
-    if directory is None:
-        raise WorkflowError(
-            "the source measured needs throughput.measured.directory: a directory with one table a workload"
-        )
-    return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
 
 
 rule import_measured:
@@ -89,29 +63,26 @@ rule import_measured:
     params:
         workloads=list(SETTINGS.morphling.workloads),
         directory=SETTINGS.throughput.measured.directory,
-        code=code_hash(*TRACES),
+        code=code_hash("import_measured", *TRACES),
     script:
         "../workflow/scripts/import_measured.py"
 
 
-if SETTINGS.throughput.published.fetch:
-    from makespan.config.sources import published_datasets
-
-    DATASETS = published_datasets(SETTINGS).values()
+# Files that are in place are sources, whoever put them there; only those that are missing are fetched.
+if SETTINGS.throughput.published.fetch and (MISSING := missing_datasets()):
 
     rule fetch_published:
         input:
-            register=SETTINGS.throughput.published.register_file,
+            register=ancient(SETTINGS.throughput.published.register_file),
         output:
-            files=[
-                ensure(
-                    f"{SETTINGS.throughput.published.fetched_directory}/{dataset.path}",
-                    sha256=dataset.sha256,
-                )
-                for dataset in DATASETS
-            ],
+            file=ensure(
+                f"{SETTINGS.throughput.published.fetched_directory}/{{dataset}}",
+                sha256=lambda wildcards: MISSING[wildcards.dataset].sha256,
+            ),
         log:
-            "logs/published/fetch_published.log",
+            "logs/published/fetch_published/{dataset}.log",
+        wildcard_constraints:
+            dataset="|".join(re.escape(path) for path in MISSING),
         localrule: True
         conda:
             CPU
@@ -119,26 +90,7 @@ if SETTINGS.throughput.published.fetch:
             mem_mb=500,
             runtime=10,
         params:
-            names=[dataset.name for dataset in DATASETS],
-            directory=SETTINGS.throughput.published.fetched_directory,
+            name=lambda wildcards: MISSING[wildcards.dataset].name,
+            directory=lambda wildcards, output: output.file.removesuffix(wildcards.dataset),
         script:
             "../workflow/scripts/fetch_published.py"
-
-
-rule write_provenance:
-    input:
-        pins="requirements.txt",
-    output:
-        record="results/{source}/provenance.json",
-    log:
-        "logs/{source}/write_provenance.log",
-    conda:
-        CPU
-    resources:
-        mem_mb=500,
-        runtime=5,
-    params:
-        settings=SETTINGS.model_dump(mode="json"),
-        code=code_hash("**/*"),
-    script:
-        "../workflow/scripts/write_provenance.py"

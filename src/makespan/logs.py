@@ -24,8 +24,8 @@ def logged_to(path: str | Path) -> Iterator[None]:
     Raises
     ------
     SystemExit
-        In place of a `MakespanError`: its message says what to do, a traceback would bury it. Any other
-        exception passes through; both are in the log file.
+        In place of a `MakespanError`: its message says what to do, and a traceback would bury it. Any other
+        exception passes through, and its traceback is in the file.
     """
     handler = logging.FileHandler(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
@@ -36,7 +36,7 @@ def logged_to(path: str | Path) -> Iterator[None]:
     try:
         yield
     except MakespanError as error:
-        root.exception("stopped")
+        root.error("%s: %s", type(error).__name__, error)
         raise SystemExit(f"{type(error).__name__}: {error}") from None
     except BaseException:
         root.exception("failed")

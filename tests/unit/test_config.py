@@ -17,7 +17,9 @@ from makespan.config import (
     published_directory,
     settings_hash,
 )
+from makespan.config._throughput import shipped_calibrations
 from makespan.errors import ConfigError, MissingDataError
+from makespan.testbed import calibration_names
 
 ROOT = Path(__file__).parents[2]
 TEST_FILES = sorted((ROOT / "config" / "test").glob("*.yaml"))
@@ -78,6 +80,7 @@ WRONG = [
     ("throughput.emulated.seed", True, "throughput.emulated.seed: found True", "a whole number"),
     ("throughput.emulated.noise", float("nan"), "throughput.emulated.noise: found nan", "a finite number"),
     ("throughput.emulated.noise", "loud", "throughput.emulated.noise: found 'loud'", "a number"),
+    ("throughput.emulated.calibration", "L9", "throughput.emulated.calibration: found 'L9'", "one of L0, L1"),
     ("throughput.published.fetch", "yes", "throughput.published.fetch: found 'yes'", "true or false"),
     ("throughput.published.register_file", "", "throughput.published.register_file: found ''", "not empty"),
     ("throughput", 3, "throughput: found 3", "a group of options"),
@@ -96,7 +99,7 @@ WRONG = [
         "morphling.workloads[1]: found 'resnet'",
         "one of vit, roberta",
     ),
-    ("morphling.workloads", ["vit"], "morphling: found", "(missing: bert, gpt2, llama30"),
+    ("morphling.workloads", ["vit"], "morphling: found", "(not there: bert, gpt2, llama30"),
     ("morphling.sensitivity.max_gpus", 0, "morphling.sensitivity.max_gpus: found 0", "at least 1"),
     ("morphling.fig7.stage_duration_s", 0, "morphling.fig7.stage_duration_s: found 0", "more than 0"),
     (
@@ -150,6 +153,10 @@ def test_a_missing_option_is_an_error_because_nothing_has_a_hidden_default(defau
     del values["throughput"]["measured"]
     with pytest.raises(ConfigError, match=r"throughput\.measured: found nothing"):
         check_settings(values)
+
+
+def test_the_configuration_knows_every_shipped_calibration():
+    assert shipped_calibrations() == list(calibration_names())
 
 
 def test_a_long_value_is_cut_in_the_message(defaults):

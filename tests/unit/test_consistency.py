@@ -97,6 +97,13 @@ def test_environments_hold_every_dependency_of_the_package_at_its_pin(path):
     }
 
 
+def test_the_default_profile_leaves_the_keys_of_the_slurm_profile_alone():
+    default = yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())
+    slurm = yaml.safe_load((ROOT / "slurm/config.yaml").read_text())
+    assert not set(default) & set(slurm)
+    assert "cores" not in default
+
+
 def test_min_version_of_snakemake_is_that_of_the_package():
     (text,) = (text for text in EXTRAS["workflow"] if Requirement(text).name == "snakemake")
     stated = re.search(r'min_version\("([\d.]+)"\)', (ROOT / "Snakefile").read_text()).group(1)

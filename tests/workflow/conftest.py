@@ -31,7 +31,7 @@ class Project:
 
     root: Path
 
-    def snakemake(self, *arguments, published=None, small=True):
+    def snakemake(self, *arguments, published=None, small=True, proxy=None):
         """Run Snakemake here and return the finished process, output and errors in ``stdout``."""
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("COV_", "PYTEST_"))
@@ -40,6 +40,8 @@ class Project:
         environment.pop("MAKESPAN_PUBLISHED_DIR", None)
         if published is not None:
             environment["MAKESPAN_PUBLISHED_DIR"] = str(published)
+        if proxy is not None:
+            environment["https_proxy"] = proxy
         files = ["--configfile", SMALL] if small else []
         return subprocess.run(
             [sys.executable, "-m", "snakemake", *arguments, *files],

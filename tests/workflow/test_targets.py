@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 pytestmark = pytest.mark.xdist_group("workflow")
@@ -23,11 +24,9 @@ def test_the_default_target_is_all(project):
     assert project.planned()["all"] == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["table2.csv", "table2_rows.csv", "sensitivity.csv", "fig7.csv", "fig8.csv", "figures/fig8.png"]
-)
-def test_any_artifact_can_be_asked_for_by_its_path(small_run, name):
-    assert not small_run.planned(f"results/emulated/morphling/{name}")
+def test_any_artifact_can_be_asked_for_by_its_path_and_needs_nothing_else(project):
+    planned = project.planned("results/emulated/morphling/figures/fig8.png")
+    assert set(planned) == {"emulate_throughput", "morphling_fig8", "plot_morphling_fig8"}
 
 
 def test_the_whole_workflow_is_a_small_number_of_jobs(project):
@@ -41,9 +40,10 @@ def test_the_published_source_can_be_planned_and_needs_no_emulation(project, pub
 
 
 def test_the_published_source_is_built_from_the_authors_files(project, published_dir):
-    project.built("published", published=published_dir)
-    for name in ("table2.csv", "fig7.csv", "fig8.csv", "figures/prediction.png"):
-        assert (project.root / "results/published/morphling" / name).stat().st_size > 0
+    figure = "results/published/morphling/figures/prediction.png"
+    project.built("results/published/claims.csv", figure, published=published_dir)
+    assert (project.root / figure).is_file()
+    assert set(pd.read_csv(project.root / "results/published/morphling/fig7.csv")["gpus"]) == {32, 16, 4, 1}
 
 
 def test_without_the_authors_files_the_message_says_what_to_do(project):
@@ -72,12 +72,35 @@ def test_a_changed_file_stops_the_import_and_leaves_nothing_behind(project, publ
     assert not list((project.root / "results").rglob("*.csv"))
 
 
-def test_fetching_can_be_planned_where_no_directory_is_given(project):
+@pytest.fixture
+def fetching(project):
+    """Return a copy of the project and the arguments with which it fetches."""
     (project.root / "fetch.yaml").write_text("throughput: {published: {fetch: true}}\n")
-    planned = project.planned(
-        "published", "--configfile", "config/test/morphling.yaml", "fetch.yaml", small=False
-    )
-    assert planned["fetch_published"] == 1
+    return project, ["--configfile", "config/test/morphling.yaml", "fetch.yaml"]
+
+
+def test_fetching_can_be_planned_where_no_directory_is_given(fetching):
+    project, files = fetching
+    assert project.planned("published", *files, small=False)["fetch_published"] == 3
+
+
+def test_a_file_that_lies_in_place_is_not_fetched_again(fetching, published_dir):
+    project, files = fetching
+    for folder in ("roberta", "t5_3B"):
+        target = project.root / "data/published/morphling/throughput" / folder
+        target.mkdir(parents=True)
+        shutil.copy2(published_dir / "morphling/throughput" / folder / "placements.csv", target)
+    assert project.planned("published", *files, small=False)["fetch_published"] == 1
+
+
+def test_without_a_network_fetching_stops_with_what_to_do_and_leaves_nothing(fetching):
+    project, files = fetching
+    done = project.snakemake("--cores", "1", "published", *files, small=False, proxy="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "OfflineError: data set 'morphling-throughput-" in done.stdout
+    assert "set MAKESPAN_PUBLISHED_DIR to a directory that has it" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not list((project.root / "data").rglob("*.csv"))
 
 
 def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
@@ -99,6 +122,10 @@ def test_without_own_measurements_the_message_names_the_option(project):
     done = project.snakemake("-n", "measured")
     assert done.returncode == 1
     assert "the source measured needs throughput.measured.directory" in done.stdout
+
+
+def test_the_slurm_profile_is_found_from_the_root(project):
+    assert project.planned("--profile", "slurm", "results/emulated/morphling/fig8.csv")["morphling_fig8"] == 1
 
 
 @pytest.mark.parametrize(

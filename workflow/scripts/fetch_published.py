@@ -1,18 +1,14 @@
-"""Fetch the authors' traces from their pinned commits and check them against the register."""
-
-from collections.abc import Sequence
+"""Fetch one of the authors' traces from its pinned commit and check it against the register."""
 
 from makespan.logs import logged_to
 from makespan.traces import fetch, find_dataset, read_register
 
 
-def main(names: Sequence[str], directory: str, register: str) -> None:
-    """Fetch each named data set into a directory."""
-    entries = read_register(register)
-    for name in names:
-        fetch(find_dataset(entries, name), directory)
+def main(name: str, directory: str, register: str) -> None:
+    """Fetch a data set into a directory."""
+    fetch(find_dataset(read_register(register), name), directory)
 
 
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
-        main(snakemake.params.names, snakemake.params.directory, snakemake.input.register)
+        main(snakemake.params.name, snakemake.params.directory, snakemake.input.register)

@@ -1,5 +1,6 @@
 """Block ``throughput``: where iteration times come from."""
 
+from importlib import resources
 from typing import Literal
 
 from pydantic import field_validator
@@ -12,11 +13,22 @@ SourceName = Literal["emulated", "published", "measured"]
 EVERYTHING = "all"
 
 
+def shipped_calibrations() -> list[str]:
+    """Return the names of `makespan.testbed.calibration_names` without importing the emulator.
+
+    Every start of the workflow checks its configuration, and the emulator takes a while to import.
+    """
+    presets = resources.files("makespan").joinpath("testbed", "presets")
+    return sorted(
+        {"L0", *(item.name.removesuffix(".toml") for item in presets.iterdir() if item.name[0] == "L")}
+    )
+
+
 class Emulated(Block):
     """Options of the emulated source."""
 
     calibration: str = option(
-        "name of the shipped set of efficiency constants",
+        "name of a shipped set of efficiency constants, or the path of a .toml file with one",
         source="makespan validate; see docs/background/emulator.md",
         changes=EVERYTHING,
     )
@@ -27,6 +39,13 @@ class Emulated(Block):
         changes=EVERYTHING,
         ge=0,
     )
+
+    @field_validator("calibration")
+    @classmethod
+    def _known_calibration(cls, name: str) -> str:
+        if not name.endswith(".toml") and name not in shipped_calibrations():
+            raise ValueError(f"one of {', '.join(shipped_calibrations())}, or a path ending in .toml")
+        return name
 
 
 class Published(Block):

@@ -1,12 +1,9 @@
 """Presets of devices, nodes and clusters, read from the packaged TOML files."""
 
-import tomllib
 from functools import cache
-from importlib import resources
-from typing import Any
 
-from makespan.errors import unknown_name
 from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
+from makespan.presets import preset_entry, read_preset, sources_of
 
 __all__ = [
     "cluster",
@@ -19,34 +16,27 @@ __all__ = [
 ]
 
 
-@cache
-def _preset(kind: str) -> dict[str, dict[str, Any]]:
-    text = resources.files("makespan.hardware").joinpath(f"presets/{kind}.toml").read_text("utf-8")
-    return tomllib.loads(text)
+_PACKAGE = "makespan.hardware"
 
 
 def gpu_names() -> tuple[str, ...]:
     """Return the names of all devices in the catalogue."""
-    return tuple(_preset("gpus"))
+    return tuple(read_preset(_PACKAGE, "gpus"))
 
 
 def node_names() -> tuple[str, ...]:
     """Return the names of all nodes in the catalogue."""
-    return tuple(_preset("nodes"))
+    return tuple(read_preset(_PACKAGE, "nodes"))
 
 
 def cluster_names() -> tuple[str, ...]:
     """Return the names of all clusters in the catalogue."""
-    return tuple(_preset("clusters"))
+    return tuple(read_preset(_PACKAGE, "clusters"))
 
 
 def preset_sources() -> dict[str, str]:
     """Return the source of every preset, keyed ``kind/name``; empty text where it is missing."""
-    return {
-        f"{kind}/{name}": str(entry.get("source", ""))
-        for kind in ("gpus", "nodes", "clusters")
-        for name, entry in _preset(kind).items()
-    }
+    return sources_of(_PACKAGE, "gpus", "nodes", "clusters")
 
 
 @cache
@@ -58,10 +48,7 @@ def gpu(name: str) -> Gpu:
     UnknownNameError
         No device has that name.
     """
-    try:
-        entry = dict(_preset("gpus")[name])
-    except KeyError:
-        raise unknown_name("device", name, gpu_names()) from None
+    entry = preset_entry(_PACKAGE, "gpus", "device", name)
     peaks = tuple(sorted((key, float(value)) for key, value in entry.pop("peak_flop_per_s").items()))
     return Gpu(name=name, peak_flop_per_s=peaks, **entry)
 
@@ -75,10 +62,7 @@ def node(name: str) -> NodeSpec:
     UnknownNameError
         No node has that name.
     """
-    try:
-        entry = dict(_preset("nodes")[name])
-    except KeyError:
-        raise unknown_name("node", name, node_names()) from None
+    entry = preset_entry(_PACKAGE, "nodes", "node", name)
     return NodeSpec(name=name, gpu=gpu(entry.pop("gpu")), **entry)
 
 
@@ -91,9 +75,6 @@ def cluster(name: str) -> ClusterSpec:
     UnknownNameError
         No cluster has that name.
     """
-    try:
-        entry = _preset("clusters")[name]
-    except KeyError:
-        raise unknown_name("cluster", name, cluster_names()) from None
+    entry = preset_entry(_PACKAGE, "clusters", "cluster", name)
     network = Network(**entry["network"])
     return homogeneous(node(entry["node"]), int(entry["n_nodes"]), network, name=name)

@@ -1,60 +1,61 @@
 """Fitted models of iteration time: two forms, one fit, plan search and sensitivity curves.
 
-The package takes throughput tables (schema ``makespan.tables.THROUGHPUT``) of any source,
-fits one of the forms in :data:`FORMS` to the few rows that :func:`sampling_design` picks,
-and predicts every other plan and placement.
-
-Typical use::
+The package takes throughput tables (schema `makespan.tables.THROUGHPUT`) of any source, fits one of
+the forms in `FORMS` to the few rows that `sampling_design` picks, and predicts every other
+plan and placement::
 
     environment = load_environment("a800-64")
-    result = fit_table(frame, "gpt2", "extended", environment)   # samples, fits, predicts
-    result.fit.table()                                           # schema FIT
-    result.rows()                                                # schema TABLE2_ROWS
-    result.errors()                                              # one row a plan family, TABLE2
-    rank_plans(result.fit, Placement.parse("44"), cluster)       # fastest feasible plan first
-    families = sensitivity_families(result.fit, cluster, range(1, 65))
-    envelope(families)                                           # schema SENSITIVITY
+    result = fit_table(frame, "gpt2", "extended", environment)  # samples, fits, predicts
+    result.fit.table()  # fitted parameters, standard errors, what the data determine
+    result.rows()  # predicted beside measured
+    result.errors()  # one row a plan family
+    rank_plans(result.fit, Placement.parse("44"), cluster("a800-64"))  # fastest feasible plan first
+    envelope(sensitivity_families(result.fit, cluster("a800-64"), range(1, 65)))
 """
 
-from makespan.perf._api_draft import (
-    FORMS,
+from makespan.perf._design import sampling_design
+from makespan.perf._environment import (
+    Constants,
     Environment,
-    Fit,
-    Measured,
-    Points,
-    RankedPlan,
-    TableFit,
-    best_plan,
-    envelope,
-    fit,
-    fit_table,
+    Prior,
+    environment_names,
     load_environment,
-    measured_from_table,
-    points_from_plans,
-    points_from_table,
-    rank_plans,
-    regret,
-    sampling_design,
-    sensitivity_curve,
-    sensitivity_families,
+    preset_sources,
 )
+from makespan.perf._fit import FORMS, Fit, fit
+from makespan.perf._forms import Form, Phases, Profile, p_norm
+from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
+from makespan.perf._profile import forward_profile
+from makespan.perf._search import RankedPlan, best_plan, feasible_plans, rank_plans
+from makespan.perf._sensitivity import envelope, sensitivity_curve, sensitivity_families
+from makespan.perf._table_fit import TableFit, fit_table, regret
 
 __all__ = [
     "FORMS",
+    "Constants",
     "Environment",
     "Fit",
+    "Form",
     "Measured",
+    "Phases",
     "Points",
+    "Prior",
+    "Profile",
     "RankedPlan",
     "TableFit",
     "best_plan",
     "envelope",
+    "environment_names",
+    "feasible_plans",
     "fit",
     "fit_table",
+    "forward_profile",
     "load_environment",
     "measured_from_table",
+    "p_norm",
     "points_from_plans",
     "points_from_table",
+    "preset_sources",
     "rank_plans",
     "regret",
     "sampling_design",

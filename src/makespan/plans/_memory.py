@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from makespan.hardware import NodeSpec
 from makespan.plans._placement import Placement
-from makespan.plans._plan import ExecutionPlan, PlanFamily
+from makespan.plans._plan import ExecutionPlan
 from makespan.plans._stages import Stage, stages
 from makespan.units import format_bytes
 from makespan.workloads import BoundWorkload, Workload
@@ -251,9 +251,9 @@ def resolve_micro_batch(
 ) -> ExecutionPlan:
     """Choose the micro-batch size by the rule of the plan's stack.
 
-    Plans with data parallelism alone, and tensor parallelism with accumulation, start from the
-    whole batch of a replica and halve it until it fits in memory. Pipelined plans split the
-    batch into as many micro-batches as the workload's traces used.
+    Plans with data parallelism alone start from the whole batch of a replica and halve it until
+    it fits in memory. Model-parallel plans split the batch into as many micro-batches as the
+    workload's traces used, at most.
 
     Parameters
     ----------
@@ -272,7 +272,7 @@ def resolve_micro_batch(
         If no micro-batch fits, the smallest one tried; `memory_estimate` then says why.
     """
     batch = plan.replica_batch_size
-    if plan.is_model_parallel and plan.plan_family is not PlanFamily.TP_GA:
+    if plan.is_model_parallel:
         most = min(workload.for_plan(plan).max_microbatches, batch)
         steps = max(count for count in range(1, most + 1) if batch % count == 0)
         return plan.with_micro_batch(batch // steps)

@@ -43,7 +43,8 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     -------
     matplotlib.figure.Figure
         One logarithmic panel; hollow marks are the published values, and crosses along the lower
-        edge mark stages in which a strategy cannot run.
+        edge mark stages in which a strategy cannot run. The plan of the first strategy stands
+        below the limit, in its colour.
     """
     require_columns(
         table,
@@ -115,11 +116,15 @@ def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float) -> None:
         if number:
             axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
         unit = "GPU" if row["gpus"] == 1 else "GPUs"
-        axes.text(
-            (number + 0.5) * minutes, 0.985, f"limit {row['stage']} ({row['gpus']} {unit})\n"
-            f"{row['strategy']}: {row['plan'] or 'none'}", transform=axes.get_xaxis_transform(),
-            ha="center", va="top", fontsize=6, linespacing=1.3,
-        )  # fmt: skip
+        middle = (number + 0.5) * minutes
+        place: dict[str, Any] = {
+            "transform": axes.get_xaxis_transform(),
+            "ha": "center",
+            "va": "top",
+            "fontsize": 6,
+        }
+        axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit})", **place)
+        axes.text(middle, 0.925, row["plan"] or "none", color=PALETTE[_COLOURS[0]], **place)
 
 
 def _handles(strategies: list[str]) -> list[Line2D]:

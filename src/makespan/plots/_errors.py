@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,10 +28,14 @@ from makespan.plots._style import (
 
 __all__ = ["plot_error_bars", "plot_prediction"]
 
+Numbers = npt.NDArray[np.float64]
+
 _PUBLISHED = ("published_avg_error_pct", "published_max_error_pct")
 _BAR_WIDTH = 0.8
 _GROUP_GAP = 1.3
 _CLAIM_PCT = 10.0
+_TICKS_PCT = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 70.0, 100.0, 150.0, 200.0)
+_TICK_GAP = 0.12  # of the height of a panel
 _OTHER = "#555555"
 
 
@@ -53,7 +58,7 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     Returns
     -------
     matplotlib.figure.Figure
-        Two panels above each other with the models side by side.
+        Two panels above each other with the models side by side, on a square-root scale.
     """
     require_columns(
         table, "model", "plan_family", "form", "avg_error_pct", "max_error_pct",
@@ -65,8 +70,8 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     positions = _bar_positions(table)
     _error_panel(top, table, positions, form, other_form, "avg")
     _error_panel(bottom, table, positions, form, other_form, "max")
-    top.set_ylabel("average error [%]")
-    bottom.set_ylabel("largest error [%]")
+    top.set_ylabel("average error [%],\nsquare-root axis")
+    bottom.set_ylabel("largest error [%],\nsquare-root axis")
     models = model_order(table["model"])
     centres = [np.mean([x for (model, _), x in positions.items() if model == name]) for name in models]
     bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
@@ -93,6 +98,23 @@ def _published_handle() -> Line2D:
     return Line2D(
         [], [], ls="none", marker="_", mew=1.6, ms=6, color=PALETTE["black"], label="printed in the paper"
     )
+
+
+def _signed_sqrt(value: Numbers) -> Numbers:
+    return np.asarray(np.sign(value) * np.sqrt(np.abs(value)))
+
+
+def _signed_square(value: Numbers) -> Numbers:
+    return np.asarray(np.sign(value) * np.square(value))
+
+
+def _ticks_pct(largest: float) -> list[float]:
+    """Choose ticks that are far enough apart on the square-root scale."""
+    ticks = [0.0]
+    for tick in _TICKS_PCT:
+        if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
+            ticks.append(tick)
+    return ticks
 
 
 def _bar_positions(table: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -133,12 +155,15 @@ def _error_panel(
     if kind == "avg":
         axes.axhline(_CLAIM_PCT, color=_OTHER, ls=(0, (4, 3)), lw=0.7, zorder=1)
     axes.grid(visible=False, axis="x")
+    axes.set_yscale("function", functions=(_signed_sqrt, _signed_square))
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(_ticks_pct(axes.get_ylim()[1]))
 
 
 @styled
 def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
-    """Draw predicted against measured iteration time, one panel a model.
+    """Draw predicted against measured (or emulated) iteration time, one panel a model.
 
     Parameters
     ----------
@@ -166,8 +191,9 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     for axes, model in zip(panels, models, strict=False):
         _prediction_panel(axes, shown[shown["model"] == model])
         axes.set_title(MODEL_TITLES.get(model, model))
-    panels[-1].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
-    figure.supxlabel("measured iteration time [s]", fontsize=7)
+    panels[len(models)].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
+    made = "emulated" if source == "emulated" else "measured"
+    figure.supxlabel(f"{made} iteration time [s]", fontsize=7)
     figure.supylabel(f"predicted iteration time [s], {form} form", fontsize=7)
     source_label(figure, source, strip=False)
     return figure
@@ -229,5 +255,5 @@ def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
         handles.append(
             Line2D([], [], ls="none", marker="o", mfc="white", mec=_OTHER, label="flagged anomaly")
         )
-    handles.append(Line2D([], [], color=_OTHER, lw=0.7, label="predicted = measured"))
+    handles.append(Line2D([], [], color=_OTHER, lw=0.7, label="prediction without error"))
     return handles

@@ -1,7 +1,10 @@
 """Sensitivity curves: throughput of every plan family against devices and CPU threads."""
 
 import math
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,6 +29,8 @@ __all__ = ["ENVELOPE", "plot_cpu_sensitivity", "plot_sensitivity"]
 ENVELOPE = "best plan"
 """Name of the envelope in the column ``plan_family``."""
 
+Numbers = npt.NDArray[Any]
+
 _ENVELOPE_COLOUR = "#C9C9C9"
 
 
@@ -45,7 +50,8 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Logarithmic panels; the envelope is the broad line behind the others.
+        Logarithmic panels; the envelope is the broad line behind the others. Lines join the counts
+        at which more GPUs help, and faint dots are those at which fewer are faster.
     """
     require_columns(table, "model", "plan_family", "gpus", "throughput_samples_per_s", figure="sensitivity")
     shown = table[table["throughput_samples_per_s"] > 0]
@@ -56,12 +62,28 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
         axes.set_title(MODEL_TITLES.get(model, model))
     families = [name for name in family_order(shown["plan_family"]) if name != ENVELOPE]
     handles = [_family_line(name) for name in families]
+    if _has_losses(shown):
+        faint: dict[str, Any] = {
+            "ls": "none",
+            "marker": ".",
+            "ms": 3,
+            "mew": 0,
+            "alpha": 0.55,
+            "color": "#555555",
+        }
+        handles.append(Line2D([], [], label="fewer GPUs are faster", **faint))
     handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
-    panels[-1].legend(handles=handles, loc="center", labelspacing=0.4)
+    panels[len(models)].legend(handles=handles, loc="center", labelspacing=0.4)
     figure.supxlabel("GPUs", fontsize=7)
     figure.supylabel("throughput [samples/s]", fontsize=7)
     source_label(figure, source, strip=False)
     return figure
+
+
+def _has_losses(rows: pd.DataFrame) -> bool:
+    ordered = rows[rows["plan_family"] != ENVELOPE].sort_values("gpus")
+    best = ordered.groupby(["model", "plan_family"])["throughput_samples_per_s"].cummax()
+    return bool((ordered["throughput_samples_per_s"] < best).any())
 
 
 def _count(gpus: int) -> str:
@@ -80,13 +102,22 @@ def _curve_panel(axes: Axes, rows: pd.DataFrame) -> None:
         if family == ENVELOPE:
             axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=3.2, drawstyle="steps-post", zorder=1)
         else:
-            line = _family_line(family)
-            axes.plot(
-                x, y, color=line.get_color(), marker=line.get_marker(), ms=2.6, lw=0.9, mec="white",
-                mew=0.2, zorder=3,
-            )  # fmt: skip
+            _draw_family(axes, x.to_numpy(), y.to_numpy(), _family_line(family))
     _log2_x(axes, int(rows["gpus"].max()) if len(rows) else 1)
     _log_y(axes)
+
+
+def _draw_family(axes: Axes, gpus: Numbers, throughput: Numbers, line: Line2D) -> None:
+    """Join the counts at which more GPUs are faster than all fewer; the others are faint dots."""
+    gains = throughput > np.maximum.accumulate(np.concatenate([[0.0], throughput[:-1]]))
+    axes.plot(
+        gpus[~gains], throughput[~gains], ls="none", marker=".", ms=2.4, mew=0, alpha=0.55,
+        color=line.get_color(), zorder=2,
+    )  # fmt: skip
+    axes.plot(
+        gpus[gains], throughput[gains], color=line.get_color(), marker=line.get_marker(), ms=2.8, lw=0.9,
+        mec="white", mew=0.2, zorder=3,
+    )  # fmt: skip
 
 
 def _log2_x(axes: Axes, largest: int) -> None:
@@ -144,7 +175,7 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
         Line2D([], [], color=colours.get(gpus, "grey"), marker="o", ms=3, lw=1, label=_count(gpus))
         for gpus in counts
     ]
-    panels[-1].legend(handles=handles, loc="center", labelspacing=0.4)
+    panels[len(models)].legend(handles=handles, loc="center", labelspacing=0.4)
     figure.supxlabel("CPU threads a GPU", fontsize=7)
     figure.supylabel("offload throughput [samples/s]", fontsize=7)
     source_label(figure, source, strip=False)

@@ -6,13 +6,10 @@ devices this is a description of measured steps; a device that is not in the fit
 measured workload before its times are trusted.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +17,7 @@ from scipy.optimize import linprog
 
 from makespan.errors import FitError, unknown_name
 from makespan.hardware import Gpu
+from makespan.presets import preset_entry, read_preset
 
 __all__ = [
     "CoarseWorkload",
@@ -31,6 +29,7 @@ __all__ = [
     "fit_coarse",
 ]
 
+_PACKAGE = "makespan.testbed"
 _BASELINE = "baseline"
 _PRECISION = "fp32"
 _SWITCH_OVERHEAD = 0.02  # middle of the 1-3 % seen in EasyScale (SC'23), Fig. 11
@@ -75,15 +74,9 @@ class CoarseWorkload:
         return (_BASELINE, *self.mode_factor)
 
 
-@cache
-def _presets() -> dict[str, dict[str, Any]]:
-    path = resources.files("makespan.testbed").joinpath("presets/coarse.toml")
-    return tomllib.loads(path.read_text("utf-8"))
-
-
 def coarse_names() -> tuple[str, ...]:
     """Return the names of all coarse workloads."""
-    return tuple(_presets())
+    return tuple(read_preset(_PACKAGE, "coarse"))
 
 
 @cache
@@ -95,10 +88,7 @@ def coarse_workload(name: str) -> CoarseWorkload:
     UnknownNameError
         No coarse workload has that name.
     """
-    try:
-        entry = _presets()[name]
-    except KeyError:
-        raise unknown_name("coarse workload", name, coarse_names()) from None
+    entry = preset_entry(_PACKAGE, "coarse", "coarse workload", name)
     return CoarseWorkload(name=name, **entry)
 
 

@@ -27,6 +27,7 @@ from makespan.traces._datasets import (
     verify,
 )
 from makespan.traces._easyscale import EASYSCALE_JOBS, read_easyscale_jobs
+from makespan.traces._emulated import EmulatedSource
 from makespan.traces._generate import VARIANTS, generate_jobs
 from makespan.traces._helios import read_helios_jobs, read_helios_quota
 from makespan.traces._jobs import (
@@ -37,20 +38,16 @@ from makespan.traces._jobs import (
     read_morphling_jobs,
 )
 from makespan.traces._mapping import WorkloadMapping, map_requests
+from makespan.traces._measured import MeasuredSource
 from makespan.traces._oobleck import read_oobleck_nodes
 from makespan.traces._openb import NODE_LIST, read_openb_nodes, read_openb_pods
 from makespan.traces._pai import read_pai_jobs, read_pai_machines
 from makespan.traces._philly import read_philly_jobs, read_philly_machines
+from makespan.traces._published import PublishedSource
 from makespan.traces._reference import Reference, ReferenceTimes
 from makespan.traces._report import Finding, ReadReport
 from makespan.traces._requests import RequestTrace
-from makespan.traces._sources import (
-    SOURCE_NAMES,
-    EmulatedSource,
-    MeasuredSource,
-    PublishedSource,
-    ThroughputSource,
-)
+from makespan.traces._sources import SOURCE_NAMES, ThroughputSource
 from makespan.traces._statistics import Request, WorkloadStatistics, statistics
 from makespan.traces._table import read_throughput
 from makespan.traces._transform import (

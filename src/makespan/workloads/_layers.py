@@ -5,12 +5,11 @@ Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer
 section 4; what differs between model families is data (``presets/families.toml``).
 """
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from makespan.errors import unknown_name
+from makespan.presets import read_preset
 from makespan.workloads._spec import BlockSpec, ModelSpec
 
 __all__ = ["Head", "Layer", "family_sources", "head", "layers", "parameter_count"]
@@ -106,8 +105,9 @@ class _FamilyCounts:
 
 @cache
 def _families() -> dict[str, _FamilyCounts]:
-    text = resources.files("makespan.workloads").joinpath("presets/families.toml").read_text("utf-8")
-    return {name: _FamilyCounts(**entry) for name, entry in tomllib.loads(text).items()}
+    return {
+        name: _FamilyCounts(**entry) for name, entry in read_preset("makespan.workloads", "families").items()
+    }
 
 
 def family_sources() -> dict[str, str]:

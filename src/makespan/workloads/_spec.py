@@ -248,6 +248,11 @@ class Workload:
         Sequence length of each block under model-parallel plans, where it differs.
     max_microbatches
         Most micro-batches a pipeline is given in the traces.
+    trace_cpu_threads
+        CPU threads a GPU that the published traces cover, first those of rows that do not say;
+        empty if not known.
+    used_for_calibration
+        Whether the configuration behind the published traces is clear enough to fit to them.
     source
         Where the batch and the stacks come from.
     """
@@ -262,6 +267,8 @@ class Workload:
     model_parallel_stack: Stack
     model_parallel_seq: tuple[int, ...]
     max_microbatches: int
+    trace_cpu_threads: tuple[int, ...]
+    used_for_calibration: bool
     source: str
 
     def __post_init__(self) -> None:

@@ -1,11 +1,10 @@
 """Presets of models, stacks and workloads, read from the packaged TOML files."""
 
-import tomllib
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from makespan.errors import unknown_name
+from makespan.presets import preset_entry, read_preset, sources_of
 from makespan.workloads._spec import BlockSpec, ModelSpec, Stack, Workload
 
 __all__ = [
@@ -20,34 +19,27 @@ __all__ = [
 ]
 
 
-@cache
-def _preset(kind: str) -> dict[str, dict[str, Any]]:
-    text = resources.files("makespan.workloads").joinpath(f"presets/{kind}.toml").read_text("utf-8")
-    return tomllib.loads(text)
+_PACKAGE = "makespan.workloads"
 
 
 def model_keys() -> tuple[str, ...]:
     """Return the keys of all models in the zoo."""
-    return tuple(_preset("models"))
+    return tuple(read_preset(_PACKAGE, "models"))
 
 
 def stack_names() -> tuple[str, ...]:
     """Return the names of all software stacks."""
-    return tuple(_preset("stacks"))
+    return tuple(read_preset(_PACKAGE, "stacks"))
 
 
 def workload_keys() -> tuple[str, ...]:
     """Return the keys of all workloads."""
-    return tuple(_preset("workloads"))
+    return tuple(read_preset(_PACKAGE, "workloads"))
 
 
 def preset_sources() -> dict[str, str]:
     """Return the source of every preset, keyed ``kind/name``; empty text where it is missing."""
-    return {
-        f"{kind}/{name}": str(entry.get("source", ""))
-        for kind in ("models", "stacks", "workloads")
-        for name, entry in _preset(kind).items()
-    }
+    return sources_of(_PACKAGE, "models", "stacks", "workloads")
 
 
 @cache
@@ -59,10 +51,7 @@ def stack(name: str) -> Stack:
     UnknownNameError
         No stack has that name.
     """
-    try:
-        entry = _preset("stacks")[name]
-    except KeyError:
-        raise unknown_name("software stack", name, stack_names()) from None
+    entry = preset_entry(_PACKAGE, "stacks", "software stack", name)
     return Stack(name=name, **entry)
 
 
@@ -75,10 +64,7 @@ def model(key: str) -> ModelSpec:
     UnknownNameError
         No model has that key.
     """
-    try:
-        entry = dict(_preset("models")[key])
-    except KeyError:
-        raise unknown_name("model", key, model_keys()) from None
+    entry = preset_entry(_PACKAGE, "models", "model", key)
     blocks = tuple(_block(block) for block in entry.pop("blocks"))
     return ModelSpec(key=key, blocks=blocks, **entry)
 
@@ -91,7 +77,9 @@ def _block(entry: dict[str, Any]) -> BlockSpec:
 
 @cache
 def _aliases() -> dict[str, str]:
-    return {alias: key for key, entry in _preset("workloads").items() for alias in entry["aliases"]}
+    return {
+        alias: key for key, entry in read_preset(_PACKAGE, "workloads").items() for alias in entry["aliases"]
+    }
 
 
 def resolve_workload_key(name: str) -> str:
@@ -103,7 +91,7 @@ def resolve_workload_key(name: str) -> str:
         Neither a key nor an alias.
     """
     key = _aliases().get(name, name)
-    if key not in _preset("workloads"):
+    if key not in read_preset(_PACKAGE, "workloads"):
         raise unknown_name("model or workload", name, [*workload_keys(), *_aliases()])
     return key
 
@@ -118,7 +106,7 @@ def workload(name: str) -> Workload:
         Neither a key nor an alias.
     """
     key = resolve_workload_key(name)
-    entry = dict(_preset("workloads")[key])
+    entry = dict(read_preset(_PACKAGE, "workloads")[key])
     return Workload(
         key=key,
         aliases=tuple(entry["aliases"]),
@@ -130,5 +118,7 @@ def workload(name: str) -> Workload:
         model_parallel_stack=stack(entry["model_parallel_stack"]),
         model_parallel_seq=tuple(entry.get("model_parallel_seq", ())),
         max_microbatches=entry["max_microbatches"],
+        trace_cpu_threads=tuple(entry.get("trace_cpu_threads", ())),
+        used_for_calibration=entry.get("used_for_calibration", True),
         source=entry["source"],
     )

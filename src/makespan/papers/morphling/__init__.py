@@ -1,0 +1,48 @@
+"""Experiments of the Morphling paper (MLSys 2025): from throughput tables to result tables.
+
+One function a stage; each takes tables and plain values and returns tables, and names the files
+that a run writes below ``results/<source>/morphling/``:
+
+- `fit_workload`: ``throughput/<workload>.csv`` to ``fits/<workload>.csv`` and the predictions of
+  its rows
+- `table2_rows`: all predictions and the paper's cells to ``table2_rows.csv``
+- `table2`, `table2_summary`: ``table2_rows.csv`` to ``table2.csv`` and ``table2_summary.csv``
+- `sensitivity`: throughput tables to ``sensitivity.csv`` and ``sensitivity_families.csv``
+- `sensitivity_figure_table`, `cpu_sensitivity_figure_table`: those two to the tables behind
+  `makespan.plots.plot_sensitivity` and `makespan.plots.plot_cpu_sensitivity`
+- `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
+- `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
+- `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
+
+`read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
+"""
+
+from makespan.papers.morphling._checks import CLAIM_TABLES
+from makespan.papers.morphling._claims import evaluate_claims, read_claims
+from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
+from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
+from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+from makespan.papers.morphling._names import MORPHLING
+from makespan.papers.morphling._published import read_published
+from makespan.papers.morphling._sensitivity import sensitivity
+from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
+
+__all__ = [
+    "CLAIM_TABLES",
+    "MORPHLING",
+    "SCHEDULERS",
+    "STRATEGIES",
+    "Stage",
+    "cpu_sensitivity_figure_table",
+    "evaluate_claims",
+    "fig7",
+    "fig8",
+    "fit_workload",
+    "read_claims",
+    "read_published",
+    "sensitivity",
+    "sensitivity_figure_table",
+    "table2",
+    "table2_rows",
+    "table2_summary",
+]

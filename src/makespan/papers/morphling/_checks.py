@@ -1,0 +1,206 @@
+"""How each statement of the paper is checked against result tables.
+
+A check returns what it found, or None if the tables have no row that decides the statement. It
+may ask for a table that was not built; the ledger then says so.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from makespan.papers.morphling._names import MORPHLING
+
+__all__ = ["CHECKS", "CLAIM_TABLES", "Claim", "Finding", "Tables"]
+
+CLAIM_TABLES = ("table2", "table2_summary", "sensitivity", "sensitivity_families", "fig7", "fig8")
+"""Names of the result tables that the checks read."""
+
+Tables = Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a check is about.
+
+    Parameters
+    ----------
+    subject
+        Model, column or jobs; its meaning depends on the check.
+    limit
+        Number that decides, NaN if the check needs none.
+    form
+        Form of the performance model that the experiments use.
+    """
+
+    subject: str
+    limit: float
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Parameters
+    ----------
+    reproduced
+        The value, for people.
+    holds
+        Whether the statement holds.
+    note
+        What a reader must know.
+    """
+
+    reproduced: str
+    holds: bool
+    note: str = ""
+
+
+Check = Callable[[Tables, Claim], Finding | None]
+
+
+def _number(table: pd.DataFrame, column: str) -> "pd.Series[float]":
+    return pd.to_numeric(table[column]).astype("float64")
+
+
+def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["table2"]
+    own = table[(table["model"] == claim.subject) & (table["form"] == claim.form)]
+    judged = own.assign(error=_number(own, "avg_error_pct")).dropna(subset=["error"])
+    if judged.empty:
+        return None
+    worst = judged.iloc[int(judged["error"].argmax())]
+    unmeasured = sorted(set(own["plan_family"]) - set(judged["plan_family"]))
+    note = f"no held-out rows: {', '.join(unmeasured)}" if unmeasured else ""
+    text = f"worst {worst['error']:.3f} % ({worst['plan_family']}, {len(judged)} families)"
+    return Finding(text, bool(worst["error"] <= claim.limit), note)
+
+
+def _summary(tables: Tables, claim: Claim) -> Finding | None:
+    scope, column = claim.subject.split("/")
+    table = tables["table2_summary"]
+    own = table[(table["scope"] == scope) & (table["form"] == claim.form)]
+    if claim.form != "extended" or own.empty or own[column].isna().all():
+        return None
+    value = float(own[column].iloc[0])
+    note = ""
+    if column == "avg_error_pct":
+        note = f"with flagged rows {float(own['avg_error_all_rows_pct'].iloc[0]):.2f} %"
+    return Finding(f"{value:.2f} %", value <= claim.limit, note)
+
+
+def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
+    curves, families = tables["sensitivity"], tables["sensitivity_families"]
+    used = curves[_number(curves, "throughput_samples_per_s") > 0]
+    names = dict(
+        zip(zip(families["model"], families["plan"], strict=True), families["plan_family"], strict=True)
+    )
+    pairs = zip(used["model"], used["best_plan"], strict=True)
+    found = pd.DataFrame({"model": model, "family": names.get((model, plan), plan)} for model, plan in pairs)
+    if found.empty:
+        return None
+    counts = found.groupby("model")["family"].nunique()
+    changing = int((counts > 1).sum())
+    return Finding(f"{changing} of {len(counts)} models", changing >= claim.limit * len(counts))
+
+
+def _throughputs(tables: Tables) -> dict[str, dict[str, float]]:
+    """Throughput [samples/s] by strategy and stage, both in order."""
+    table = tables["fig7"]
+    values: dict[str, dict[str, float]] = {}
+    numbers = _number(table, "throughput_samples_per_s")
+    for strategy, stage, value in zip(table["strategy"], table["stage"], numbers, strict=True):
+        values.setdefault(str(strategy), {})[str(stage)] = float(value)
+    return values
+
+
+def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
+    values = _throughputs(tables)
+    own = values.pop(MORPHLING)
+    best = {stage: max(other[stage] for other in values.values()) for stage in own}
+    slower = [stage for stage in own if own[stage] < best[stage]]
+    note = ", ".join(f"{stage}: {own[stage] / best[stage]:.3f} of the best" for stage in slower)
+    return Finding(f"{len(own) - len(slower)} of {len(own)} stages", not slower, note)
+
+
+def _fig7_always_runs(tables: Tables, claim: Claim) -> Finding | None:
+    own = _throughputs(tables)[MORPHLING]
+    running = [stage for stage, value in own.items() if value > 0]
+    return Finding(f"{len(running)} of {len(own)} stages", len(running) == len(own))
+
+
+def _fig7_plan_changes(tables: Tables, claim: Claim) -> Finding | None:
+    own = tables["fig7"][tables["fig7"]["strategy"] == MORPHLING]
+    changes = sum(first != second for first, second in itertools.pairwise(own["plan"]))
+    names = " -> ".join(plan or "none" for plan in own["plan"])
+    return Finding(f"{changes} changes", changes >= claim.limit, names)
+
+
+def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig7"]
+    own = table[(table["strategy"] == MORPHLING) & (_number(table, "gpus") == 1)]
+    ordered = own.assign(threads=_number(own, "cpu_threads")).sort_values("threads")
+    values = _number(ordered, "throughput_samples_per_s").tolist()
+    if len(values) != 2 or values[0] <= 0:
+        return None
+    ratio = values[1] / values[0]
+    return Finding(f"{ratio:.2f}x", ratio >= claim.limit)
+
+
+def _fig7_equals_published(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig7"]
+    wanted = _number(table, "published_iter_time_s")
+    cells = wanted.notna()
+    equal = _number(table, "iter_time_s")[cells] == wanted[cells]
+    return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
+
+
+def _fig8_more_gpus(tables: Tables, claim: Claim) -> Finding | None:
+    more, fewer = claim.subject.split("/")
+    table = tables["fig8"]
+    own = table[table["scheduler"] == MORPHLING].set_index("job")["gpus"].astype(int)
+    if more not in own.index or fewer not in own.index:
+        return None
+    return Finding(f"{own[more]} and {own[fewer]}", bool(own[more] > own[fewer]))
+
+
+def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig8"]
+    totals = table.assign(value=_number(table, claim.subject)).groupby("scheduler")["value"]
+    sums = totals.sum(min_count=int(totals.size().max()))
+    own, simple = float(sums[MORPHLING]), float(sums["Simple"])
+    if math.isnan(own) or math.isnan(simple):
+        return None
+    text = f"{own / simple:.2f}x ({own:.2f} against {simple:.2f})"
+    return Finding(text, own >= claim.limit * simple)
+
+
+def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig8"]
+    wanted = _number(table, "published_speedup")
+    cells = wanted.notna()
+    equal = (_number(table, "speedup")[cells] - wanted[cells]).abs() <= claim.limit
+    return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
+
+
+def _later(tables: Tables, claim: Claim) -> Finding | None:
+    return None
+
+
+CHECKS: dict[str, Check] = {
+    "worst_family_error": _worst_family_error,
+    "summary": _summary,
+    "best_family_changes": _best_family_changes,
+    "fig7_never_slower": _fig7_never_slower,
+    "fig7_always_runs": _fig7_always_runs,
+    "fig7_plan_changes": _fig7_plan_changes,
+    "fig7_cpu_speedup": _fig7_cpu_speedup,
+    "fig7_equals_published": _fig7_equals_published,
+    "fig8_more_gpus": _fig8_more_gpus,
+    "fig8_gain": _fig8_gain,
+    "fig8_equals_published": _fig8_equals_published,
+    "later": _later,
+}

@@ -1,0 +1,148 @@
+"""Fig. 8: two jobs share the GPUs of a node, divided equally or by their sensitivity."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from makespan.errors import InputError, TraceError
+from makespan.plans import Placement
+from makespan.tables import FIG8
+
+__all__ = ["SCHEDULERS", "fig8"]
+
+SCHEDULERS = ("Simple", "Morphling")
+"""Equal division, and division that maximises the summed speed-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """Fastest plan of a job with some GPUs, and the same among clean rows only."""
+
+    plan: str
+    throughput: float
+    clean: bool
+    flag: str
+    clean_throughput: float
+
+
+def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame) -> pd.DataFrame:
+    """Divide the GPUs of one node between jobs under each scheduler.
+
+    Parameters
+    ----------
+    tables
+        Throughput table of each job, schema `makespan.tables.THROUGHPUT`; the key is the job.
+    gpus
+        GPUs to divide; each job gets at least one.
+    published
+        Cells of the paper's figure: ``scheduler, job, published_gpus, published_plan,
+        published_speedup``.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.FIG8`, then ``clean, flag`` of the row behind the speed-up,
+        ``clean_speedup`` (the same from clean rows only, NaN if there are none),
+        ``published_gpus, published_plan``. Speed-ups are relative to the job alone on all GPUs
+        with its best plan.
+
+    Raises
+    ------
+    InputError
+        There are fewer GPUs than jobs.
+    TraceError
+        A job has no feasible row on one node with a number of GPUs that it may get.
+    """
+    jobs = list(tables)
+    if gpus < len(jobs):
+        raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; accepted: at least one GPU a job")
+    curves = {job: _curve(job, table, gpus) for job, table in tables.items()}
+    divisions = {
+        "Simple": _equal_division(jobs, gpus),
+        "Morphling": _best_division(jobs, gpus, curves),
+    }
+    records = [
+        _record(scheduler, job, count, curves[job])
+        for scheduler in SCHEDULERS
+        for job, count in zip(jobs, divisions[scheduler], strict=True)
+    ]
+    table = pd.DataFrame(records).merge(
+        published.drop(columns="source", errors="ignore"), how="left", on=["scheduler", "job"]
+    )
+    table["published_plan"] = table["published_plan"].fillna("")
+    return FIG8.validate(table, where="fig8")
+
+
+def _curve(job: str, table: pd.DataFrame, gpus: int) -> dict[int, _Best]:
+    """Best plan of a job with 1, 2, ... GPUs of one node; where none can run, that with fewer GPUs."""
+    curve: dict[int, _Best] = {}
+    for count in range(1, gpus + 1):
+        rows = table[(table["placement"] == Placement((count,)).text) & table["feasible"]]
+        if len(rows):
+            curve[count] = _best(rows)
+        elif count - 1 in curve:
+            curve[count] = curve[count - 1]
+        else:
+            raise TraceError(
+                f"job {job!r}: the throughput table has no feasible plan on one node with {count} GPU(s)"
+            )
+    return curve
+
+
+def _best(rows: pd.DataFrame) -> _Best:
+    ordered = rows.sort_values(["iter_time_s", "exec_plan"], kind="stable")
+    first = ordered.iloc[0]
+    clean = ordered[ordered["clean"]]
+    batch = float(first["global_batch_size"])
+    return _Best(
+        plan=str(first["exec_plan"]),
+        throughput=batch / float(first["iter_time_s"]),
+        clean=bool(first["clean"]),
+        flag=str(first["flag"]),
+        clean_throughput=batch / float(clean["iter_time_s"].iloc[0]) if len(clean) else math.nan,
+    )
+
+
+def _equal_division(jobs: Sequence[str], gpus: int) -> tuple[int, ...]:
+    share, rest = divmod(gpus, len(jobs))
+    return tuple(share + (number < rest) for number in range(len(jobs)))
+
+
+def _best_division(
+    jobs: Sequence[str], gpus: int, curves: Mapping[str, Mapping[int, _Best]]
+) -> tuple[int, ...]:
+    """Maximise the summed speed-up; of equal divisions the most even one."""
+
+    def gain(division: tuple[int, ...]) -> tuple[float, int]:
+        total = sum(
+            curves[job][count].throughput / curves[job][gpus].throughput
+            for job, count in zip(jobs, division, strict=True)
+        )
+        return total, -max(division)
+
+    return max(_divisions(len(jobs), gpus), key=gain)
+
+
+def _divisions(n_jobs: int, gpus: int) -> Iterator[tuple[int, ...]]:
+    if n_jobs == 1:
+        yield (gpus,)
+        return
+    for first in range(1, gpus - n_jobs + 2):
+        for rest in _divisions(n_jobs - 1, gpus - first):
+            yield (first, *rest)
+
+
+def _record(scheduler: str, job: str, count: int, curve: Mapping[int, _Best]) -> dict[str, object]:
+    best, alone = curve[count], curve[max(curve)]
+    return {
+        "scheduler": scheduler,
+        "job": job,
+        "gpus": count,
+        "plan": best.plan,
+        "speedup": best.throughput / alone.throughput,
+        "clean": best.clean,
+        "flag": best.flag,
+        "clean_speedup": best.clean_throughput / alone.clean_throughput,
+    }

@@ -1,0 +1,302 @@
+"""Fitting a form to observations: bounded least squares on log times from several starts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import least_squares
+
+from makespan.errors import FitError, unknown_name
+from makespan.perf._environment import Environment, Prior
+from makespan.perf._extended import EXTENDED
+from makespan.perf._forms import Form, Phases, Profile, Terms
+from makespan.perf._points import Measured, Points
+from makespan.perf._profile import forward_profile
+from makespan.perf._published import PUBLISHED
+from makespan.tables import FIT
+
+__all__ = ["FORMS", "Fit", "fit"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+FORMS: dict[str, Form] = {form.name: form for form in (PUBLISHED, EXTENDED)}
+"""The forms of the model by name; every experiment can use either."""
+
+_N_STARTS = 12
+_START_SPREAD = 0.5  # of the prior's own standard deviation
+_SEARCH_TOLERANCE, _FINAL_TOLERANCE = 1e-6, 1e-10  # relative change of cost and parameters
+_STEP = 1e-6  # of the finite differences in log parameters
+_DETERMINED = 0.5  # share of the prior's standard deviation that may be left
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A fitted form of the performance model.
+
+    Parameters
+    ----------
+    form
+        The form.
+    environment
+        Shared constants and priors.
+    profile
+        Forward time that predictions are scaled from.
+    points, measured
+        The observations.
+    values, std_err
+        Fitted parameters and their standard errors, (n_parameters,).
+    identified
+        Whether the observations determine the parameter: it is off its bounds, and its standard
+        error is at most half of the prior's.
+    information
+        Share of the prior variance that the observations removed, in [0, 1].
+    at_bound
+        Whether the parameter stopped at a bound.
+    residual
+        Log of predicted over measured iteration time of the observations, (n,).
+    cost
+        Half of the sum of squares that was minimised.
+    """
+
+    form: Form
+    environment: Environment
+    profile: Profile
+    points: Points
+    measured: Measured
+    values: Floats
+    std_err: Floats
+    identified: Bools
+    information: Floats
+    at_bound: Bools
+    residual: Floats
+    cost: float
+
+    @property
+    def workload(self) -> str:
+        """Key of the workload."""
+        return self.points.workload.key
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, in the order of ``values``."""
+        return self.form.parameters
+
+    def phases(self, points: Points) -> Phases:
+        """Predict iteration time and its phases [s], each (n,)."""
+        return self.form.phases(self.values, Terms(points, self.profile, self.environment.constants))
+
+    def predict(self, points: Points) -> Floats:
+        """Predict the iteration time [s] of each point, (n,)."""
+        return self.phases(points).iter_time_s
+
+    def refit(self, points: Points, measured: Measured) -> "Fit":
+        """Fit again with further observations beside those already used.
+
+        Parameters
+        ----------
+        points, measured
+            New observations of the same workload.
+
+        Returns
+        -------
+        Fit
+            Equal to a fit on the union of all observations.
+
+        Raises
+        ------
+        FitError
+            The observations belong to another workload or have unusable times.
+        """
+        return fit(self.form.name, self.points.join(points), self.measured.join(measured), self.environment)
+
+    def table(self) -> pd.DataFrame:
+        """Return the parameters as a table of schema `makespan.tables.FIT`.
+
+        Further columns: ``unit``, ``information`` [1], ``at_bound``, ``meaning``.
+        """
+        priors = _priors(self.form, self.environment)
+        frame = pd.DataFrame(
+            {
+                "workload": self.workload,
+                "form": self.form.name,
+                "parameter": self.parameters,
+                "value": self.values,
+                "std_err": self.std_err,
+                "identified": self.identified,
+                "unit": [prior.unit for prior in priors],
+                "information": self.information,
+                "at_bound": self.at_bound,
+                "meaning": [prior.meaning for prior in priors],
+            }
+        )
+        return FIT.validate(frame, where=f"fit of {self.workload}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """The least-squares problem in log parameters, batched over parameter vectors."""
+
+    form: Form
+    terms: Terms
+    log_time: Floats
+    log_compute: Floats
+    log_optimize: Floats
+    weights: tuple[float, float]
+    centre: Floats
+    spread: Floats
+
+    def residuals(self, z: Floats) -> Floats:
+        """Weighted residuals of shape (..., 3 n + n_parameters)."""
+        time, compute, optimize = self.form.phases(np.exp(z), self.terms)
+        whole, part = self.weights
+        blocks = (
+            (np.log(time) - self.log_time) * whole,
+            _known(compute, self.log_compute) * part,
+            _known(optimize, self.log_optimize) * part,
+            (z - self.centre) / self.spread,
+        )
+        return np.concatenate(blocks, axis=-1)
+
+    def jacobian(self, z: Floats) -> Floats:
+        """Forward differences, all columns in one call, (3 n + n_parameters, n_parameters)."""
+        batch = np.vstack([z, z + _STEP * np.eye(len(z))])
+        rows = self.residuals(batch)
+        return np.asarray((rows[1:] - rows[0]).T / _STEP)
+
+
+def _known(predicted: Floats, log_measured: Floats) -> Floats:
+    floor = np.finfo(np.float64).tiny
+    return np.nan_to_num(np.log(np.maximum(predicted, floor)) - log_measured, nan=0.0)
+
+
+def fit(form: str, points: Points, measured: Measured, environment: Environment, *, seed: int = 0) -> Fit:
+    """Fit a form of the performance model to observations of one workload.
+
+    Squared log errors of the iteration times, and with less weight of the reported phases, are
+    minimised together with weak log-normal priors, within bounds and from several starts. The
+    result depends on the observations and the seed of the starts alone.
+
+    Parameters
+    ----------
+    form
+        Name of the form, a key of `FORMS`.
+    points, measured
+        Observations; flagged rows do not belong here.
+    environment
+        Shared constants and priors.
+    seed
+        Seed of the start points.
+
+    Returns
+    -------
+    Fit
+        Parameters, standard errors, identifiability and residuals.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such form.
+    FitError
+        There is no observation, or a time is not positive.
+    """
+    if form not in FORMS:
+        raise unknown_name("form of the performance model", form, FORMS)
+    _check_times(points, measured)
+    problem, lower, upper = _problem(FORMS[form], points, measured, environment)
+    best = _solve(problem, (lower, upper), seed)
+    return _result(problem, best, environment, measured, (lower, upper))
+
+
+def _check_times(points: Points, measured: Measured) -> None:
+    if len(points) != len(measured):
+        raise FitError(f"{len(points)} points but {len(measured)} measured times")
+    bad = np.flatnonzero(~(np.isfinite(measured.iter_time_s) & (measured.iter_time_s > 0)))
+    if bad.size:
+        raise FitError(
+            f"observation {bad[0] + 1} of {points.workload.key!r}: iteration time "
+            f"{measured.iter_time_s[bad[0]]} s; accepted: a positive time"
+        )
+
+
+def _priors(form: Form, environment: Environment) -> list[Prior]:
+    table = environment.priors[form.name]
+    return [table[name] for name in form.parameters]
+
+
+def _problem(
+    form: Form, points: Points, measured: Measured, environment: Environment
+) -> tuple[_Problem, Floats, Floats]:
+    constants = environment.constants
+    profile = forward_profile(points, measured, constants.assumed_backward_ratio)
+    priors = _priors(form, environment)
+    has_compute, has_optimize = form.comparable(points)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_compute = np.log(np.nan_to_num(measured.forward_s) + measured.overlap_sync_s)
+        log_optimize = np.log(measured.optimize_s)
+        problem = _Problem(
+            form=form,
+            terms=Terms(points, profile, constants),
+            log_time=np.log(measured.iter_time_s),
+            log_compute=np.where(has_compute, log_compute, np.nan),
+            log_optimize=np.where(has_optimize, log_optimize, np.nan),
+            weights=(1.0 / constants.time_log_sd, constants.phase_weight / constants.time_log_sd),
+            centre=np.log([prior.median for prior in priors]),
+            spread=np.array([prior.log_sd for prior in priors]),
+        )
+    lower, upper = np.log([prior.low for prior in priors]), np.log([prior.high for prior in priors])
+    return problem, lower, upper
+
+
+def _solve(problem: _Problem, bounds: tuple[Floats, Floats], seed: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
+    offsets[0] = 0.0
+    starts = np.clip(problem.centre + offsets, bounds[0] + _STEP, bounds[1] - _STEP)
+    found = [_descend(problem, start, bounds, _SEARCH_TOLERANCE) for start in starts]
+    best = min(found, key=lambda pair: pair[1])[0]
+    return _descend(problem, best, bounds, _FINAL_TOLERANCE)[0]
+
+
+def _descend(
+    problem: _Problem, start: Floats, bounds: tuple[Floats, Floats], tolerance: float
+) -> tuple[Floats, float]:
+    found = least_squares(
+        problem.residuals,
+        start,
+        jac=problem.jacobian,
+        bounds=bounds,
+        x_scale=problem.spread,
+        ftol=tolerance,
+        xtol=tolerance,
+    )
+    return np.asarray(found.x), float(found.cost)
+
+
+def _result(
+    problem: _Problem,
+    z: Floats,
+    environment: Environment,
+    measured: Measured,
+    bounds: tuple[Floats, Floats],
+) -> Fit:
+    values, jacobian, rows = np.exp(z), problem.jacobian(z), problem.residuals(z)
+    log_sd = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
+    information = np.clip(1.0 - (log_sd / problem.spread) ** 2, 0.0, 1.0)
+    at_bound = (z - bounds[0] < 10 * _STEP) | (bounds[1] - z < 10 * _STEP)
+    points, n = problem.terms.points, len(problem.log_time)
+    return Fit(
+        form=problem.form,
+        environment=environment,
+        profile=problem.terms.profile,
+        points=points,
+        measured=measured,
+        values=values,
+        std_err=values * log_sd,
+        identified=(log_sd <= _DETERMINED * problem.spread) & ~at_bound,
+        information=information,
+        at_bound=at_bound,
+        residual=rows[:n] / problem.weights[0],
+        cost=0.5 * float(rows @ rows),
+    )

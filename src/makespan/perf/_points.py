@@ -1,0 +1,271 @@
+"""Plans and placements as arrays: what a form of the model needs to know of each point."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from makespan.errors import FitError, TraceError
+from makespan.perf._environment import Environment
+from makespan.perf._geometry import geometry
+from makespan.plans import ExecutionPlan, Placement, read_plan, resolve_micro_batch
+from makespan.workloads import Workload
+from makespan.workloads import workload as load_workload
+
+__all__ = [
+    "Measured",
+    "Points",
+    "measured_from_table",
+    "plans_from_table",
+    "points_from_plans",
+    "points_from_table",
+]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Struct of arrays over n points of one workload; every array has shape (n,).
+
+    Parameters
+    ----------
+    workload
+        What is trained; the same for all points.
+    n_gpus, n_nodes, gpus_on_largest_node
+        Size and shape of the placement.
+    dp, tp, pp
+        Degrees of the plan.
+    replica_batch_size
+        Samples of one replica in one optimiser step.
+    n_micro
+        Passes of one replica in one optimiser step; micro-batches under a pipeline.
+    cpu_threads
+        CPU threads a GPU.
+    checkpoint_fraction
+        Share of the layers that recompute their activations, by the plan or by its stack.
+    tokens_share
+        Tokens of a sample over those of the plain data-parallel plans of the workload.
+    is_zero, is_offload, is_model_parallel
+        Partitioned optimiser, optimiser on the host, family with tensor or pipeline parallelism.
+    ring_load, tp_load, tp_local_share, pp_load, pp_local_hops
+        Card loads, see `makespan.perf._geometry.Geometry`.
+    """
+
+    workload: Workload
+    n_gpus: Floats
+    n_nodes: Floats
+    gpus_on_largest_node: Floats
+    dp: Floats
+    tp: Floats
+    pp: Floats
+    replica_batch_size: Floats
+    n_micro: Floats
+    cpu_threads: Floats
+    checkpoint_fraction: Floats
+    tokens_share: Floats
+    is_zero: Bools
+    is_offload: Bools
+    is_model_parallel: Bools
+    ring_load: Floats
+    tp_load: Floats
+    tp_local_share: Floats
+    pp_load: Floats
+    pp_local_hops: Floats
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        return len(self.n_gpus)
+
+    def take(self, index: Index | Bools) -> "Points":
+        """Select points by index or mask."""
+        arrays: dict[str, Any] = {name: getattr(self, name)[index] for name in _ARRAYS}
+        return replace(self, **arrays)
+
+    def join(self, other: "Points") -> "Points":
+        """Append points of the same workload.
+
+        Raises
+        ------
+        FitError
+            The points belong to another workload.
+        """
+        if other.workload.key != self.workload.key:
+            raise FitError(
+                f"points of {other.workload.key!r} cannot be added to points of {self.workload.key!r}"
+            )
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS
+        }
+        return replace(self, **arrays)
+
+    @property
+    def is_data_parallel(self) -> Bools:
+        """Whether the plan is neither model parallel nor partitioned."""
+        return ~(self.is_zero | self.is_offload | self.is_model_parallel)
+
+
+_ARRAYS = tuple(field.name for field in fields(Points) if field.name != "workload")
+_FLAGS = ("is_zero", "is_offload", "is_model_parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measured times of n points, each (n,) in seconds; phases are NaN where not reported."""
+
+    iter_time_s: Floats
+    forward_s: Floats
+    overlap_sync_s: Floats
+    optimize_s: Floats
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        return len(self.iter_time_s)
+
+    def take(self, index: Index | Bools) -> "Measured":
+        """Select observations by index or mask."""
+        return Measured(
+            self.iter_time_s[index],
+            self.forward_s[index],
+            self.overlap_sync_s[index],
+            self.optimize_s[index],
+        )
+
+    def join(self, other: "Measured") -> "Measured":
+        """Append observations."""
+        return Measured(
+            np.concatenate([self.iter_time_s, other.iter_time_s]),
+            np.concatenate([self.forward_s, other.forward_s]),
+            np.concatenate([self.overlap_sync_s, other.overlap_sync_s]),
+            np.concatenate([self.optimize_s, other.optimize_s]),
+        )
+
+
+def points_from_plans(
+    pairs: Sequence[tuple[ExecutionPlan, Placement]], workload: str | Workload, environment: Environment
+) -> Points:
+    """Build points from plans, with their micro-batch sizes resolved, and placements.
+
+    Parameters
+    ----------
+    pairs
+        Plan and placement of each point.
+    workload
+        Workload or its key.
+    environment
+        Supplies the node, which decides who shares a network card.
+
+    Returns
+    -------
+    Points
+        In the order of ``pairs``.
+    """
+    spec = load_workload(workload) if isinstance(workload, str) else workload
+    per_nic = environment.node.gpus_per_nic
+    rows = [_row(plan, placement, spec, per_nic) for plan, placement in pairs]
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_ARRAYS)).T
+    arrays: dict[str, Any] = dict(zip(_ARRAYS, columns, strict=True))
+    arrays |= {name: arrays[name].astype(bool) for name in _FLAGS}
+    return Points(workload=spec, **arrays)
+
+
+def _row(plan: ExecutionPlan, placement: Placement, spec: Workload, gpus_per_nic: int) -> tuple[float, ...]:
+    bound = spec.for_plan(plan)
+    loads = geometry(placement.gpus_per_node, plan.pp, plan.tp, plan.dp, gpus_per_nic)
+    return (
+        plan.n_gpus,
+        placement.n_nodes,
+        placement.gpus_per_node[-1],
+        plan.dp,
+        plan.tp,
+        plan.pp,
+        plan.replica_batch_size,
+        plan.n_microbatches,
+        plan.cpu_threads,
+        1.0 if bound.stack.full_checkpointing else plan.checkpoint_fraction,
+        bound.model.seq / spec.model.seq,
+        plan.zero_stage > 0 and not plan.offload,
+        plan.offload,
+        plan.is_model_parallel,
+        loads.ring_load,
+        loads.tp_load,
+        loads.tp_local_share,
+        loads.pp_load,
+        loads.pp_local_hops,
+    )
+
+
+def plans_from_table(frame: pd.DataFrame, spec: Workload) -> list[tuple[ExecutionPlan, Placement]]:
+    """Read plan and placement of every row of a throughput table; micro-batches stay unresolved.
+
+    Raises
+    ------
+    NotationError, PlanError
+        A text is not a plan or placement, or does not fit the workload.
+    """
+    pairs = []
+    for text, place, threads in zip(
+        frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True
+    ):
+        placement = Placement.parse(str(place))
+        plan = read_plan(
+            str(text),
+            n_gpus=placement.n_gpus,
+            global_batch_size=spec.global_batch_size,
+            cpu_threads=int(threads),
+        )
+        pairs.append((plan, placement))
+    return pairs
+
+
+def points_from_table(frame: pd.DataFrame, workload: str | Workload, environment: Environment) -> Points:
+    """Read the points of a throughput table.
+
+    Parameters
+    ----------
+    frame
+        Schema `makespan.tables.THROUGHPUT`; feasible rows of one workload.
+    workload
+        Workload or its key.
+    environment
+        Supplies the node for the micro-batch rule and the network cards.
+
+    Returns
+    -------
+    Points
+        In table order.
+
+    Raises
+    ------
+    TraceError
+        A row is infeasible or of another workload.
+    """
+    spec = load_workload(workload) if isinstance(workload, str) else workload
+    wrong = ~frame["feasible"].to_numpy(dtype=bool) | (frame["workload"] != spec.key).to_numpy()
+    if wrong.any():
+        row = frame.iloc[int(np.flatnonzero(wrong)[0])]
+        raise TraceError(
+            f"throughput table: row {row['exec_plan']!r} on {row['placement']!r} of {row['workload']!r} "
+            f"cannot be fitted; accepted: feasible rows of {spec.key!r}"
+        )
+    pairs = [
+        (resolve_micro_batch(plan, spec, environment.node), placement)
+        for plan, placement in plans_from_table(frame, spec)
+    ]
+    return points_from_plans(pairs, spec, environment)
+
+
+def measured_from_table(frame: pd.DataFrame) -> Measured:
+    """Read the measured columns of a throughput table; a phase of 0 was not reported."""
+    phases = [
+        frame[name].to_numpy(dtype=np.float64) for name in ("forward_s", "overlap_sync_s", "optimize_s")
+    ]
+    return Measured(
+        frame["iter_time_s"].to_numpy(dtype=np.float64),
+        *(np.where(phase > 0, phase, np.nan) for phase in phases),
+    )

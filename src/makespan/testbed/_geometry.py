@@ -1,0 +1,207 @@
+"""Where the ranks of a plan sit, and what bandwidth each communication group gets there.
+
+Ranks fill the nodes of a placement in order; the rank order is tensor fastest, then data, then
+pipeline. A group that spans nodes spreads its traffic evenly over the network cards of its
+members on each node, and cards are shared by all groups of the same kind that cross the node.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from makespan.errors import PlanError
+from makespan.hardware import Network, NodeSpec
+
+__all__ = ["Boundary", "Geometry", "Group", "geometry", "intra_bandwidth"]
+
+_Position = tuple[int, int]  # node, local index
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The slowest communication group of one kind.
+
+    Parameters
+    ----------
+    n_ranks
+        Members.
+    n_nodes
+        Most nodes that a group of this kind spans.
+    n_local
+        Most members on one node.
+    intra_bandwidth_bytes_per_s
+        Link between devices of a node, before efficiency [B/s].
+    inter_bandwidth_bytes_per_s
+        Share of the network cards, before efficiency [B/s]; the link inside the node if no
+        group leaves it.
+    card_bandwidth_bytes_per_s
+        What one card gives one of the groups on it [B/s]; as above if no group leaves a node.
+    """
+
+    n_ranks: int
+    n_nodes: int
+    n_local: int
+    intra_bandwidth_bytes_per_s: float
+    inter_bandwidth_bytes_per_s: float
+    card_bandwidth_bytes_per_s: float
+
+    @property
+    def crosses_nodes(self) -> bool:
+        """Whether any group of this kind spans more than one node."""
+        return self.n_nodes > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The slowest transfer between two neighbouring pipeline stages.
+
+    Parameters
+    ----------
+    crosses_nodes
+        Whether a rank sends to another node.
+    bandwidth_bytes_per_s
+        Bandwidth of one sender: its share of the card, or the link inside the node, before
+        efficiency [B/s].
+    """
+
+    crosses_nodes: bool
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Groups and boundaries of a plan in a placement.
+
+    Parameters
+    ----------
+    tensor, data
+        Slowest group of the kind.
+    boundaries
+        One entry for each pair of neighbouring stages.
+    """
+
+    tensor: Group
+    data: Group
+    boundaries: tuple[Boundary, ...]
+
+
+def intra_bandwidth(node: NodeSpec, n_local: int) -> float:
+    """Return the per-device bandwidth [B/s] between ``n_local`` devices of a node.
+
+    Devices bridged in pairs fall back to the host link as soon as more than two communicate.
+    """
+    if node.intra_kind == "pair" and n_local > _PAIR:
+        return node.pcie_bandwidth_bytes_per_s
+    return node.intra_bandwidth_bytes_per_s
+
+
+@lru_cache(maxsize=200_000)
+def geometry(
+    gpus_per_node: tuple[int, ...],
+    nodes: tuple[NodeSpec, ...],
+    network: Network,
+    pp: int,
+    tp: int,
+    dp: int,
+) -> Geometry:
+    """Place the ranks of a plan and work out the bandwidth of its groups.
+
+    Parameters
+    ----------
+    gpus_per_node
+        Devices on each node, in the order in which ranks fill them.
+    nodes
+        Kind of each of these nodes, or one entry for all.
+    network
+        What connects them.
+    pp, tp, dp
+        Degrees; their product is the number of devices.
+
+    Raises
+    ------
+    PlanError
+        The degrees do not multiply to the devices.
+    """
+    n_gpus = sum(gpus_per_node)
+    if pp * tp * dp != n_gpus:
+        raise PlanError(f"PP {pp} x TP {tp} x DP {dp} = {pp * tp * dp} GPUs, but {n_gpus} are placed")
+    kinds = nodes if len(nodes) == len(gpus_per_node) else (nodes[0],) * len(gpus_per_node)
+    ranks = [(index, local) for index, count in enumerate(gpus_per_node) for local in range(count)]
+    tensor_groups = [ranks[start : start + tp] for start in range(0, n_gpus, tp)]
+    data_groups = [
+        ranks[stage * tp * dp + offset : (stage + 1) * tp * dp : tp]
+        for stage in range(pp)
+        for offset in range(tp)
+    ]
+    return Geometry(
+        tensor=_slowest_group(tensor_groups, kinds, network),
+        data=_slowest_group(data_groups, kinds, network),
+        boundaries=tuple(
+            _boundary(ranks, stage * tp * dp, tp * dp, kinds, network) for stage in range(pp - 1)
+        ),
+    )
+
+
+def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], network: Network) -> Group:
+    """Share the cards among concurrent groups and return the figures of the slowest."""
+    load: dict[_Position, float] = {}
+    members = [_cards_by_node(group, kinds) for group in groups]
+    for by_node in members:
+        if len(by_node) > 1:
+            for node, (cards, _) in by_node.items():
+                for card in cards:
+                    load[node, card] = load.get((node, card), 0.0) + 1.0 / len(cards)
+    inter = card_share = float("inf")
+    intra = min(
+        intra_bandwidth(kinds[node], count) for by_node in members for node, (_, count) in by_node.items()
+    )
+    for by_node in members:
+        if len(by_node) == 1:
+            continue
+        for node, (cards, _) in by_node.items():
+            bandwidth = kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor
+            # A group pushes the share 1 / len(cards) of its traffic through each of its cards.
+            share = bandwidth / max(load[node, index] for index in cards)
+            inter = min(inter, share)
+            card_share = min(card_share, share / len(cards))
+    crosses = inter < float("inf")
+    return Group(
+        n_ranks=len(groups[0]),
+        n_nodes=max(len(by_node) for by_node in members),
+        n_local=max(count for by_node in members for _, count in by_node.values()),
+        intra_bandwidth_bytes_per_s=intra,
+        inter_bandwidth_bytes_per_s=inter if crosses else intra,
+        card_bandwidth_bytes_per_s=card_share if crosses else intra,
+    )
+
+
+def _cards_by_node(group: list[_Position], kinds: tuple[NodeSpec, ...]) -> dict[int, tuple[set[int], int]]:
+    """Return the cards and the number of members of a group on each node."""
+    result: dict[int, tuple[set[int], int]] = {}
+    for node, local in group:
+        cards, count = result.get(node, (set(), 0))
+        cards.add(local // kinds[node].gpus_per_nic)
+        result[node] = (cards, count + 1)
+    return result
+
+
+def _boundary(
+    ranks: list[_Position], first: int, width: int, kinds: tuple[NodeSpec, ...], network: Network
+) -> Boundary:
+    senders: dict[_Position, int] = {}
+    for index in range(first, first + width):
+        node, local = ranks[index]
+        if ranks[index + width][0] != node:
+            card = (node, local // kinds[node].gpus_per_nic)
+            senders[card] = senders.get(card, 0) + 1
+    if not senders:
+        return Boundary(
+            False, min(intra_bandwidth(kinds[node], _PAIR) for node, _ in ranks[first : first + width])
+        )
+    return Boundary(
+        True,
+        min(
+            kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor / count
+            for (node, _), count in senders.items()
+        ),
+    )

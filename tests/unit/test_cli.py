@@ -1,0 +1,193 @@
+"""Command line: what it writes and prints, and one clear message for every mistake."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from makespan.cli import main
+from makespan.hardware import cluster
+from makespan.tables import THROUGHPUT, read_csv, write_csv
+from makespan.testbed import emulate, load_calibration, trace_points
+from makespan.workloads import workload
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of canonical tables of two models and two stacks."""
+    directory = tmp_path_factory.mktemp("measured")
+    where = cluster("a800-64")
+    for name in ("vit", "bert", "llama7"):
+        spec = workload(name)
+        frame = emulate(spec, trace_points(spec, where), where, noise=1.0)
+        write_csv(frame.assign(provenance="measured"), directory / f"{name}.csv", THROUGHPUT)
+    return directory
+
+
+def test_help_names_every_verb() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for verb in ("emulate", "explain", "calibrate", "validate"):
+        assert verb in result.output
+        assert run(verb, "--help").exit_code == 0
+
+
+def test_emulate_writes_a_canonical_table(tmp_path: Path) -> None:
+    result = run("emulate", "--workload", "bert", "--output", str(tmp_path), "--noise", "1", "--seed", "3")
+    assert result.exit_code == 0, result.output
+    frame = read_csv(tmp_path / "bert.csv", THROUGHPUT)
+    assert len(frame) == 132
+    assert "emulated, not measured" in result.output
+
+
+def test_emulate_is_reproducible(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run("emulate", "--workload", "vit", "--output", str(tmp_path / name), "--noise", "1", "--seed", "3")
+    assert (tmp_path / "a/vit.csv").read_bytes() == (tmp_path / "b/vit.csv").read_bytes()
+
+
+def test_emulate_selects_plans_and_placements(tmp_path: Path) -> None:
+    run("emulate", "--workload", "bert", "--plans", "ga, zero-dp", "--output", str(tmp_path))
+    frame = read_csv(tmp_path / "bert.csv", THROUGHPUT)
+    assert set(frame["exec_plan"]) == {"ga", "zero-dp"}
+    run("emulate", "--workload", "bert", "--placements", "44,2222", "--output", str(tmp_path))
+    assert set(read_csv(tmp_path / "bert.csv", THROUGHPUT)["placement"]) == {"44", "2222"}
+    run(
+        *("emulate", "--workload", "bert", "--plans", "ga", "--placements", "8888"),
+        *("--cpu-threads", "3", "--output", str(tmp_path)),
+    )
+    frame = read_csv(tmp_path / "bert.csv", THROUGHPUT)
+    assert frame[["exec_plan", "placement", "cpu_threads"]].values.tolist() == [["ga", "8888", 3]]
+
+
+def test_emulate_with_other_threads_changes_offload_only(tmp_path: Path) -> None:
+    for threads in ("8", "1"):
+        run(
+            *("emulate", "--workload", "bert", "--plans", "ga,zero-offload", "--placements", "all"),
+            *("--cpu-threads", threads, "--output", str(tmp_path / threads)),
+        )
+    many, few = (read_csv(tmp_path / threads / "bert.csv", THROUGHPUT) for threads in ("8", "1"))
+    changed = few["iter_time_s"] > many["iter_time_s"]
+    assert set(many["exec_plan"][changed]) == {"zero-offload"}
+
+
+def test_emulate_writes_the_published_layout(tmp_path: Path) -> None:
+    result = run("emulate", "--workload", "t5_3B", "--layout", "trace", "--output", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    table = pd.read_csv(tmp_path / "t5_3B/placements.csv")
+    assert {"exec_plan", "placement", "iter_time", "forward"} <= set(table.columns)
+    assert (tmp_path / "t5_3B/placements.meta.json").exists()
+
+
+def test_explain_prints_terms_that_add_up() -> None:
+    result = run("explain", "llama7", "244", "8888", "--exact")
+    assert result.exit_code == 0, result.output
+    for word in ("forward", "gradient_exchange", "iteration", "states", "event schedule", "L1/without"):
+        assert word in result.output
+
+
+def test_explain_says_why_a_plan_cannot_run() -> None:
+    result = run("explain", "llama7", "ga", "8")
+    assert result.exit_code == 0
+    assert "cannot run: needs 131.2 GB on a device of 80.0 GB" in result.output
+
+
+def test_explain_warns_about_heads() -> None:
+    assert "warning: tp=4 does not divide 25" in run("explain", "gpt2", "141", "4").output
+
+
+def test_calibrate_prints_and_writes_constants(measured: Path, tmp_path: Path) -> None:
+    output = tmp_path / "mine.toml"
+    result = run("calibrate", str(measured), "--output", str(output), "--source", 'my "own" rows')
+    assert result.exit_code == 0, result.output
+    for word in ("e_gemm", "at their bound:", "strongly correlated:", "rows behind it"):
+        assert word in result.output
+    read = load_calibration(str(output))
+    assert read.source == "my 'own' rows"
+    assert set(read.without) == {"vit-base", "bert-large", "llama2-7b"}
+    emulated = run(
+        "emulate", "--workload", "vit", "--calibration", str(output), "--output", str(tmp_path / "x")
+    )
+    assert emulated.exit_code == 0, emulated.output
+
+
+@pytest.mark.parametrize("level", ["L1a", "L2", "L3"])
+def test_calibrate_refines_the_shipped_constants(level: str, measured: Path, tmp_path: Path) -> None:
+    output = tmp_path / "mine.toml"
+    result = run("calibrate", str(measured), "--level", level, "--output", str(output))
+    assert result.exit_code == 0, result.output
+    assert f"level {level}" in result.output
+    explained = run("explain", "vit", "ga", "8", "--calibration", str(output))
+    assert f"({level})" in explained.output
+
+
+def test_calibrate_leaves_a_model_out(measured: Path) -> None:
+    everything, without = (
+        run("calibrate", str(measured)),
+        run("calibrate", str(measured), "--holdout", "vit-base"),
+    )
+    assert everything.output.split(" rows")[0] != without.output.split(" rows")[0]
+
+
+def test_validate_prints_the_protocol_table(measured: Path, tmp_path: Path) -> None:
+    result = run("validate", str(measured), "--output", str(tmp_path / "table.csv"))
+    assert result.exit_code in (0, 1), result.output
+    for word in ("LOMO", "LOSO", "L1a", "L2", "5-fold", "LOPO", "must", "aim", "reached"):
+        assert word in result.output
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert result.exit_code == int((table["verdict"] == "missed").any())
+
+
+def test_a_missed_bound_sets_the_exit_status(measured: Path, tmp_path: Path) -> None:
+    for path in measured.glob("*.csv"):
+        frame = read_csv(path, THROUGHPUT)
+        slower = frame["placement"].str.len() > 1
+        frame.loc[slower, "iter_time_s"] *= 3.0
+        write_csv(frame, tmp_path / path.name, THROUGHPUT)
+    assert run("validate", str(tmp_path)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "llama8", "ga", "8"), "unknown model or workload 'llama8'"),
+        (("explain", "bert", "zero", "8"), "execution plan 'zero' cannot be read"),
+        (("explain", "bert", "ga", "8x"), "placement '8x' cannot be read"),
+        (("explain", "bert", "244", "8"), "needs PP 2 x TP 4 x DP 4 = 32 GPUs"),
+        (("explain", "bert", "ga", "8", "--cluster", "dgx"), "unknown cluster 'dgx'"),
+        (("explain", "bert", "ga", "8", "--calibration", "L7"), "unknown calibration 'L7'"),
+        (("emulate", "--workload", "bart", "--output", "x"), "Did you mean 'bert'?"),
+        (("emulate", "--workload", "bert", "--plans", "244", "--output", "x"), "no point of the trace grid"),
+        (("validate", "nowhere"), "nowhere: no such directory"),
+        (("calibrate", "."), "neither the published files nor"),
+        (("emulate", "--noise", "-1", "--output", "x"), "Invalid value for '--noise'"),
+    ],
+)
+def test_mistakes_give_one_message_and_status_two(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_holdout_names_the_models(measured: Path) -> None:
+    result = run("calibrate", str(measured), "--holdout", "gpt9")
+    assert result.exit_code == 2
+    assert "the traces have: vit-base, bert-large, llama2-7b" in result.output
+
+
+def test_a_target_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    result = run("emulate", "--workload", "bert", "--output", str(blocked))
+    assert result.exit_code == 2
+    assert "file" in result.output and "Traceback" not in result.output

@@ -1,0 +1,70 @@
+"""Which files of the register a configuration asks for."""
+
+import hashlib
+
+import pytest
+
+from makespan.config import check_settings, load_settings, merge
+from makespan.config.sources import published_datasets, published_files
+from makespan.errors import MissingDataError
+
+HEADER = "name,path,version,licence,size_bytes,sha256,repository,commit,upstream_path,url,note\n"
+KEYS = ("roberta", "t5_3B")
+
+
+def line(folder, path="morphling/throughput"):
+    digest = hashlib.sha256(folder.encode()).hexdigest()
+    full = f"{path}/{folder}/placements.csv"
+    return f"{folder},{full},v1,MIT,1,{digest},some/one,abc,upstream/{folder}/placements.csv,,\n"
+
+
+@pytest.fixture
+def settings(root, tmp_path):
+    """Return a function that builds settings on a register with the folders given."""
+
+    def build(folders=("roberta", "t5_3B", "resnet"), **published):
+        register = tmp_path / "register.csv"
+        register.write_text(HEADER + "".join(line(folder) for folder in folders) + line("a", "oobleck/b"))
+        changes = {
+            "morphling": {"workloads": list(KEYS), "sensitivity": {"workloads": []}},
+            "throughput": {"published": {"register_file": str(register), **published}},
+        }
+        return check_settings(merge(load_settings(root=root).model_dump(mode="json"), changes))
+
+    return build
+
+
+def test_each_workload_has_its_entry_in_the_order_of_the_configuration(settings):
+    assert list(published_datasets(settings())) == list(KEYS)
+
+
+def test_a_workload_without_an_entry_is_named_with_those_that_have_one(settings):
+    with pytest.raises(MissingDataError, match=r"no published trace of roberta; it has: t5_3B"):
+        published_datasets(settings(folders=("t5_3B",)))
+
+
+@pytest.mark.parametrize("layout", ["morphling/throughput", "upstream"])
+def test_files_are_found_in_either_layout(settings, tmp_path, layout):
+    for key in KEYS:
+        folder = tmp_path / "files" / layout / key
+        folder.mkdir(parents=True)
+        (folder / "placements.csv").touch()
+    found = published_files(settings(directory=str(tmp_path / "files")))
+    assert found == [str(tmp_path / "files" / layout / key / "placements.csv") for key in KEYS]
+
+
+def test_a_file_that_is_not_there_is_an_error(settings, tmp_path):
+    (tmp_path / "files").mkdir()
+    with pytest.raises(MissingDataError, match="data set 'roberta' is not in"):
+        published_files(settings(directory=str(tmp_path / "files")))
+
+
+def test_files_to_be_fetched_need_not_exist(settings, monkeypatch):
+    monkeypatch.delenv("MAKESPAN_PUBLISHED_DIR", raising=False)
+    found = published_files(settings(fetch=True, fetched_directory="data/x"))
+    assert found == [f"data/x/morphling/throughput/{key}/placements.csv" for key in KEYS]
+
+
+def test_the_committed_register_has_every_configured_workload(root):
+    settings = load_settings(root=root)
+    assert list(published_datasets(settings, root)) == list(settings.morphling.workloads)
