@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
+from makespan.policies._solver import solve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
 __all__ = ["POLICIES", "FairShares", "Gavel"]
@@ -56,7 +57,7 @@ def _fair_shares(sizes: tuple[tuple[int, int], ...], n_gpus: int) -> dict[int, f
     rising = np.array([sum(number for size, number in sizes if size >= level) for level in levels])
     heights = np.diff([0, *levels])
     earnings = rising * np.arange(len(levels), 0, -1)
-    solution = milp(
+    solution = solve(
         -earnings.astype(float),
         bounds=Bounds(0, heights),
         constraints=LinearConstraint(rising.reshape(1, -1), -np.inf, n_gpus),

@@ -12,7 +12,9 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
+
+from makespan.policies._solver import solve
 
 __all__ = ["Menu", "choose"]
 
@@ -194,7 +196,7 @@ def _milp(
     matrix[np.array(owners), np.arange(n)] = 1
     matrix[-1] = sizes
     lowest, highest = (np.array(values, dtype=float) for values in zip(*limits, strict=True))
-    solution = milp(
+    solution = solve(
         costs,
         integrality=np.ones(n, dtype=np.int64),
         bounds=Bounds(0, np.minimum(highest[np.array(owners)], n_gpus // sizes)),
