@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes, toy_tables
 
 from makespan.policies import REGISTRY
 from makespan.policies._placing import Room
@@ -353,3 +353,19 @@ def test_short_jobs_do_not_wait_for_a_long_one():
 def test_names_of_all_ablations_are_registered():
     names = {f"{base}{suffix}" for base in VARIANTS for suffix in ("", "-e", "-r", "-n")}
     assert names <= set(REGISTRY)
+
+
+def test_a_guaranteed_job_is_offered_what_is_known_to_be_fast_enough_and_its_request():
+    tables = toy_tables()
+    (rows,) = (table for table in tables if table["workload"].iloc[0] == "roberta")
+    request = toy_job("a", n_gpus=2, is_guaranteed=True)
+    reference = toy_catalogue().requested(request)
+    known = [number % 3 != 0 for number in range(len(rows))]
+    catalogue = Catalogue.from_tables(tables, known={"roberta": known})
+    mine = catalogue.requested(request)
+    for freedom in (Freedom(), Freedom(plan=False), Freedom(resources=False), Freedom(False, False)):
+        options = OptionBook(catalogue, freedom).of(request)
+        assert options
+        for item in options:
+            assert item is mine or item.is_known
+            assert item.iter_time_s <= reference.iter_time_s

@@ -177,3 +177,35 @@ def test_nodes_of_two_kinds_hold_what_fits_the_larger_ones():
     texts = {item.placement.text for item in toy_catalogue().on(mixed).all("roberta")}
     assert {"8", "4", "13", "2"} <= texts
     assert not texts & {"44", "35", "112"}
+
+
+def test_a_reference_assures_itself_and_only_what_is_known_assures_another():
+    reference = configuration()
+    assert configuration().assures(reference)
+    assert configuration(predicted_iter_time_s=0.5).assures(reference)
+    assert not configuration(predicted_iter_time_s=1.1).assures(reference)
+    assert not configuration(predicted_iter_time_s=0.5, is_known=False).assures(reference)
+    unknown = configuration(is_known=False)
+    assert unknown.assures(unknown)
+    assert not configuration(predicted_iter_time_s=0.5).assures(unknown)
+
+
+def test_what_was_measured_beforehand_is_predicted_exactly_and_known():
+    tables = toy_tables()
+    key = str(tables[0]["workload"].iloc[0])
+    known = [number % 2 == 0 for number in range(len(tables[0]))]
+    wrong = [2.0 * time_s for time_s in tables[0]["iter_time_s"]]
+    catalogue = Catalogue.from_tables(tables, {key: wrong}, known={key: known})
+    items = catalogue.all(key)
+    assert {item.is_known for item in items} == {True, False}
+    for item in items:
+        assert item.predicted_iter_time_s == (1.0 if item.is_known else 2.0) * item.iter_time_s
+    others = [name for name in catalogue.workloads if name != key]
+    assert all(item.is_known for name in others for item in catalogue.all(name))
+
+
+def test_marks_must_be_as_many_as_rows():
+    tables = toy_tables()
+    key = str(tables[0]["workload"].iloc[0])
+    with pytest.raises(TraceError, match="1 marks for the"):
+        Catalogue.from_tables(tables, known={key: [True]})

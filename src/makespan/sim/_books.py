@@ -247,7 +247,9 @@ class JobBook:
         self._nodes.book(self._shares, self._held, 1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
-            if self._held.predicted_iter_time_s > reference.predicted_iter_time_s * (1 + _SLACK_S):
+            limit_s = reference.predicted_iter_time_s * (1 + _SLACK_S)
+            is_sure = self._held.is_known and reference.is_known
+            if self._held is not reference and not (is_sure and self._held.predicted_iter_time_s <= limit_s):
                 found = f"{self._held.predicted_iter_time_s} s a step are predicted"
                 self._report("guarantee", row, f"{found}; accepted: {reference.predicted_iter_time_s} s")
 

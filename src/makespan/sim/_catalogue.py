@@ -54,6 +54,7 @@ class Catalogue:
         frames: Iterable[pd.DataFrame] | Mapping[str, pd.DataFrame],
         predicted: Mapping[str, Sequence[float]] | None = None,
         *,
+        known: Mapping[str, Sequence[bool]] | None = None,
         node: NodeSpec | None = None,
     ) -> "Catalogue":
         """Build the catalogue from throughput tables; rows that cannot run are left out.
@@ -65,6 +66,10 @@ class Catalogue:
         predicted
             By workload: predicted iteration times [s], one for each row of its table, NaN allowed
             where the row cannot run. A workload that is absent is predicted without error.
+        known
+            By workload: whether each row of its table was measured beforehand, so that policies know
+            its time and may rely on it for a guarantee. Without it, and for a workload that is absent,
+            guarantees rely on the predictions.
         node
             If given, the host memory of each configuration is estimated on this kind of node;
             otherwise it counts as nothing.
@@ -73,7 +78,7 @@ class Catalogue:
         ------
         TraceError
             A table does not follow the schema, a plan does not fit its placement, a time is not
-            positive, or the predictions are not as many as the rows.
+            positive, or the predictions or marks are not as many as the rows.
         """
         tables = frames.values() if isinstance(frames, Mapping) else frames
         configurations: list[Configuration] = []
@@ -81,7 +86,8 @@ class Catalogue:
             checked = THROUGHPUT.validate(frame, where="catalogue")
             for key, rows in checked.groupby("workload", sort=False):
                 times = None if predicted is None else predicted.get(str(key))
-                configurations += _read_rows(str(key), rows, times, node)
+                marks = None if known is None else known.get(str(key))
+                configurations += _read_rows(str(key), rows, _expected(str(key), rows, times, marks), node)
         return cls(configurations)
 
     @property
@@ -228,27 +234,40 @@ def _check_times(item: Configuration) -> None:
             )
 
 
+def _expected(
+    key: str, rows: pd.DataFrame, predicted: Sequence[float] | None, known: Sequence[bool] | None
+) -> list[tuple[float, bool]]:
+    """Return for each row the time that policies see, and whether it may be relied on."""
+    truth = rows["iter_time_s"].tolist()
+    for name, values in (("predicted times", predicted), ("marks", known)):
+        if values is not None and len(values) != len(rows):
+            raise TraceError(
+                f"catalogue: {len(values)} {name} for the {len(rows)} rows of {key!r}; "
+                "accepted: one for each row"
+            )
+    times = truth if predicted is None else [float(value) for value in predicted]
+    if known is None:
+        return [(time_s, True) for time_s in times]
+    marks = [bool(mark) for mark in known]
+    return [
+        (exact_s if mark else time_s, mark) for exact_s, time_s, mark in zip(truth, times, marks, strict=True)
+    ]
+
+
 def _read_rows(
-    key: str, rows: pd.DataFrame, predicted: Sequence[float] | None, node: NodeSpec | None
+    key: str, rows: pd.DataFrame, expected: Sequence[tuple[float, bool]], node: NodeSpec | None
 ) -> list[Configuration]:
-    if predicted is not None and len(predicted) != len(rows):
-        raise TraceError(
-            f"catalogue: {len(predicted)} predicted times for the {len(rows)} rows of {key!r}; "
-            "accepted: one for each row"
-        )
     spec = workload(key)
     columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "feasible", "provenance")
-    result = []
-    for row, values in enumerate(zip(*(rows[name].tolist() for name in columns), strict=True)):
-        if not values[4]:
-            continue
-        time_s = values[3] if predicted is None else float(predicted[row])
-        result.append(_read_row(spec, values, time_s, node))
-    return result
+    values = zip(*(rows[name].tolist() for name in columns), strict=True)
+    return [_read_row(spec, row, seen, node) for row, seen in zip(values, expected, strict=True) if row[4]]
 
 
 def _read_row(
-    spec: Workload, values: tuple[str, str, int, float, bool, str], predicted_s: float, node: NodeSpec | None
+    spec: Workload,
+    values: tuple[str, str, int, float, bool, str],
+    expected: tuple[float, bool],
+    node: NodeSpec | None,
 ) -> Configuration:
     plan_text, placement_text, cpu_threads, iter_time_s, _, provenance = values
     try:
@@ -271,8 +290,9 @@ def _read_row(
         cpu_threads=cpu_threads,
         host_memory_bytes_per_gpu=_host_bytes_per_gpu(plan, spec, placement, node),
         iter_time_s=iter_time_s,
-        predicted_iter_time_s=predicted_s,
+        predicted_iter_time_s=expected[0],
         provenance=provenance,
+        is_known=expected[1],
     )
 
 

@@ -8,6 +8,8 @@ from makespan.plans import Placement
 
 __all__ = ["Allocation", "Configuration"]
 
+_TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Configuration:
@@ -37,6 +39,9 @@ class Configuration:
         The same as a performance model predicts it [s]; what policies decide by.
     provenance
         Where ``iter_time_s`` comes from.
+    is_known
+        Whether a policy may rely on the prediction for a guarantee: it was measured beforehand, or
+        predictions are trusted in general.
     counts
         Devices a node, largest first; the order in which placing is easiest.
     n_gpus, n_nodes
@@ -52,6 +57,7 @@ class Configuration:
     iter_time_s: float
     predicted_iter_time_s: float
     provenance: str
+    is_known: bool = True
     counts: tuple[int, ...] = field(init=False)
     n_gpus: int = field(init=False)
     n_nodes: int = field(init=False)
@@ -61,6 +67,16 @@ class Configuration:
         object.__setattr__(self, "counts", self.placement.gpus_per_node[::-1])
         object.__setattr__(self, "n_gpus", self.placement.n_gpus)
         object.__setattr__(self, "n_nodes", self.placement.n_nodes)
+
+    def assures(self, reference: "Configuration") -> bool:
+        """Whether this is sure to be at least as fast as a reference, as far as anybody can know.
+
+        What was requested assures itself. Anything else must be known, like the reference, and not slower.
+        """
+        if self is reference:
+            return True
+        limit_s = reference.predicted_iter_time_s * (1 + _TOLERANCE)
+        return self.is_known and reference.is_known and self.predicted_iter_time_s <= limit_s
 
     def on(self, nodes: Sequence[int]) -> "Allocation":
         """Return the allocation on nodes given in the order of `counts`, largest share first."""

@@ -7,8 +7,6 @@ from makespan.sim._view import ClusterView, JobView
 
 __all__ = ["checked_changes"]
 
-_TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
-
 
 def checked_changes(
     decision: Decision, view: ClusterView, nodes: Nodes, policy: Policy
@@ -53,10 +51,11 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
         return f"trains {job.spec.workload!r}, not {chosen.workload!r}"
     if keeps:
         reference = view.catalogue.requested(job.spec)
-        if chosen.predicted_iter_time_s > reference.predicted_iter_time_s * (1 + _TOLERANCE):
+        if not chosen.assures(reference):
+            certainty = "" if chosen.is_known and reference.is_known else ", which nobody has measured"
             return (
                 f"is guaranteed {reference.predicted_iter_time_s} s a step, but {_label(chosen)} takes "
-                f"{chosen.predicted_iter_time_s} s"
+                f"{chosen.predicted_iter_time_s} s{certainty}"
             )
     return ""
 

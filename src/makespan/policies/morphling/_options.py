@@ -8,8 +8,6 @@ from makespan.workloads import JobSpec
 
 __all__ = ["FULL_FREEDOM", "Freedom", "OptionBook", "undominated"]
 
-_TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
-
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
@@ -79,23 +77,21 @@ class OptionBook:
 
     def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
         reference = self.catalogue.requested(job)
-        allowed = list(self._allowed(job, reference))
+        allowed = self._allowed(job, reference)
         if job.is_guaranteed:
-            limit_s = reference.predicted_iter_time_s * (1 + _TOLERANCE)
-            allowed = [item for item in allowed if item.predicted_iter_time_s <= limit_s]
-        if not self.freedom.resources:
-            return tuple(allowed)
-        return undominated(allowed)
+            allowed = [item for item in allowed if item.assures(reference)]
+        options = _fastest_a_placement(allowed)
+        return undominated(options) if self.freedom.resources else tuple(options)
 
     def _allowed(self, job: JobSpec, reference: Configuration) -> Iterable[Configuration]:
-        if self.freedom.plan:
-            best = self.catalogue.best(job.workload)
-            return best if self.freedom.resources else [b for b in best if b.n_gpus == job.n_gpus]
-        if not self.freedom.resources:
+        if not self.freedom.plan and not self.freedom.resources:
             return self.catalogue.as_requested(job)
-        return _fastest_a_placement(
-            item for item in self.catalogue.all(job.workload) if _scales(reference, item)
-        )
+        return [
+            item
+            for item in self.catalogue.all(job.workload)
+            if (self.freedom.plan or _scales(reference, item))
+            and (self.freedom.resources or item.n_gpus == job.n_gpus)
+        ]
 
 
 def undominated(items: Iterable[Configuration]) -> tuple[Configuration, ...]:
