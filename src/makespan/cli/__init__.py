@@ -1,0 +1,8 @@
+"""The command line.
+
+One module for each group of verbs; a module is imported when one of its verbs is called.
+"""
+
+from makespan.cli._main import main
+
+__all__ = ["main"]

@@ -1,0 +1,144 @@
+"""The verb ``compare``."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from makespan.cli._options import scenario_options
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from makespan.cli._runs import Run
+
+__all__ = ["compare_command"]
+
+_ROUND_S = 60.0  # rounds of the simulator released with Morphling
+_ALL = "all"
+
+# Column of the table, title, format.
+_COLUMNS = (
+    ("policy", "policy", "{}"),
+    ("avg_jct_s", "avg JCT [s]", "{:.0f}"),
+    ("p50_jct_s", "p50 [s]", "{:.0f}"),
+    ("p99_jct_s", "p99 [s]", "{:.0f}"),
+    ("makespan_s", "makespan [s]", "{:.0f}"),
+    ("gpu_allocation_ratio", "GPUs held", "{:.1%}"),
+    ("reconfigurations_per_job", "restarts a job", "{:.2f}"),
+    ("sla_attainment", "guarantees", "{:.1%}"),
+    ("jct_ratio_to_morphling", "JCT ratio", "{:.2f}"),
+    ("makespan_ratio_to_morphling", "makespan ratio", "{:.2f}"),
+    ("wall_s", "wall [s]", "{:.2f}"),
+)
+
+
+@click.command("compare")
+@click.option(
+    "--policies",
+    default="morphling,morphling-work,sia,synergy,fifo",
+    show_default=True,
+    metavar="NAMES",
+    help="Joined by commas, or all.",
+)
+@scenario_options
+@click.option(
+    "--interval",
+    "interval_s",
+    default=_ROUND_S,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Length of a round, for every policy; 0 to decide after each event.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    show_default="one a processor, one for short runs",
+    help="Processes.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="File for the table (.csv).")
+@click.option("--quiet", is_flag=True, help="No progress, only the table.")
+@click.pass_context
+def compare_command(
+    ctx: click.Context,
+    /,
+    policies: str,
+    restart_delay_s: float,
+    interval_s: float,
+    workers: int | None,
+    output: Path | None,
+    quiet: bool,
+    **request: Any,
+) -> None:
+    """Run a workload under several policies.
+
+    Prints one row a policy, ratios to the policy morphling where it takes part, and the verdict of the
+    schedule validator. The exit status is 1 if a schedule is impossible.
+    """
+    from makespan.cli._pool import run_all
+    from makespan.cli._runs import verdict_lines
+    from makespan.cli._setup import Request, prepare
+    from makespan.metrics import table4
+    from makespan.tables import TABLE4, write_csv
+
+    names = _names(policies)
+    scenario = prepare(Request(**request))
+    click.echo(scenario.report, err=True)
+    done = run_all(scenario, names, restart_delay_s, interval_s, workers, quiet)
+    table = table4(item.row(scenario.trace) for item in done)
+    if output is not None:
+        write_csv(table, output, TABLE4)
+    click.echo(f"{scenario.title}, restart delay {restart_delay_s:g} s, {_rounds(interval_s)}\n")
+    click.echo(_text(table))
+    click.echo(f"\n{_verdict(done)}")
+    wrong = [item for item in done if item.violations]
+    for item in wrong:
+        click.echo("\n".join(verdict_lines(item)))
+    if output is not None:
+        click.echo(f"{output}: {len(table)} rows")
+    if wrong:
+        ctx.exit(1)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return the policies that are named, each once.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such policy.
+    """
+    from makespan.policies import policy, policy_names
+
+    if text.strip() == _ALL:
+        return policy_names()
+    return tuple(policy(name).name for name in dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _rounds(interval_s: float) -> str:
+    return f"rounds of {interval_s:g} s" if interval_s else "decisions after each event"
+
+
+def _verdict(done: "Iterable[Run]") -> str:
+    runs = list(done)
+    possible = sum(not item.violations for item in runs)
+    events = sum(len(item.result.events) for item in runs)
+    return f"schedules: {possible} of {len(runs)} possible, {events} events replayed"
+
+
+def _text(table: "pd.DataFrame") -> str:
+    """Lay the table out for reading; missing values are dashes."""
+    cells = [[title for _, title, _ in _COLUMNS]]
+    for row in table.to_dict("records"):
+        cells.append([_cell(row[name], form) for name, _, form in _COLUMNS])
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(map(str.rjust, line[1:], widths[1:]))]) for line in cells
+    )
+
+
+def _cell(value: Any, form: str) -> str:
+    return "-" if value != value else form.format(value)

@@ -1,0 +1,146 @@
+"""Options that several verbs share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+__all__ = [
+    "CALIBRATION",
+    "NAIVE_JOBS",
+    "TRACE_CPU_THREADS",
+    "WORKLOADS",
+    "calibration_option",
+    "cluster_option",
+    "scenario_options",
+]
+
+CALIBRATION = "L1"
+"""Constants of the emulator that are used unless others are named."""
+
+TRACE_CPU_THREADS = 12
+"""CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
+
+WORKLOADS = ("naive", "base", "bp", "mt")
+"""Workloads that are known by name."""
+
+NAIVE_JOBS = 10
+"""Jobs of the workload for getting started."""
+
+_RESTART_DELAY_S = 78.0  # Morphling, section 8: measured mean of checkpoint and restart
+
+_FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+cluster_option = click.option(
+    "--cluster",
+    "cluster_name",
+    default="a800-64",
+    show_default=True,
+    metavar="NAME",
+    help="Cluster of the catalogue.",
+)
+
+calibration_option = click.option(
+    "--calibration",
+    default=CALIBRATION,
+    show_default=True,
+    metavar="NAME",
+    help="Shipped constants (L0, L1), or a .toml file written by 'makespan calibrate'.",
+)
+
+
+def _path(**options: Any) -> click.Path:
+    return click.Path(path_type=Path, **options)
+
+
+_SCENARIO = (
+    click.option(
+        "--workload",
+        default="naive",
+        show_default=True,
+        metavar="FILE|NAME",
+        help="A job list, or naive (10 jobs), base, bp (best plans) or mt (multi-tenant): generated, or the "
+        "authors' lists if the source is published.",
+    ),
+    click.option(
+        "--format",
+        "file_format",
+        default="auto",
+        show_default=True,
+        type=click.Choice(_FORMATS),
+        help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact. Jobs of the last "
+        "five train what the Base workload trains, chosen by --seed.",
+    ),
+    click.option(
+        "--jobs",
+        "n_jobs",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Jobs to generate, or how many of a list to take.",
+    ),
+    click.option(
+        "--source",
+        default="emulated",
+        show_default=True,
+        type=click.Choice(["emulated", "published", "measured"]),
+        help="Where iteration times come from.",
+    ),
+    click.option(
+        "--published-dir",
+        type=_path(),
+        envvar="MAKESPAN_PUBLISHED_DIR",
+        show_envvar=True,
+        help="Directory with the published files.",
+    ),
+    click.option("--measured-dir", type=_path(), help="Directory with <workload>.csv tables."),
+    click.option("--tasks", type=_path(), help="Format pai: the task table, if not beside the job table."),
+    click.option(
+        "--epoch-time",
+        "epoch_time_s",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="Format easyscale: duration of an epoch with all logical workers.",
+    ),
+    cluster_option,
+    click.option("--nodes", type=click.IntRange(1), metavar="N", help="Another number of nodes."),
+    click.option(
+        "--gpus-per-node",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Another number of GPUs a node; CPU threads and memory follow.",
+    ),
+    click.option(
+        "--delay",
+        "restart_delay_s",
+        default=_RESTART_DELAY_S,
+        show_default=True,
+        type=click.FloatRange(0),
+        metavar="SECONDS",
+        help="Time without progress after every start and change.",
+    ),
+    click.option(
+        "--seed",
+        default=1,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Of the generated workload, and of what the jobs of foreign traces train.",
+    ),
+    click.option(
+        "--steering",
+        default="exact",
+        show_default=True,
+        type=click.Choice(["fitted", "exact"]),
+        help="What policies decide by: times of a fitted performance model, or the source's own. Jobs always "
+        "run by the source's.",
+    ),
+)
+
+
+def scenario_options(command: Command) -> Command:
+    """Add the options that describe workload, throughput and cluster."""
+    for option in reversed(_SCENARIO):
+        command = option(command)
+    return command

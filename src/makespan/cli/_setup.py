@@ -1,0 +1,239 @@
+"""From options to what a simulation needs: cluster, jobs and catalogue."""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from makespan.cli._foreign import FOREIGN, read_foreign
+from makespan.cli._options import CALIBRATION, NAIVE_JOBS, TRACE_CPU_THREADS, WORKLOADS
+from makespan.errors import InputError, MissingDataError, UnknownNameError, unknown_name
+from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.perf import environment_names, fit_table, load_environment
+from makespan.sim import Catalogue
+from makespan.traces import (
+    EmulatedSource,
+    JobTrace,
+    MeasuredSource,
+    PublishedSource,
+    ReferenceTimes,
+    ThroughputSource,
+    WorkloadMapping,
+    check_jobs,
+    generate_jobs,
+    map_requests,
+    read_jobs,
+    read_morphling_jobs,
+    statistics,
+    with_load,
+)
+from makespan.workloads import JobSpec
+
+__all__ = ["Request", "Scenario", "machines", "prepare"]
+
+_FORM = "extended"
+_NAIVE_LOAD = 8.0  # jobs of the Base workload are spread over hours; these shall meet each other
+_NOISE_SEED, _NOISE_SCALE = 0, 1.0
+_PUBLISHED_LISTS = ("morphling/workloads", "workloads", "simulator/workloads")
+_PUBLISHED_NAMES = {name: f"{name}.csv" if name == "naive" else f"workload-{name}.csv" for name in WORKLOADS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asks for; see the options of the same names."""
+
+    workload: str
+    source: str
+    file_format: str = "auto"
+    n_jobs: int | None = None
+    published_dir: Path | None = None
+    measured_dir: Path | None = None
+    tasks: Path | None = None
+    epoch_time_s: float | None = None
+    cluster_name: str = "a800-64"
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    seed: int = 1
+    steering: str = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a simulation needs, except the policy.
+
+    Parameters
+    ----------
+    trace
+        Name of the workload.
+    source
+        Name of the source of throughput.
+    jobs
+        In order of submission.
+    cluster
+        The nodes.
+    catalogue
+        What jobs may run as.
+    report
+        What was dropped or repaired, as text.
+    """
+
+    trace: str
+    source: str
+    jobs: tuple[JobSpec, ...]
+    cluster: ClusterSpec
+    catalogue: Catalogue
+    report: str
+
+    @property
+    def title(self) -> str:
+        """Workload, source and cluster in a few words."""
+        where = self.cluster
+        return (
+            f"{self.trace} ({self.source}), {len(self.jobs)} jobs on {where.n_nodes} x "
+            f"{where.gpus_per_node} GPUs"
+        )
+
+
+def prepare(request: Request) -> Scenario:
+    """Read or generate the jobs, load throughput, and check that every job can run.
+
+    Raises
+    ------
+    MakespanError
+        A name is unknown, a file is missing or broken, or a job can never run; says which.
+    """
+    where = machines(request.cluster_name, request.nodes, request.gpus_per_node)
+    source = _source(request, where)
+    with _reports_printed_once():
+        trace, times = _jobs(request, source, where)
+    jobs = trace.jobs if request.n_jobs is None else trace.jobs[: request.n_jobs]
+    check_jobs(jobs, where, times, trace.report.where)
+    used = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
+    catalogue = Catalogue.from_tables(used, _predicted(request, used), node=where.nodes[0])
+    name = request.workload if request.workload in WORKLOADS else Path(request.workload).stem
+    return Scenario(name, source.name, jobs, where, catalogue, trace.report.text)
+
+
+def machines(name: str, n_nodes: int | None, gpus_per_node: int | None) -> ClusterSpec:
+    """Return a cluster of the catalogue, with another number of nodes or of devices in each.
+
+    CPU threads, memory and network cards of a node follow its devices in proportion.
+
+    Raises
+    ------
+    UnknownNameError
+        The catalogue has no such cluster.
+    """
+    base = cluster(name)
+    if n_nodes is None and gpus_per_node is None:
+        return base
+    node, count = base.nodes[0], n_nodes or base.n_nodes
+    if gpus_per_node is not None and gpus_per_node != node.n_gpus:
+        node = replace(
+            node,
+            n_gpus=gpus_per_node,
+            n_nics=math.ceil(gpus_per_node / node.gpus_per_nic),
+            cpu_threads=node.cpu_threads_per_gpu * gpus_per_node,
+            host_memory_bytes=node.host_memory_bytes * gpus_per_node / node.n_gpus,
+        )
+    return homogeneous(node, count, base.network, name=f"{name} as {count} x {node.n_gpus}")
+
+
+def _source(request: Request, where: ClusterSpec) -> ThroughputSource:
+    if request.source == "emulated":
+        return EmulatedSource(where, CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+    if request.source == "published":
+        return PublishedSource(_published(request), TRACE_CPU_THREADS)
+    if request.measured_dir is None:
+        raise MissingDataError("source measured: give the directory with the tables by --measured-dir")
+    return MeasuredSource(request.measured_dir)
+
+
+def _published(request: Request) -> Path:
+    if request.published_dir is None:
+        raise MissingDataError(
+            "source published: give a directory with the published files by --published-dir or by the "
+            "environment variable MAKESPAN_PUBLISHED_DIR"
+        )
+    if not request.published_dir.is_dir():
+        raise MissingDataError(f"{request.published_dir}: no such directory with the published files")
+    return request.published_dir
+
+
+def _jobs(request: Request, source: ThroughputSource, where: ClusterSpec) -> tuple[JobTrace, ReferenceTimes]:
+    """Return the jobs and the throughput of what they train."""
+    if request.file_format in FOREIGN:
+        found = read_foreign(request.file_format, Path(request.workload), request.tasks, request.epoch_time_s)
+        times = _times(source, (offer.workload for offer in statistics().requests))
+        mapping = WorkloadMapping.like_base(request.seed, max_gpus=where.n_gpus)
+        return map_requests(found, mapping, times), times
+    path = _file(request)
+    if path is not None:
+        trace = read_morphling_jobs(path) if request.file_format == "morphling" else read_jobs(path)
+        return trace, _times(source, (job.workload for job in trace.jobs))
+    times = _times(source, (offer.workload for offer in statistics().requests))
+    return _generated(request, times), times
+
+
+def _generated(request: Request, times: ReferenceTimes) -> JobTrace:
+    if request.workload != "naive":
+        count = request.n_jobs or statistics().n_jobs
+        return generate_jobs(request.workload, count, request.seed, times)
+    trace = generate_jobs("base", request.n_jobs or NAIVE_JOBS, request.seed, times)
+    return replace(trace, jobs=with_load(trace.jobs, _NAIVE_LOAD))
+
+
+def _file(request: Request) -> Path | None:
+    """Return the job list that is meant, or None if the workload is to be generated."""
+    name = request.workload
+    if name not in WORKLOADS:
+        if Path(name).is_file() or Path(name).suffix or "/" in name:
+            return Path(name)
+        raise unknown_name("workload or file", name, WORKLOADS)
+    if request.source != "published":
+        return None
+    root = _published(request)
+    candidates = [root / layout / _PUBLISHED_NAMES[name] for layout in _PUBLISHED_LISTS]
+    return next((path for path in candidates if path.is_file()), candidates[0])
+
+
+def _times(source: ThroughputSource, keys: Iterable[str]) -> ReferenceTimes:
+    return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(keys)})
+
+
+def _predicted(request: Request, tables: Mapping[str, pd.DataFrame]) -> dict[str, list[float]] | None:
+    """Return what a fitted model says for every row of every table, or None to steer by the truth."""
+    if request.steering == "exact":
+        return None
+    try:
+        environment = load_environment(request.cluster_name)
+    except UnknownNameError:
+        raise InputError(
+            f"--steering fitted: no constants of the performance model for cluster "
+            f"{request.cluster_name!r}; accepted: {', '.join(environment_names())}, or --steering exact"
+        ) from None
+    predicted: dict[str, list[float]] = {}
+    for key, table in tables.items():
+        times_s = np.full(len(table), np.nan)
+        times_s[table["feasible"].to_numpy(dtype=bool)] = fit_table(
+            table, key, _FORM, environment
+        ).predicted_s
+        predicted[key] = times_s.tolist()
+    return predicted
+
+
+@contextmanager
+def _reports_printed_once() -> Iterator[None]:
+    """Keep the readers' reports out of the log while a block runs; the command prints them itself."""
+    log = logging.getLogger("makespan.traces._report")
+    handler = logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

@@ -1,0 +1,144 @@
+"""The verb ``simulate``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from makespan.cli._options import scenario_options
+
+if TYPE_CHECKING:
+    from makespan.cli._runs import Run
+    from makespan.cli._setup import Scenario
+
+__all__ = ["simulate_command"]
+
+
+@click.command("simulate")
+@click.option(
+    "--policy",
+    "policy_name",
+    default="morphling-work",
+    show_default=True,
+    metavar="NAME",
+    help="Who decides; 'makespan policies' lists them.",
+)
+@scenario_options
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    show_default="the policy's own",
+    help="Length of a round; 0 to decide after each event.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
+@click.option("--quiet", is_flag=True, help="No live view, only the summary.")
+@click.option(
+    "--pace",
+    "pace_s",
+    default=1.5,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
+)
+@click.pass_context
+def simulate_command(
+    ctx: click.Context,
+    /,
+    policy_name: str,
+    restart_delay_s: float,
+    interval_s: float | None,
+    output: Path | None,
+    quiet: bool,
+    pace_s: float,
+    **request: Any,
+) -> None:
+    """Run a workload under a policy and watch it.
+
+    Shows running jobs with plan, placement and restarts, GPUs in use, completed jobs, average completion time
+    and makespan while it runs, in place in a terminal and as lines elsewhere. Then prints a summary and
+    the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
+    """
+    from makespan.cli._runs import verdict_lines
+    from makespan.cli._setup import Request, prepare
+    from makespan.policies import policy
+
+    title = policy(policy_name).title
+    scenario = prepare(Request(**request))
+    click.echo(scenario.report, err=True)
+    done, wall_s = _watched(
+        scenario, policy_name, restart_delay_s, interval_s, f"{title} on {scenario.title}", quiet, pace_s
+    )
+    if output is not None:
+        _write(done, output)
+    click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", done, wall_s)))
+    click.echo("\n".join(verdict_lines(done)))
+    if output is not None:
+        click.echo(f"{output}: events.csv, outcomes.csv")
+    if done.violations:
+        ctx.exit(1)
+
+
+def _watched(
+    scenario: "Scenario",
+    policy_name: str,
+    restart_delay_s: float,
+    interval_s: float | None,
+    title: str,
+    quiet: bool,
+    pace_s: float,
+) -> "tuple[Run, float]":
+    """Run under the eyes of the live view; return the run and its wall clock time without the view [s]."""
+    from makespan.cli._live import LiveView
+    from makespan.cli._runs import run
+    from makespan.cli._terminal import native_output_discarded
+
+    with native_output_discarded() as stream:
+        if quiet:
+            done = run(scenario, policy_name, restart_delay_s, interval_s)
+            return done, done.result.wall_s
+        live = LiveView(title, scenario.jobs, stream, pace_s)
+        try:
+            done = run(scenario, policy_name, restart_delay_s, interval_s, [live])
+        finally:
+            live.close()
+        return done, done.result.wall_s - live.spent_s
+
+
+def _write(done: "Run", directory: Path) -> None:
+    """Write both tables, or none."""
+    from makespan.tables import EVENTS, OUTCOMES, atomic_path, write_csv
+
+    with atomic_path(directory / "events.csv") as events, atomic_path(directory / "outcomes.csv") as outcomes:
+        write_csv(done.result.events, events, EVENTS)
+        write_csv(done.result.outcomes, outcomes, OUTCOMES)
+
+
+def _summary_lines(title: str, done: "Run", wall_s: float) -> list[str]:
+    from makespan.cli._terminal import clock
+
+    found, result = done.metrics, done.result
+    times = {
+        "average JCT": found.avg_jct_s,
+        "median JCT": found.p50_jct_s,
+        "95th percentile of JCT": found.p95_jct_s,
+        "99th percentile of JCT": found.p99_jct_s,
+        "makespan": found.makespan_s,
+        "average time to first start": found.avg_queueing_delay_s,
+    }
+    rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
+    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}", ""]
+    lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
+    sla = found.sla_attainment
+    lines += [
+        f"{'GPU allocation ratio':<28} {found.gpu_allocation_ratio:>12.1%}",
+        f"{'restarts a job':<28} {found.reconfigurations_per_job:>12.2f}",
+        f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
+        f"{'jobs finished':<28} {found.n_jobs:>12}",
+        f"{'decisions':<28} {result.n_decisions:>12}",
+        f"{'wall clock time':<28} {wall_s:>12.3f} s   policy {result.policy_wall_s:.3f} s",
+        "",
+    ]
+    return lines
