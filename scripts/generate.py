@@ -5,6 +5,7 @@ A test compares them with what is committed, so run this after a change of an op
 
 from pathlib import Path
 
+from makespan.cli import cli_page
 from makespan.config import configuration_page, json_schema, load_settings
 from makespan.tables import tables_page, write_text
 
@@ -17,6 +18,7 @@ def generated_files() -> dict[str, str]:
     return {
         "config/README.md": page,
         "config/schemas/config.schema.json": json_schema(),
+        "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": page,
         "docs/reference/tables.md": tables_page(),
     }

@@ -21,16 +21,20 @@ _ALL = "all"
 # Column of the table, title, format.
 _COLUMNS = (
     ("policy", "policy", "{}"),
-    ("avg_jct_s", "avg JCT [s]", "{:.0f}"),
-    ("p50_jct_s", "p50 [s]", "{:.0f}"),
-    ("p99_jct_s", "p99 [s]", "{:.0f}"),
-    ("makespan_s", "makespan [s]", "{:.0f}"),
-    ("gpu_allocation_ratio", "GPUs held", "{:.1%}"),
-    ("reconfigurations_per_job", "restarts a job", "{:.2f}"),
-    ("sla_attainment", "guarantees", "{:.1%}"),
-    ("jct_ratio_to_morphling", "JCT ratio", "{:.2f}"),
-    ("makespan_ratio_to_morphling", "makespan ratio", "{:.2f}"),
-    ("wall_s", "wall [s]", "{:.2f}"),
+    ("avg_jct_s", "avg JCT", "{:.0f}"),
+    ("p50_jct_s", "p50", "{:.0f}"),
+    ("p99_jct_s", "p99", "{:.0f}"),
+    ("makespan_s", "makespan", "{:.0f}"),
+    ("gpu_allocation_ratio", "GPUs", "{:.1%}"),
+    ("reconfigurations_per_job", "restarts", "{:.2f}"),
+    ("sla_attainment", "SLA", "{:.1%}"),
+    ("jct_ratio_to_morphling", "JCT/M", "{:.2f}"),
+    ("makespan_ratio_to_morphling", "span/M", "{:.2f}"),
+    ("wall_s", "wall", "{:.2f}"),
+)
+_LEGEND = (
+    "JCT, its percentiles, makespan and wall clock time in s; GPUs: share of their time that jobs hold\n"
+    "them; restarts: of a job, the first start included; SLA: guarantees kept; /M: over that of morphling"
 )
 
 
@@ -93,7 +97,7 @@ def compare_command(
         write_csv(table, output, TABLE4)
     click.echo(f"{scenario.title}, restart delay {restart_delay_s:g} s, {_rounds(interval_s)}\n")
     click.echo(_text(table))
-    click.echo(f"\n{_verdict(done)}")
+    click.echo(f"\n{_LEGEND}\n\n{_verdict(done)}")
     wrong = [item for item in done if item.violations]
     for item in wrong:
         click.echo("\n".join(verdict_lines(item)))

@@ -12,7 +12,6 @@ from typing import Any
 from makespan.cli._progress import Progress
 from makespan.cli._runs import Run, run
 from makespan.cli._setup import Scenario
-from makespan.cli._terminal import discard_native_output, native_output_discarded
 from makespan.errors import MakespanError
 from makespan.sim import ClusterView, Event, EventKind
 
@@ -88,11 +87,10 @@ def _in_turn(
     scenario: Scenario, names: Sequence[str], delay_s: float, interval_s: float | None, progress: Progress
 ) -> list[Run]:
     done: list[Run] = []
-    with native_output_discarded():
-        for number, name in enumerate(names):
-            share = _Share(progress.shares, number, len(scenario.jobs))
-            done.append(run(scenario, name, delay_s, interval_s, [share, progress]))
-            progress.finish(number, done[-1].metrics.avg_jct_s)
+    for number, name in enumerate(names):
+        share = _Share(progress.shares, number, len(scenario.jobs))
+        done.append(run(scenario, name, delay_s, interval_s, [share, progress]))
+        progress.finish(number, done[-1].metrics.avg_jct_s)
     return done
 
 
@@ -109,6 +107,7 @@ def _in_processes(
     progress.shares = shares
     began = {child.pid for child in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(workers, context, _start_worker, (scenario, shares, delay_s, interval_s))
+    progress.draw()
     with _stopped_at_an_error(pool, began):
         futures = {pool.submit(_work, number, name): number for number, name in enumerate(names)}
         waiting = set(futures)
@@ -145,11 +144,13 @@ def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> 
 
 def _start_worker(scenario: Scenario, shares: Shares, delay_s: float, interval_s: float | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends its workers
-    discard_native_output()
     _worker.update(scenario=scenario, shares=shares, delay_s=delay_s, interval_s=interval_s)
 
 
 def _work(number: int, name: str) -> Run:
     scenario: Scenario = _worker["scenario"]
     share = _Share(_worker["shares"], number, len(scenario.jobs))
-    return run(scenario, name, _worker["delay_s"], _worker["interval_s"], [share])
+    try:
+        return run(scenario, name, _worker["delay_s"], _worker["interval_s"], [share])
+    except MakespanError as error:  # some carry what cannot be sent
+        raise MakespanError(str(error)) from None

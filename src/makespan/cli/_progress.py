@@ -40,7 +40,7 @@ class Progress:
         self._stream = sys.stderr
         self._panel = Panel(self._stream) if is_terminal(self._stream) else None
         self._began = time.perf_counter()
-        self._next = self._began + (_FRAME_S if self._panel else _LINE_S)
+        self._next = self._began + (0.0 if self._panel else _LINE_S)
 
     def observe(self, event: Event, view: ClusterView) -> None:
         """Draw if it is time to."""

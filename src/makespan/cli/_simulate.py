@@ -1,5 +1,6 @@
 """The verb ``simulate``."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,18 +94,16 @@ def _watched(
     """Run under the eyes of the live view; return the run and its wall clock time without the view [s]."""
     from makespan.cli._live import LiveView
     from makespan.cli._runs import run
-    from makespan.cli._terminal import native_output_discarded
 
-    with native_output_discarded() as stream:
-        if quiet:
-            done = run(scenario, policy_name, restart_delay_s, interval_s)
-            return done, done.result.wall_s
-        live = LiveView(title, scenario.jobs, stream, pace_s)
-        try:
-            done = run(scenario, policy_name, restart_delay_s, interval_s, [live])
-        finally:
-            live.close()
-        return done, done.result.wall_s - live.spent_s
+    if quiet:
+        done = run(scenario, policy_name, restart_delay_s, interval_s)
+        return done, done.result.wall_s
+    live = LiveView(title, scenario.jobs, sys.stdout, pace_s)
+    try:
+        done = run(scenario, policy_name, restart_delay_s, interval_s, [live])
+    finally:
+        live.close()
+    return done, done.result.wall_s - live.spent_s
 
 
 def _write(done: "Run", directory: Path) -> None:

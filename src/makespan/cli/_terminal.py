@@ -1,17 +1,13 @@
-"""Writing to a terminal: in place, and without what libraries print behind Python's back."""
+"""Writing to a terminal, in place."""
 
-import ctypes
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from typing import TextIO
 
-__all__ = ["Panel", "bar", "clock", "discard_native_output", "is_terminal", "native_output_discarded"]
+__all__ = ["Panel", "bar", "clock", "is_terminal"]
 
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_STDOUT = 1
 _COLUMNS, _LINES = 80, 24  # of a terminal that does not say
 
 
@@ -72,41 +68,3 @@ class Panel:
             self._stream.write(_UP.format(self._height) + _CLEAR_BELOW + _SHOW_CURSOR)
             self._stream.flush()
             self._height = 0
-
-
-@contextmanager
-def native_output_discarded() -> Iterator[TextIO]:
-    """Discard what compiled libraries print, and give a stream that still reaches the standard output.
-
-    The solver behind `scipy.optimize.milp` prints some of its own debugging lines, whatever its options.
-    """
-    sys.stdout.flush()
-    kept = os.dup(_STDOUT)
-    stream = sys.stdout
-    if _descriptor(stream) == _STDOUT:
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream = os.fdopen(os.dup(_STDOUT), "w", encoding=encoding, errors="replace")
-    try:
-        discard_native_output()
-        yield stream
-    finally:
-        ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
-        if stream is not sys.stdout:
-            with suppress(BrokenPipeError):
-                stream.close()
-
-
-def discard_native_output() -> None:
-    """Send what this process prints from now on nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, _STDOUT)
-    os.close(nowhere)
-
-
-def _descriptor(stream: TextIO) -> int:
-    try:
-        return stream.fileno()
-    except (OSError, ValueError):
-        return -1
