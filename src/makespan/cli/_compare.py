@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import scenario_options
+from makespan.cli._options import check_target, scenario_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +89,7 @@ def compare_command(
     from makespan.tables import TABLE4, write_csv
 
     names = _names(policies)
+    check_target(output, is_directory=False)
     scenario = prepare(Request(**request))
     click.echo(scenario.report, err=True)
     done = run_all(scenario, names, restart_delay_s, interval_s, workers, quiet)

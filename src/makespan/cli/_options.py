@@ -1,10 +1,13 @@
 """Options that several verbs share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from makespan.errors import InputError
 
 __all__ = [
     "CALIBRATION",
@@ -12,6 +15,7 @@ __all__ = [
     "TRACE_CPU_THREADS",
     "WORKLOADS",
     "calibration_option",
+    "check_target",
     "cluster_option",
     "scenario_options",
 ]
@@ -137,6 +141,26 @@ _SCENARIO = (
         "run by the source's.",
     ),
 )
+
+
+def check_target(path: Path | None, *, is_directory: bool) -> None:
+    """Check that something can be written there, before the work begins.
+
+    Raises
+    ------
+    InputError
+        It is a directory where a file is wanted or the reverse, or the place is not writable.
+    """
+    if path is None:
+        return
+    if path.exists() and path.is_dir() != is_directory:
+        accepted = "a directory" if is_directory else "a file"
+        raise InputError(f"--output {path}: accepted: {accepted}, there already or not")
+    parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not is_directory and parent == path.absolute():
+        parent = parent.parent
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise InputError(f"--output {path}: {parent} is no directory that can be written to")
 
 
 def scenario_options(command: Command) -> Command:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from makespan.traces import (
     ReferenceTimes,
     ThroughputSource,
     WorkloadMapping,
+    WorkloadStatistics,
     check_jobs,
     generate_jobs,
     map_requests,
@@ -32,6 +33,7 @@ from makespan.traces import (
     statistics,
     with_load,
 )
+from makespan.traces import Request as StatedRequest
 from makespan.workloads import JobSpec
 
 __all__ = ["Request", "Scenario", "machines", "prepare"]
@@ -146,7 +148,9 @@ def machines(name: str, n_nodes: int | None, gpus_per_node: int | None) -> Clust
 
 def _source(request: Request, where: ClusterSpec) -> ThroughputSource:
     if request.source == "emulated":
-        return EmulatedSource(where, CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+        whole = max(where.n_nodes, cluster(request.cluster_name).n_nodes)
+        kind = machines(request.cluster_name, whole, request.gpus_per_node)
+        return EmulatedSource(kind, CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
     if request.source == "published":
         return PublishedSource(_published(request), TRACE_CPU_THREADS)
     if request.measured_dir is None:
@@ -177,15 +181,38 @@ def _jobs(request: Request, source: ThroughputSource, where: ClusterSpec) -> tup
         trace = read_morphling_jobs(path) if request.file_format == "morphling" else read_jobs(path)
         return trace, _times(source, (job.workload for job in trace.jobs))
     times = _times(source, (offer.workload for offer in statistics().requests))
-    return _generated(request, times), times
+    return _generated(request, times, where), times
 
 
-def _generated(request: Request, times: ReferenceTimes) -> JobTrace:
-    if request.workload != "naive":
-        count = request.n_jobs or statistics().n_jobs
-        return generate_jobs(request.workload, count, request.seed, times)
-    trace = generate_jobs("base", request.n_jobs or NAIVE_JOBS, request.seed, times)
-    return replace(trace, jobs=with_load(trace.jobs, _NAIVE_LOAD))
+def _generated(request: Request, times: ReferenceTimes, where: ClusterSpec) -> JobTrace:
+    """Generate the workload of requests that can run here; say which cannot."""
+    known = statistics()
+    possible = tuple(offer for offer in known.requests if _can_run(offer, times, where))
+    if not possible:
+        raise InputError(f"workload {request.workload!r}: nothing it asks for can run on {where.name!r}")
+    stats = replace(known, requests=possible)
+    naive = request.workload == "naive"
+    count = request.n_jobs or (NAIVE_JOBS if naive else known.n_jobs)
+    trace = generate_jobs("base" if naive else request.workload, count, request.seed, times, stats=stats)
+    jobs = with_load(trace.jobs, _NAIVE_LOAD) if naive else trace.jobs
+    where_from = f"generated {request.workload} workload, seed {request.seed}{_without(known, possible)}"
+    return JobTrace(jobs, replace(trace.report, where=where_from))
+
+
+def _without(known: WorkloadStatistics, possible: Sequence[StatedRequest]) -> str:
+    """Say which requests are left out, by workload."""
+    absent: dict[str, set[int]] = {}
+    for offer in known.requests:
+        if offer not in possible:
+            absent.setdefault(offer.workload, set()).add(offer.n_gpus)
+    if not absent:
+        return ""
+    texts = (f"{key} on {', '.join(map(str, sorted(counts)))}" for key, counts in absent.items())
+    return f", without what cannot run here ({'; '.join(texts)} GPUs)"
+
+
+def _can_run(offer: StatedRequest, times: ReferenceTimes, where: ClusterSpec) -> bool:
+    return offer.n_gpus <= where.n_gpus and offer.n_gpus in times.gpu_counts(offer.workload)
 
 
 def _file(request: Request) -> Path | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import scenario_options
+from makespan.cli._options import check_target, scenario_options
 
 if TYPE_CHECKING:
     from makespan.cli._runs import Run
@@ -67,6 +67,7 @@ def simulate_command(
     from makespan.policies import policy
 
     title = policy(policy_name).title
+    check_target(output, is_directory=True)
     scenario = prepare(Request(**request))
     click.echo(scenario.report, err=True)
     done, wall_s = _watched(
