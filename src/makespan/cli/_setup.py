@@ -31,15 +31,17 @@ from makespan.traces import (
     read_jobs,
     read_morphling_jobs,
     statistics,
-    with_load,
 )
 from makespan.traces import Request as StatedRequest
+from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
 __all__ = ["Request", "Scenario", "machines", "prepare"]
 
 _FORM = "extended"
-_NAIVE_LOAD = 8.0  # jobs of the Base workload are spread over hours; these shall meet each other
+_NAIVE_SPAN_S = (
+    5400.0  # about that of the authors' list; in the hours of the Base workload ten jobs never meet
+)
 _NOISE_SEED, _NOISE_SCALE = 0, 1.0
 _PUBLISHED_LISTS = ("morphling/workloads", "workloads", "simulator/workloads")
 _PUBLISHED_NAMES = {name: f"{name}.csv" if name == "naive" else f"workload-{name}.csv" for name in WORKLOADS}
@@ -148,14 +150,22 @@ def machines(name: str, n_nodes: int | None, gpus_per_node: int | None) -> Clust
 
 def _source(request: Request, where: ClusterSpec) -> ThroughputSource:
     if request.source == "emulated":
-        whole = max(where.n_nodes, cluster(request.cluster_name).n_nodes)
-        kind = machines(request.cluster_name, whole, request.gpus_per_node)
-        return EmulatedSource(kind, CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+        return EmulatedSource(_emulated(request, where), CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
     if request.source == "published":
         return PublishedSource(_published(request), TRACE_CPU_THREADS)
     if request.measured_dir is None:
         raise MissingDataError("source measured: give the directory with the tables by --measured-dir")
     return MeasuredSource(request.measured_dir)
+
+
+def _emulated(request: Request, where: ClusterSpec) -> ClusterSpec:
+    """Return what is emulated: no fewer nodes than in the catalogue, because jobs are drawn by its times.
+
+    Noise follows the name of a cluster, so with the same kind of node the name stays too.
+    """
+    base = cluster(request.cluster_name)
+    whole = machines(request.cluster_name, max(where.n_nodes, base.n_nodes), request.gpus_per_node)
+    return replace(whole, name=base.name) if whole.nodes[0] == base.nodes[0] else whole
 
 
 def _published(request: Request) -> Path:
@@ -191,12 +201,14 @@ def _generated(request: Request, times: ReferenceTimes, where: ClusterSpec) -> J
     if not possible:
         raise InputError(f"workload {request.workload!r}: nothing it asks for can run on {where.name!r}")
     stats = replace(known, requests=possible)
-    naive = request.workload == "naive"
-    count = request.n_jobs or (NAIVE_JOBS if naive else known.n_jobs)
-    trace = generate_jobs("base" if naive else request.workload, count, request.seed, times, stats=stats)
-    jobs = with_load(trace.jobs, _NAIVE_LOAD) if naive else trace.jobs
+    variant, count = request.workload, request.n_jobs or known.n_jobs
+    if variant == "naive":
+        hours = math.ceil(_NAIVE_SPAN_S / HOUR)
+        stats = replace(stats, span_s=_NAIVE_SPAN_S, arrivals_per_hour=(1,) * hours)
+        variant, count = "base", request.n_jobs or NAIVE_JOBS
+    trace = generate_jobs(variant, count, request.seed, times, stats=stats)
     where_from = f"generated {request.workload} workload, seed {request.seed}{_without(known, possible)}"
-    return JobTrace(jobs, replace(trace.report, where=where_from))
+    return replace(trace, report=replace(trace.report, where=where_from))
 
 
 def _without(known: WorkloadStatistics, possible: Sequence[StatedRequest]) -> str:

@@ -1,0 +1,87 @@
+"""The command line as a process: start-up, terminals and pipes."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from makespan.cli import main
+from makespan.cli._main import VERBS
+
+COMMAND = [sys.executable, "-c", "from makespan.cli import main; main(prog_name='makespan')"]
+NAIVE_S = 5.0
+
+
+def test_each_verb_says_in_the_list_what_it_says_itself() -> None:
+    context = click.Context(main)
+    for verb, (_, text) in VERBS.items():
+        command = main.get_command(context, verb)
+        assert command is not None and command.name == verb
+        assert command.get_short_help_str(limit=200) == text
+
+
+def test_help_starts_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys; from makespan.cli import main, _simulate, _compare, _policies; "
+        "heavy = {'pandas', 'numpy', 'scipy', 'pydantic', 'matplotlib'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_naive_workload_takes_seconds_from_the_command_line() -> None:
+    walls = []
+    for _ in range(3):  # the machine may be busy
+        began = time.perf_counter()
+        done = subprocess.run([*COMMAND, "simulate"], capture_output=True, text=True, check=True)
+        walls.append(time.perf_counter() - began)
+        if walls[-1] < NAIVE_S:
+            break
+    assert min(walls) < NAIVE_S
+    assert len(re.findall(r"\d+/10 ", done.stdout)) >= 5
+    assert "generated naive workload" in done.stderr
+
+
+def test_a_terminal_is_refreshed_in_place() -> None:
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen([*COMMAND, "simulate", "--pace", "0.5"], stdout=slave, env=environment)
+    os.close(slave)
+    written = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(master)
+    assert process.wait(60) == 0
+    text = written.decode()
+    assert text.count("\x1b[J") >= 3
+    assert text.index("\x1b[?25l") < text.index("\x1b[?25h") < text.index("average JCT")
+    assert "\x1b" not in text[text.index("average JCT") :]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["policies"], ["explain", "bert", "ga", "8"], ["simulate"], ["simulate", "--quiet"]]
+)
+def test_a_closed_pipe_ends_quietly(arguments: list[str], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+    )
+    os.close(writer)
+    complaints = [line for line in done.stderr.splitlines() if not line.startswith("generated ")]
+    assert complaints == []
+    assert done.returncode == 1
+    assert list(tmp_path.iterdir()) == []
