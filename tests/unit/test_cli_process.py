@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -85,3 +86,34 @@ def test_a_closed_pipe_ends_quietly(arguments: list[str], tmp_path: Path) -> Non
     assert complaints == []
     assert done.returncode == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def group_ended(group: int, patience_s: float = 20.0) -> bool:
+    """Wait until no process of a group is left."""
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("after_s", [1.5, 4.0])  # while workers start, and while they work
+def test_an_interrupt_ends_a_comparison_and_its_processes(after_s: float, tmp_path: Path) -> None:
+    options = ["--workload", "base", "--jobs", "6000", "--policies", "sia,gavel", "--workers", "2"]
+    process = subprocess.Popen(
+        [*COMMAND, "compare", *options, "--output", str(tmp_path / "table.csv")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes hear it
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Aborted!" in complaints and "Traceback" not in complaints
+    assert list(tmp_path.iterdir()) == []
+    assert group_ended(process.pid)

@@ -109,7 +109,8 @@ def _in_processes(
     pool = ProcessPoolExecutor(workers, context, _start_worker, (scenario, shares, delay_s, interval_s))
     progress.draw()
     with _stopped_at_an_error(pool, began):
-        futures = {pool.submit(_work, number, name): number for number, name in enumerate(names)}
+        with _interrupts_later():
+            futures = {pool.submit(_work, number, name): number for number, name in enumerate(names)}
         waiting = set(futures)
         while waiting:
             ready, waiting = wait(waiting, _POLL_S)
@@ -142,8 +143,20 @@ def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> 
     pool.shutdown()
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hear of an interrupt after the block only; processes that start in it never do.
+
+    It is for this process to end its workers.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(scenario: Scenario, shares: Shares, delay_s: float, interval_s: float | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends its workers
     _worker.update(scenario=scenario, shares=shares, delay_s=delay_s, interval_s=interval_s)
 
 
