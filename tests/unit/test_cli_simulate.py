@@ -103,7 +103,7 @@ def test_options_reach_the_simulation(job_list: Path, tmp_path: Path) -> None:
     result = run("simulate", "--workload", str(job_list), *options)
     assert result.exit_code == 0, result.output
     assert "FIFO on mine (emulated), 3 jobs on 8 x 8 GPUs" in result.output
-    assert "restart delay 10 s, rounds of 60 s" in result.output
+    assert "restart delay 10 s, rounds of 60 s, by exact times" in result.output
     events = read_csv(tmp_path / "x" / "events.csv", EVENTS)
     started = events[events["kind"] == "started"]
     ready = events[events["kind"] == "ready"]

@@ -82,6 +82,8 @@ class Scenario:
         The nodes.
     catalogue
         What jobs may run as.
+    steering
+        Which times policies decide by: ``fitted`` or ``exact``.
     report
         What was dropped or repaired, as text.
     """
@@ -91,6 +93,7 @@ class Scenario:
     jobs: tuple[JobSpec, ...]
     cluster: ClusterSpec
     catalogue: Catalogue
+    steering: str
     report: str
 
     @property
@@ -120,7 +123,7 @@ def prepare(request: Request) -> Scenario:
     used = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     catalogue = Catalogue.from_tables(used, _predicted(request, used), node=where.nodes[0])
     name = request.workload if request.workload in WORKLOADS else Path(request.workload).stem
-    return Scenario(name, source.name, jobs, where, catalogue, trace.report.text)
+    return Scenario(name, source.name, jobs, where, catalogue, request.steering, trace.report.text)
 
 
 def machines(name: str, n_nodes: int | None, gpus_per_node: int | None) -> ClusterSpec:
