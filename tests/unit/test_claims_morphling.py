@@ -210,5 +210,5 @@ def test_best_family_changes(n_changing, verdict):
 def test_unknown_check_is_an_error(monkeypatch):
     broken = read_claims().assign(check="guess")
     monkeypatch.setattr(ledger, "read_claims", lambda: broken)
-    with pytest.raises(TraceError, match="unknown check 'guess'; accepted: best_family_changes"):
+    with pytest.raises(TraceError, match="unknown check 'guess'; accepted: at_most"):
         ledger.evaluate_claims({}, "emulated", "extended")

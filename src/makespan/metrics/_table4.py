@@ -11,6 +11,14 @@ from makespan.tables import TABLE4
 __all__ = ["table4", "table4_row"]
 
 _BASE = "morphling"
+_FURTHER = (
+    "p95_jct_s",
+    "avg_queueing_delay_s",
+    "avg_waiting_time_s",
+    "avg_slowdown",
+    "avg_finish_time_fairness",
+    "max_finish_time_fairness",
+)
 _SETTING = ["trace", "restart_delay_s", "interval_s"]
 
 
@@ -23,7 +31,10 @@ def table4_row(
     interval_s: float | None,
     wall_s: float,
 ) -> dict[str, Any]:
-    """Return one row of `TABLE4`, the ratios still missing.
+    """Return one row of `TABLE4`, the ratios still missing, and after it further metrics.
+
+    These are ``p95_jct_s``, ``avg_queueing_delay_s``, ``avg_waiting_time_s`` [s], ``avg_slowdown``,
+    ``avg_finish_time_fairness`` and ``max_finish_time_fairness``, as in `Summary`.
 
     Parameters
     ----------
@@ -55,6 +66,7 @@ def table4_row(
         "jct_ratio_to_morphling": missing,
         "makespan_ratio_to_morphling": missing,
         "wall_s": float(wall_s),
+        **{name: getattr(found, name) for name in _FURTHER},
     }
 
 
@@ -62,14 +74,16 @@ def table4(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the table of some rows, with the ratios to the policy ``morphling`` filled in.
 
     A ratio compares with the row of that policy for the same trace, restart delay and round; it is
-    missing where there is none. Above 1, the policy takes longer.
+    missing where there is none. Above 1, the policy takes longer. Columns beyond the schema are kept.
 
     Raises
     ------
     TraceError
         A row lacks a column or has a wrong value.
     """
-    table = pd.DataFrame(list(rows), columns=list(TABLE4.names))
+    listed = list(rows)
+    further = dict.fromkeys(name for row in listed for name in row if name not in TABLE4.names)
+    table = pd.DataFrame(listed, columns=[*TABLE4.names, *further])
     base = table.loc[table["policy"] == _BASE, [*_SETTING, "avg_jct_s", "makespan_s"]]
     base = base.drop_duplicates(_SETTING)
     joined = table[_SETTING].merge(base, on=_SETTING, how="left")

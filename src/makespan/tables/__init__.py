@@ -20,27 +20,42 @@ from makespan.tables._catalogue import (
 from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
 from makespan.tables._schema import Column, TableSchema
-from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
-from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE
+from makespan.tables._simulation import (
+    ALLOCATION,
+    EVENTS,
+    FAILURES,
+    JCT,
+    JOB_METRICS,
+    OUTCOMES,
+    PERTURBED,
+    STEERING,
+    TABLE4,
+)
+from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE, STUDY
 
 __all__ = [
+    "ALLOCATION",
     "CLAIMS",
     "EVENTS",
     "FAILURES",
     "FIG7",
     "FIG8",
     "FIT",
+    "JCT",
     "JOBS",
     "JOB_METRICS",
     "LARGE_MODELS",
     "LOAD",
     "OUTCOMES",
+    "PERTURBED",
     "REQUESTS",
     "ROUNDS",
     "SCALE",
     "SCHEMAS",
     "SENSITIVITY",
     "SENSITIVITY_FAMILIES",
+    "STEERING",
+    "STUDY",
     "TABLE2",
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",

@@ -3,8 +3,18 @@
 from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
-from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
-from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE
+from makespan.tables._simulation import (
+    ALLOCATION,
+    EVENTS,
+    FAILURES,
+    JCT,
+    JOB_METRICS,
+    OUTCOMES,
+    PERTURBED,
+    STEERING,
+    TABLE4,
+)
+from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE, STUDY
 
 __all__ = [
     "CLAIMS",
@@ -177,14 +187,19 @@ SCHEMAS = (
     FIG8,
     REQUESTS,
     JOBS,
+    STEERING,
     FAILURES,
     EVENTS,
     OUTCOMES,
     JOB_METRICS,
     TABLE4,
+    JCT,
+    ALLOCATION,
+    PERTURBED,
     LOAD,
     LARGE_MODELS,
     ROUNDS,
+    STUDY,
     SCALE,
     CLAIMS,
 )

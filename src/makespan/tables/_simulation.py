@@ -4,7 +4,17 @@ from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
 
-__all__ = ["EVENTS", "FAILURES", "JOB_METRICS", "OUTCOMES", "TABLE4"]
+__all__ = [
+    "ALLOCATION",
+    "EVENTS",
+    "FAILURES",
+    "JCT",
+    "JOB_METRICS",
+    "OUTCOMES",
+    "PERTURBED",
+    "STEERING",
+    "TABLE4",
+]
 
 
 def _columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
@@ -91,5 +101,53 @@ TABLE4 = TableSchema(
         ("jct_ratio_to_morphling", "float", "1", "mean completion time over that of morphling", True),
         ("makespan_ratio_to_morphling", "float", "1", "makespan over that of morphling", True),
         ("wall_s", "float", "s", "wall clock time of the simulation"),
+    ),
+)
+
+STEERING = TableSchema(
+    "steering",
+    _columns(
+        ("workload", "text", "", "key of the workload"),
+        ("exec_plan", "text", "", "execution plan in trace notation"),
+        ("placement", "text", "", "GPUs on each node, one digit a node"),
+        ("cpu_threads", "int", "1", "CPU threads a GPU"),
+        ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
+        ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
+        ("reason", "text", "", "why it is known: sampled, requested, tried first, trusted; empty if not"),
+    ),
+)
+
+JCT = TableSchema(
+    "jct",
+    _columns(
+        ("trace", "text", "", "name of the trace"),
+        ("policy", "text", "", "name of the policy"),
+        ("job_id", "text", "", "job"),
+        ("jct_s", "float", "s", "completion time"),
+    ),
+)
+
+ALLOCATION = TableSchema(
+    "allocation",
+    _columns(
+        ("policy", "text", "", "name of the policy"),
+        ("time_s", "float", "s", "time since the first submission"),
+        ("plan_family", "text", "", "family of execution plans"),
+        ("gpus", "int", "1", "devices that its plans hold from then on"),
+    ),
+)
+
+PERTURBED = TableSchema(
+    "perturbed",
+    _columns(
+        ("trace", "text", "", "name of the trace"),
+        ("policy", "text", "", "name of the policy"),
+        ("restart_delay_s", "float", "s", "restart delay of every start and change"),
+        ("seeds", "int", "1", "how many shifts of the arrivals"),
+        ("avg_jct_s", "float", "s", "mean completion time, mean over shifts"),
+        ("avg_jct_std_s", "float", "s", "its standard deviation", True),
+        ("makespan_s", "float", "s", "last finish minus first submission, mean over shifts"),
+        ("makespan_std_s", "float", "s", "its standard deviation", True),
+        ("sla_attainment", "float", "1", "share of guarantees kept, the least of all shifts", True),
     ),
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
 
-__all__ = ["JOBS", "LARGE_MODELS", "LOAD", "REQUESTS", "ROUNDS", "SCALE"]
+__all__ = ["JOBS", "LARGE_MODELS", "LOAD", "REQUESTS", "ROUNDS", "SCALE", "STUDY"]
 
 
 def _columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
@@ -81,5 +81,21 @@ SCALE = TableSchema(
         ("gpus", "int", "1", "GPUs of the cluster"),
         ("wall_s", "float", "s", "wall clock time of the simulation"),
         ("decision_wall_s", "float", "s", "wall clock time of the policy, a decision"),
+    ),
+)
+
+STUDY = TableSchema(
+    "study",
+    _columns(
+        ("parameter", "text", "", "what is varied"),
+        ("value", "float", "", "its value"),
+        ("policy", "text", "", "name of the policy"),
+        ("seeds", "int", "1", "how many seeds"),
+        ("jct_mean_s", "float", "s", "mean completion time, geometric mean over seeds"),
+        ("jct_low_s", "float", "s", "lower end of its 95 % confidence interval", True),
+        ("jct_high_s", "float", "s", "upper end of it", True),
+        ("makespan_mean_s", "float", "s", "makespan, geometric mean over seeds"),
+        ("makespan_low_s", "float", "s", "lower end of its 95 % confidence interval", True),
+        ("makespan_high_s", "float", "s", "upper end of it", True),
     ),
 )

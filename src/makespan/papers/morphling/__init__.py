@@ -12,36 +12,87 @@ that a run writes below ``results/<source>/morphling/``:
   `makespan.plots.plot_sensitivity` and `makespan.plots.plot_cpu_sensitivity`
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
+- `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
+- `steering`: throughput tables and job lists to ``steering.csv``
+- `getting_started`: the short job list to ``getting_started.csv``
+- `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
+- `perturbed_arrivals`, `load_study`, `large_models_study`, `rounds_study`, `scale_study`: to
+  ``perturbed.csv``, ``load.csv``, ``large_models.csv``, ``rounds.csv``, ``scale.csv``, and for the studies
+  over seeds ``<study>_summary.csv``
 - `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
 
+The cluster experiments share a `Bench`, which `read_bench` reads; every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
 
+from makespan.papers.morphling._bench import Bench, ImpossibleScheduleError, Run, Setting, run_all, run_one
 from makespan.papers.morphling._checks import CLAIM_TABLES
 from makespan.papers.morphling._claims import evaluate_claims, read_claims
 from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
 from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
-from makespan.papers.morphling._names import MORPHLING
+from makespan.papers.morphling._figures import allocation_figure_table
+from makespan.papers.morphling._lists import read_job_lists
+from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
+from makespan.papers.morphling._open import read_bench, read_times
 from makespan.papers.morphling._published import read_published
 from makespan.papers.morphling._sensitivity import sensitivity
+from makespan.papers.morphling._steering import Steering, steered_catalogue, steering
+from makespan.papers.morphling._studies import (
+    Draw,
+    large_models_study,
+    load_study,
+    perturbed_arrivals,
+    rounds_study,
+    scale_study,
+    seeded_lists,
+)
 from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
+from makespan.papers.morphling._table4 import Table4, compare_policies, getting_started
+from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
     "CLAIM_TABLES",
     "MORPHLING",
+    "NAIVE",
     "SCHEDULERS",
     "STRATEGIES",
+    "WORKLOADS",
+    "Bench",
+    "Draw",
+    "ImpossibleScheduleError",
+    "Run",
+    "Setting",
     "Stage",
+    "Steering",
+    "Table4",
+    "allocation_figure_table",
+    "compare_policies",
     "cpu_sensitivity_figure_table",
     "evaluate_claims",
     "fig7",
     "fig8",
     "fit_workload",
+    "generated_workloads",
+    "getting_started",
+    "large_models_study",
+    "load_study",
+    "perturbed_arrivals",
+    "published_workloads",
+    "read_bench",
     "read_claims",
+    "read_job_lists",
     "read_published",
+    "read_times",
+    "rounds_study",
+    "run_all",
+    "run_one",
+    "scale_study",
+    "seeded_lists",
     "sensitivity",
     "sensitivity_figure_table",
+    "steered_catalogue",
+    "steering",
     "table2",
     "table2_rows",
     "table2_summary",

@@ -1,75 +1,37 @@
-"""How each statement of the paper is checked against result tables.
-
-A check returns what it found, or None if the tables have no row that decides the statement. It
-may ask for a table that was not built; the ledger then says so.
-"""
+"""How each statement of the paper is checked against result tables."""
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 
+from makespan.papers.morphling._cluster_checks import CLUSTER_CHECKS
+from makespan.papers.morphling._finding import Check, Claim, Finding, Tables, number
 from makespan.papers.morphling._names import MORPHLING
 
-__all__ = ["CHECKS", "CLAIM_TABLES", "Claim", "Finding", "Tables"]
+__all__ = ["CHECKS", "CLAIM_TABLES"]
 
-CLAIM_TABLES = ("table2", "table2_summary", "sensitivity", "sensitivity_families", "fig7", "fig8")
-"""Names of the result tables that the checks read."""
-
-Tables = Mapping[str, pd.DataFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a check is about.
-
-    Parameters
-    ----------
-    subject
-        Model, column or jobs; its meaning depends on the check.
-    limit
-        Number that decides, NaN if the check needs none.
-    form
-        Form of the performance model that the experiments use.
-    """
-
-    subject: str
-    limit: float
-    form: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check found.
-
-    Parameters
-    ----------
-    reproduced
-        The value, for people.
-    holds
-        Whether the statement holds.
-    note
-        What a reader must know.
-    """
-
-    reproduced: str
-    holds: bool
-    note: str = ""
-
-
-Check = Callable[[Tables, Claim], Finding | None]
-
-
-def _number(table: pd.DataFrame, column: str) -> "pd.Series[float]":
-    return pd.to_numeric(table[column]).astype("float64")
+CLAIM_TABLES = (
+    "table2",
+    "table2_summary",
+    "sensitivity",
+    "sensitivity_families",
+    "fig7",
+    "fig8",
+    "getting_started",
+    "table4",
+    "perturbed",
+    "load",
+    "large_models",
+    "table4_published",
+)
+"""Names of the tables that the checks read; the last one holds cells that others printed."""
 
 
 def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["table2"]
     own = table[(table["model"] == claim.subject) & (table["form"] == claim.form)]
-    judged = own.assign(error=_number(own, "avg_error_pct")).dropna(subset=["error"])
+    judged = own.assign(error=number(own, "avg_error_pct")).dropna(subset=["error"])
     if judged.empty:
         return None
     worst = judged.iloc[int(judged["error"].argmax())]
@@ -94,7 +56,7 @@ def _summary(tables: Tables, claim: Claim) -> Finding | None:
 
 def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
     curves, families = tables["sensitivity"], tables["sensitivity_families"]
-    used = curves[_number(curves, "throughput_samples_per_s") > 0]
+    used = curves[number(curves, "throughput_samples_per_s") > 0]
     names = dict(
         zip(zip(families["model"], families["plan"], strict=True), families["plan_family"], strict=True)
     )
@@ -111,7 +73,7 @@ def _throughputs(tables: Tables) -> dict[str, dict[str, float]]:
     """Throughput [samples/s] by strategy and stage, both in order."""
     table = tables["fig7"]
     values: dict[str, dict[str, float]] = {}
-    numbers = _number(table, "throughput_samples_per_s")
+    numbers = number(table, "throughput_samples_per_s")
     for strategy, stage, value in zip(table["strategy"], table["stage"], numbers, strict=True):
         values.setdefault(str(strategy), {})[str(stage)] = float(value)
     return values
@@ -141,9 +103,9 @@ def _fig7_plan_changes(tables: Tables, claim: Claim) -> Finding | None:
 
 def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig7"]
-    own = table[(table["strategy"] == MORPHLING) & (_number(table, "gpus") == 1)]
-    ordered = own.assign(threads=_number(own, "cpu_threads")).sort_values("threads")
-    values = _number(ordered, "throughput_samples_per_s").tolist()
+    own = table[(table["strategy"] == MORPHLING) & (number(table, "gpus") == 1)]
+    ordered = own.assign(threads=number(own, "cpu_threads")).sort_values("threads")
+    values = number(ordered, "throughput_samples_per_s").tolist()
     if len(values) != 2 or values[0] <= 0:
         return None
     ratio = values[1] / values[0]
@@ -152,9 +114,9 @@ def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
 
 def _fig7_equals_published(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig7"]
-    wanted = _number(table, "published_iter_time_s")
+    wanted = number(table, "published_iter_time_s")
     cells = wanted.notna()
-    equal = _number(table, "iter_time_s")[cells] == wanted[cells]
+    equal = number(table, "iter_time_s")[cells] == wanted[cells]
     return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
 
 
@@ -169,7 +131,7 @@ def _fig8_more_gpus(tables: Tables, claim: Claim) -> Finding | None:
 
 def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig8"]
-    totals = table.assign(value=_number(table, claim.subject)).groupby("scheduler")["value"]
+    totals = table.assign(value=number(table, claim.subject)).groupby("scheduler")["value"]
     sums = totals.sum(min_count=int(totals.size().max()))
     own, simple = float(sums[MORPHLING]), float(sums["Simple"])
     if math.isnan(own) or math.isnan(simple):
@@ -180,9 +142,9 @@ def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
 
 def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig8"]
-    wanted = _number(table, "published_speedup")
+    wanted = number(table, "published_speedup")
     cells = wanted.notna()
-    equal = (_number(table, "speedup")[cells] - wanted[cells]).abs() <= claim.limit
+    equal = (number(table, "speedup")[cells] - wanted[cells]).abs() <= claim.limit
     return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
 
 
@@ -203,4 +165,5 @@ CHECKS: dict[str, Check] = {
     "fig8_gain": _fig8_gain,
     "fig8_equals_published": _fig8_equals_published,
     "later": _later,
+    **CLUSTER_CHECKS,
 }

@@ -7,7 +7,8 @@ from importlib import resources
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.papers.morphling._checks import CHECKS, CLAIM_TABLES, Claim, Tables
+from makespan.papers.morphling._checks import CHECKS, CLAIM_TABLES
+from makespan.papers.morphling._finding import Claim, Tables
 from makespan.tables import CLAIMS
 
 __all__ = ["evaluate_claims", "read_claims"]

@@ -1,0 +1,175 @@
+"""What the scheduler knows before the first job runs: predictions, and which times are certain.
+
+A policy decides by predicted times, the simulation runs by true ones. Predictions come from the fitted
+model; known exactly are
+
+- the rows that were sampled for the fit,
+- what users request: they have run it before, or they would not ask for it,
+- for each number of GPUs the plan that is expected to be fastest on the fewest nodes. A scheduler tries
+  that before anything else and knows its time from then on, so it is found as in Fig. 7: look it up, fit
+  again with what was learned, until the expected fastest is known.
+
+All of this is decided before the simulation and stays as it is.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from makespan.hardware import NodeSpec
+from makespan.perf import (
+    Environment,
+    Fit,
+    fit_table,
+    load_environment,
+    measured_from_table,
+    points_from_table,
+)
+from makespan.plans import Placement
+from makespan.sim import Catalogue
+from makespan.tables import STEERING
+from makespan.workloads import JobSpec
+
+__all__ = ["Steering", "steered_catalogue", "steering"]
+
+Steering = Literal["fitted", "exact"]
+Floats = npt.NDArray[np.float64]
+_Pair = tuple[str, str, int]
+_PAIR = ["exec_plan", "placement", "cpu_threads"]
+_TRUSTED, _SAMPLED, _REQUESTED, _TRIED = "trusted", "sampled", "requested", "tried first"
+
+
+def steering(
+    tables: Mapping[str, pd.DataFrame], jobs: Iterable[JobSpec], cluster: str, form: str, mode: Steering
+) -> pd.DataFrame:
+    """Predict the time of every pair of plan and placement, and say which times are known.
+
+    Parameters
+    ----------
+    tables
+        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
+    jobs
+        Whose requests are known.
+    cluster
+        Name of the cluster; its constants enter the model.
+    form
+        Form of the performance model.
+    mode
+        ``fitted`` as described above; ``exact`` if all times are known, which no scheduler could.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.STEERING`, one row a feasible row of the tables.
+    """
+    catalogue, environment = Catalogue.from_tables(tables), load_environment(cluster)
+    requested: dict[str, set[_Pair]] = {key: set() for key in tables}
+    for job in jobs:
+        item = catalogue.requested(job)
+        requested[job.workload].add((item.plan, item.placement.text, item.cpu_threads))
+    parts = []
+    for key, table in tables.items():
+        rows = table[table["feasible"]].reset_index(drop=True)
+        parts.append(_exact(rows) if mode == "exact" else _learned(rows, requested[key], form, environment))
+    return STEERING.validate(pd.concat(parts, ignore_index=True), where="steering")
+
+
+def _exact(rows: pd.DataFrame) -> pd.DataFrame:
+    return _table(rows, rows["iter_time_s"].to_numpy(dtype=np.float64), [_TRUSTED] * len(rows))
+
+
+def _table(rows: pd.DataFrame, predicted_s: Floats, reasons: list[str]) -> pd.DataFrame:
+    return rows[["workload", *_PAIR]].assign(
+        predicted_iter_time_s=predicted_s, known=[bool(reason) for reason in reasons], reason=reasons
+    )
+
+
+def _learned(rows: pd.DataFrame, requested: set[_Pair], form: str, environment: Environment) -> pd.DataFrame:
+    learner = _Learner.of(rows, form, environment)
+    pairs = zip(*(rows[name].tolist() for name in _PAIR), strict=True)
+    learner.learn([row for row, pair in enumerate(pairs) if pair in requested], _REQUESTED)
+    while True:
+        predicted_s = learner.predicted_s()
+        tried = [row for row in _first_choices(rows, predicted_s) if not learner.reasons[row]]
+        if not tried:
+            return _table(rows, predicted_s, learner.reasons)
+        learner.learn(tried, _TRIED)
+
+
+def _first_choices(rows: pd.DataFrame, predicted_s: Floats) -> list[int]:
+    """Return for each number of GPUs the row expected to be fastest on the fewest nodes."""
+    placements = [Placement.parse(text) for text in rows["placement"]]
+    frame = pd.DataFrame(
+        {
+            "gpus": [placement.n_gpus for placement in placements],
+            "nodes": [placement.n_nodes for placement in placements],
+            "time_s": predicted_s,
+        }
+    )
+    densest = frame[frame["nodes"] == frame.groupby("gpus")["nodes"].transform("min")]
+    return [int(str(row)) for row in densest.groupby("gpus")["time_s"].idxmin()]
+
+
+@dataclass(slots=True)
+class _Learner:
+    """A model fitted to sampled rows, and why each row is known; flagged rows are known but not fitted."""
+
+    rows: pd.DataFrame
+    first: Fit
+    reasons: list[str]
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, form: str, environment: Environment) -> "_Learner":
+        """Start with the sampled rows."""
+        result = fit_table(rows, str(rows["workload"].iloc[0]), form, environment)
+        return cls(rows, result.fit, [_SAMPLED if mark else "" for mark in result.fitted])
+
+    def learn(self, which: list[int], reason: str) -> None:
+        """Note that rows are known."""
+        for row in which:
+            self.reasons[row] = self.reasons[row] or reason
+
+    def predicted_s(self) -> Floats:
+        """Return true times where they are known, and elsewhere those of a fit to all known rows."""
+        workload, environment = self.first.points.workload, self.first.environment
+        known = np.array([bool(reason) for reason in self.reasons])
+        sampled = np.array([reason == _SAMPLED for reason in self.reasons])
+        further = self.rows[known & ~sampled & self.rows["clean"].to_numpy(dtype=bool)]
+        fit = self.first
+        if len(further):
+            fit = fit.refit(points_from_table(further, workload, environment), measured_from_table(further))
+        everywhere = fit.predict(points_from_table(self.rows, workload, environment))
+        return np.where(known, self.rows["iter_time_s"].to_numpy(dtype=np.float64), everywhere)
+
+
+def steered_catalogue(
+    tables: Mapping[str, pd.DataFrame], knowledge: pd.DataFrame, node: NodeSpec
+) -> Catalogue:
+    """Return the catalogue of the throughput tables, predicted as a table of `steering` says.
+
+    Parameters
+    ----------
+    tables
+        Throughput tables by workload.
+    knowledge
+        Result of `steering` for the same tables.
+    node
+        Kind of node; decides the host memory of offload plans.
+
+    Raises
+    ------
+    TraceError
+        A row of the tables has no prediction.
+    """
+    predicted: dict[str, list[float]] = {}
+    known: dict[str, list[bool]] = {}
+    for key, table in tables.items():
+        own = knowledge[knowledge["workload"] == key]
+        joined = table[_PAIR].merge(own, on=_PAIR, how="left")
+        predicted[key] = joined["predicted_iter_time_s"].tolist()
+        known[key] = joined["known"].eq(True).tolist()
+    return Catalogue.from_tables(tables, predicted, known=known, node=node)

@@ -1,0 +1,127 @@
+"""The job lists of the cluster experiments: generated, or those of the authors."""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.errors import TraceError
+from makespan.papers.morphling._names import NAIVE
+from makespan.traces import (
+    VARIANTS,
+    Dataset,
+    ReferenceTimes,
+    WorkloadStatistics,
+    find_dataset,
+    generate_jobs,
+    jobs_table,
+    read_morphling_jobs,
+    statistics,
+    verify,
+)
+from makespan.workloads import JobSpec
+
+__all__ = ["generated_base", "generated_workloads", "published_workloads"]
+
+_LOG = logging.getLogger(__name__)
+
+_DATASETS = {NAIVE: "naive", **{name: f"workload-{name}" for name in VARIANTS}}
+
+
+def generated_base(
+    times: ReferenceTimes, seed: int, n_jobs: int, stats: WorkloadStatistics | None = None
+) -> tuple[JobSpec, ...]:
+    """Return a generated list with user-chosen plans, of those workloads alone that the source has."""
+    return generate_jobs("base", n_jobs, seed, times, stats=_limited(times, stats)).jobs
+
+
+def generated_workloads(
+    tables: Mapping[str, pd.DataFrame], seed: int, n_jobs: int, naive_jobs: int, naive_span_s: float
+) -> dict[str, pd.DataFrame]:
+    """Generate all job lists.
+
+    Parameters
+    ----------
+    tables
+        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload; only these are requested.
+    seed
+        Seed of all of them.
+    n_jobs
+        Jobs of each list but the short one.
+    naive_jobs, naive_span_s
+        Jobs of the short list, and time from its first to its last submission [s].
+
+    Returns
+    -------
+    dict
+        Schema `makespan.tables.JOBS`, by the names in `makespan.papers.morphling.WORKLOADS`.
+    """
+    times = ReferenceTimes(tables)
+    stats = _limited(times, None)
+    short = replace(stats, span_s=naive_span_s, arrivals_per_hour=(1,) * _hours(naive_span_s))
+    lists = {NAIVE: generated_base(times, seed, naive_jobs, short)}
+    lists |= {name: generate_jobs(name, n_jobs, seed, times, stats=stats).jobs for name in VARIANTS}
+    return {name: jobs_table(jobs) for name, jobs in lists.items()}
+
+
+def _hours(span_s: float) -> int:
+    return int(-(-span_s // 3600.0))
+
+
+def _limited(times: ReferenceTimes, stats: WorkloadStatistics | None) -> WorkloadStatistics:
+    known = stats or statistics()
+    available = set(times.workload_keys())
+    requests = tuple(request for request in known.requests if request.workload in available)
+    if not requests:
+        raise TraceError(
+            f"workloads with throughput: {', '.join(sorted(available)) or 'none'}; accepted: at least one "
+            f"of {', '.join(sorted({request.workload for request in known.requests}))}"
+        )
+    return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
+
+
+def published_workloads(
+    directory: str | Path, register: Iterable[Dataset], workloads: Collection[str]
+) -> dict[str, pd.DataFrame]:
+    """Read the authors' job lists.
+
+    Parameters
+    ----------
+    directory
+        A directory with the published files.
+    register
+        Their checksums.
+    workloads
+        Jobs that train anything else are left out; how many is logged.
+
+    Returns
+    -------
+    dict
+        Schema `makespan.tables.JOBS`, by the names in `makespan.papers.morphling.WORKLOADS`.
+
+    Raises
+    ------
+    MissingDataError, ChecksumError
+        A file is not there or not the registered one.
+    TraceError
+        No job is left.
+    """
+    entries = tuple(register)
+    return {
+        name: _published_list(find_dataset(entries, f"morphling-workloads-{stem}"), directory, workloads)
+        for name, stem in _DATASETS.items()
+    }
+
+
+def _published_list(dataset: Dataset, directory: str | Path, workloads: Collection[str]) -> pd.DataFrame:
+    jobs = read_morphling_jobs(verify(dataset, directory)).jobs
+    kept = [job for job in jobs if job.workload in workloads]
+    if not kept:
+        raise TraceError(f"{dataset.path}: no job trains {', '.join(sorted(workloads))}")
+    if len(kept) < len(jobs):
+        _LOG.warning(
+            "%s: %d of %d jobs train other workloads", dataset.path, len(jobs) - len(kept), len(jobs)
+        )
+    return jobs_table(kept)
