@@ -57,5 +57,6 @@ rule claims:
 
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
+include: "rules/cluster.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"

@@ -15,7 +15,8 @@ except MakespanError as error:
 
 CPU = "../envs/cpu.yaml"
 
-# The files of src/makespan that a stage uses; a test compares them with what the scripts import.
+# The files of src/makespan that a stage uses; a test compares them with what the scripts import. Throughput
+# tables and job lists share the package of traces, but an edit of one leaves the jobs of the other alone.
 DOMAIN = [
     "units.py",
     "errors.py",
@@ -26,15 +27,57 @@ DOMAIN = [
     "workloads/**/*",
     "plans/**/*",
 ]
-TRACES = [*DOMAIN, "traces/**/*"]
-TESTBED = [*TRACES, "testbed/**/*"]
+TRACES = [
+    *DOMAIN,
+    *(
+        f"traces/_{name}.py"
+        for name in ["artifact", "clean", "datasets", "measured", "published", "rows", "table"]
+    ),
+]
+TESTBED = [*DOMAIN, "traces/_clean.py", "traces/_emulated.py", "testbed/**/*"]
+READERS = [*DOMAIN, *(f"traces/_{name}.py" for name in ["files", "jobs", "report"])]
+REFERENCE = [*READERS, "traces/_reference.py"]
+GENERATOR = [
+    *REFERENCE,
+    *(f"traces/_{name}.py" for name in ["generate", "statistics", "transform"]),
+    "traces/presets/*",
+]
 PERF = [*DOMAIN, "perf/**/*"]
 PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
 PAPER = "papers/morphling"
 TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
 FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
-CLAIMS = [*DOMAIN, *(f"{PAPER}/{name}" for name in ["_claims.py", "_checks.py", "_names.py", "claims.csv"])]
+JOB_LISTS = [*GENERATOR, "traces/_datasets.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
+STEERING = [
+    *READERS,
+    *PERF,
+    *(f"sim/_{name}.py" for name in ["catalogue", "configuration"]),
+    *(f"{PAPER}/_{name}.py" for name in ["lists", "steering"]),
+]
+SIMULATION = [
+    *STEERING,
+    "traces/_reference.py",
+    *("sim/**/*", "policies/**/*", "metrics/**/*"),
+    *(f"{PAPER}/_{name}.py" for name in ["bench", "open"]),
+]
+COMPARISON = [*SIMULATION, f"{PAPER}/_names.py", f"{PAPER}/_table4.py"]
+STUDIES = [*SIMULATION, *JOB_LISTS, f"{PAPER}/_bands.py", f"{PAPER}/_studies.py"]
+CLAIMS = [
+    *DOMAIN,
+    *(
+        f"{PAPER}/{name}"
+        for name in [
+            "_claims.py",
+            "_checks.py",
+            "_cluster_checks.py",
+            "_finding.py",
+            "_names.py",
+            "_published.py",
+            "claims.csv",
+        ]
+    ),
+]
 CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
 
 # Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
@@ -43,6 +86,18 @@ NEEDS = {
     "fig8": set(SETTINGS.morphling.fig8.workloads),
 }
 LEFT_OUT = {name for name, needed in NEEDS.items() if not needed <= set(SETTINGS.morphling.workloads)}
+SIMULATED = [
+    "getting_started",
+    "table4",
+    "perturbed",
+    "load",
+    "load_summary",
+    "large_models",
+    "large_models_summary",
+    "rounds",
+    "rounds_summary",
+    "scale",
+]
 TABLES = [
     name
     for name in [
@@ -53,14 +108,42 @@ TABLES = [
         "sensitivity_families",
         "fig7",
         "fig8",
+        *SIMULATED,
     ]
     if name not in LEFT_OUT
 ]
+SIMULATED_FIGURES = [
+    "table4",
+    "ablation",
+    "jct_cdf",
+    "allocation",
+    "gantt",
+    "load",
+    "large_models",
+    "rounds",
+    "scale",
+]
 FIGURES = [
     name
-    for name in ["table2", "prediction", "sensitivity", "sensitivity_cpu", "fig7", "fig8"]
+    for name in [
+        "table2",
+        "prediction",
+        "sensitivity",
+        "sensitivity_cpu",
+        "fig7",
+        "fig8",
+        *SIMULATED_FIGURES,
+    ]
     if name not in LEFT_OUT
 ]
+
+# Tables that no statement is about.
+UNJUDGED = {"table2_rows", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
+JUDGED = [name for name in TABLES if name not in UNJUDGED]
+
+SIM = SETTINGS.morphling.simulation
+JOB_LIST_NAMES = ["naive", "base", "bp", "mt"]
+ABLATIONS = ("-e", "-r", "-n")
 
 
 wildcard_constraints:
@@ -90,6 +173,29 @@ def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
     return expand("results/{source}/morphling/throughput/{workload}.csv", source=source, workload=workloads)
 
 
+def job_lists(source):
+    """Return the job lists of a source."""
+    return expand("results/{source}/morphling/workloads/{name}.csv", source=source, name=JOB_LIST_NAMES)
+
+
+def simulation_inputs():
+    """Return what every simulation reads: iteration times, what policies know of them, job lists."""
+    return {
+        "tables": lambda wildcards: throughput_tables(wildcards.source, SIM.workloads),
+        "lists": lambda wildcards: job_lists(wildcards.source),
+        "knowledge": "results/{source}/morphling/steering.csv",
+    }
+
+
+def drawn_lists(seeds):
+    """Return how the lists of a study are drawn: new ones, or the authors' with shifted arrivals."""
+    return lambda wildcards: {
+        "seeds": list(seeds),
+        "draw": "perturbed" if wildcards.source == "published" else "generated",
+        "std_s": SIM.perturbed.std_s,
+    }
+
+
 def morphling_products(source):
     """Return the tables and figures of the Morphling experiments for one source."""
     return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
@@ -110,22 +216,32 @@ def products(source):
 
 
 def published_files(wildcards):
-    """Find the authors' files, in whichever layout the directory has."""
+    """Find the authors' traces, in whichever layout the directory has."""
+    return published_inputs("published_files")
+
+
+def published_job_lists(wildcards):
+    """Find the authors' job lists, in whichever layout the directory has."""
+    return published_inputs("published_job_lists")
+
+
+def published_inputs(kind):
+    """Find the authors' files of a kind."""
     # Here, because it takes a while to import and most runs do not need it.
-    from makespan.config.sources import published_files as find
+    from makespan.config import sources
 
     try:
-        return find(SETTINGS)
+        return getattr(sources, kind)(SETTINGS)
     except MakespanError as error:
         raise WorkflowError(error) from None
 
 
 def missing_datasets():
     """Return the authors' files that are still to be fetched, by their path in the directory."""
-    from makespan.config.sources import published_datasets
+    from makespan.config.sources import job_list_datasets, published_datasets
 
     directory = Path(SETTINGS.throughput.published.fetched_directory)
-    datasets = published_datasets(SETTINGS).values()
+    datasets = [*published_datasets(SETTINGS).values(), *job_list_datasets(SETTINGS)]
     return {dataset.path: dataset for dataset in datasets if not (directory / dataset.path).is_file()}
 
 

@@ -8,6 +8,15 @@ localrules:
     plot_morphling_sensitivity_cpu,
     plot_morphling_fig7,
     plot_morphling_fig8,
+    plot_morphling_table4,
+    plot_morphling_ablation,
+    plot_morphling_jct_cdf,
+    plot_morphling_allocation,
+    plot_morphling_gantt,
+    plot_morphling_load,
+    plot_morphling_large_models,
+    plot_morphling_rounds,
+    plot_morphling_scale,
 
 
 rule plot_morphling_table2:
@@ -158,3 +167,208 @@ rule plot_morphling_fig8:
         code=code_hash("plot_morphling_fig8", *PLOTS),
     script:
         "../workflow/scripts/plot_morphling_fig8.py"
+
+
+rule plot_morphling_table4:
+    input:
+        table="results/{source}/morphling/table4.csv",
+        published="config/published/morphling_table4.csv",
+    output:
+        pdf="results/{source}/morphling/figures/table4.pdf",
+        png=in_report("results/{source}/morphling/figures/table4.png", "table4", "Table 4"),
+        csv="results/{source}/morphling/figures/table4.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_table4.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_table4.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        delay_s=SIM.restart_delays_s[0],
+        code=code_hash("plot_morphling_table4", *PLOTS, f"{PAPER}/_published.py"),
+    script:
+        "../workflow/scripts/plot_morphling_table4.py"
+
+
+rule plot_morphling_ablation:
+    input:
+        table="results/{source}/morphling/table4.csv",
+    output:
+        pdf="results/{source}/morphling/figures/ablation.pdf",
+        png=in_report("results/{source}/morphling/figures/ablation.png", "ablation", "Ablation"),
+        csv="results/{source}/morphling/figures/ablation.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_ablation.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_ablation.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        delay_s=SIM.restart_delays_s[0],
+        code=code_hash("plot_morphling_ablation", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_ablation.py"
+
+
+rule plot_morphling_jct_cdf:
+    input:
+        table="results/{source}/morphling/jct.csv",
+    output:
+        pdf="results/{source}/morphling/figures/jct_cdf.pdf",
+        png=in_report("results/{source}/morphling/figures/jct_cdf.png", "jct_cdf", "Completion times"),
+        csv="results/{source}/morphling/figures/jct_cdf.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_jct_cdf.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_jct_cdf.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        policies=[name for name in SIM.policies if not name.endswith(ABLATIONS)],
+        code=code_hash("plot_morphling_jct_cdf", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_jct_cdf.py"
+
+
+rule plot_morphling_allocation:
+    input:
+        table="results/{source}/morphling/allocation.csv",
+    output:
+        pdf="results/{source}/morphling/figures/allocation.pdf",
+        png=in_report("results/{source}/morphling/figures/allocation.png", "allocation", "GPUs over time"),
+        csv="results/{source}/morphling/figures/allocation.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_allocation.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_allocation.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        cluster=SETTINGS.cluster,
+        code=code_hash(
+            "plot_morphling_allocation", *PLOTS, "presets.py", "hardware/**/*", f"{PAPER}/_figures.py"
+        ),
+    script:
+        "../workflow/scripts/plot_morphling_allocation.py"
+
+
+rule plot_morphling_gantt:
+    input:
+        table="results/{source}/morphling/schedule.csv",
+    output:
+        pdf="results/{source}/morphling/figures/gantt.pdf",
+        png=in_report("results/{source}/morphling/figures/gantt.png", "gantt", "Schedule"),
+        csv="results/{source}/morphling/figures/gantt.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_gantt.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_gantt.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        code=code_hash("plot_morphling_gantt", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_gantt.py"
+
+
+rule plot_morphling_load:
+    input:
+        table="results/{source}/morphling/load.csv",
+    output:
+        pdf="results/{source}/morphling/figures/load.pdf",
+        png=in_report("results/{source}/morphling/figures/load.png", "load", "Load"),
+        csv="results/{source}/morphling/figures/load.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_load.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_load.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        code=code_hash("plot_morphling_load", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_load.py"
+
+
+rule plot_morphling_large_models:
+    input:
+        table="results/{source}/morphling/large_models.csv",
+    output:
+        pdf="results/{source}/morphling/figures/large_models.pdf",
+        png=in_report("results/{source}/morphling/figures/large_models.png", "large_models", "Large models"),
+        csv="results/{source}/morphling/figures/large_models.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_large_models.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_large_models.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        code=code_hash("plot_morphling_large_models", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_large_models.py"
+
+
+rule plot_morphling_rounds:
+    input:
+        table="results/{source}/morphling/rounds.csv",
+    output:
+        pdf="results/{source}/morphling/figures/rounds.pdf",
+        png=in_report("results/{source}/morphling/figures/rounds.png", "rounds", "Length of a round"),
+        csv="results/{source}/morphling/figures/rounds.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_rounds.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_rounds.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        code=code_hash("plot_morphling_rounds", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_rounds.py"
+
+
+rule plot_morphling_scale:
+    input:
+        table="results/{source}/morphling/scale.csv",
+    output:
+        pdf="results/{source}/morphling/figures/scale.pdf",
+        png=in_report("results/{source}/morphling/figures/scale.png", "scale", "Scale"),
+        csv="results/{source}/morphling/figures/scale.csv",
+    log:
+        "logs/{source}/morphling/plot_morphling_scale.log",
+    benchmark:
+        "benchmarks/results/{source}/morphling/plot_morphling_scale.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        code=code_hash("plot_morphling_scale", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_scale.py"

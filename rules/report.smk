@@ -8,7 +8,8 @@ localrules:
 
 rule evaluate_claims:
     input:
-        **{name: f"results/{{source}}/morphling/{name}.csv" for name in TABLES if name != "table2_rows"},
+        **{name: f"results/{{source}}/morphling/{name}.csv" for name in JUDGED},
+        table4_published="config/published/morphling_table4.csv",
     output:
         claims="results/{source}/claims.csv",
     log:

@@ -17,6 +17,16 @@ from makespan.config._settings import (
     merge,
     published_directory,
 )
+from makespan.config._simulation import (
+    JobLists,
+    LargeModels,
+    Load,
+    Perturbed,
+    Rounds,
+    Scale,
+    ScaleSize,
+    Simulation,
+)
 from makespan.config._throughput import Emulated, Measured, Published, Throughput
 
 __all__ = [
@@ -26,12 +36,20 @@ __all__ = [
     "Fig7",
     "Fig7Stage",
     "Fig8",
+    "JobLists",
+    "LargeModels",
+    "Load",
     "Measured",
     "Morphling",
     "PerformanceModel",
+    "Perturbed",
     "Published",
+    "Rounds",
+    "Scale",
+    "ScaleSize",
     "Sensitivity",
     "Settings",
+    "Simulation",
     "Throughput",
     "check_settings",
     "configuration_page",

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from makespan.config._fields import Block, option
+from makespan.config._simulation import Simulation
 from makespan.errors import MakespanError
 from makespan.plans import Placement
 from makespan.workloads import workload_keys
@@ -112,10 +113,15 @@ class Morphling(Block):
     sensitivity: Sensitivity = option("sensitivity curves")
     fig7: Fig7 = option("adaptation to changing limits")
     fig8: Fig8 = option("throughput across jobs")
+    simulation: Simulation = option("cluster experiments")
 
     @model_validator(mode="after")
-    def _curves_have_input(self) -> "Morphling":
-        missing = sorted(set(self.sensitivity.workloads) - set(self.workloads))
-        if missing:
-            raise ValueError(f"sensitivity.workloads among workloads (not there: {', '.join(missing)})")
+    def _curves_and_jobs_have_input(self) -> "Morphling":
+        for name, used in (
+            ("sensitivity", self.sensitivity.workloads),
+            ("simulation", self.simulation.workloads),
+        ):
+            missing = sorted(set(used) - set(self.workloads))
+            if missing:
+                raise ValueError(f"{name}.workloads among workloads (not there: {', '.join(missing)})")
         return self

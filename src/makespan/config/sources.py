@@ -3,16 +3,18 @@
 Apart from the package's other names because it needs tables, which take a while to import.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from makespan.config._settings import Settings, published_directory
 from makespan.errors import MissingDataError, UnknownNameError
-from makespan.traces import Dataset, locate, read_register
+from makespan.traces import Dataset, find_dataset, locate, read_register
 from makespan.workloads import resolve_workload_key
 
-__all__ = ["published_datasets", "published_files"]
+__all__ = ["job_list_datasets", "published_datasets", "published_files", "published_job_lists"]
 
 _PREFIX = ("morphling", "throughput")
+_JOB_LISTS = ("naive", "workload-base", "workload-bp", "workload-mt")
 
 
 def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, Dataset]:
@@ -71,9 +73,22 @@ def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
     MissingDataError
         No directory is configured, or it lacks a file; says what to do.
     """
+    return _paths(settings, published_datasets(settings, root).values())
+
+
+def job_list_datasets(settings: Settings, root: str | Path = ".") -> list[Dataset]:
+    """Return the register entries of the authors' job lists; parameters as for `published_datasets`."""
+    register = read_register(Path(root) / settings.throughput.published.register_file)
+    return [find_dataset(register, f"morphling-workloads-{name}") for name in _JOB_LISTS]
+
+
+def published_job_lists(settings: Settings, root: str | Path = ".") -> list[str]:
+    """Return the files of the authors' job lists; parameters and errors as for `published_files`."""
+    return _paths(settings, job_list_datasets(settings, root))
+
+
+def _paths(settings: Settings, datasets: Iterable[Dataset]) -> list[str]:
     directory = published_directory(settings)
-    fetched = settings.throughput.published.fetched_directory
-    datasets = published_datasets(settings, root).values()
-    if directory == Path(fetched):
+    if directory == Path(settings.throughput.published.fetched_directory):
         return [str(directory / entry.path) for entry in datasets]
     return [str(locate(entry, directory)) for entry in datasets]

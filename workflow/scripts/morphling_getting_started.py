@@ -1,0 +1,22 @@
+"""Run the short job list: results/<source>/morphling/getting_started.csv."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from makespan.logs import logged_to
+from makespan.papers.morphling import Bench, getting_started, read_bench
+from makespan.tables import TABLE4, write_csv
+
+
+def main(bench: Bench, table: str, options: Mapping[str, Any]) -> None:
+    """Write one row a policy and restart delay."""
+    write_csv(getting_started(bench, **options), table, TABLE4)
+
+
+if "snakemake" in globals():
+    with logged_to(snakemake.log[0]):
+        inputs, given = snakemake.input, snakemake.params
+        tables = dict(zip(given.workloads, inputs.tables, strict=True))
+        lists = dict(zip(given.lists, inputs.lists, strict=True))
+        bench = read_bench(tables, inputs.knowledge, lists, given.cluster, snakemake.threads)
+        main(bench, snakemake.output.table, given.options)

@@ -1,0 +1,31 @@
+"""Vary the arrival rate: results/<source>/morphling/load.csv and load_summary.csv."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from makespan.logs import logged_to
+from makespan.papers.morphling import Bench, load_study, read_bench, read_times, seeded_lists
+from makespan.tables import LOAD, STUDY, write_csv
+from makespan.traces import ReferenceTimes
+
+
+def main(
+    bench: Bench,
+    times: ReferenceTimes,
+    paths: Mapping[str, str],
+    drawn: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    """Write one row a simulation, and means with confidence bands."""
+    rows, means = load_study(bench, seeded_lists(bench.jobs["base"], times, **drawn), **options)
+    write_csv(rows, paths["table"], LOAD)
+    write_csv(means, paths["summary"], STUDY)
+
+
+if "snakemake" in globals():
+    with logged_to(snakemake.log[0]):
+        inputs, given = snakemake.input, snakemake.params
+        tables = dict(zip(given.workloads, inputs.tables, strict=True))
+        lists = dict(zip(given.lists, inputs.lists, strict=True))
+        bench = read_bench(tables, inputs.knowledge, lists, given.cluster, snakemake.threads)
+        main(bench, read_times(tables), dict(snakemake.output.items()), given.drawn, given.options)

@@ -1,0 +1,25 @@
+"""Predict what policies decide by: results/<source>/morphling/steering.csv."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from makespan.logs import logged_to
+from makespan.papers.morphling import read_job_lists, steering
+from makespan.tables import STEERING, THROUGHPUT, read_csv, write_csv
+
+
+def main(
+    tables: Mapping[str, str], lists: Mapping[str, str], knowledge: str, options: Mapping[str, Any]
+) -> None:
+    """Write predicted times, and which of them are known."""
+    frames = {workload: read_csv(path, THROUGHPUT) for workload, path in tables.items()}
+    jobs = [job for jobs in read_job_lists(lists).values() for job in jobs]
+    write_csv(steering(frames, jobs, **options), knowledge, STEERING)
+
+
+if "snakemake" in globals():
+    with logged_to(snakemake.log[0]):
+        inputs, given = snakemake.input, snakemake.params
+        tables = dict(zip(given.workloads, inputs.tables, strict=True))
+        lists = dict(zip(given.lists, inputs.lists, strict=True))
+        main(tables, lists, snakemake.output.knowledge, given.options)
