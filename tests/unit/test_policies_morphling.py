@@ -9,6 +9,7 @@ from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
 from makespan.policies import REGISTRY
 from makespan.policies._placing import Room
 from makespan.policies.morphling import BLIND, WORK_AWARE, Freedom, Morphling, MorphlingWork
+from makespan.policies.morphling._blind import _next_multiple
 from makespan.policies.morphling._draft import Draft, Slot, Task
 from makespan.policies.morphling._growth import grow, passes_gate
 from makespan.policies.morphling._options import OptionBook, undominated
@@ -369,3 +370,21 @@ def test_a_guaranteed_job_is_offered_what_is_known_to_be_fast_enough_and_its_req
         for item in options:
             assert item is mine or item.is_known
             assert item.iter_time_s <= reference.iter_time_s
+
+
+def test_the_last_job_grows_although_nothing_happens():
+    jobs = [toy_job("long", steps=40_000), toy_job("other", n_gpus=8, steps=60)]
+    result = simulate(jobs, toy_nodes(1, 8), toy_catalogue(), REGISTRY["morphling"], restart_delay_s=60.0)
+    mine = result.events[result.events["job_id"] == "long"]
+    assert mine["n_gpus"].max() == 8
+    blind = Morphling(look_again_s=1e9)
+    slow = simulate(jobs, toy_nodes(1, 8), toy_catalogue(), blind, restart_delay_s=60.0)
+    assert result.outcomes["finish_time_s"].max() < slow.outcomes["finish_time_s"].max()
+
+
+@pytest.mark.parametrize(
+    ("time_s", "every_s"), [(0.0, 900.0), (900.0, 900.0), (1.0, 0.1), (0.3, 0.1), (899.9, 900.0)]
+)
+def test_the_next_look_is_later(time_s, every_s):
+    found = _next_multiple(time_s, every_s)
+    assert time_s < found <= time_s + every_s * (1 + 1e-9)

@@ -1,6 +1,6 @@
 """Morphling without knowledge of the work that jobs have left."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.morphling._options import FULL_FREEDOM, Freedom
@@ -31,12 +31,17 @@ class Morphling:
         Time that a job is expected to run at its requested speed when it is new [s].
     expected_share
         Share of the time that it has run which a job is expected to run on.
+    look_again_s
+        While devices are free beside running jobs and nobody waits, decide at multiples of this time
+        [s] even if nothing happens: what is expected of a job grows as it runs, and with it what more
+        devices are worth.
     """
 
     freedom: Freedom = FULL_FREEDOM
     tuning: Tuning = BLIND
     expected_s: float = 60.0
     expected_share: float = 0.25
+    look_again_s: float = 900.0
     name: str = "morphling"
     title: str = "Morphling"
     interval_s: float | None = None
@@ -53,9 +58,18 @@ class Morphling:
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Draft a schedule of all known jobs by estimates and return what it changes."""
-        return decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
+        decision, state = decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
+        if not view.running or view.pending or not sum(view.free_gpus):
+            return decision, state
+        return replace(decision, wake_up_s=_next_multiple(view.time_s, self.look_again_s)), state
 
     def expected_steps(self, job: JobView, view: ClusterView) -> float:
         """Estimate the steps that a job has left from the time that it has run."""
         left_s = self.expected_s + self.expected_share * job.running_time_s
         return left_s / view.catalogue.requested(job.spec).predicted_iter_time_s
+
+
+def _next_multiple(time_s: float, every_s: float) -> float:
+    """Return the next multiple after a time [s]: the same for all decisions in between."""
+    turn = time_s // every_s + 1
+    return turn * every_s if turn * every_s > time_s else (turn + 1) * every_s
