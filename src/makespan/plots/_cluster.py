@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from makespan.plots._policy_style import policy_style
 from makespan.plots._style import (
     FAMILY_COLOURS,
     PALETTE,
@@ -56,7 +57,7 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int) -> Figure:
         rows = table[table["policy"] == panel] if panel else table
         _stack_families(axes, rows, families, n_gpus)
         axes.set_ylabel("GPUs held")
-        axes.set_title(panel, loc="left")
+        axes.set_title(policy_style(panel).title, loc="left")
     axes_list[-1].set_xlabel("time since the first submission [h]")
     axes_list[-1].set_xlim(0, float(table["time_s"].max()) / HOUR)
     handles: list[Patch | Line2D] = [Patch(color=_colour(name), label=name) for name in families]

@@ -72,7 +72,7 @@ def plot_table4(
         rows = shown[shown["trace"] == trace].set_index("policy")
         marks = None if published is None else published[published["trace"] == trace]
         for axes, (value, ratio, label) in zip(panels[:, column], _METRICS, strict=True):
-            _ratio_bars(axes, rows, policies, value, ratio)
+            _ratio_bars(axes, rows, policies, value, ratio, marks)
             _published_marks(axes, marks, policies, value)
             axes.set_xlabel(label)
         panels[0, column].set_title(_TRACE_TITLES.get(str(trace), str(trace)))
@@ -90,15 +90,19 @@ def plot_table4(
     return figure
 
 
-def _ratio_bars(axes: Axes, rows: pd.DataFrame, policies: list[str], value: str, ratio: str) -> None:
+def _ratio_bars(
+    axes: Axes, rows: pd.DataFrame, policies: list[str], value: str, ratio: str, marks: pd.DataFrame | None
+) -> None:
     present = rows[rows.index.isin(policies)]
     positions = [policies.index(str(name)) for name in present.index]
     hours = present[value].to_numpy(float) / HOUR
     colours = [_bar_colour(str(name)) for name in present.index]
     axes.barh(positions, hours, 0.74, color=colours, lw=0, zorder=2)
+    beyond = {} if marks is None else (marks.groupby("policy")[value].max() / HOUR).to_dict()
     for y, x, factor in zip(positions, hours, present[ratio].to_numpy(float), strict=True):
         text = f" {factor:.2f}" if np.isfinite(factor) else ""
-        axes.text(x, y, text, va="center", ha="left", fontsize=5.5, zorder=5)
+        end = max(x, beyond.get(policies[y], x))  # so that a mark does not cross the number
+        axes.text(end, y, text, va="center", ha="left", fontsize=5.5, zorder=5)
     axes.set_yticks(range(len(policies)), [policy_style(name).title for name in policies])
     axes.set_ylim(len(policies) - 0.4, -0.6)
     axes.set_xlim(0, 1.18 * float(hours.max()))
