@@ -9,6 +9,7 @@ The calls of this package start worker processes and wait for them; only the wor
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 
+from makespan.training._checkpoint_files import Checkpoint, latest_checkpoint
 from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
 from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher
 from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
@@ -17,6 +18,7 @@ from makespan.training._support import check_supported, unsupported_reasons
 
 __all__ = [
     "MODEL_FAMILIES",
+    "Checkpoint",
     "Launcher",
     "LocalLauncher",
     "PhaseTimes",
@@ -27,6 +29,7 @@ __all__ = [
     "SmallModel",
     "TrainingJob",
     "check_supported",
+    "latest_checkpoint",
     "read_progress",
     "request_stop",
     "small_model",

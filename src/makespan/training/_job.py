@@ -8,7 +8,16 @@ from makespan.errors import InputError
 from makespan.plans import ExecutionPlan, PlanFamily
 from makespan.training._model_spec import SmallModel
 
-__all__ = ["PhaseTimes", "Progress", "RestartCost", "RunResult", "TrainingJob", "job_from", "job_values"]
+__all__ = [
+    "PhaseTimes",
+    "Progress",
+    "RestartCost",
+    "RunResult",
+    "TrainingJob",
+    "job_from",
+    "job_values",
+    "result_from",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +207,15 @@ def job_from(values: Mapping[str, Any]) -> TrainingJob:
         plan["partition"] = tuple(plan["partition"])
     rest = {name: value for name, value in values.items() if name not in ("model", "plan")}
     return TrainingJob(SmallModel(**values["model"]), ExecutionPlan(**plan), **rest)
+
+
+def result_from(values: Mapping[str, Any]) -> RunResult:
+    """Build a result from the plain values that a worker writes."""
+    cost = values["restart_cost"]
+    nested = {
+        "losses": tuple(values["losses"]),
+        "times": tuple(PhaseTimes(**row) for row in values["times"]),
+        "save_s": tuple(values["save_s"]),
+        "restart_cost": None if cost is None else RestartCost(**cost),
+    }
+    return RunResult(**{**values, **nested})

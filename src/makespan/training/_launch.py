@@ -1,14 +1,25 @@
 """Start the processes of a run, watch them, and bring all of them down when one dies."""
 
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from makespan.errors import WorkerError
+from makespan.training._files import log_file
+from makespan.training._watch import watch
+
 __all__ = ["Launcher", "LocalLauncher", "SlurmLauncher"]
 
-WORKER = (sys.executable, "-m", "makespan.training.worker")
+_SRUN_INTERRUPTS = 2
+"""Interrupts within a second that make srun end its tasks."""
+
+WORKER = (sys.executable, "-m", "makespan.training._worker")
 
 
 class Launcher(Protocol):
@@ -21,6 +32,14 @@ class Launcher(Protocol):
     @property
     def n_devices(self) -> int | None:
         """Devices at hand, None if there is no limit."""
+
+    @property
+    def threads_per_process(self) -> int | None:
+        """Threads of each process; None for the plan's CPU threads a GPU."""
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """Longest time without a step."""
 
     def run(self, n_processes: int, run_dir: Path) -> None:
         """Run the request in ``run_dir`` with some processes and wait for their end.
@@ -65,12 +84,27 @@ class LocalLauncher:
 
     @property
     def n_devices(self) -> int | None:
-        """Devices at hand, None if there is no limit."""
-        raise NotImplementedError
+        """GPUs at hand; None on CPU, where processes may share one."""
+        if self.device == "cpu":
+            return None
+        return len(self.gpus) if self.gpus is not None else _visible_gpus()
 
     def run(self, n_processes: int, run_dir: Path) -> None:
         """Run the request in ``run_dir``; see `Launcher.run`."""
-        raise NotImplementedError
+        shared = os.environ | _run_variables(self.threads_per_process)
+        shared |= {"MAKESPAN_WORLD_SIZE": str(n_processes), "MAKESPAN_PARENT": str(os.getpid())}
+        if sys.platform == "linux":
+            shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        if self.cpus is not None:
+            shared["MAKESPAN_CPUS"] = ",".join(map(str, self.cpus))
+        if self.gpus is not None:
+            shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
+        processes: list[subprocess.Popen[bytes]] = []
+        with _ended_on_error(processes):
+            for rank in range(n_processes):
+                own = shared | {"MAKESPAN_RANK": str(rank)}
+                processes.append(_start([*self.command, str(run_dir)], own, log_file(run_dir, rank)))
+        watch(processes, run_dir, n_processes, self.timeout_s, self.stall_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +139,48 @@ class SlurmLauncher:
 
     def run(self, n_processes: int, run_dir: Path) -> None:
         """Run the request in ``run_dir``; see `Launcher.run`. The directory must be seen by all nodes."""
-        raise NotImplementedError
+        command = ["srun", f"--ntasks={n_processes}", "--kill-on-bad-exit=1", *self.options]
+        environment = os.environ | _run_variables(self.threads_per_process)
+        own = {name: value for name, value in environment.items() if name != "MAKESPAN_RANK"}
+        process = _start([*command, *self.command, str(run_dir)], own, log_file(run_dir, 0))
+        watch(
+            [process], run_dir, n_processes, self.timeout_s, self.stall_timeout_s, interrupts=_SRUN_INTERRUPTS
+        )
+
+
+def _run_variables(threads: int | None) -> dict[str, str]:
+    """Return what all processes of a run find in their environment."""
+    count = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {"MAKESPAN_LAUNCHED_AT": repr(time.time()), "PYTHONUNBUFFERED": "1"} | count
+
+
+def _start(command: Sequence[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("wb") as stream:
+        try:
+            return subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise WorkerError(f"cannot start {command[0]}: {error.strerror}") from None
+
+
+@contextmanager
+def _ended_on_error(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """End the processes that were started when a later one cannot be."""
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.kill()
+            process.wait()
+        raise
+
+
+def _visible_gpus() -> int:
+    """Count the GPUs that processes will see, without torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([one for one in named.split(",") if one.strip()])
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

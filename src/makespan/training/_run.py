@@ -1,12 +1,31 @@
 """Train: the calls that start processes and return what they did."""
 
-from collections.abc import Sequence
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from makespan.training._job import Progress, RunResult, TrainingJob
-from makespan.training._launch import Launcher
+from makespan.errors import CheckpointError, InputError
+from makespan.training._checkpoint_files import latest_checkpoint
+from makespan.training._files import (
+    GRADIENTS,
+    PROGRESS,
+    REQUEST,
+    RESULT,
+    STOP,
+    STORE,
+    read_json,
+    write_json,
+)
+from makespan.training._job import Progress, RunResult, TrainingJob, job_values, result_from
+from makespan.training._launch import Launcher, LocalLauncher
+from makespan.training._support import check_supported
 
 __all__ = ["read_progress", "request_stop", "train", "train_all"]
+
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -56,7 +75,11 @@ def train(
     WorkerError
         A process died or hung. All others were brought down.
     """
-    raise NotImplementedError
+    launcher = launcher if launcher is not None else LocalLauncher()
+    check_supported(job.plan, job.model, launcher.n_devices)
+    source = None if resume is None else _continued(job, Path(resume))
+    (result,) = _execute([job], launcher, run_dir, checkpoint_dir, source, keep_gradients)
+    return result
 
 
 def train_all(
@@ -89,7 +112,69 @@ def train_all(
     InfeasiblePlanError, WorkerError
         As for `train`.
     """
-    raise NotImplementedError
+    launcher = launcher if launcher is not None else LocalLauncher()
+    if len({job.plan.n_gpus for job in jobs}) != 1:
+        counts = ", ".join(str(job.plan.n_gpus) for job in jobs) or "no job"
+        raise InputError(f"jobs that train together need equally many processes; found {counts}")
+    for job in jobs:
+        check_supported(job.plan, job.model, launcher.n_devices)
+    return tuple(_execute(jobs, launcher, run_dir, None, None, keep_gradients))
+
+
+def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
+    """Find and check the checkpoint from which a job continues."""
+    begun = time.perf_counter()
+    checkpoint = latest_checkpoint(directory)
+    if checkpoint is None:
+        raise CheckpointError(f"{directory}: no complete checkpoint")
+    checkpoint.check_continues(job)
+    checkpoint.verify()
+    return {
+        "path": str(checkpoint.path.resolve()),
+        "step": checkpoint.step,
+        "save_s": checkpoint.save_s,
+        "verify_s": time.perf_counter() - begun,
+    }
+
+
+def _execute(
+    jobs: Sequence[TrainingJob],
+    launcher: Launcher,
+    run_dir: str | Path | None,
+    checkpoint_dir: str | Path | None,
+    source: Mapping[str, Any] | None,
+    keep_gradients: bool,
+) -> list[RunResult]:
+    """Write the request, run it, read the results."""
+    if run_dir is None:
+        if keep_gradients:
+            raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
+        with tempfile.TemporaryDirectory(prefix="makespan-run-") as name:
+            return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
+    directory = Path(run_dir).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    _clear(directory)
+    threads = launcher.threads_per_process
+    request = {
+        "jobs": [job_values(job) for job in jobs],
+        "device": launcher.device,
+        "threads": threads if threads is not None else jobs[0].plan.cpu_threads,
+        "stall_timeout_s": launcher.stall_timeout_s,
+        "checkpoint_dir": None if checkpoint_dir is None else str(Path(checkpoint_dir).resolve()),
+        "resume": source,
+        "keep_gradients": keep_gradients,
+    }
+    write_json(request, directory / REQUEST)
+    _log.info("%d job(s) on %d %s process(es)", len(jobs), jobs[0].plan.n_gpus, launcher.device)
+    launcher.run(jobs[0].plan.n_gpus, directory)
+    return [result_from(values) for values in read_json(directory / RESULT)]
+
+
+def _clear(directory: Path) -> None:
+    """Remove what an earlier run left in the directory."""
+    for pattern in (REQUEST, RESULT, PROGRESS, STOP, STORE, "error-*.json", "log-*.txt", f"*-{GRADIENTS}"):
+        for path in directory.glob(pattern):
+            path.unlink()
 
 
 def request_stop(run_dir: str | Path) -> None:
@@ -97,9 +182,12 @@ def request_stop(run_dir: str | Path) -> None:
 
     The signal SIGTERM to any of its processes does the same.
     """
-    raise NotImplementedError
+    (Path(run_dir) / STOP).touch()
 
 
 def read_progress(run_dir: str | Path) -> Progress | None:
     """Return the heartbeat of the run in a directory, None before its first one."""
-    raise NotImplementedError
+    values = read_json(Path(run_dir) / PROGRESS)
+    if values is None:
+        return None
+    return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))
