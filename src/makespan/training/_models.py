@@ -78,7 +78,7 @@ def _rotate(heads: Tensor) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """Two linear layers, or three with a gate."""
+    """Two linear layers, or three with a gate; only the first may have a bias."""
 
     def __init__(self, spec: SmallModel, activation: Callable[[Tensor], Tensor], bias: bool) -> None:
         """Create the layers; only a model with gated MLP has ``gate``."""
@@ -86,7 +86,7 @@ class Mlp(nn.Module):
         self.activation = activation
         self.gate = nn.Linear(spec.hidden, spec.ffn, bias=False) if spec.family == "llama" else None
         self.up = nn.Linear(spec.hidden, spec.ffn, bias=bias)
-        self.down = nn.Linear(spec.ffn, spec.hidden, bias=bias)
+        self.down = nn.Linear(spec.ffn, spec.hidden, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map each position by itself."""

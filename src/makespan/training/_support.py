@@ -47,6 +47,8 @@ def _tensor_reasons(plan: ExecutionPlan, model: SmallModel) -> Iterator[str]:
     for name in ("heads", "kv_heads", "ffn"):
         if getattr(model, name) % plan.tp:
             yield f"tp={plan.tp} does not divide {name}={getattr(model, name)}"
+    if plan.sequence_parallel and model.family == "vit":
+        yield "sequence parallelism needs a result at every position, and vit averages over them"
     if plan.sequence_parallel and model.seq % plan.tp:
         yield f"sequence parallelism with tp={plan.tp} does not divide seq={model.seq}"
 
