@@ -47,15 +47,17 @@ rule measured:
 
 rule morphling:
     input:
-        [morphling_products(source) for source in SETTINGS.throughput.sources],
+        [morphling_products(source) for source in SETTINGS.throughput.sources if not is_profiled(source)],
+        [profile_products() for source in SETTINGS.throughput.sources if is_profiled(source)],
 
 
 rule claims:
     input:
-        expand("results/{source}/claims.csv", source=SETTINGS.throughput.sources),
+        [f"results/{source}/claims.csv" for source in SETTINGS.throughput.sources if not is_profiled(source)],
 
 
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
+include: "rules/measured.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"

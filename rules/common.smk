@@ -14,6 +14,7 @@ except MakespanError as error:
     raise WorkflowError(error) from None
 
 CPU = "../envs/cpu.yaml"
+GPU = "../envs/gpu.yaml"
 
 # The files of src/makespan that a stage uses; a test compares them with what the scripts import.
 DOMAIN = [
@@ -33,6 +34,8 @@ PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
 PAPER = "papers/morphling"
 TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
+TRAINING = [*PERF, "training/**/*"]
+MEASURED = [*FIG7, f"{PAPER}/_table2.py", f"{PAPER}/_measured.py"]
 FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
 CLAIMS = [*DOMAIN, *(f"{PAPER}/{name}" for name in ["_claims.py", "_checks.py", "_names.py", "claims.csv"])]
 CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
@@ -100,8 +103,30 @@ def morphling_products(source):
     )
 
 
+def is_profiled(source):
+    """Whether a source is the profile of small workloads, which only some of the experiments can use."""
+    return source == "measured" and SETTINGS.throughput.measured.directory is None
+
+
+def profile_products():
+    """Return what is built from the profile of small workloads."""
+    tables = ["table2", "table2_rows", "table2_summary", "fig7"]
+    return [
+        *throughput_tables("measured", SETTINGS.throughput.measured.profile.workloads),
+        *expand("results/measured/morphling/{table}.csv", table=tables),
+        *expand(
+            "results/measured/morphling/figures/{figure}.{kind}",
+            figure=["table2", "prediction", "fig7"],
+            kind=["pdf", "png", "csv"],
+        ),
+        "results/measured/provenance.json",
+    ]
+
+
 def products(source):
     """Return everything that is built for one source."""
+    if is_profiled(source):
+        return profile_products()
     return [
         *morphling_products(source),
         f"results/{source}/claims.csv",

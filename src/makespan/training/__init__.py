@@ -10,6 +10,7 @@ The calls of this package start worker processes and wait for them; only the wor
 """
 
 from makespan.training._checkpoint_files import Checkpoint, latest_checkpoint
+from makespan.training._design import ProfilePoint, model_of, profile_batches, profile_points
 from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
 from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher
 from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
@@ -22,6 +23,7 @@ __all__ = [
     "Launcher",
     "LocalLauncher",
     "PhaseTimes",
+    "ProfilePoint",
     "Progress",
     "RestartCost",
     "RunResult",
@@ -29,6 +31,9 @@ __all__ = [
     "SmallModel",
     "TrainingJob",
     "check_supported",
+    "model_of",
+    "profile_batches",
+    "profile_points",
     "latest_checkpoint",
     "read_progress",
     "request_stop",

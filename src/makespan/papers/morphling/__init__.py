@@ -12,6 +12,7 @@ that a run writes below ``results/<source>/morphling/``:
   `makespan.plots.plot_sensitivity` and `makespan.plots.plot_cpu_sensitivity`
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
+- `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
 - `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
@@ -22,6 +23,7 @@ from makespan.papers.morphling._claims import evaluate_claims, read_claims
 from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
 from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+from makespan.papers.morphling._measured import measured_fig7, measured_table2
 from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._published import read_published
 from makespan.papers.morphling._sensitivity import sensitivity
@@ -38,6 +40,8 @@ __all__ = [
     "fig7",
     "fig8",
     "fit_workload",
+    "measured_fig7",
+    "measured_table2",
     "read_claims",
     "read_published",
     "sensitivity",
