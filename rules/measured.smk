@@ -41,7 +41,7 @@ def profile_job_names(is_on_one_node):
 def profile_threads(n_processes):
     """Return the cores of a job: those of its processes beside GPUs, else all."""
     own = n_processes * PROFILE.cpu_threads
-    return own if PROFILE.gpu_model else max(own, workflow.cores or 1)
+    return own if PROFILE.gpu_model else max(own, workflow.resource_settings.cores or 1)
 
 
 def profile_gpus(**counts):
