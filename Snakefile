@@ -53,11 +53,12 @@ rule morphling:
 
 rule claims:
     input:
-        [f"results/{source}/claims.csv" for source in SETTINGS.throughput.sources if not is_profiled(source)],
+        expand("results/{source}/claims.csv", source=SETTINGS.throughput.sources),
 
 
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
 include: "rules/measured.smk"
+include: "rules/training.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"

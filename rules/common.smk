@@ -37,7 +37,17 @@ FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "
 TRAINING = [*PERF, "training/**/*"]
 MEASURED = [*FIG7, f"{PAPER}/_table2.py", f"{PAPER}/_measured.py"]
 FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
-CLAIMS = [*DOMAIN, *(f"{PAPER}/{name}" for name in ["_claims.py", "_checks.py", "_names.py", "claims.csv"])]
+EXECUTOR = [
+    *DOMAIN,
+    *(f"training/_{name}.py" for name in ["job", "model_spec", "support", "run", "launch", "watch", "files"]),
+    *(f"training/_{name}.py" for name in ["campaign", "checkpoint_files", "checkpoint", "worker", "engine"]),
+    *(f"training/_{name}.py" for name in ["models", "data", "tensor", "optimizer", "mesh", "passes", "clock"]),
+]
+FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
+CLAIMS = [
+    *DOMAIN,
+    *(f"{PAPER}/{name}" for name in ["_claims.py", "_checks.py", "_fig9.py", "_names.py", "claims.csv"]),
+]
 CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
 
 # Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
@@ -123,12 +133,26 @@ def profile_products():
     ]
 
 
+def training_products():
+    """Return what is built from real training runs."""
+    figures = expand("results/measured/morphling/figures/fig9.{kind}", kind=["pdf", "png", "csv"])
+    return ["results/measured/morphling/fig9.csv", "results/measured/morphling/fig9_summary.csv", *figures]
+
+
+def claim_tables(wildcards):
+    """Return the tables that decide the claims of a source, by name."""
+    names = [] if is_profiled(wildcards.source) else [name for name in TABLES if name != "table2_rows"]
+    names += ["fig9"] if wildcards.source == "measured" else []
+    return {name: f"results/{wildcards.source}/morphling/{name}.csv" for name in names}
+
+
 def products(source):
     """Return everything that is built for one source."""
     if is_profiled(source):
-        return profile_products()
+        return [*profile_products(), *training_products(), "results/measured/claims.csv"]
     return [
         *morphling_products(source),
+        *(training_products() if source == "measured" else []),
         f"results/{source}/claims.csv",
         f"results/{source}/provenance.json",
     ]

@@ -8,7 +8,7 @@ localrules:
 
 rule evaluate_claims:
     input:
-        **{name: f"results/{{source}}/morphling/{name}.csv" for name in TABLES if name != "table2_rows"},
+        unpack(claim_tables),
     output:
         claims="results/{source}/claims.csv",
     log:

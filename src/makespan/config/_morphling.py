@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from makespan.config._fields import Block, option
+from makespan.config._fig9 import Fig9
 from makespan.errors import MakespanError
 from makespan.plans import Placement
 from makespan.workloads import workload_keys
@@ -112,6 +113,7 @@ class Morphling(Block):
     sensitivity: Sensitivity = option("sensitivity curves")
     fig7: Fig7 = option("adaptation to changing limits")
     fig8: Fig8 = option("throughput across jobs")
+    fig9: Fig9 = option("accuracy under reconfiguration")
 
     @model_validator(mode="after")
     def _curves_have_input(self) -> "Morphling":

@@ -50,9 +50,7 @@ class Profile(Block):
         "constants of the machine: name of an environment or path of a .toml file; null: they are measured",
         changes=_TIMES,
     )
-    warmup_steps: int = option(
-        "steps of a run that are thrown away", source="a choice", changes=_TIMES, ge=0
-    )
+    warmup_steps: int = option("steps of a run that are thrown away", source="a choice", changes=_TIMES, ge=0)
     steps: int = option("steps of a run that are timed", source="a choice", changes=_TIMES, ge=1)
     repetitions: int = option(
         "runs of each point; their scatter is the repeatability", source="a choice", changes=_TIMES, ge=1
@@ -80,4 +78,3 @@ class Profile(Block):
         changes="fig7",
         min_length=1,
     )
-

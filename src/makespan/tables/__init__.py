@@ -19,8 +19,10 @@ from makespan.tables._catalogue import (
 )
 from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
+from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
+from makespan.tables._training import FIG9, FIG9_SUMMARY
 from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE
 
 __all__ = [
@@ -29,10 +31,14 @@ __all__ = [
     "FAILURES",
     "FIG7",
     "FIG8",
+    "FIG9",
+    "FIG9_SUMMARY",
     "FIT",
     "JOBS",
     "JOB_METRICS",
     "LARGE_MODELS",
+    "LIVE",
+    "LIVE_JOBS",
     "LOAD",
     "OUTCOMES",
     "REQUESTS",

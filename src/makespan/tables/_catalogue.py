@@ -4,6 +4,7 @@ from typing import Any
 
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
+from makespan.tables._training import FIG9, FIG9_SUMMARY
 from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE
 
 __all__ = [
@@ -186,6 +187,8 @@ SCHEMAS = (
     LARGE_MODELS,
     ROUNDS,
     SCALE,
+    FIG9,
+    FIG9_SUMMARY,
     CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""

@@ -9,10 +9,11 @@ The calls of this package start worker processes and wait for them; only the wor
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 
+from makespan.training._campaign import cost_table, those_that_fit, train_grouped, train_switching
 from makespan.training._checkpoint_files import Checkpoint, latest_checkpoint
 from makespan.training._design import ProfilePoint, model_of, profile_batches, profile_points
 from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
-from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher
+from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher, local_launcher
 from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
 from makespan.training._run import read_progress, request_stop, train, train_all
 from makespan.training._support import check_supported, unsupported_reasons
@@ -31,15 +32,20 @@ __all__ = [
     "SmallModel",
     "TrainingJob",
     "check_supported",
+    "cost_table",
     "model_of",
     "profile_batches",
     "profile_points",
     "latest_checkpoint",
+    "local_launcher",
     "read_progress",
     "request_stop",
     "small_model",
     "small_models",
+    "those_that_fit",
     "train",
     "train_all",
+    "train_grouped",
+    "train_switching",
     "unsupported_reasons",
 ]

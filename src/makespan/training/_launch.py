@@ -14,7 +14,7 @@ from makespan.errors import WorkerError
 from makespan.training._files import log_file
 from makespan.training._watch import watch
 
-__all__ = ["Launcher", "LocalLauncher", "SlurmLauncher"]
+__all__ = ["Launcher", "LocalLauncher", "SlurmLauncher", "local_launcher"]
 
 _SRUN_INTERRUPTS = 2
 """Interrupts within a second that make srun end its tasks."""
@@ -146,6 +146,21 @@ class SlurmLauncher:
         watch(
             [process], run_dir, n_processes, self.timeout_s, self.stall_timeout_s, interrupts=_SRUN_INTERRUPTS
         )
+
+
+def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> LocalLauncher:
+    """Return a launcher for this machine.
+
+    Parameters
+    ----------
+    device
+        ``auto`` for GPUs where there are enough of them, else CPU.
+    n_processes
+        Processes that ``auto`` must serve.
+    """
+    if device == "auto":
+        device = "cuda" if _visible_gpus() >= n_processes else "cpu"
+    return LocalLauncher(device)
 
 
 def _run_variables(threads: int | None) -> dict[str, str]:

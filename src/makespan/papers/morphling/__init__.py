@@ -13,6 +13,7 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
+- `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
 - `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
@@ -23,6 +24,13 @@ from makespan.papers.morphling._claims import evaluate_claims, read_claims
 from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
 from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+from makespan.papers.morphling._fig9 import (
+    OTHER_SEED,
+    SWITCHING,
+    fig9,
+    fig9_summary,
+    published_loss_statistics,
+)
 from makespan.papers.morphling._measured import measured_fig7, measured_table2
 from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._published import read_published
@@ -32,16 +40,21 @@ from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows,
 __all__ = [
     "CLAIM_TABLES",
     "MORPHLING",
+    "OTHER_SEED",
     "SCHEDULERS",
     "STRATEGIES",
+    "SWITCHING",
     "Stage",
     "cpu_sensitivity_figure_table",
     "evaluate_claims",
     "fig7",
     "fig8",
+    "fig9",
+    "fig9_summary",
     "fit_workload",
     "measured_fig7",
     "measured_table2",
+    "published_loss_statistics",
     "read_claims",
     "read_published",
     "sensitivity",

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
 from makespan.papers.morphling._names import MORPHLING
 
 __all__ = ["CHECKS", "CLAIM_TABLES", "Claim", "Finding", "Tables"]
 
-CLAIM_TABLES = ("table2", "table2_summary", "sensitivity", "sensitivity_families", "fig7", "fig8")
+CLAIM_TABLES = ("table2", "table2_summary", "sensitivity", "sensitivity_families", "fig7", "fig8", "fig9")
 """Names of the result tables that the checks read."""
 
 Tables = Mapping[str, pd.DataFrame]
@@ -186,6 +187,18 @@ def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
 
 
+def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig9"]
+    differences = table.assign(value=_number(table, "abs_difference")).groupby("run", sort=False)["value"]
+    if not {SWITCHING, OTHER_SEED} <= set(differences.groups):
+        return None
+    other = float(differences.mean()[OTHER_SEED])
+    largest = differences.max().drop(OTHER_SEED)
+    worst, plans = float(largest.max()), len(largest) - 1
+    note = f"{plans} plans and a run that switches; largest in run {largest.idxmax()!r}"
+    return Finding(f"{worst:.2g}, other seed {other:.2g}", worst < claim.limit * other, note)
+
+
 def _later(tables: Tables, claim: Claim) -> Finding | None:
     return None
 
@@ -202,5 +215,6 @@ CHECKS: dict[str, Check] = {
     "fig8_more_gpus": _fig8_more_gpus,
     "fig8_gain": _fig8_gain,
     "fig8_equals_published": _fig8_equals_published,
+    "fig9_reconfiguration": _fig9_reconfiguration,
     "later": _later,
 }

@@ -43,8 +43,10 @@ def measured_table2(
     noise = pd.concat(
         [_noise(frame, record) for frame, record in zip(throughput, records, strict=True)], ignore_index=True
     )
-    cells = joined[["model", "plan_family"]].drop_duplicates().assign(
-        **dict.fromkeys(_NOTHING_PUBLISHED, float("nan"))
+    cells = (
+        joined[["model", "plan_family"]]
+        .drop_duplicates()
+        .assign(**dict.fromkeys(_NOTHING_PUBLISHED, float("nan")))
     )
     by_family = noise.groupby(["model", "plan_family"], as_index=False)["repeatability_pct"].mean()
     errors = table2(joined, cells).merge(by_family, how="left", on=["model", "plan_family"])
