@@ -41,7 +41,10 @@ EXECUTOR = [
     *DOMAIN,
     *(f"training/_{name}.py" for name in ["job", "model_spec", "support", "run", "launch", "watch", "files"]),
     *(f"training/_{name}.py" for name in ["campaign", "checkpoint_files", "checkpoint", "worker", "engine"]),
-    *(f"training/_{name}.py" for name in ["models", "data", "tensor", "optimizer", "mesh", "passes", "clock"]),
+    *(
+        f"training/_{name}.py"
+        for name in ["models", "data", "tensor", "optimizer", "mesh", "passes", "clock"]
+    ),
 ]
 FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
 CLAIMS = [

@@ -19,9 +19,7 @@ def fig9_experiment():
             name: {field: getattr(plan, field) for field in degrees + sizes} for name, plan in plans.items()
         },
         "switches": [[switch.step, switch.name] for switch in FIG9.switches],
-        "options": {
-            name: getattr(FIG9, name) for name in ["steps", "learning_rate", "seed", "data_seed"]
-        },
+        "options": {name: getattr(FIG9, name) for name in ["steps", "learning_rate", "seed", "data_seed"]},
         "other_seed": FIG9.other_seed,
         "device": FIG9.device,
     }

@@ -9,7 +9,7 @@ The calls of this package start worker processes and wait for them; only the wor
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 
-from makespan.training._campaign import cost_table, those_that_fit, train_grouped, train_switching
+from makespan.training._campaign import cost_table, train_compared, train_grouped, train_switching
 from makespan.training._checkpoint_files import Checkpoint, latest_checkpoint
 from makespan.training._design import ProfilePoint, model_of, profile_batches, profile_points
 from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
@@ -42,9 +42,9 @@ __all__ = [
     "request_stop",
     "small_model",
     "small_models",
-    "those_that_fit",
     "train",
     "train_all",
+    "train_compared",
     "train_grouped",
     "train_switching",
     "unsupported_reasons",

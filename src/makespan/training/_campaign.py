@@ -10,13 +10,13 @@ from statistics import fmean, median
 
 import pandas as pd
 
-from makespan.errors import InfeasiblePlanError, InputError
+from makespan.errors import InputError
 from makespan.plans import ExecutionPlan
 from makespan.training._job import RunResult, TrainingJob
 from makespan.training._launch import Launcher
 from makespan.training._run import train, train_all
 
-__all__ = ["cost_table", "those_that_fit", "train_grouped", "train_switching"]
+__all__ = ["cost_table", "train_compared", "train_grouped", "train_switching"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,9 +84,8 @@ def train_switching(
     """
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
-        raise InputError(
-            f"plans change after steps {bounds[1:-1]}; accepted: growing, within {job.steps} steps"
-        )
+        found = f"plans change after steps {bounds[1:-1]}"
+        raise InputError(f"{found}; accepted: growing numbers from 1 to {job.steps - 1}")
     if checkpoint_dir is None:
         with tempfile.TemporaryDirectory(prefix="makespan-checkpoints-") as name:
             return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)
@@ -99,21 +98,55 @@ def train_switching(
     return tuple(results)
 
 
-def those_that_fit(plans: Mapping[str, ExecutionPlan], launcher: Launcher) -> dict[str, ExecutionPlan]:
-    """Return the plans for which there are enough devices; the log names the others.
+def train_compared(
+    job: TrainingJob,
+    plans: Mapping[str, ExecutionPlan],
+    switches: Sequence[tuple[int, str]],
+    other_seed: int,
+    names: tuple[str, str],
+    *,
+    launcher: Launcher,
+) -> dict[str, tuple[RunResult, ...]]:
+    """Train a job under several plans, under changing plans, and with another seed.
+
+    Plans for which there are too few devices are left out, with their switches; the log names them.
+
+    Parameters
+    ----------
+    job
+        The job under the plan with which the changing run starts.
+    plans
+        Plans by name.
+    switches
+        Steps after which the changing run takes up another plan, and its name.
+    other_seed
+        Seed of the initial weights of the last run.
+    names
+        Names of the changing run and of the one with another seed.
+    launcher
+        Where to train.
+
+    Returns
+    -------
+    dict
+        Parts of each run by its name: the plans in order, then the other two.
 
     Raises
     ------
     InfeasiblePlanError
-        There are too few devices for every one.
+        There are too few devices for the plan of ``job``.
+    WorkerError
+        As for `train`.
     """
     available = launcher.n_devices
     fitting = {name: plan for name, plan in plans.items() if available is None or plan.n_gpus <= available}
-    for name in plans.keys() - fitting.keys():
+    for name in [name for name in plans if name not in fitting]:
         _log.warning("plan %s left out: %d devices needed, %s at hand", name, plans[name].n_gpus, available)
-    if not fitting:
-        raise InfeasiblePlanError(f"none of {len(plans)} plans fits on {available} devices")
-    return fitting
+    jobs = {name: replace(job, plan=plan) for name, plan in fitting.items()}
+    results = train_grouped(jobs | {names[1]: replace(job, seed=other_seed)}, launcher=launcher)
+    runs = {name: (result,) for name, result in results.items()}
+    changes = [(step, fitting[name]) for step, name in switches if name in fitting]
+    return runs | {names[0]: train_switching(job, changes, launcher=launcher)}
 
 
 def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> pd.DataFrame:
