@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import EVENTS, FAILURES, JOB_METRICS, OUTCOMES, TABLE4
 from makespan.tables._training import FIG9, FIG9_SUMMARY
@@ -189,6 +190,8 @@ SCHEMAS = (
     SCALE,
     FIG9,
     FIG9_SUMMARY,
+    LIVE,
+    LIVE_JOBS,
     CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""
