@@ -30,7 +30,7 @@ from makespan.training._live_segments import Executor, Trainer
 from makespan.training._live_state import read_state, restore, save_state
 from makespan.workloads import JobSpec
 
-__all__ = ["LiveResult", "LiveSetting", "compare_live", "discard_run", "run_live"]
+__all__ = ["LiveResult", "LiveSetting", "compare_live", "discard_run", "run_live", "stretched_catalogue"]
 
 _SETTING, _STATE = "setting.json", "state.json"
 _RULES = ("order", "row", "life", "capacity")

@@ -8,7 +8,14 @@
 
 from makespan.training._live_engine import LiveClock, LiveEngine, LiveJob
 from makespan.training._live_prepare import fitting_workload, process_trainer, slot_cluster, take_setting
-from makespan.training._live_run import LiveResult, LiveSetting, compare_live, discard_run, run_live
+from makespan.training._live_run import (
+    LiveResult,
+    LiveSetting,
+    compare_live,
+    discard_run,
+    run_live,
+    stretched_catalogue,
+)
 from makespan.training._live_segments import Executor, Segment, SegmentEnd, SegmentResult, Target, Trainer
 from makespan.training._live_trainer import LaunchOn, ProcessTrainer, local_slots, slots_of, slurm_slots
 from makespan.training._live_workload import (
@@ -49,5 +56,6 @@ __all__ = [
     "slot_cluster",
     "slots_of",
     "slurm_slots",
+    "stretched_catalogue",
     "take_setting",
 ]

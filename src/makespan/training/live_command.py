@@ -119,7 +119,8 @@ def comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
         live_s, simulated_s = job["live_jct_s"], job["simulated_jct_s"]
         lines.append(
             f"{job['job_id']:<16} {job['steps']:>6} {live_s:>8.1f} s {simulated_s:>8.1f} s "
-            f"{100 * (simulated_s / live_s - 1):>+9.1f} % {job['n_restarts']:>4} ({job['simulated_n_restarts']})"
+            f"{100 * (simulated_s / live_s - 1):>+9.1f} % {job['n_restarts']:>4}"
+            f" ({job['simulated_n_restarts']})"
         )
     for title, name in (("average JCT", "avg_jct"), ("makespan", "makespan")):
         difference = row["jct_difference_pct" if name == "avg_jct" else "makespan_difference_pct"]
