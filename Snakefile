@@ -58,6 +58,7 @@ rule claims:
 
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
+include: "rules/profiling.smk"
 include: "rules/measured.smk"
 include: "rules/training.smk"
 include: "rules/figures.smk"

@@ -3,62 +3,6 @@
 # Where GPUs are asked for, a job is as large as its points need. Without GPUs a job takes all cores, so that
 # nothing else runs beside what is timed.
 
-from makespan.plans import Placement
-from makespan.training import profile_batches, profile_points
-from makespan.workloads import workload as load_workload
-
-PROFILE = SETTINGS.throughput.measured.profile
-PROFILE_PROCEDURE = {
-    name: getattr(PROFILE, name) for name in ["device", "warmup_steps", "steps", "repetitions"]
-}
-PROFILE_ENVIRONMENT = PROFILE.environment or "results/measured/profile/environment.toml"
-PROFILE_PLACEMENTS = [Placement.parse(text) for text in PROFILE.placements]
-PROFILE_JOBS = {
-    key: profile_batches(
-        profile_points(load_workload(key), PROFILE_PLACEMENTS, PROFILE.cpu_threads), PROFILE.points_per_job
-    )
-    for key in PROFILE.workloads
-}
-PROFILE_PAIR = min(2, max(placement.gpus_per_node[-1] for placement in PROFILE_PLACEMENTS))
-
-
-def profile_placement(wildcards):
-    """Return the placement of all points of a job."""
-    return PROFILE_JOBS[wildcards.workload][wildcards.job][0].placement
-
-
-def profile_job_names(is_on_one_node):
-    """Return a pattern for the names of the jobs on one node, or of those on several."""
-    names = {
-        name
-        for jobs in PROFILE_JOBS.values()
-        for name, points in jobs.items()
-        if (points[0].placement.n_nodes == 1) == is_on_one_node
-    }
-    return "|".join(map(re.escape, sorted(names))) or "none"
-
-
-def profile_threads(n_processes):
-    """Return the cores of a job: those of its processes beside GPUs, else all."""
-    own = n_processes * PROFILE.cpu_threads
-    return own if PROFILE.gpu_model else max(own, workflow.resource_settings.cores or 1)
-
-
-def profile_gpus(**counts):
-    """Return the resources that ask for GPUs, none where jobs run on CPU cores."""
-    return counts | {"gpu_model": PROFILE.gpu_model} if PROFILE.gpu_model else {}
-
-
-def profile_gres(placement):
-    """Return the request for GPUs on each node of a placement."""
-    return f"gpu:{PROFILE.gpu_model}:{placement.gpus_per_node[-1]}" if PROFILE.gpu_model else ""
-
-
-def profile_texts(wildcards):
-    """Return the points of a job as plain values."""
-    points = PROFILE_JOBS[wildcards.workload][wildcards.job]
-    return [[point.exec_plan, point.placement.text, point.cpu_threads] for point in points]
-
 
 localrules:
     profile_collect,
@@ -89,9 +33,9 @@ rule profile_environment:
         GPU
     threads: profile_threads(PROFILE_PAIR)
     resources:
+        **profile_gpus(gpu=PROFILE_PAIR),
         mem_mb=PROFILE_PAIR * PROFILE.mem_mb_per_process,
         runtime=PROFILE.runtime_min,
-        **profile_gpus(gpu=PROFILE_PAIR),
     params:
         workloads=list(PROFILE.workloads),
         processes=PROFILE_PAIR,
@@ -117,11 +61,11 @@ rule profile_points:
         GPU
     threads: lambda wildcards: profile_threads(profile_placement(wildcards).n_gpus)
     resources:
+        **profile_gpus(gpu=lambda wildcards: profile_placement(wildcards).n_gpus),
         mem_mb=lambda wildcards: profile_placement(wildcards).n_gpus * PROFILE.mem_mb_per_process,
         runtime=PROFILE.runtime_min,
-        **profile_gpus(gpu=lambda wildcards: profile_placement(wildcards).n_gpus),
     params:
-        environment=PROFILE_ENVIRONMENT,
+        environment=lambda wildcards, input: input.environment or PROFILE.environment,
         points=profile_texts,
         procedure=PROFILE_PROCEDURE,
         code=code_hash("profile_points", *TRAINING),
@@ -152,7 +96,7 @@ rule profile_nodes:
         runtime=PROFILE.runtime_min,
         gres=lambda wildcards: profile_gres(profile_placement(wildcards)),
     params:
-        environment=PROFILE_ENVIRONMENT,
+        environment=lambda wildcards, input: input.environment or PROFILE.environment,
         points=profile_texts,
         procedure=PROFILE_PROCEDURE,
         code=code_hash("profile_nodes", *TRAINING),
@@ -204,7 +148,7 @@ rule profile_fit_models:
         mem_mb=1000,
         runtime=10,
     params:
-        environment=PROFILE_ENVIRONMENT,
+        environment=lambda wildcards, input: input.environment or PROFILE.environment,
         forms=list(SETTINGS.performance_model.forms),
         code=code_hash("profile_fit_models", *MEASURED),
     script:
@@ -227,7 +171,7 @@ rule profile_fig7:
         mem_mb=1000,
         runtime=10,
     params:
-        environment=PROFILE_ENVIRONMENT,
+        environment=lambda wildcards, input: input.environment or PROFILE.environment,
         form=SETTINGS.performance_model.experiment_form,
         stages=[stage.model_dump() for stage in PROFILE.stages],
         code=code_hash("profile_fig7", *MEASURED),

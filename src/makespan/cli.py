@@ -37,6 +37,8 @@ from makespan.testbed import (
     write_trace,
 )
 from makespan.traces import MeasuredSource, PublishedSource, ThroughputSource
+from makespan.training.command import profile_command
+from makespan.training.live_command import live_command
 from makespan.units import format_bytes, format_seconds
 from makespan.workloads import Workload, model_keys, workload, workload_keys
 
@@ -97,6 +99,8 @@ def main() -> None:
 
 
 main.add_command(config_command)
+main.add_command(profile_command)
+main.add_command(live_command)
 
 
 @main.command("emulate")

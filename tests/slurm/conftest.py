@@ -57,10 +57,10 @@ class Clone:
             if not key.startswith(("COV_", "PYTEST_", "MAKESPAN_"))
         }
         environment["PYTHONPATH"] = str(self.root / "src")
+        # No accounting here, so the queue says how jobs are.
+        options = ["--profile", "slurm", "--slurm-status-command", "squeue"]
         done = subprocess.run(
-            # No accounting here, so the queue says how jobs are.
-            [sys.executable, "-m", "snakemake", *arguments, "--profile", "slurm"]
-            + ["--slurm-status-command", "squeue", "--slurm-logdir", str(self.root / "slurm-logs")],
+            [sys.executable, "-m", "snakemake", *arguments, *options, "--slurm-logdir", "slurm-logs"],
             cwd=self.root,
             env=environment,
             stdout=subprocess.PIPE,

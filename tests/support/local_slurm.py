@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine: real daemons on loopback, virtual nodes, declared GPUs that do not exist."""
+"""A Slurm cluster on this machine: real daemons on loopback, virtual nodes, GPUs that do not exist."""
 
 import contextlib
 import os
@@ -234,3 +234,7 @@ def stop(process):
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+if __name__ == "__main__":
+    print(" ".join(missing_packages()))  # noqa: T201 - for the Makefile

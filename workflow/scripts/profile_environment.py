@@ -28,6 +28,4 @@ def main(
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
         given = snakemake.params
-        main(
-            snakemake.output.environment, given.workloads, given.processes, given.cpu_threads, given.device
-        )
+        main(snakemake.output.environment, given.workloads, given.processes, given.cpu_threads, given.device)

@@ -33,7 +33,7 @@ def _timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -> dict[str, float]:
-    """Times of the collectives that training uses [s]; those of one process alone are left out."""
+    """Time the collectives that training uses [s]; one process alone has none."""
     size, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.zeros(gradient_bytes // _FLOAT_BYTES // size * size, device=device)
     part = torch.zeros(len(whole) // size, device=device)

@@ -54,8 +54,8 @@ class Procedure:
     """
 
     warmup_steps: int = 2
-    steps: int = 6
-    repetitions: int = 3
+    steps: int = 3
+    repetitions: int = 5
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -117,16 +117,20 @@ def measure_points(
         "machine": machine,
         "procedure": {name: getattr(procedure, name) for name in ("warmup_steps", "steps", "repetitions")},
         "points": [
-            {
-                "exec_plan": point.exec_plan,
-                "placement": point.placement.text,
-                "cpu_threads": point.cpu_threads,
-                "micro_batch_size": plan.micro_batch_size,
-                "reason": "; ".join(why),
-                "runs": [] if why else [_medians(run, procedure) for run in next(by_job)],
-            }
+            _point_values(point, plan.micro_batch_size, why)
+            | {"runs": [] if why else [_medians(run, procedure) for run in next(by_job)]}
             for point, plan, why in zip(points, plans, reasons, strict=True)
         ],
+    }
+
+
+def _point_values(point: ProfilePoint, micro_batch_size: int, reasons: Sequence[str]) -> dict[str, Any]:
+    return {
+        "exec_plan": point.exec_plan,
+        "placement": point.placement.text,
+        "cpu_threads": point.cpu_threads,
+        "micro_batch_size": micro_batch_size,
+        "reason": "; ".join(reasons),
     }
 
 
