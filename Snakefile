@@ -22,6 +22,7 @@ localrules:
     measured,
     morphling,
     claims,
+    live,
 
 
 rule all:
@@ -56,10 +57,17 @@ rule claims:
         expand("results/{source}/claims.csv", source=SETTINGS.throughput.sources),
 
 
+rule live:
+    input:
+        LIVE_TABLE,
+        LIVE_TABLE.replace("live.csv", "live_jobs.csv"),
+
+
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
 include: "rules/profiling.smk"
 include: "rules/measured.smk"
 include: "rules/training.smk"
+include: "rules/live.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"

@@ -53,7 +53,7 @@ EXECUTOR = [
         for name in ["models", "data", "tensor", "optimizer", "mesh", "passes", "clock"]
     ),
 ]
-LIVE = [*TRAINING, "training/**/*", "traces/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
+LIVE = [*PERF, "training/**/*", "traces/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
 FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
 CLAIMS = [
     *DOMAIN,

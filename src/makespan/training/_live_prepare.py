@@ -1,6 +1,6 @@
 """What stands at the beginning of a live run: the slots as a cluster, the profile, the jobs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -8,13 +8,20 @@ from statistics import mean
 import pandas as pd
 
 from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.sim import Observer, Policy
 from makespan.training._live_profile import measure_restarts_s, measure_tables
-from makespan.training._live_run import LiveSetting
-from makespan.training._live_trainer import LaunchOn, ProcessTrainer
-from makespan.training._live_workload import LiveSettings, LiveWorkload, live_jobs
+from makespan.training._live_run import LiveResult, LiveSetting, compare_live, discard_run, run_live
+from makespan.training._live_trainer import LaunchOn, ProcessTrainer, slots_of
+from makespan.training._live_workload import (
+    LiveSettings,
+    LiveWorkload,
+    live_jobs,
+    live_settings,
+    live_workload,
+)
 from makespan.training._machine import memory_bytes
 
-__all__ = ["fitting_workload", "process_trainer", "slot_cluster", "take_setting"]
+__all__ = ["fitting_workload", "live_experiment", "process_trainer", "slot_cluster", "take_setting"]
 
 _PATTERN = "a800-64"
 _SMALL_BYTES = 2e9  # of a slot where memory cannot be divided into something sensible
@@ -137,3 +144,51 @@ def process_trainer(
     return ProcessTrainer(
         directory / "jobs", where.nodes[0], launch_on, setting.seeds, every, is_here=is_here
     )
+
+
+def live_experiment(
+    policy: Policy,
+    workload: str,
+    directory: Path,
+    *,
+    n_slots: int = 2,
+    seed: int = 0,
+    launcher: str = "local",
+    device: str = "cpu",
+    observe: Callable[[LiveSetting], Sequence[Observer]] = lambda setting: (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> LiveResult:
+    """Profile, run live, simulate and compare; go on with a run that was left.
+
+    Parameters
+    ----------
+    policy
+        What decides.
+    workload
+        Name of a live workload.
+    directory
+        Where state and checkpoints are kept until the end; then it is removed.
+    n_slots, seed
+        Devices to use; which jobs.
+    launcher, device
+        As for `slots_of`.
+    observe
+        From the setting to who is told of every event.
+    tell
+        Is told what is done.
+
+    Raises
+    ------
+    InputError
+        The run that was left is another one, or a name is unknown.
+    WorkerError
+        The processes of a job died several times without getting any further.
+    """
+    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
+    spec = fitting_workload(live_workload(workload), n_slots)
+    setting = take_setting(directory, policy.name, spec, where, seed, slots, settings, tell)
+    trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
+    engine = run_live(setting, policy, where, trainer, directory, observe(setting))
+    result = compare_live(setting, policy, where, engine)
+    discard_run(directory)
+    return result

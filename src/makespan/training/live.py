@@ -1,5 +1,6 @@
 """Live scheduling: policies decide, and processes really train.
 
+- `live_experiment` does everything that follows
 - `live_workload` and `take_setting` say what is run: they profile the machine at hand and make jobs
 - `run_live` runs them under any policy of the simulator with a `Trainer`; `process_trainer` is the
   one that starts processes, on `local_slots` or `slurm_slots`
@@ -7,7 +8,13 @@
 """
 
 from makespan.training._live_engine import LiveClock, LiveEngine, LiveJob
-from makespan.training._live_prepare import fitting_workload, process_trainer, slot_cluster, take_setting
+from makespan.training._live_prepare import (
+    fitting_workload,
+    live_experiment,
+    process_trainer,
+    slot_cluster,
+    take_setting,
+)
 from makespan.training._live_run import (
     LiveResult,
     LiveSetting,
@@ -46,6 +53,7 @@ __all__ = [
     "compare_live",
     "discard_run",
     "fitting_workload",
+    "live_experiment",
     "live_jobs",
     "live_settings",
     "live_workload",

@@ -83,26 +83,28 @@ def live_command(
     """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
     began = time.monotonic()
     work = work_dir or output / f"live-{policy_name}"
-    where, settings = live.slot_cluster(n_slots), live.live_settings()
-    spec = live.fitting_workload(live.live_workload(workload), n_slots)
-    slots = live.slots_of(launcher, device)
 
     def tell(text: str) -> None:
         if not quiet:
             click.echo(text, err=True)
 
-    setting = live.take_setting(work, policy_name, spec, where, seed, slots, settings, tell)
-    trainer = live.process_trainer(work, setting, where, slots, settings, is_here=launcher == "local")
-    observers = [] if quiet else [EventLines(setting.scale)]
     try:
-        engine = live.run_live(setting, policy(policy_name), where, trainer, work, observers)
+        result = live.live_experiment(
+            policy(policy_name),
+            workload,
+            work,
+            n_slots=n_slots,
+            seed=seed,
+            launcher=launcher,
+            device=device,
+            observe=lambda setting: [] if quiet else [EventLines(setting.scale)],
+            tell=tell,
+        )
     except KeyboardInterrupt:
         click.echo(f"stopped; the same command goes on from {work}", err=True)
         raise click.Abort from None
-    result = live.compare_live(setting, policy(policy_name), where, engine)
     write_csv(result.comparison, output / "live.csv", LIVE)
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
-    live.discard_run(work)
     for violation in result.violations:
         click.echo(f"not possible: {violation.job_id}: {violation.message}", err=True)
     click.echo(comparison_text(result.comparison, result.jobs))

@@ -16,7 +16,16 @@ from makespan.papers.morphling._names import MORPHLING
 
 __all__ = ["CHECKS", "CLAIM_TABLES", "Claim", "Finding", "Tables"]
 
-CLAIM_TABLES = ("table2", "table2_summary", "sensitivity", "sensitivity_families", "fig7", "fig8", "fig9")
+CLAIM_TABLES = (
+    "table2",
+    "table2_summary",
+    "sensitivity",
+    "sensitivity_families",
+    "fig7",
+    "fig8",
+    "fig9",
+    "live",
+)
 """Names of the result tables that the checks read."""
 
 Tables = Mapping[str, pd.DataFrame]
@@ -199,6 +208,15 @@ def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{worst:.2g}, other seed {other:.2g}", worst < claim.limit * other, note)
 
 
+def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["live"]
+    differences = _number(table, claim.subject).abs()
+    if differences.empty:
+        return None
+    note = f"{int(_number(table, 'jobs').iloc[0])} jobs under {', '.join(table['policy'])}"
+    return Finding(f"{differences.mean():.1f} %", bool(differences.mean() <= claim.limit), note)
+
+
 def _later(tables: Tables, claim: Claim) -> Finding | None:
     return None
 
@@ -216,5 +234,6 @@ CHECKS: dict[str, Check] = {
     "fig8_gain": _fig8_gain,
     "fig8_equals_published": _fig8_equals_published,
     "fig9_reconfiguration": _fig9_reconfiguration,
+    "live_fidelity": _live_fidelity,
     "later": _later,
 }
