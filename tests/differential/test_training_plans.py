@@ -49,9 +49,7 @@ PLANS = {
     "DP x PP, ZeRO-2, interleaved": plan(
         dp=2, pp=2, accumulate=2, zero_stage=2, schedule="interleaved", interleave=2
     ),
-    "TP x PP, sequence, GC": plan(
-        tp=2, pp=2, accumulate=2, sequence_parallel=True, checkpoint_fraction=1.0
-    ),
+    "TP x PP, sequence, GC": plan(tp=2, pp=2, accumulate=2, sequence_parallel=True, checkpoint_fraction=1.0),
 }
 SOME = ("GA", "ZeRO-3, GA", "TP", "PP", "TP x PP")
 CASES = [("llama", name) for name in PLANS]

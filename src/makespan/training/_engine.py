@@ -1,11 +1,13 @@
-"""A training run inside one process: model, passes and optimiser of this process under the plan."""
+"""A training run inside one process: model, passes and optimiser of this process under the plan.
+
+What only some plans need of torch is imported by their runs alone: it takes up to a second to load.
+"""
 
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -16,8 +18,7 @@ from makespan.training._job import PhaseTimes, TrainingJob
 from makespan.training._mesh import Place
 from makespan.training._models import SmallTransformer, build_model
 from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients
-from makespan.training._passes import Accumulation, Passes, Pipeline, stage_layers
-from makespan.training._tensor import shard_tensors
+from makespan.training._passes import Accumulation, Passes, stage_layers
 
 __all__ = ["Engine"]
 
@@ -70,12 +71,16 @@ class Engine:
             chunk.keep_stage(stages[index], index == 0, index == len(stages) - 1)
             chunk.to(self.place.device)
             if plan.tp > 1:
+                from makespan.training._tensor import shard_tensors
+
                 shard_tensors(chunk, mesh["tp"], plan.sequence_parallel)
             yield chunk
 
     def _build_passes(self) -> Passes:
         plan = self.job.plan
         if plan.pp > 1:
+            from makespan.training._pipeline import Pipeline
+
             return Pipeline(self._chunks, self.job.model, plan, self.place, self._loss)
         model: nn.Module = self._chunks[0]
         if self._uses_ddp:
@@ -173,6 +178,8 @@ class Engine:
 
 def _fully_shard(chunk: SmallTransformer, place: Place, keep: bool) -> None:
     """Shard a model over the replicas, layer by layer; ``keep`` parameters until the backward pass."""
+    from torch.distributed.fsdp import fully_shard
+
     axis = place.mesh["dp"]
     for layer in chunk.layers.values():
         fully_shard(layer, mesh=axis, reshard_after_forward=not keep)

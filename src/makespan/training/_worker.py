@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from makespan.training._checkpoint import load, save
 from makespan.training._engine import Engine
 from makespan.training._files import (
     GRADIENTS,
@@ -120,6 +119,8 @@ class _Run:
         return result
 
     def _resume(self, engine: Engine, result: dict[str, Any]) -> None:
+        from makespan.training._checkpoint import load
+
         source = self.request["resume"]
         load_s = load(engine, Path(source["path"]), source["step"]) + source["verify_s"]
         result["first_step"] = source["step"]
@@ -146,6 +147,8 @@ class _Run:
             ends = result["stopped"] or done == job.steps
             due = job.checkpoint_every > 0 and done % job.checkpoint_every == 0
             if self.request["checkpoint_dir"] is not None and (ends or due):
+                from makespan.training._checkpoint import save
+
                 path, save_s = save(engine, Path(self.request["checkpoint_dir"]), done)
                 result["checkpoint"] = str(path)
                 result["save_s"].append(save_s)
