@@ -48,6 +48,19 @@ lint: setup-dev ## Check style, types, import directions, spelling and the workf
 	$(BIN)/snakefmt --check --compact-diff Snakefile rules
 	$(BIN)/snakemake --lint
 
+# Root installs the Debian packages that are missing; others are told which. The tests start daemons of their own on
+# loopback and stop them again.
+.PHONY: slurm-test
+slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GPUs
+	@missing=$$($(BIN)/python tests/support/local_slurm.py); \
+	if [ -n "$$missing" ] && [ "$$(id -u)" -eq 0 ]; then \
+	  echo "installing $$missing"; apt-get update -qq; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	elif [ -n "$$missing" ]; then \
+	  echo "missing: $$missing; install with: apt-get install --no-install-recommends $$missing" >&2; exit 1; \
+	fi
+	$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_FLAGS)
+
 .PHONY: format
 format: setup-dev ## Bring every file into the house layout
 	$(BIN)/ruff check --fix .

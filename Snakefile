@@ -22,6 +22,7 @@ localrules:
     measured,
     morphling,
     claims,
+    live,
 
 
 rule all:
@@ -47,7 +48,8 @@ rule measured:
 
 rule morphling:
     input:
-        [morphling_products(source) for source in SETTINGS.throughput.sources],
+        [morphling_products(source) for source in SETTINGS.throughput.sources if not is_profiled(source)],
+        [profile_products() for source in SETTINGS.throughput.sources if is_profiled(source)],
 
 
 rule claims:
@@ -55,8 +57,18 @@ rule claims:
         expand("results/{source}/claims.csv", source=SETTINGS.throughput.sources),
 
 
+rule live:
+    input:
+        LIVE_TABLE,
+        LIVE_TABLE.replace("live.csv", "live_jobs.csv"),
+
+
 include: "rules/traces.smk"
 include: "rules/morphling.smk"
 include: "rules/cluster.smk"
+include: "rules/profiling.smk"
+include: "rules/measured.smk"
+include: "rules/training.smk"
+include: "rules/live.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"

@@ -14,6 +14,7 @@ except MakespanError as error:
     raise WorkflowError(error) from None
 
 CPU = "../envs/cpu.yaml"
+GPU = "../envs/gpu.yaml"
 
 # The files of src/makespan that a stage uses; a test compares them with what the scripts import. Throughput
 # tables and job lists share the package of traces, but an edit of one leaves the jobs of the other alone.
@@ -47,7 +48,27 @@ PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
 PAPER = "papers/morphling"
 TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
+TRAINING = [
+    *PERF,
+    "training/[!_l]*.py",  # all but the live runs
+    "training/_[!_l]*.py",
+    "training/__init__.py",
+    "training/_launch.py",
+    "training/presets/environment.toml",
+]
+MEASURED = [*FIG7, f"{PAPER}/_table2.py", f"{PAPER}/_measured.py"]
 FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
+EXECUTOR = [
+    *DOMAIN,
+    *(f"training/_{name}.py" for name in ["job", "model_spec", "support", "run", "launch", "watch", "files"]),
+    *(f"training/_{name}.py" for name in ["campaign", "checkpoint_files", "checkpoint", "worker", "engine"]),
+    *(
+        f"training/_{name}.py"
+        for name in ["models", "data", "tensor", "optimizer", "mesh", "passes", "clock"]
+    ),
+]
+LIVE = [*PERF, "training/**/*", "traces/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
+FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
 JOB_LISTS = [*GENERATOR, "traces/_datasets.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
 STEERING = [
     *READERS,
@@ -71,6 +92,7 @@ CLAIMS = [
             "_claims.py",
             "_checks.py",
             "_cluster_checks.py",
+            "_fig9.py",
             "_finding.py",
             "_names.py",
             "_published.py",
@@ -206,10 +228,51 @@ def morphling_products(source):
     )
 
 
+def is_profiled(source):
+    """Whether a source is the profile of small workloads, which only some of the experiments can use."""
+    return source == "measured" and SETTINGS.throughput.measured.directory is None
+
+
+def profile_products():
+    """Return what is built from the profile of small workloads."""
+    tables = ["table2", "table2_rows", "table2_summary", "fig7"]
+    return [
+        *throughput_tables("measured", SETTINGS.throughput.measured.profile.workloads),
+        *expand("results/measured/morphling/{table}.csv", table=tables),
+        *expand(
+            "results/measured/morphling/figures/{figure}.{kind}",
+            figure=["table2", "prediction", "fig7"],
+            kind=["pdf", "png", "csv"],
+        ),
+        "results/measured/provenance.json",
+    ]
+
+
+def training_products():
+    """Return what is built from real training runs."""
+    figures = expand("results/measured/morphling/figures/fig9.{kind}", kind=["pdf", "png", "csv"])
+    return ["results/measured/morphling/fig9.csv", "results/measured/morphling/fig9_summary.csv", *figures]
+
+
+LIVE_TABLE = "results/measured/morphling/live.csv"
+
+
+def claim_tables(wildcards):
+    """Return the tables that decide the claims of a source, by name."""
+    names = [] if is_profiled(wildcards.source) else list(JUDGED)
+    names += ["fig9"] if wildcards.source == "measured" else []
+    # Not built by default: it needs all cores for itself for a few minutes.
+    names += ["live"] if wildcards.source == "measured" and Path(LIVE_TABLE).is_file() else []
+    return {name: f"results/{wildcards.source}/morphling/{name}.csv" for name in names}
+
+
 def products(source):
     """Return everything that is built for one source."""
+    if is_profiled(source):
+        return [*profile_products(), *training_products(), "results/measured/claims.csv"]
     return [
         *morphling_products(source),
+        *(training_products() if source == "measured" else []),
         f"results/{source}/claims.csv",
         f"results/{source}/provenance.json",
     ]

@@ -8,7 +8,7 @@ localrules:
 
 rule evaluate_claims:
     input:
-        **{name: f"results/{{source}}/morphling/{name}.csv" for name in JUDGED},
+        unpack(claim_tables),
         table4_published="config/published/morphling_table4.csv",
     output:
         claims="results/{source}/claims.csv",

@@ -15,6 +15,9 @@
     |   +-- ChecksumError          its content is not the registered one
     |   +-- OfflineError           it could not be fetched
     +-- FitError                   a performance model cannot be fitted to the data
+    +-- TrainingError              a training run failed
+        +-- CheckpointError        there is no usable checkpoint for the run
+        +-- WorkerError            a training process died; the message is its own
 
 A message says what was found, what is accepted, and where.
 """
@@ -23,6 +26,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CheckpointError",
     "ChecksumError",
     "ConfigError",
     "DataError",
@@ -35,7 +39,9 @@ __all__ = [
     "OfflineError",
     "PlanError",
     "TraceError",
+    "TrainingError",
     "UnknownNameError",
+    "WorkerError",
     "unknown_name",
 ]
 
@@ -90,6 +96,18 @@ class OfflineError(DataError):
 
 class FitError(MakespanError):
     """A performance model cannot be fitted to the observations given."""
+
+
+class TrainingError(MakespanError):
+    """A training run failed."""
+
+
+class CheckpointError(TrainingError):
+    """There is no checkpoint, or it does not fit the run that should continue from it."""
+
+
+class WorkerError(TrainingError):
+    """A training process died or hung; the message names the process and what it reported."""
 
 
 def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:

@@ -38,8 +38,8 @@ def changed(values, key, value):
     return merge(values, nested)
 
 
-def test_the_defaults_are_accepted_and_build_the_emulated_source():
-    assert load_settings(root=ROOT).throughput.sources == ("emulated",)
+def test_the_defaults_are_accepted_and_build_the_sources_that_need_no_files():
+    assert load_settings(root=ROOT).throughput.sources == ("emulated", "measured")
 
 
 @pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.name)

@@ -30,7 +30,7 @@ def test_any_artifact_can_be_asked_for_by_its_path_and_needs_nothing_else(projec
 
 
 def test_the_whole_workflow_is_a_small_number_of_jobs(project):
-    assert sum(project.planned(small=False).values()) <= 30
+    assert sum(project.planned(small=False).values()) <= 45
 
 
 def test_the_published_source_can_be_planned_and_needs_no_emulation(project, published_dir):
@@ -118,10 +118,58 @@ def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
     assert ours == (small_run.root / "results/emulated/morphling/fig8.csv").read_text()
 
 
-def test_without_own_measurements_the_message_names_the_option(project):
-    done = project.snakemake("-n", "measured")
-    assert done.returncode == 1
-    assert "the source measured needs throughput.measured.directory" in done.stdout
+def test_without_own_measurements_small_workloads_are_profiled(project):
+    planned = project.planned("measured")
+    assert planned["profile_environment"] == planned["profile_fit_models"] == planned["profile_fig7"] == 1
+    assert planned["profile_points"] == 4
+    assert not {"import_measured", "emulate_throughput", "morphling_fit_models"} & set(planned)
+
+
+def test_own_measurements_leave_nothing_to_profile(project):
+    (project.root / "own.yaml").write_text("throughput: {measured: {directory: own}}\n")
+    own = project.root / "own"
+    own.mkdir()
+    for name in ("roberta", "llama7_b16", "t5_3B"):
+        (own / f"{name}.csv").touch()
+    files = ["--configfile", "config/test/morphling.yaml", "own.yaml"]
+    planned = project.planned("results/measured/morphling/table2.csv", *files, small=False)
+    assert set(planned) == {"import_measured", "morphling_fit_models", "morphling_table2"}
+
+
+def profile_resources(project, text, target):
+    """Return what a dry run says of the resources of a profiling job."""
+    (project.root / "profile.yaml").write_text(text)
+    done = project.snakemake("-n", target, "--configfile", "profile.yaml", small=False)
+    assert done.returncode == 0, done.stdout
+    block = (
+        done.stdout.partition("rule profile_")[2].partition("rule profile_")[2].partition("Shell command")[0]
+    )
+    return block.partition("resources: ")[2].splitlines()[0].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("placement", "job", "asked"),
+    [
+        ("4", "4.0", {"gpu=4", "gpu_model=a800", "mem_mb=8000"}),
+        ("44", "44.0", {"gres=gpu:a800:4", "nodes=2"}),
+    ],
+)
+def test_a_point_asks_for_the_gpus_that_it_uses(project, placement, job, asked):
+    text = f'throughput: {{measured: {{profile: {{gpu_model: a800, placements: ["{placement}"]}}}}}}\n'
+    found = profile_resources(project, text, f"results/measured/profile/tiny-gpt/{job}.json")
+    assert asked <= set(found)
+
+
+def test_without_gpus_a_profiling_job_has_all_cores_to_itself(project):
+    done = project.snakemake("-n", "--cores", "5", "results/measured/profile/tiny-gpt/1.0.json")
+    assert done.stdout.count("threads: 5") == 2, done.stdout
+    assert "gpu=" not in done.stdout
+
+
+def test_points_can_have_jobs_of_their_own(project):
+    (project.root / "profile.yaml").write_text("throughput: {measured: {profile: {points_per_job: 1}}}\n")
+    planned = project.planned("measured", "--configfile", "profile.yaml", small=False)
+    assert planned["profile_points"] == 28
 
 
 def test_the_slurm_profile_is_found_from_the_root(project):

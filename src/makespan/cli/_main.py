@@ -30,6 +30,14 @@ VERBS = {
         "makespan.cli._calibration:validate_command",
         "Compare the emulator with measured traces under every protocol.",
     ),
+    "profile": (
+        "makespan.training.command:profile_command",
+        "Measure small models on the hardware at hand.",
+    ),
+    "live": (
+        "makespan.training.live_command:live_command",
+        "Schedule real training runs and compare them with the simulator.",
+    ),
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
 }
 """Where each verb is defined, and what it does in one line."""

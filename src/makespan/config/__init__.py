@@ -4,6 +4,7 @@
 Inner layers never see these models, only plain values and domain objects.
 """
 
+from makespan.config._fig9 import Fig9, Fig9Model, Fig9Plan, Fig9Switch
 from makespan.config._morphling import Fig7, Fig7Stage, Fig8, Morphling, Sensitivity
 from makespan.config._performance import PerformanceModel
 from makespan.config._provenance import provenance, settings_hash
@@ -39,6 +40,10 @@ __all__ = [
     "JobLists",
     "LargeModels",
     "Load",
+    "Fig9",
+    "Fig9Model",
+    "Fig9Plan",
+    "Fig9Switch",
     "Measured",
     "Morphling",
     "PerformanceModel",

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from makespan.config._fields import Block, option
+from makespan.config._fig9 import Fig9
 from makespan.config._simulation import Simulation
 from makespan.errors import MakespanError
 from makespan.plans import Placement
@@ -114,6 +115,7 @@ class Morphling(Block):
     fig7: Fig7 = option("adaptation to changing limits")
     fig8: Fig8 = option("throughput across jobs")
     simulation: Simulation = option("cluster experiments")
+    fig9: Fig9 = option("accuracy under reconfiguration")
 
     @model_validator(mode="after")
     def _curves_and_jobs_have_input(self) -> "Morphling":

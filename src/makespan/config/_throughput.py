@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import field_validator
 
 from makespan.config._fields import Block, option
+from makespan.config._profile import Profile
 
 __all__ = ["Emulated", "Measured", "Published", "SourceName", "Throughput"]
 
@@ -79,9 +80,11 @@ class Measured(Block):
     """Options of the measured source."""
 
     directory: str | None = option(
-        "directory with one table a workload, WORKLOAD.csv, in the schema of throughput tables; null: none",
+        "directory with one table a workload, WORKLOAD.csv, in the schema of throughput tables; null: small "
+        "workloads are profiled here",
         changes=EVERYTHING,
     )
+    profile: Profile = option("what is profiled where no directory is given")
 
 
 class Throughput(Block):

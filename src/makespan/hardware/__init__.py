@@ -6,6 +6,7 @@ direction unless a name says otherwise.
 
 from makespan.hardware._catalogue import (
     cluster,
+    cluster_from,
     cluster_names,
     gpu,
     gpu_names,
@@ -21,6 +22,7 @@ __all__ = [
     "Network",
     "NodeSpec",
     "cluster",
+    "cluster_from",
     "cluster_names",
     "gpu",
     "gpu_names",

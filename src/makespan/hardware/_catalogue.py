@@ -1,12 +1,16 @@
 """Presets of devices, nodes and clusters, read from the packaged TOML files."""
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
+from makespan.errors import InputError
 from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
 from makespan.presets import preset_entry, read_preset, sources_of
 
 __all__ = [
     "cluster",
+    "cluster_from",
     "cluster_names",
     "gpu",
     "gpu_names",
@@ -48,9 +52,13 @@ def gpu(name: str) -> Gpu:
     UnknownNameError
         No device has that name.
     """
-    entry = preset_entry(_PACKAGE, "gpus", "device", name)
-    peaks = tuple(sorted((key, float(value)) for key, value in entry.pop("peak_flop_per_s").items()))
-    return Gpu(name=name, peak_flop_per_s=peaks, **entry)
+    return _gpu(name, preset_entry(_PACKAGE, "gpus", "device", name))
+
+
+def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
+    rest = dict(entry)
+    peaks = tuple(sorted((key, float(value)) for key, value in rest.pop("peak_flop_per_s").items()))
+    return Gpu(name=name, peak_flop_per_s=peaks, **rest)
 
 
 @cache
@@ -78,3 +86,30 @@ def cluster(name: str) -> ClusterSpec:
     entry = preset_entry(_PACKAGE, "clusters", "cluster", name)
     network = Network(**entry["network"])
     return homogeneous(node(entry["node"]), int(entry["n_nodes"]), network, name=name)
+
+
+def cluster_from(name: str, entry: Mapping[str, Any]) -> ClusterSpec:
+    """Build a cluster of equal nodes that the catalogue does not have.
+
+    Parameters
+    ----------
+    name
+        What to call cluster, node and device.
+    entry
+        ``n_nodes``, and the tables ``gpu``, ``node`` and ``network`` with the fields of the entries
+        in the presets.
+
+    Raises
+    ------
+    InputError
+        A field is missing, is not known, or has a value out of range.
+    """
+    try:
+        device = _gpu(name, entry["gpu"])
+        spec = NodeSpec(name=name, gpu=device, **entry["node"])
+        return homogeneous(spec, int(entry["n_nodes"]), Network(**entry["network"]), name=name)
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"cluster {name!r}: {error}; accepted: n_nodes, and the tables gpu, node and network with the "
+            "fields of Gpu, NodeSpec and Network"
+        ) from None

@@ -19,6 +19,7 @@ from makespan.perf._environment import (
     Environment,
     Prior,
     environment_names,
+    load_cluster,
     load_environment,
     preset_sources,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "fit",
     "fit_table",
     "forward_profile",
+    "load_cluster",
     "load_environment",
     "measured_from_table",
     "p_norm",

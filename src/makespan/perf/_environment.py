@@ -1,15 +1,26 @@
-"""Constants of a cluster that all fitted models share, read from the packaged preset."""
+"""Constants of a cluster that all fitted models share, from the packaged preset or a file."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from makespan.errors import InputError
-from makespan.hardware import NodeSpec, cluster
+from makespan.errors import InputError, MissingDataError
+from makespan.hardware import ClusterSpec, NodeSpec, cluster, cluster_from
 from makespan.presets import preset_entry, read_preset
 
-__all__ = ["Constants", "Environment", "Prior", "environment_names", "load_environment", "preset_sources"]
+__all__ = [
+    "Constants",
+    "Environment",
+    "Prior",
+    "environment_names",
+    "load_cluster",
+    "load_environment",
+    "preset_sources",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +93,9 @@ class Environment:
     Parameters
     ----------
     name
-        Key in the presets.
-    node
-        Kind of node: decides memory feasibility and which GPUs share a network card.
+        Key in the presets, or path of the file.
+    cluster
+        The cluster; its nodes are equal.
     constants
         Shared constants.
     priors
@@ -92,9 +103,14 @@ class Environment:
     """
 
     name: str
-    node: NodeSpec
+    cluster: ClusterSpec
     constants: Constants
     priors: Mapping[str, Mapping[str, Prior]]
+
+    @property
+    def node(self) -> NodeSpec:
+        """Kind of node: decides memory feasibility and which GPUs share a network card."""
+        return self.cluster.nodes[0]
 
 
 _PACKAGE = "makespan.perf"
@@ -114,26 +130,57 @@ def preset_sources() -> dict[str, str]:
     }
 
 
-@cache
 def load_environment(name: str) -> Environment:
     """Load the shared constants of a cluster.
 
     Parameters
     ----------
     name
-        Name of the environment, which is that of its cluster.
+        Name of the environment, which is that of its cluster; or path of a file, ending in
+        ``.toml``, with one environment whose cluster is a table (see
+        `makespan.hardware.cluster_from`) in place of a name.
 
     Returns
     -------
     Environment
-        Constants in SI units, priors, and the kind of node.
+        Constants in SI units, priors, and the cluster.
 
     Raises
     ------
     UnknownNameError
         No environment has that name.
+    MissingDataError
+        There is no such file.
+    InputError
+        Constants are missing or not known, or the file cannot be read.
     """
+    return _from_file(name) if name.endswith(".toml") else _from_presets(name)
+
+
+def load_cluster(name: str) -> ClusterSpec:
+    """Return a cluster of the catalogue, or the one that an environment file describes."""
+    return load_environment(name).cluster if name.endswith(".toml") else cluster(name)
+
+
+@cache
+def _from_presets(name: str) -> Environment:
     entry = preset_entry(_PACKAGE, "environments", "environment", name)
+    return _environment(name, cluster(entry["cluster"]), entry)
+
+
+def _from_file(path: str) -> Environment:
+    try:
+        entry = tomllib.loads(Path(path).read_text("utf-8"))
+        return _environment(path, cluster_from(Path(path).stem, entry["cluster"]), entry)
+    except FileNotFoundError:
+        raise MissingDataError(f"{path}: no such environment file") from None
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: cannot be read as an environment: {error}; accepted: tables cluster, constants, priors"
+        ) from None
+
+
+def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Environment:
     values = {key: float(item["value"]) for key, item in entry["constants"].items()}
     names = {field.name for field in fields(Constants)}
     if values.keys() != names:
@@ -145,8 +192,5 @@ def load_environment(name: str) -> Environment:
         for form, table in entry["priors"].items()
     }
     return Environment(
-        name=name,
-        node=cluster(entry["cluster"]).nodes[0],
-        constants=Constants(**values),
-        priors=MappingProxyType(priors),
+        name=name, cluster=spec, constants=Constants(**values), priors=MappingProxyType(priors)
     )

@@ -6,6 +6,7 @@ A figure sees its table and nothing else, so it can be drawn again from the save
     save_figure(figure, table, "results/emulated/morphling/figures/fig7")
 """
 
+from makespan.plots._accuracy import plot_accuracy
 from makespan.plots._adaptation import plot_adaptation
 from makespan.plots._cluster import plot_allocation, plot_gantt
 from makespan.plots._errors import plot_error_bars, plot_prediction
@@ -35,6 +36,7 @@ __all__ = [
     "PolicyStyle",
     "job_spans",
     "plot_ablation",
+    "plot_accuracy",
     "plot_adaptation",
     "plot_allocation",
     "plot_cpu_sensitivity",

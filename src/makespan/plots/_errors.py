@@ -82,7 +82,7 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     handles: list[Patch | Line2D] = [Patch(color=_colour(name), label=name) for name in families]
     handles += [
         Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"),
-        _published_handle(),
+        *([_published_handle()] if table[list(_PUBLISHED)].notna().any(axis=None) else []),
         Line2D([], [], color=_OTHER, ls=(0, (4, 3)), lw=0.7, label="claimed bound of the average"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5))

@@ -8,9 +8,11 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; the protocol i
 from makespan.sim._books import Violation
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._configuration import Allocation, Configuration
+from makespan.sim._engine import Engine
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer
+from makespan.sim._inputs import check_jobs, round_length
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
-from makespan.sim._recorder import Recorder
+from makespan.sim._recorder import Recorder, events_table, outcomes_table
 from makespan.sim._simulate import SimulationResult, simulate
 from makespan.sim._tables import EVENTS, FAILURES, OUTCOMES, read_failures
 from makespan.sim._validator import validate_schedule
@@ -25,6 +27,7 @@ __all__ = [
     "ClusterView",
     "Configuration",
     "Decision",
+    "Engine",
     "Event",
     "EventKind",
     "InfeasibleDecision",
@@ -37,7 +40,11 @@ __all__ = [
     "SimulationResult",
     "StalledError",
     "Violation",
+    "check_jobs",
+    "events_table",
+    "outcomes_table",
     "read_failures",
+    "round_length",
     "simulate",
     "validate_schedule",
 ]

@@ -19,6 +19,7 @@ from makespan.tables._catalogue import (
 )
 from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
+from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import (
     ALLOCATION,
@@ -31,6 +32,7 @@ from makespan.tables._simulation import (
     STEERING,
     TABLE4,
 )
+from makespan.tables._training import FIG9, FIG9_SUMMARY
 from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE, STUDY
 
 __all__ = [
@@ -40,11 +42,15 @@ __all__ = [
     "FAILURES",
     "FIG7",
     "FIG8",
+    "FIG9",
+    "FIG9_SUMMARY",
     "FIT",
     "JCT",
     "JOBS",
     "JOB_METRICS",
     "LARGE_MODELS",
+    "LIVE",
+    "LIVE_JOBS",
     "LOAD",
     "OUTCOMES",
     "PERTURBED",

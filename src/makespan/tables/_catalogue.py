@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import (
     ALLOCATION,
@@ -14,6 +15,7 @@ from makespan.tables._simulation import (
     STEERING,
     TABLE4,
 )
+from makespan.tables._training import FIG9, FIG9_SUMMARY
 from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE, STUDY
 
 __all__ = [
@@ -201,6 +203,10 @@ SCHEMAS = (
     ROUNDS,
     STUDY,
     SCALE,
+    FIG9,
+    FIG9_SUMMARY,
+    LIVE,
+    LIVE_JOBS,
     CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""

@@ -12,6 +12,7 @@ __all__ = [
     "model_keys",
     "preset_sources",
     "resolve_workload_key",
+    "small_workload_keys",
     "stack",
     "stack_names",
     "workload",
@@ -39,7 +40,7 @@ def workload_keys() -> tuple[str, ...]:
 
 def preset_sources() -> dict[str, str]:
     """Return the source of every preset, keyed ``kind/name``; empty text where it is missing."""
-    return sources_of(_PACKAGE, "models", "stacks", "workloads")
+    return sources_of(_PACKAGE, "models", "stacks", "workloads", "small")
 
 
 @cache
@@ -96,15 +97,22 @@ def resolve_workload_key(name: str) -> str:
     return key
 
 
+def small_workload_keys() -> tuple[str, ...]:
+    """Return the keys of the workloads that are small enough to train for real on a few CPU cores."""
+    return tuple(read_preset(_PACKAGE, "small"))
+
+
 @cache
 def workload(name: str) -> Workload:
-    """Return a workload from its key or one of its aliases.
+    """Return a workload from its key or one of its aliases, or a small workload from its key.
 
     Raises
     ------
     UnknownNameError
         Neither a key nor an alias.
     """
+    if name in small_workload_keys():
+        return _small_workload(name)
     key = resolve_workload_key(name)
     entry = dict(read_preset(_PACKAGE, "workloads")[key])
     return Workload(
@@ -120,5 +128,29 @@ def workload(name: str) -> Workload:
         max_microbatches=entry["max_microbatches"],
         trace_cpu_threads=tuple(entry.get("trace_cpu_threads", ())),
         used_for_calibration=entry.get("used_for_calibration", True),
+        source=entry["source"],
+    )
+
+
+_SMALL_STACK, _SMALL_PRECISION = "torch-fp32", "fp32"
+
+
+def _small_workload(key: str) -> Workload:
+    entry = preset_entry(_PACKAGE, "small", "small workload", key)
+    batch, microbatches = entry.pop("global_batch_size"), entry.pop("max_microbatches")
+    blocks = tuple(_block(block) for block in entry.pop("blocks"))
+    return Workload(
+        key=key,
+        aliases=(),
+        model=ModelSpec(key=key, blocks=blocks, **entry),
+        global_batch_size=batch,
+        precision=_SMALL_PRECISION,
+        families=("DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+PP", "DP+TP+PP"),
+        data_parallel_stack=stack(_SMALL_STACK),
+        model_parallel_stack=stack(_SMALL_STACK),
+        model_parallel_seq=(),
+        max_microbatches=microbatches,
+        trace_cpu_threads=(),
+        used_for_calibration=False,
         source=entry["source"],
     )

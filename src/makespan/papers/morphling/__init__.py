@@ -19,6 +19,8 @@ that a run writes below ``results/<source>/morphling/``:
 - `perturbed_arrivals`, `load_study`, `large_models_study`, `rounds_study`, `scale_study`: to
   ``perturbed.csv``, ``load.csv``, ``large_models.csv``, ``rounds.csv``, ``scale.csv``, and for the studies
   over seeds ``<study>_summary.csv``
+- `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
+- `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
 - `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
 
 The cluster experiments share a `Bench`, which `read_bench` reads; every schedule is validated.
@@ -31,8 +33,16 @@ from makespan.papers.morphling._claims import evaluate_claims, read_claims
 from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
 from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+from makespan.papers.morphling._fig9 import (
+    OTHER_SEED,
+    SWITCHING,
+    fig9,
+    fig9_summary,
+    published_loss_statistics,
+)
 from makespan.papers.morphling._figures import allocation_figure_table
 from makespan.papers.morphling._lists import read_job_lists
+from makespan.papers.morphling._measured import measured_fig7, measured_table2
 from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
 from makespan.papers.morphling._open import read_bench, read_times
 from makespan.papers.morphling._published import read_published
@@ -63,6 +73,8 @@ __all__ = [
     "ImpossibleScheduleError",
     "Run",
     "Setting",
+    "OTHER_SEED",
+    "SWITCHING",
     "Stage",
     "Steering",
     "Table4",
@@ -72,6 +84,8 @@ __all__ = [
     "evaluate_claims",
     "fig7",
     "fig8",
+    "fig9",
+    "fig9_summary",
     "fit_workload",
     "generated_workloads",
     "getting_started",
@@ -80,6 +94,9 @@ __all__ = [
     "perturbed_arrivals",
     "published_workloads",
     "read_bench",
+    "measured_fig7",
+    "measured_table2",
+    "published_loss_statistics",
     "read_claims",
     "read_job_lists",
     "read_published",

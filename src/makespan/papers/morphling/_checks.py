@@ -6,6 +6,7 @@ import math
 import pandas as pd
 
 from makespan.papers.morphling._cluster_checks import CLUSTER_CHECKS
+from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
 from makespan.papers.morphling._finding import Check, Claim, Finding, Tables, number
 from makespan.papers.morphling._names import MORPHLING
 
@@ -23,6 +24,8 @@ CLAIM_TABLES = (
     "perturbed",
     "load",
     "large_models",
+    "fig9",
+    "live",
     "table4_published",
 )
 """Names of the tables that the checks read; the last one holds cells that others printed."""
@@ -148,6 +151,27 @@ def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
 
 
+def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig9"]
+    differences = table.assign(value=number(table, "abs_difference")).groupby("run", sort=False)["value"]
+    if not {SWITCHING, OTHER_SEED} <= set(differences.groups):
+        return None
+    other = float(differences.mean()[OTHER_SEED])
+    largest = differences.max().drop(OTHER_SEED)
+    worst, plans = float(largest.max()), len(largest) - 1
+    note = f"{plans} plans and a run that switches; largest in run {largest.idxmax()!r}"
+    return Finding(f"{worst:.2g}, other seed {other:.2g}", worst < claim.limit * other, note)
+
+
+def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["live"]
+    differences = number(table, claim.subject).abs()
+    if differences.empty:
+        return None
+    note = f"{int(number(table, 'jobs').iloc[0])} jobs under {', '.join(table['policy'])}"
+    return Finding(f"{differences.mean():.1f} %", bool(differences.mean() <= claim.limit), note)
+
+
 def _later(tables: Tables, claim: Claim) -> Finding | None:
     return None
 
@@ -164,6 +188,8 @@ CHECKS: dict[str, Check] = {
     "fig8_more_gpus": _fig8_more_gpus,
     "fig8_gain": _fig8_gain,
     "fig8_equals_published": _fig8_equals_published,
+    "fig9_reconfiguration": _fig9_reconfiguration,
+    "live_fidelity": _live_fidelity,
     "later": _later,
     **CLUSTER_CHECKS,
 }

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from makespan.errors import PlanError, TraceError
-from makespan.hardware import cluster
 from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._online import Choice, Limit, known_from, settle
-from makespan.perf import fit_table, load_environment
+from makespan.perf import fit_table, load_cluster, load_environment
 from makespan.plans import ExecutionPlan, Placement, read_plan, write_plan
 from makespan.tables import FIG7
 
@@ -92,7 +91,7 @@ def fig7(
     published
         Cells of the paper's figure: ``strategy, stage, published_plan, published_iter_time_s`` [s].
     cluster_name
-        Cluster on which the job runs.
+        Cluster on which the job runs, or path of an environment file.
     form
         Form of the performance model that Morphling asks.
 
@@ -199,7 +198,7 @@ def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) 
         times = job.times(stage)
         limit = Limit(stage.placement, stage.cpu_threads)
         choice, knowledge = settle(
-            knowledge, limit, _candidates(job, stage, times), times, cluster(cluster_name)
+            knowledge, limit, _candidates(job, stage, times), times, load_cluster(cluster_name)
         )
         yield choice
 

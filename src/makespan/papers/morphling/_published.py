@@ -61,6 +61,15 @@ _SCHEMAS = {
             _SOURCE,
         ),
     ),
+    "fig9": TableSchema(
+        "published_fig9",
+        (
+            _text("run", "plan, or other seed"),
+            Column("mean_abs_difference", "float", "1", "mean distance to the loss of TP8"),
+            Column("max_abs_difference", "float", "1", "largest distance, losses averaged over windows"),
+            _SOURCE,
+        ),
+    ),
 }
 
 
@@ -70,7 +79,7 @@ def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
     Parameters
     ----------
     artifact
-        ``table2``, ``fig7``, ``fig8`` or ``table4``.
+        ``table2``, ``table4``, ``fig7``, ``fig8`` or ``fig9``.
     path
         CSV file with the cells and their source.
 

@@ -28,7 +28,7 @@ def fit_workload(
     throughput
         Schema `makespan.tables.THROUGHPUT`, one workload.
     environment
-        Name of the constants that all models of a cluster share.
+        Name of the constants that all models of a cluster share, or path of a file with them.
     forms
         Forms of the performance model.
 

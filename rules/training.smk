@@ -1,0 +1,77 @@
+# Real training runs: losses under several execution plans, on GPUs where there are enough, else on CPU.
+
+
+localrules:
+    plot_morphling_fig9,
+
+
+FIG9 = SETTINGS.morphling.fig9
+
+
+def fig9_experiment():
+    """Return what the script of Fig. 9 needs, as plain values."""
+    plans = {one.name: one.plan(FIG9.global_batch_size) for one in FIG9.plans}
+    degrees = ["dp", "tp", "pp", "grad_accum_steps", "zero_stage", "offload", "checkpoint_fraction"]
+    sizes = ["global_batch_size", "micro_batch_size"]
+    return {
+        "model": FIG9.model.model_dump(),
+        "plans": {
+            name: {field: getattr(plan, field) for field in degrees + sizes} for name, plan in plans.items()
+        },
+        "switches": [[switch.step, switch.name] for switch in FIG9.switches],
+        "options": {name: getattr(FIG9, name) for name in ["steps", "learning_rate", "seed", "data_seed"]},
+        "other_seed": FIG9.other_seed,
+        "device": FIG9.device,
+    }
+
+
+rule morphling_fig9:
+    input:
+        published="config/published/morphling_fig9.csv",
+    output:
+        table="results/measured/morphling/fig9.csv",
+        summary="results/measured/morphling/fig9_summary.csv",
+    log:
+        "logs/measured/morphling/morphling_fig9.log",
+    benchmark:
+        "benchmarks/results/measured/morphling/morphling_fig9.tsv"
+    conda:
+        CPU
+    threads: 4
+    resources:
+        mem_mb=3000,
+        runtime=15,
+    params:
+        experiment=fig9_experiment(),
+        code=code_hash("morphling_fig9", *FIG9_CODE),
+    script:
+        "../workflow/scripts/morphling_fig9.py"
+
+
+rule plot_morphling_fig9:
+    input:
+        table="results/measured/morphling/fig9.csv",
+        summary="results/measured/morphling/fig9_summary.csv",
+    output:
+        pdf="results/measured/morphling/figures/fig9.pdf",
+        png=report(
+            "results/measured/morphling/figures/fig9.png",
+            caption="../workflow/report/morphling_fig9.rst",
+            category="Morphling",
+            labels={"figure": "Fig. 9", "source": "measured"},
+        ),
+        csv="results/measured/morphling/figures/fig9.csv",
+    log:
+        "logs/measured/morphling/plot_morphling_fig9.log",
+    benchmark:
+        "benchmarks/results/measured/morphling/plot_morphling_fig9.tsv"
+    conda:
+        CPU
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        limit=0.1,
+        code=code_hash("plot_morphling_fig9", *PLOTS),
+    script:
+        "../workflow/scripts/plot_morphling_fig9.py"

@@ -1,0 +1,79 @@
+"""Save and load the state of a run with ``torch.distributed.checkpoint``, under any plan."""
+
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+
+from makespan.training._checkpoint_files import finish_checkpoint, start_checkpoint
+from makespan.training._engine import Engine
+
+__all__ = ["load", "save"]
+
+
+def save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
+    """Write a checkpoint; all processes must call it.
+
+    Every tensor is stored under its name and in its global shape, so any other plan can read it.
+
+    Parameters
+    ----------
+    engine
+        The run.
+    directory
+        Directory of checkpoints, seen by all processes.
+    step
+        Optimiser steps done.
+
+    Returns
+    -------
+    path
+        Directory of the checkpoint.
+    save_s
+        Time from the first to the last byte, checksums included.
+    """
+    begun = time.perf_counter()
+    answer: list[Path] = []
+    if dist.get_rank() == 0:
+        answer = [start_checkpoint(directory)]
+    partial = _from_first(answer)
+    write_state(engine.state(), checkpoint_id=partial)
+    answer = []
+    if dist.get_rank() == 0:
+        answer = [finish_checkpoint(directory, engine.job, step, time.perf_counter() - begun)]
+    return _from_first(answer), time.perf_counter() - begun
+
+
+def load(engine: Engine, path: Path, step: int) -> float:
+    """Read a checkpoint into a run; all processes must call it, each reads what it holds.
+
+    Parameters
+    ----------
+    engine
+        The run, under whatever plan.
+    path
+        Directory of a complete checkpoint.
+    step
+        Optimiser steps done in it.
+
+    Returns
+    -------
+    float
+        Time taken [s].
+    """
+    begun = time.perf_counter()
+    state = engine.state()
+    read_state(state, checkpoint_id=path)
+    engine.adopt(state, step)
+    return time.perf_counter() - begun
+
+
+def _from_first(answer: list[Path]) -> Path:
+    """Send a path from the first process to all."""
+    shared: list[Path | None] = [answer[0] if answer else None]
+    dist.broadcast_object_list(shared, src=0)
+    if shared[0] is None:
+        raise RuntimeError("the first process sent no path")
+    return shared[0]

@@ -1,0 +1,186 @@
+"""A training run inside one process: model, passes and optimiser of this process under the plan.
+
+What only some plans need of torch is imported by their runs alone: it takes up to a second to load.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from makespan.training._clock import Clock
+from makespan.training._data import IGNORED, global_batch, targets_per_sample
+from makespan.training._job import PhaseTimes, TrainingJob
+from makespan.training._mesh import Place
+from makespan.training._models import SmallTransformer, build_model
+from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients
+from makespan.training._passes import Accumulation, Passes, stage_layers
+
+__all__ = ["Engine"]
+
+_SHARDED_STAGES = (2, 3)
+
+
+class Engine:
+    """One process of a training run.
+
+    How the replicas of data parallelism work together: without ZeRO and with stage 1 each holds the
+    whole model of its position, and gradients are averaged by DistributedDataParallel, or by one
+    all-reduce a step where the model is split too; under stage 1 each parameter's optimiser state
+    and update are with one owner. Stages 2 and 3 are ``fully_shard``: gradients, optimiser state
+    and, between steps, parameters are sharded; stage 3 also frees parameters between forward and
+    backward pass.
+
+    Parameters
+    ----------
+    job
+        What to train.
+    place
+        Position of this process in the mesh of the plan.
+    """
+
+    def __init__(self, job: TrainingJob, place: Place) -> None:
+        """Build this process's share of the model."""
+        self.job, self.place = job, place
+        plan = job.plan
+        self._chunks = list(self._build_chunks())
+        self._sharded = plan.zero_stage in _SHARDED_STAGES
+        if self._sharded:
+            for chunk in self._chunks:
+                _fully_shard(chunk, place, keep=plan.zero_stage == 2)
+        self.parameters: dict[str, nn.Parameter] = {
+            name: parameter for chunk in self._chunks for name, parameter in chunk.named_parameters()
+        }
+        self._uses_ddp = plan.dp > 1 and plan.tp * plan.pp == 1 and not self._sharded
+        self._passes = self._build_passes()
+        partitioned = plan.zero_stage == 1 and plan.dp > 1
+        self.optimizer = Optimizer(
+            self.parameters, job, place.group("dp") if partitioned else None, plan.offload
+        )
+
+    def _build_chunks(self) -> Iterator[SmallTransformer]:
+        plan, mesh = self.job.plan, self.place.mesh
+        stages = stage_layers(self.job.model.n_layers, plan)
+        for index in range(self.place.rank("pp"), len(stages), plan.pp):
+            chunk = build_model(self.job.model, self.job.seed)
+            chunk.set_recomputation(plan)
+            chunk.keep_stage(stages[index], index == 0, index == len(stages) - 1)
+            chunk.to(self.place.device)
+            if plan.tp > 1:
+                from makespan.training._tensor import shard_tensors
+
+                shard_tensors(chunk, mesh["tp"], plan.sequence_parallel)
+            yield chunk
+
+    def _build_passes(self) -> Passes:
+        plan = self.job.plan
+        if plan.pp > 1:
+            from makespan.training._pipeline import Pipeline
+
+            return Pipeline(self._chunks, self.job.model, plan, self.place, self._loss)
+        model: nn.Module = self._chunks[0]
+        if self._uses_ddp:
+            model = DistributedDataParallel(model, process_group=self.place.group("dp"))
+        return Accumulation(model, plan.grad_accum_steps, self._loss)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return a micro-batch's share of the mean loss, times the replicas that are averaged over."""
+        total = F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        plan = self.job.plan
+        count = plan.global_batch_size * targets_per_sample(self.job.model)
+        return total * (plan.dp / count)
+
+    def gradients(self, step: int, clock: Clock) -> Tensor:
+        """Compute the gradients of a step and return this process's share of its mean loss.
+
+        Parameters
+        ----------
+        step
+            Number of the step from 0.
+        clock
+            Receives the times of the forward passes.
+        """
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        loss = self._passes.run(*self._samples(step), clock)
+        plan = self.job.plan
+        if plan.tp > 1:
+            complete_gradients(self.parameters)
+        if plan.dp > 1 and not self._uses_ddp and not self._sharded:
+            average_gradients(self.parameters, self.place.group("dp"))
+        return loss / (plan.dp * plan.tp)
+
+    def _samples(self, step: int) -> tuple[Tensor, Tensor]:
+        job, device = self.job, self.place.device
+        batch = global_batch(job.model, job.plan.global_batch_size, job.data_seed, step)
+        share = job.plan.replica_batch_size
+        own = slice(self.place.rank("dp") * share, (self.place.rank("dp") + 1) * share)
+        return torch.from_numpy(batch.inputs[own]).to(device), torch.from_numpy(batch.targets[own]).to(device)
+
+    def step(self, step: int, stop: bool) -> tuple[float, bool, PhaseTimes]:
+        """Do one optimiser step.
+
+        Parameters
+        ----------
+        step
+            Number of the step from 0.
+        stop
+            Whether this process was asked to stop.
+
+        Returns
+        -------
+        loss
+            Mean loss of the global batch.
+        stop
+            Whether any process was asked to stop.
+        times
+            Wall times of this process.
+        """
+        clock = Clock(self.place.device)
+        loss = self.gradients(step, clock)
+        clock.next_phase()
+        self.optimizer.step(step)
+        clock.next_phase()
+        shared = torch.stack([loss.double(), torch.tensor(float(stop), device=loss.device).double()])
+        dist.all_reduce(shared)
+        clock.next_phase()
+        total, stops = shared.tolist()
+        return total, stops > 0, clock.times()
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of this process's parameters, whole and on the CPU."""
+        gradients = {}
+        for name, parameter in self.parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                raise RuntimeError(f"no gradient for {name}")
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            gradients[name] = whole.detach().cpu()
+        return gradients
+
+    def state(self) -> dict[str, Tensor]:
+        """Return parameters and moments by name, ready to be saved or to be read into."""
+        weights: dict[str, Tensor] = {name: one.detach() for name, one in self.parameters.items()}
+        return weights | self.optimizer.moments()
+
+    def adopt(self, state: dict[str, Tensor], steps_done: int) -> None:
+        """Take over a state that was read into what `state` returned."""
+        self.optimizer.set_moments(state)
+        self.optimizer.set_steps_done(steps_done)
+        self.optimizer.adopt()
+
+
+def _fully_shard(chunk: SmallTransformer, place: Place, keep: bool) -> None:
+    """Shard a model over the replicas, layer by layer; ``keep`` parameters until the backward pass."""
+    from torch.distributed.fsdp import fully_shard
+
+    axis = place.mesh["dp"]
+    for layer in chunk.layers.values():
+        fully_shard(layer, mesh=axis, reshard_after_forward=not keep)
+    fully_shard(chunk, mesh=axis, reshard_after_forward=not keep)

@@ -1,0 +1,221 @@
+"""What to train, and what came of it; plain values that cross process boundaries as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from makespan.errors import InputError
+from makespan.plans import ExecutionPlan, PlanFamily
+from makespan.training._model_spec import SmallModel
+
+__all__ = [
+    "PhaseTimes",
+    "Progress",
+    "RestartCost",
+    "RunResult",
+    "TrainingJob",
+    "job_from",
+    "job_values",
+    "result_from",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A training run under one execution plan.
+
+    The losses depend on the plan through floating-point rounding only: initial weights follow from
+    ``seed``, and the samples of step *s* and their order from ``data_seed`` and *s*.
+
+    Parameters
+    ----------
+    model
+        The model; trained in float32 with AdamW.
+    plan
+        How the devices are used; its global batch size is that of the run.
+    steps
+        Train until this many optimiser steps are done, counted from the very first one, also in a
+        run that continues from a checkpoint.
+    seed, data_seed
+        Seeds of the initial weights and of the data.
+    learning_rate, warmup_steps, weight_decay
+        Of AdamW; the rate grows linearly over the first ``warmup_steps`` steps and is constant then.
+    checkpoint_every
+        Steps between checkpoints; 0 for one at the end only (where a directory is given).
+
+    Raises
+    ------
+    InputError
+        A number is out of range.
+    """
+
+    model: SmallModel
+    plan: ExecutionPlan
+    steps: int
+    seed: int = 0
+    data_seed: int = 0
+    learning_rate: float = 3e-3
+    warmup_steps: int = 10
+    weight_decay: float = 0.01
+    checkpoint_every: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
+        if not self.learning_rate > 0:
+            raise InputError(f"learning_rate is {self.learning_rate}; accepted: a number > 0")
+        if not self.weight_decay >= 0:
+            raise InputError(f"weight_decay is {self.weight_decay}; accepted: a number >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Wall times of one optimiser step, mean over the processes; all in seconds.
+
+    Parameters
+    ----------
+    step_s
+        The whole step, including the exchange of the loss.
+    forward_s
+        Forward passes of all micro-batches.
+    backward_sync_s
+        Everything else until gradients are ready: backward passes, recomputation, exchange of
+        gradients and activations, waiting in the pipeline.
+    optimizer_s
+        The optimiser step, transfers to and from the host and exchange of parameters included.
+    """
+
+    step_s: float
+    forward_s: float
+    backward_sync_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCost:
+    """What continuing from a checkpoint cost; all in seconds.
+
+    Parameters
+    ----------
+    save_s
+        Writing the checkpoint, measured when it was written.
+    process_start_s
+        From the launch until all processes had joined the run.
+    build_s
+        Building and distributing the model under the new plan.
+    load_s
+        Checking and reading the checkpoint.
+    """
+
+    save_s: float
+    process_start_s: float
+    build_s: float
+    load_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Sum of all parts."""
+        return self.save_s + self.process_start_s + self.build_s + self.load_s
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Heartbeat of a running job, rewritten after every step.
+
+    Parameters
+    ----------
+    step
+        Optimiser steps done, counted from the very first one.
+    loss
+        Mean loss of the last step's global batch; NaN before the first.
+    time_s
+        Seconds since the epoch when it was written.
+    pids
+        Process ids, one a rank; those of the machines on which they run.
+    """
+
+    step: int
+    loss: float
+    time_s: float
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run did.
+
+    Parameters
+    ----------
+    first_step
+        Steps that were done before this run, 0 for one that starts anew.
+    losses
+        Mean loss of the global batch at each step of this run, before that step's update.
+    times
+        Wall times of each step.
+    stopped
+        Whether it ended at a stop request, before its last step.
+    device
+        ``cpu``, or the name of the GPU.
+    process_start_s, build_s
+        From launch to a joined group of processes; building and distributing the model.
+    save_s
+        Time of each checkpoint that was written.
+    restart_cost
+        What continuing cost; None for a run that started anew.
+    checkpoint
+        Directory of the last checkpoint written, None without one.
+    gradients
+        File with the gradients of the first step (NumPy archive, one full array a parameter), None
+        unless asked for.
+    peak_memory_bytes
+        Largest memory of any process: allocated device memory, or resident memory on CPU.
+    """
+
+    first_step: int
+    losses: tuple[float, ...]
+    times: tuple[PhaseTimes, ...]
+    stopped: bool
+    device: str
+    process_start_s: float
+    build_s: float
+    save_s: tuple[float, ...]
+    restart_cost: RestartCost | None
+    checkpoint: str | None
+    gradients: str | None
+    peak_memory_bytes: int
+
+    @property
+    def last_step(self) -> int:
+        """Optimiser steps done in all when the run ended."""
+        return self.first_step + len(self.losses)
+
+
+def job_values(job: TrainingJob) -> dict[str, Any]:
+    """Return a job as nested plain values."""
+    values = asdict(job)
+    values["plan"]["family"] = job.plan.plan_family.value
+    return values
+
+
+def job_from(values: Mapping[str, Any]) -> TrainingJob:
+    """Build a job from the values of `job_values`."""
+    plan = dict(values["plan"])
+    plan["family"] = PlanFamily(plan["family"])
+    if plan["partition"] is not None:
+        plan["partition"] = tuple(plan["partition"])
+    rest = {name: value for name, value in values.items() if name not in ("model", "plan")}
+    return TrainingJob(SmallModel(**values["model"]), ExecutionPlan(**plan), **rest)
+
+
+def result_from(values: Mapping[str, Any]) -> RunResult:
+    """Build a result from the plain values that a worker writes."""
+    cost = values["restart_cost"]
+    nested = {
+        "losses": tuple(values["losses"]),
+        "times": tuple(PhaseTimes(**row) for row in values["times"]),
+        "save_s": tuple(values["save_s"]),
+        "restart_cost": None if cost is None else RestartCost(**cost),
+    }
+    return RunResult(**{**values, **nested})

@@ -1,0 +1,209 @@
+"""AdamW on the local part of each parameter: whole, partitioned over replicas, or on the host."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+
+from makespan.training._job import TrainingJob
+
+__all__ = ["Optimizer", "average_gradients", "complete_gradients", "local_gradient", "local_part"]
+
+_BETAS = (0.9, 0.95)
+_EPS = 1e-8
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor, sharing its memory."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def local_gradient(name: str, parameter: torch.nn.Parameter) -> Tensor:
+    """Return the gradient of what this process holds of a parameter.
+
+    Raises
+    ------
+    RuntimeError
+        The backward pass left no gradient.
+    """
+    if parameter.grad is None:
+        raise RuntimeError(f"the backward pass left no gradient for {name}")
+    return local_part(parameter.grad)
+
+
+def complete_gradients(parameters: Parameters) -> None:
+    """Sum those gradients that tensor parallelism left as one summand a process."""
+    for parameter in parameters.values():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def average_gradients(parameters: Parameters, group: ProcessGroup) -> None:
+    """Replace each gradient by its mean over the replicas, in one exchange."""
+    gradients = [local_gradient(name, parameter) for name, parameter in parameters.items()]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    flat /= group.size()
+    _scatter(flat, gradients)
+
+
+def _scatter(flat: Tensor, parts: Sequence[Tensor]) -> None:
+    """Copy consecutive stretches of a flat tensor into tensors of any shape."""
+    start = 0
+    for part in parts:
+        part.copy_(flat[start : start + part.numel()].view_as(part))
+        start += part.numel()
+
+
+class Optimizer:
+    """AdamW whose state may be partitioned over replicas and kept on the host.
+
+    Parameters
+    ----------
+    parameters
+        Parameters of this process by name.
+    job
+        Gives the settings.
+    replicas
+        Group over which the state is partitioned by whole parameters (ZeRO stage 1): each is updated
+        by its owner, who then sends it to the others. None if every process updates all it holds.
+    offload
+        Whether moments and a copy of the parameters are in host memory and the step runs there.
+    """
+
+    def __init__(
+        self, parameters: Parameters, job: TrainingJob, replicas: ProcessGroup | None, offload: bool
+    ) -> None:
+        """Create moments of zero for the parameters owned here."""
+        self._parameters, self._job = parameters, job
+        self._replicas, self._offload = replicas, offload
+        self._owners = _owners(parameters, replicas.size() if replicas is not None else 1)
+        here = dist.get_rank(replicas) if replicas is not None else 0
+        self._owned = [name for name in parameters if self._owners[name] == here]
+        self._leaves = {name: self._leaf(parameters[name]) for name in self._owned}
+        decayed = [leaf for leaf in self._leaves.values() if leaf.dim() >= 2]
+        others = [leaf for leaf in self._leaves.values() if leaf.dim() < 2]
+        groups = [
+            {"params": leaves, "weight_decay": decay}
+            for leaves, decay in ((decayed, job.weight_decay), (others, 0.0))
+            if leaves
+        ]
+        self._adam = (
+            torch.optim.AdamW(groups, lr=job.learning_rate, betas=_BETAS, eps=_EPS, fused=True)
+            if groups
+            else None
+        )
+        self.set_steps_done(0)
+
+    def _leaf(self, parameter: torch.nn.Parameter) -> Tensor:
+        local = local_part(parameter)
+        return local.to("cpu", copy=True) if self._offload else local
+
+    def set_steps_done(self, steps: int) -> None:
+        """Set the step count of AdamW, with moments of zero where there are none yet."""
+        if self._adam is None:
+            return
+        for leaf in self._leaves.values():
+            state = self._adam.state[leaf]
+            state["step"] = torch.tensor(float(steps), device=leaf.device)
+            for name in _MOMENTS:
+                state.setdefault(name, torch.zeros_like(leaf))
+
+    def step(self, step: int) -> None:
+        """Update all parameters of this process.
+
+        Parameters
+        ----------
+        step
+            Number of the step from 0; it decides the learning rate.
+        """
+        if self._adam is not None:
+            ramp = min(1.0, (step + 1) / max(1, self._job.warmup_steps))
+            for group in self._adam.param_groups:
+                group["lr"] = ramp * self._job.learning_rate
+            for name, leaf in self._leaves.items():
+                leaf.grad = local_gradient(name, self._parameters[name]).to(leaf.device)
+            self._adam.step()
+            for leaf in self._leaves.values():
+                leaf.grad = None
+        if self._offload:
+            self.publish()
+        if self._replicas is not None:
+            self._exchange(self._replicas)
+
+    def publish(self) -> None:
+        """Copy the host's parameters to the device."""
+        for name, leaf in self._leaves.items():
+            local_part(self._parameters[name]).copy_(leaf)
+
+    def adopt(self) -> None:
+        """Copy the device's parameters to the host, after they were loaded."""
+        if self._offload:
+            for name, leaf in self._leaves.items():
+                leaf.copy_(local_part(self._parameters[name]))
+
+    def _exchange(self, replicas: ProcessGroup) -> None:
+        """Send every parameter from its owner to all replicas, one message an owner."""
+        for owner in range(replicas.size()):
+            parts = [local_part(self._parameters[name]) for name, own in self._owners.items() if own == owner]
+            if not parts:
+                continue
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            dist.broadcast(flat, group_src=owner, group=replicas)
+            _scatter(flat, parts)
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the moments owned here by name, distributed like their parameters.
+
+        What is on the host is copied to the parameter's device first, see `set_moments`.
+        """
+        tensors: dict[str, Tensor] = {}
+        if self._adam is None:
+            return tensors
+        for name, leaf in self._leaves.items():
+            for moment in _MOMENTS:
+                tensors[f"{name}/{moment}"] = _like(self._parameters[name], self._adam.state[leaf][moment])
+        return tensors
+
+    def set_moments(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over moments that were read into what `moments` returned."""
+        if self._adam is None:
+            return
+        for name, leaf in self._leaves.items():
+            for moment in _MOMENTS:
+                self._adam.state[leaf][moment].copy_(local_part(tensors[f"{name}/{moment}"]))
+
+
+def _like(parameter: torch.nn.Parameter, local: Tensor) -> Tensor:
+    """Present a local tensor as distributed in the way of its parameter."""
+    on_device = local.to(local_part(parameter).device)
+    if not isinstance(parameter, DTensor):
+        return on_device
+    return DTensor.from_local(
+        on_device,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _owners(parameters: Parameters, count: int) -> dict[str, int]:
+    """Give each parameter to the owner who has least so far, largest first."""
+    loads: list[int] = [0] * count
+    owners: dict[str, int] = {}
+    sizes = {name: local_part(parameter).numel() for name, parameter in parameters.items()}
+    ordered: Sequence[str] = sorted(sizes, key=lambda name: (-sizes[name], name))
+    for name in ordered:
+        owner = min(range(count), key=lambda index: (loads[index], index))
+        owners[name] = owner
+        loads[owner] += sizes[name]
+    return {name: owners[name] for name in parameters}

@@ -1,0 +1,193 @@
+"""Train: the calls that start processes and return what they did."""
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from makespan.errors import CheckpointError, InputError
+from makespan.training._checkpoint_files import latest_checkpoint
+from makespan.training._files import (
+    GRADIENTS,
+    PROGRESS,
+    REQUEST,
+    RESULT,
+    STOP,
+    STORE,
+    read_json,
+    write_json,
+)
+from makespan.training._job import Progress, RunResult, TrainingJob, job_values, result_from
+from makespan.training._launch import Launcher, LocalLauncher
+from makespan.training._support import check_supported
+
+__all__ = ["read_progress", "request_stop", "train", "train_all"]
+
+_log = logging.getLogger(__name__)
+
+
+def train(
+    job: TrainingJob,
+    *,
+    launcher: Launcher | None = None,
+    run_dir: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    keep_gradients: bool = False,
+) -> RunResult:
+    """Train a job in processes of its own and wait for its end.
+
+    May be called from a background thread; this process does not import torch.
+
+    Parameters
+    ----------
+    job
+        What to train, and under which plan.
+    launcher
+        Where the processes run; None for `LocalLauncher` on CPU.
+    run_dir
+        Directory for request, heartbeat, stop request and result; None for a temporary one that is
+        removed. See `read_progress` and `request_stop`.
+    checkpoint_dir
+        Directory of checkpoints; one is written at the end, at a stop request and every
+        ``job.checkpoint_every`` steps. None for no checkpoints.
+    resume
+        Directory of checkpoints from whose newest the run continues, whatever plan wrote it.
+    keep_gradients
+        Whether the gradients of the first step are written (needs ``run_dir``).
+
+    Returns
+    -------
+    RunResult
+        Losses, times and, for a run that continues, the cost of the restart.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        The plan cannot train the model here; raised before a process starts.
+    CheckpointError
+        There is no checkpoint in ``resume``, or it belongs to another run; raised before a process
+        starts.
+    ChecksumError
+        A file of the checkpoint is not what was written.
+    WorkerError
+        A process died or hung. All others were brought down.
+    """
+    launcher = launcher if launcher is not None else LocalLauncher()
+    check_supported(job.plan, job.model, launcher.n_devices)
+    source = None if resume is None else _continued(job, Path(resume))
+    (result,) = _execute([job], launcher, run_dir, checkpoint_dir, source, keep_gradients)
+    return result
+
+
+def train_all(
+    jobs: Sequence[TrainingJob],
+    *,
+    launcher: Launcher | None = None,
+    run_dir: str | Path | None = None,
+    keep_gradients: bool = False,
+) -> tuple[RunResult, ...]:
+    """Train several jobs one after the other in one group of processes, without checkpoints.
+
+    This saves the start of processes, for example when many plans are profiled.
+
+    Parameters
+    ----------
+    jobs
+        Jobs whose plans need the same number of processes.
+    launcher, run_dir, keep_gradients
+        As for `train`.
+
+    Returns
+    -------
+    tuple of RunResult
+        In the order of ``jobs``.
+
+    Raises
+    ------
+    InputError
+        There is no job, or they need different numbers of processes.
+    InfeasiblePlanError, WorkerError
+        As for `train`.
+    """
+    launcher = launcher if launcher is not None else LocalLauncher()
+    if len({job.plan.n_gpus for job in jobs}) != 1:
+        counts = ", ".join(str(job.plan.n_gpus) for job in jobs) or "no job"
+        raise InputError(f"jobs that train together need equally many processes; found {counts}")
+    for job in jobs:
+        check_supported(job.plan, job.model, launcher.n_devices)
+    return tuple(_execute(jobs, launcher, run_dir, None, None, keep_gradients))
+
+
+def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
+    """Find and check the checkpoint from which a job continues."""
+    begun = time.perf_counter()
+    checkpoint = latest_checkpoint(directory)
+    if checkpoint is None:
+        raise CheckpointError(f"{directory}: no complete checkpoint")
+    checkpoint.check_continues(job)
+    checkpoint.verify()
+    return {
+        "path": str(checkpoint.path.resolve()),
+        "step": checkpoint.step,
+        "save_s": checkpoint.save_s,
+        "verify_s": time.perf_counter() - begun,
+    }
+
+
+def _execute(
+    jobs: Sequence[TrainingJob],
+    launcher: Launcher,
+    run_dir: str | Path | None,
+    checkpoint_dir: str | Path | None,
+    source: Mapping[str, Any] | None,
+    keep_gradients: bool,
+) -> list[RunResult]:
+    """Write the request, run it, read the results."""
+    if run_dir is None:
+        if keep_gradients:
+            raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
+        with tempfile.TemporaryDirectory(prefix="makespan-run-") as name:
+            return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
+    directory = Path(run_dir).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    _clear(directory)
+    threads = launcher.threads_per_process
+    request = {
+        "jobs": [job_values(job) for job in jobs],
+        "device": launcher.device,
+        "threads": threads if threads is not None else jobs[0].plan.cpu_threads,
+        "stall_timeout_s": launcher.stall_timeout_s,
+        "checkpoint_dir": None if checkpoint_dir is None else str(Path(checkpoint_dir).resolve()),
+        "resume": source,
+        "keep_gradients": keep_gradients,
+    }
+    write_json(request, directory / REQUEST)
+    _log.info("%d job(s) on %d %s process(es)", len(jobs), jobs[0].plan.n_gpus, launcher.device)
+    launcher.run(jobs[0].plan.n_gpus, directory)
+    return [result_from(values) for values in read_json(directory / RESULT)]
+
+
+def _clear(directory: Path) -> None:
+    """Remove what an earlier run left in the directory."""
+    for pattern in (REQUEST, RESULT, PROGRESS, STOP, STORE, "error-*.json", "log-*.txt", f"*-{GRADIENTS}"):
+        for path in directory.glob(pattern):
+            path.unlink()
+
+
+def request_stop(run_dir: str | Path) -> None:
+    """Ask the run in a directory to stop at the end of its step, with a checkpoint.
+
+    The signal SIGTERM to any of its processes does the same.
+    """
+    (Path(run_dir) / STOP).touch()
+
+
+def read_progress(run_dir: str | Path) -> Progress | None:
+    """Return the heartbeat of the run in a directory, None before its first one."""
+    values = read_json(Path(run_dir) / PROGRESS)
+    if values is None:
+        return None
+    return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))

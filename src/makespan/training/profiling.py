@@ -1,0 +1,28 @@
+"""The profiler: measure a machine and the iteration times of small workloads on it.
+
+Apart from the other names of the package because it needs tables, which take a while to import.
+
+- `measure_points` trains plans of one placement for a few steps; `profile_table` joins such parts
+  into a throughput table, `profile_record` into the record beside it
+- `measure_rates` measures the machine itself, `environment_text` writes that for the performance
+  model
+- `profiling_launcher` and `allocation_launcher` choose where the processes run
+"""
+
+from makespan.training._environment import MachineRates, environment_text
+from makespan.training._machine import describe_machine
+from makespan.training._profile import Procedure, measure_points, profile_record, profile_table
+from makespan.training._rates import allocation_launcher, measure_rates, profiling_launcher
+
+__all__ = [
+    "MachineRates",
+    "Procedure",
+    "allocation_launcher",
+    "describe_machine",
+    "environment_text",
+    "measure_points",
+    "measure_rates",
+    "profile_record",
+    "profile_table",
+    "profiling_launcher",
+]

@@ -1,0 +1,45 @@
+"""A training worker that misbehaves: ``python odd_worker.py <what> <run directory>``."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from makespan.training import _checkpoint, _worker
+from makespan.training._engine import Engine
+
+_AT_STEP = 2
+_proper_step, _proper_finish = Engine.step, _checkpoint.finish_checkpoint
+
+
+def _misbehave(what):
+    rank = os.environ["MAKESPAN_RANK"]
+    if what == "raise" and rank == "1":
+        raise ValueError("the data are bad")
+    if what == "kill" and rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "hang":
+        time.sleep(600)
+
+
+def _step(self, step, stop):
+    if step == _AT_STEP:
+        _misbehave(sys.argv[1])
+    return _proper_step(self, step, stop)
+
+
+def _finish(directory, job, step, save_s):
+    """Die in the middle of saving: the state is written, the checkpoint is not complete."""
+    if sys.argv[1] == "kill-in-save" and step > _AT_STEP:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _proper_finish(directory, job, step, save_s)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "exit":
+        os._exit(7)
+    Engine.step = _step
+    _checkpoint.finish_checkpoint = _finish
+    status = _worker.main(Path(sys.argv[2]))
+    os._exit(status)

@@ -1,0 +1,325 @@
+"""Live scheduling with a stand-in for training: the loop, losses, interrupts, and taking a run over."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from fake_trainer import FakeTrainer
+from toy_cluster import throughput_rows
+
+from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
+from makespan.papers.morphling import evaluate_claims
+from makespan.policies import policy
+from makespan.sim import Allocation, Decision
+from makespan.tables import LIVE, LIVE_JOBS
+from makespan.training import live
+from makespan.workloads import JobSpec
+
+SPEED = 100.0
+"""Seconds of the schedule in a second on the wall: runs of minutes take a second or two."""
+
+ROWS = [("ga", "1", 1.0), ("gc", "1", 1.3), ("ga", "2", 0.6), ("zero-dp", "2", 0.62)]
+
+
+def setting(jobs, name="fifo", delay_wall_s=0.02):
+    tables = {"tiny-gpt": throughput_rows("tiny-gpt", [(p, n, t / SPEED) for p, n, t in ROWS], 1)}
+    return live.LiveSetting(name, "test", 2, 0, delay_wall_s, SPEED, tuple(jobs), {}, tables)
+
+
+def job(name, submit_s, steps, n_gpus=1, plan="ga", **more):
+    return JobSpec(name, submit_s / SPEED, "tiny-gpt", n_gpus, n_gpus, plan, steps, **more)
+
+
+def run(jobs, name="fifo", chosen=None, trainer=None, **more):
+    trainer = trainer or FakeTrainer(SPEED)
+    what, where = setting(jobs, name), live.slot_cluster(2)
+    engine = live.run_live(what, chosen or policy(name), where, trainer, **more)
+    return live.compare_live(what, chosen or policy(name), where, engine), trainer
+
+
+class Scripted:
+    """Does what it is told at each decision: a list of {job: (plan, slots) or None}."""
+
+    name = title = "scripted"
+    interval_s = None
+    knows_remaining_work = True
+    honours_guarantees = False
+    is_time_driven = False
+    references = ()
+
+    def __init__(self, steps, wake_ups=()):
+        self.steps = steps
+        self.wake_ups = wake_ups
+
+    def initial_state(self, cluster, catalogue):
+        return 0
+
+    def decide(self, view, state):
+        changes = {}
+        for name, what in self.steps.get(state, {}).items():
+            allocation = None
+            if what is not None:
+                plan, slots = what
+                found = view.catalogue.find("tiny-gpt", plan, str(slots), 1)
+                allocation = Allocation(found, (0,))
+            changes[name] = allocation
+        wakes = [time_s for time_s in self.wake_ups if time_s > view.time_s]
+        return Decision(changes, min(wakes, default=None)), state + 1
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fifo", "morphling", "morphling-work", "srtf", "sia"])
+def test_every_job_runs_all_its_steps_and_no_slot_is_used_twice(name):
+    jobs = [job("a", 0, 30), job("b", 5, 20, 2, "zero-dp"), job("c", 6, 25), job("d", 20, 10, 1, "gc")]
+    result, trainer = run(jobs, name)
+    assert result.violations == ()
+    assert trainer.clashes == []
+    assert trainer.saved == {"a": 30, "b": 20, "c": 25, "d": 10}
+    assert result.live_outcomes["job_id"].tolist() == ["a", "b", "c", "d"]
+    times = result.live_outcomes
+    parts = times["waiting_time_s"] + times["running_time_s"] + times["restart_time_s"]
+    assert parts.tolist() == pytest.approx((times["finish_time_s"] - times["submit_time_s"]).tolist())
+
+
+def test_a_live_run_takes_about_as_long_as_its_simulation():
+    jobs = [job("a", 0, 60), job("b", 5, 40), job("c", 6, 30, 2, "ga")]
+    result, _ = run(jobs)
+    LIVE.validate(result.comparison, where="test")
+    LIVE_JOBS.validate(result.jobs, where="test")
+    row = result.comparison.iloc[0]
+    assert row["jobs"] == 3
+    assert abs(row["jct_difference_pct"]) < 25
+    assert row["live_avg_jct_s"] == pytest.approx(result.jobs["live_jct_s"].mean())
+    assert row["live_restart_delay_s"] > 0.01
+
+
+def test_a_reconfiguration_stops_with_a_checkpoint_and_goes_on_under_the_new_plan():
+    script = Scripted({0: {"a": ("ga", 1)}, 1: {"a": ("zero-dp", 2)}}, wake_ups=(20.0,))
+    result, trainer = run([job("a", 0, 60)], chosen=script)
+    plans = [(segment.configuration.plan, len(segment.slots)) for segment in trainer.segments]
+    assert plans == [("ga", 1), ("zero-dp", 2)]
+    assert result.violations == ()
+    kinds = result.live_events["kind"].tolist()
+    assert kinds == ["submitted", "started", "ready", "reconfigured", "ready", "finished"]
+    assert result.jobs["n_restarts"].tolist() == [1]
+    assert result.jobs["final_loss"].tolist() == [60.0]
+
+
+def test_jobs_that_swap_their_slots_wait_for_each_other():
+    script = Scripted({0: {"a": ("ga", 2)}, 1: {"a": None, "b": ("ga", 2)}, 2: {"a": ("ga", 1)}}, wake_ups=())
+    result, trainer = run([job("a", 0, 40), job("b", 15, 20)], chosen=script)
+    assert trainer.clashes == []
+    assert result.violations == ()
+    assert "suspended" in result.live_events["kind"].tolist()
+    assert [segment.job.job_id for segment in trainer.segments] == ["a", "b", "a"]
+
+
+def test_a_suspended_job_whose_last_step_is_done_finishes():
+    class Late(FakeTrainer):
+        def stop(self, segment):
+            """Come too late."""
+
+    script = Scripted({0: {"a": ("ga", 1)}, 1: {"a": None}, 2: {"a": ("ga", 1)}}, wake_ups=(15.0, 90.0))
+    result, _ = run([job("a", 0, 30)], chosen=script, trainer=Late(SPEED))
+    assert result.live_outcomes["job_id"].tolist() == ["a"]
+    times = result.live_outcomes.iloc[0]
+    parts = times["waiting_time_s"] + times["running_time_s"] + times["restart_time_s"]
+    assert parts == pytest.approx(times["finish_time_s"] - times["submit_time_s"])
+
+
+def test_policies_see_the_steps_that_processes_counted():
+    seen = []
+
+    class Looks(Scripted):
+        def decide(self, view, state):
+            seen.extend(item.steps_left for item in view.running)
+            return super().decide(view, state)
+
+    run([job("a", 0, 50)], chosen=Looks({0: {"a": ("ga", 1)}}, wake_ups=(25.0,)))
+    left = seen[0]  # the first of the live run; the simulation follows
+    assert left == int(left)
+    assert 15 < left < 48
+
+
+def test_a_policy_that_leaves_jobs_behind_is_found_out():
+    with pytest.raises(Exception, match="1 job\\(s\\) wait and nothing will happen"):
+        run([job("a", 0, 5)], chosen=Scripted({}))
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_processes_die_goes_on_from_its_checkpoint():
+    trainer = FakeTrainer(SPEED, deaths={"a": [13]}, checkpoint_every=5)
+    result, trainer = run([job("a", 0, 30), job("b", 3, 20)], trainer=trainer)
+    assert trainer.saved == {"a": 30, "b": 20}
+    lost = result.live_events[result.live_events["kind"] == "interrupted"]
+    assert lost["job_id"].tolist() == ["a"]
+    assert lost["steps_left"].tolist() == [20.0]
+    assert "SIGKILL" in lost["reason"].iloc[0]
+    assert result.violations == ()
+
+
+def test_a_job_that_dies_again_and_again_ends_the_run_with_its_error():
+    trainer = FakeTrainer(SPEED, deaths={"a": [3, 3, 3]}, checkpoint_every=5)
+    with pytest.raises(WorkerError, match="at step 3"):
+        run([job("a", 0, 30)], trainer=trainer)
+    assert len(trainer.segments) == 3
+
+
+def test_an_error_of_another_kind_ends_all_segments():
+    class Broken(FakeTrainer):
+        def train(self, segment):
+            if segment.job.job_id == "b":
+                raise TrainingError("no such model")
+            return super().train(segment)
+
+    trainer = Broken(SPEED)
+    with pytest.raises(TrainingError, match="no such model"):
+        run([job("a", 0, 500), job("b", 5, 5)], trainer=trainer)
+    assert trainer.busy == {}
+    assert 0 < trainer.saved["a"] < 500
+
+
+# --- taking a run over ------------------------------------------------------------------------------
+
+
+class Interrupts:
+    """An observer that interrupts the scheduler once a job has finished."""
+
+    def __init__(self):
+        self.has_fired = False
+
+    def observe(self, event, view):
+        if event.kind == "finished" and not self.has_fired:
+            self.has_fired = True
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_scheduler_leaves_nothing_behind_and_is_taken_over(tmp_path):
+    jobs = [job("a", 0, 20), job("b", 0, 60), job("c", 40, 20), job("d", 200, 5)]
+    first = FakeTrainer(SPEED)
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs, trainer=first, directory=tmp_path, observers=[Interrupts()])
+    assert first.busy == {}
+    assert first.saved["a"] == 20
+    assert 0 < first.saved["b"] < 60
+    second = FakeTrainer(SPEED)
+    second.saved = dict(first.saved)
+    result, _ = run(jobs, trainer=second, directory=tmp_path)
+    assert "a" not in {segment.job.job_id for segment in second.segments}
+    assert second.saved == {"a": 20, "b": 60, "c": 20, "d": 5}
+    assert result.violations == ()
+    assert result.live_outcomes["job_id"].tolist() == ["a", "b", "c", "d"]
+    assert result.jobs["n_restarts"].sum() >= 1
+    times = result.live_outcomes
+    parts = times["waiting_time_s"] + times["running_time_s"] + times["restart_time_s"]
+    assert parts.tolist() == pytest.approx((times["finish_time_s"] - times["submit_time_s"]).tolist())
+
+
+def test_a_scheduler_that_vanished_is_taken_over_from_its_last_state(tmp_path):
+    jobs = [job("a", 0, 10), job("b", 0, 80)]
+    trainer = FakeTrainer(SPEED)
+    states = []
+
+    def vanish():
+        path = tmp_path / "state.json"
+        while not (path.exists() and '"finished"' in path.read_text()):
+            time.sleep(0.005)
+        states.append(path.read_text())
+
+    watcher = threading.Thread(target=vanish)
+    watcher.start()
+    run(jobs, trainer=trainer, directory=tmp_path)
+    watcher.join()
+    (tmp_path / "state.json").write_text(states[0])
+    second = FakeTrainer(SPEED)
+    second.saved = {"a": 10, "b": 50}
+    result, _ = run(jobs, trainer=second, directory=tmp_path)
+    assert [segment.job.job_id for segment in second.segments] == ["b"]
+    rows = result.live_events
+    assert rows[rows["kind"] == "interrupted"]["reason"].tolist() == ["the scheduler ended"]
+    assert result.violations == ()
+
+
+def test_a_state_of_other_jobs_is_refused(tmp_path):
+    run([job("a", 0, 3)], directory=tmp_path)
+    with pytest.raises(TrainingError, match="other jobs"):
+        run([job("b", 0, 3)], directory=tmp_path)
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(TrainingError, match="not a state file"):
+        run([job("a", 0, 3)], directory=tmp_path)
+    (tmp_path / "state.json").write_text('{"version": 0}')
+    with pytest.raises(TrainingError, match="version 0"):
+        run([job("a", 0, 3)], directory=tmp_path)
+
+
+def test_a_setting_comes_back_from_disk_as_it_was(tmp_path):
+    what = setting([job("a", 0, 3), job("b", 1, 4, 2, "zero-dp", duration_s=2.0)])
+    assert live.LiveSetting.load(tmp_path) is None
+    what.save(tmp_path)
+    back = live.LiveSetting.load(tmp_path)
+    assert back.jobs == what.jobs
+    pd.testing.assert_frame_equal(back.tables["tiny-gpt"], what.tables["tiny-gpt"], check_dtype=False)
+    assert replace(back, tables={}) == replace(what, tables={})
+    back.check_same("fifo", "test", 2, 0)
+    with pytest.raises(InputError, match="n_slots 2, asked for is 4"):
+        back.check_same("fifo", "test", 4, 0)
+
+
+# --- workloads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_seed_of_a_workload_has_the_same_work(seed):
+    spec = live.live_workload("live-small")
+    jobs = live.live_jobs(spec, lambda key, slots, plan: 0.05 / slots, seed)
+    assert 8 <= len(jobs) <= 12
+    assert jobs == live.live_jobs(spec, lambda key, slots, plan: 0.05 / slots, seed)
+    assert sorted(item.n_gpus for item in jobs) == [1] * 6 + [2] * 4
+    assert jobs[0].submit_time_s == 0
+    gaps = pd.Series([item.submit_time_s for item in jobs]).diff().dropna()
+    assert gaps.between(0.6 * spec.mean_interval_s, 1.4 * spec.mean_interval_s).all()
+    durations = pd.Series([item.duration_s for item in jobs])
+    assert durations.median() == pytest.approx(spec.median_duration_s, rel=0.1)
+    assert all(item.steps == round(item.duration_s / (0.05 / item.n_gpus)) for item in jobs)
+    assert all(item.plan in spec.plans[item.n_gpus] for item in jobs)
+
+
+def test_seeds_differ_and_unknown_workloads_are_refused():
+    spec = live.live_workload("live-small")
+    first, second = (live.live_jobs(spec, lambda *what: 0.05, seed) for seed in (0, 1))
+    assert first != second
+    with pytest.raises(UnknownNameError, match="live-small"):
+        live.live_workload("live-smal")
+    with pytest.raises(UnknownNameError):
+        live.live_workload("measurement")
+
+
+def test_requests_for_more_slots_than_there_are_are_left_out():
+    spec = live.fitting_workload(live.live_workload("live-small"), 1)
+    jobs = live.live_jobs(spec, lambda *what: 0.05, 0)
+    assert {item.n_gpus for item in jobs} == {1}
+    assert len(jobs) == 10
+
+
+# --- the claim --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdicts"), [(-4.2, "holds holds"), (9.0, "fails holds"), (-16.0, "fails fails")]
+)
+def test_the_claim_on_fidelity_is_decided_by_the_size_of_the_difference(difference, verdicts):
+    row = dict.fromkeys(LIVE.names, 1.0) | {
+        "policy": "morphling",
+        "jobs": 10,
+        "jct_difference_pct": difference,
+    }
+    claims = evaluate_claims({"live": pd.DataFrame([row])}, "measured", "extended")
+    own = claims[claims["artifact"] == "Live run"]
+    assert own["verdict"].tolist() == verdicts.split()
+    assert own["reproduced"].iloc[0] == f"{abs(difference):.1f} %"

@@ -1,0 +1,145 @@
+"""Live scheduling with real processes: kill -9, an interrupt from the keyboard, a short profile."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from toy_cluster import throughput_rows
+
+from makespan.policies import policy
+from makespan.tables import LIVE, LIVE_JOBS, read_csv
+from makespan.training import TrainingJob, live, read_progress, train
+from makespan.training._design import model_of
+from makespan.training._live_profile import measure_restarts_s, measure_tables
+from makespan.training._live_trainer import configuration_plan
+from makespan.training.live_command import live_command
+from makespan.workloads import JobSpec, workload
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU cores of Linux")
+
+WHERE = live.slot_cluster(2)
+SETTINGS = live.live_settings()
+COMMAND = [sys.executable, "-c", "from makespan.training.live_command import live_command; live_command()"]
+
+
+def setting(jobs, name="fifo"):
+    rows = [("ga", "1", 0.1), ("gc", "1", 0.13), ("ga", "2", 0.06), ("zero-dp", "2", 0.07)]
+    tables = {"tiny-gpt": throughput_rows("tiny-gpt", rows, 1)}
+    return live.LiveSetting(
+        name, "live-smoke", 2, 0, 3.0, 26.0, tuple(jobs), {job.job_id: 3 for job in jobs}, tables
+    )
+
+
+def job(name, submit_s, steps, n_gpus=1, plan="ga"):
+    return JobSpec(name, submit_s, "tiny-gpt", n_gpus, n_gpus, plan, steps)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def until(condition, limit_s=60.0):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+
+
+def undisturbed_loss(what, name):
+    spec = next(item for item in what.jobs if item.job_id == name)
+    item = live.stretched_catalogue(what).requested(spec)
+    plan = configuration_plan(item, WHERE.nodes[0])
+    model = model_of(workload(spec.workload))
+    seed = what.seeds[name]
+    return train(TrainingJob(model, plan, spec.steps, seed=seed, data_seed=seed)).losses[-1]
+
+
+def test_a_job_killed_with_kill_9_finishes_with_the_loss_of_an_undisturbed_run(tmp_path):
+    what = setting([job("a", 0.0, 30), job("b", 0.1, 12, 1, "gc")])
+    trainer = live.process_trainer(
+        tmp_path, what, WHERE, live.local_slots("cpu"), replace(SETTINGS, checkpoint_interval_s=0.6)
+    )
+    killed = []
+
+    def kill():
+        until(lambda: trainer.saved_steps(what.jobs[0]) >= 6)
+        progress = read_progress(next((tmp_path / "jobs" / "a").glob("segment-*")))
+        killed.append((progress.step, *progress.pids))
+        os.kill(progress.pids[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    engine = live.run_live(what, policy("fifo"), WHERE, trainer, tmp_path)
+    killer.join()
+    result = live.compare_live(what, policy("fifo"), WHERE, engine)
+    lost = result.live_events[result.live_events["kind"] == "interrupted"]
+    assert lost["job_id"].tolist() == ["a"]
+    assert "SIGKILL" in lost["reason"].iloc[0]
+    assert 0 < lost["steps_left"].iloc[0] < 30
+    assert result.violations == ()
+    assert not any(alive(pid) for pid in killed[0][1:])
+    losses = dict(zip(result.jobs["job_id"], result.jobs["final_loss"], strict=True))
+    assert losses["a"] == pytest.approx(undisturbed_loss(what, "a"), rel=1e-6)
+
+
+def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
+    work = tmp_path / "work"
+    what = setting([job("a", 0.0, 5), job("b", 0.0, 60), job("c", 1.0, 5, 2, "zero-dp")])
+    what.save(work)
+    options = [
+        "--policy",
+        "fifo",
+        "--workload",
+        "live-smoke",
+        "--work-dir",
+        str(work),
+        "--output",
+        str(tmp_path),
+    ]
+    state = work / "state.json"
+    with subprocess.Popen([*COMMAND, *options], start_new_session=True, stderr=subprocess.PIPE) as scheduler:
+        try:
+            until(lambda: state.exists() and '"finished"' in state.read_text())
+            pids = read_progress(next((work / "jobs" / "b").glob("segment-*"))).pids
+            os.killpg(scheduler.pid, signal.SIGINT)
+            assert scheduler.wait(60) == 1
+        finally:
+            scheduler.kill()
+        assert b"the same command goes on" in scheduler.stderr.read()
+    assert not any(alive(pid) for pid in pids)
+    assert list((work / "jobs" / "b" / "checkpoints").glob("step-*"))
+    outcome = CliRunner().invoke(live_command, [*options, "--quiet"])
+    assert outcome.exit_code == 0, outcome.output
+    assert "average JCT" in outcome.stdout
+    comparison = read_csv(tmp_path / "live.csv", LIVE)
+    jobs = read_csv(tmp_path / "live_jobs.csv", LIVE_JOBS).set_index("job_id")
+    assert comparison["jobs"].tolist() == [3]
+    assert jobs["n_restarts"].to_dict() == {"a": 0, "b": 1, "c": 0}
+    assert jobs["final_loss"].notna().all()
+    assert not work.exists()
+
+
+def test_the_profile_measures_every_plan_and_what_a_restart_costs():
+    spec = live.live_workload("live-smoke")
+    quick = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=1, restart_steps=1)
+    where = live.local_slots("cpu")
+    tables = measure_tables(spec, 2, WHERE.nodes[0], where, quick)
+    table = tables["tiny-gpt"]
+    assert set(zip(table["exec_plan"], table["placement"], strict=True)) == {("ga", "1"), ("ga", "2")}
+    assert (table["iter_time_s"] > 0).all()
+    overheads_s = measure_restarts_s(replace(spec, slots={1: 1.0}), 1, WHERE.nodes[0], where, quick)
+    assert len(overheads_s) == 2
+    assert all(0.3 < value < 60 for value in overheads_s)

@@ -1,0 +1,120 @@
+"""Table 2 and Fig. 7 on profiled workloads, and the environment files that they read."""
+
+import pandas as pd
+import pytest
+
+from makespan.errors import InputError, MissingDataError
+from makespan.hardware import cluster_from
+from makespan.papers.morphling import STRATEGIES, fit_workload, measured_fig7, measured_table2
+from makespan.perf import load_environment
+from makespan.tables import FIG7, TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, THROUGHPUT
+from makespan.training._environment import MachineRates, environment_text
+
+TIMES = {
+    "1": {"ga": 80, "gc": 105, "zero-dp": 82, "zero-offload": 86, "zero-offload+gc": 112, "111": 90},
+    "2": {"ga": 55, "gc": 68, "zero-dp": 60, "zero-offload": 64, "zero-offload+gc": 77, "112": 58}
+    | {"121": 75, "211": 62},
+}
+STAGES = [
+    {"name": "both", "placement": "2", "cpu_threads": 1},
+    {"name": "one", "placement": "1", "cpu_threads": 1},
+]
+
+
+@pytest.fixture
+def environment(tmp_path):
+    path = tmp_path / "environment.toml"
+    rates = MachineRates(2, 8e9, 16e9, 1, 1.5e9, 5e8, 6e8, 0.9, 1e10, 2e-3, 4e-3)
+    path.write_text(environment_text(rates, "made up"))
+    return str(path)
+
+
+@pytest.fixture
+def throughput():
+    rows = [
+        {
+            "workload": "tiny-gpt", "exec_plan": plan, "placement": place, "cpu_threads": 1,
+            "global_batch_size": 8, "iter_time_s": ms / 1e3, "forward_s": 0.3 * ms / 1e3,
+            "overlap_sync_s": 0.65 * ms / 1e3, "optimize_s": 0.05 * ms / 1e3, "feasible": True,
+            "clean": True, "flag": "", "provenance": "measured",
+        }
+        for place, times in TIMES.items()
+        for plan, ms in times.items()
+    ]  # fmt: skip
+    return THROUGHPUT.validate(pd.DataFrame(rows), where="test")
+
+
+@pytest.fixture
+def record(throughput):
+    keys = throughput[["exec_plan", "placement", "cpu_threads"]].to_dict("records")
+    noise = [4.0 if key["exec_plan"] == "gc" else 2.0 for key in keys]
+    points = [key | {"repeatability_pct": one} for key, one in zip(keys, noise, strict=True)]
+    return {"workload": "tiny-gpt", "points": points}
+
+
+def test_errors_stand_beside_the_repeatability_of_their_points(throughput, record, environment):
+    _, rows = fit_workload(throughput, environment)
+    joined, errors, summary = measured_table2([rows], [throughput], [record])
+    TABLE2_ROWS.validate(joined, where="test")
+    TABLE2.validate(errors, where="test")
+    TABLE2_SUMMARY.validate(summary, where="test")
+    by_family = errors[errors["form"] == "extended"].set_index("plan_family")["repeatability_pct"]
+    assert by_family["GC"] == pytest.approx(4.0)
+    assert by_family["DP"] == pytest.approx(2.0)
+    assert summary["scope"].tolist() == ["all", "tiny-gpt"] * 2
+    assert summary["repeatability_pct"].tolist() == pytest.approx([2 + 2 * 2 / 14] * 4)
+
+
+def test_regular_times_are_predicted_from_an_environment_file(throughput, record, environment):
+    _, rows = fit_workload(throughput, environment, ["extended"])
+    _, _, summary = measured_table2([rows], [throughput], [record])
+    assert summary["n_validate"].min() >= 4
+    assert summary["avg_error_pct"].max() < 15
+
+
+def test_a_point_that_ran_once_has_no_repeatability(throughput, record, environment):
+    for point in record["points"]:
+        point["repeatability_pct"] = None
+    _, rows = fit_workload(throughput, environment, ["extended"])
+    _, errors, _ = measured_table2([rows], [throughput], [record])
+    assert errors["repeatability_pct"].isna().all()
+
+
+def test_the_adaptation_experiment_runs_on_a_profiled_workload(throughput, environment):
+    table = measured_fig7(throughput, STAGES, environment, "extended")
+    FIG7.validate(table, where="test")
+    assert list(dict.fromkeys(table["strategy"])) == list(STRATEGIES)
+    chosen = table[table["strategy"] == STRATEGIES[0]].set_index("stage")
+    assert chosen.loc["both", "plan"] == "ga"
+    assert chosen.loc["one", "plan"] == "ga"
+    fixed = table[table["strategy"] == "TP+DP"].set_index("stage")
+    assert fixed.loc["both", "plan"] == "121"
+
+
+def test_a_missing_environment_file_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match=r"no\.toml: no such environment file"):
+        load_environment(str(tmp_path / "no.toml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[cluster]\n", "[cluster\n"), "cannot be read as an environment"),
+        (("[constants.straggler_s]", "[constants.stragler_s]"), "straggler_s', 'stragler_s'"),
+        (("gpus_per_nic", "gpus_per_card"), "gpus_per_card"),
+        (("n_nodes = 1\n", ""), "n_nodes"),
+    ],
+)
+def test_a_damaged_environment_file_is_refused(environment, change, message):
+    with open(environment) as file:
+        text = file.read()
+    assert change[0] in text
+    with open(environment, "w") as file:
+        file.write(text.replace(*change))
+    with pytest.raises(InputError, match=message):
+        load_environment(environment)
+
+
+def test_a_cluster_of_ones_own_needs_all_tables():
+    with pytest.raises(InputError, match="cluster 'mine': 'gpu'; accepted: n_nodes, and the tables gpu"):
+        cluster_from("mine", {"n_nodes": 1})

@@ -1,0 +1,158 @@
+"""Checkpoints: complete or absent, checked when read, and independent of the plan that wrote them."""
+
+import shutil
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from makespan.errors import CheckpointError, ChecksumError, WorkerError
+from makespan.plans import ExecutionPlan
+from makespan.training import (
+    LocalLauncher,
+    SmallModel,
+    TrainingJob,
+    latest_checkpoint,
+    read_progress,
+    request_stop,
+    train,
+    train_switching,
+)
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.xdist_group("training")
+
+ODD = Path(__file__).parents[1] / "support" / "odd_worker.py"
+MODEL = SmallModel("llama", n_layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, seq=16, vocab=32)
+ALONE = ExecutionPlan(global_batch_size=8, micro_batch_size=8)
+ZERO = ExecutionPlan(dp=2, zero_stage=3, global_batch_size=8, micro_batch_size=4)
+OWNERS = ExecutionPlan(
+    dp=2, zero_stage=1, offload=True, global_batch_size=8, micro_batch_size=2, grad_accum_steps=2
+)
+SPLIT = ExecutionPlan(tp=2, pp=2, global_batch_size=8, micro_batch_size=4, grad_accum_steps=2)
+JOB = TrainingJob(MODEL, ALONE, 4, checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Directory with the checkpoints after 2 and 4 steps of a run in one process, and its result."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    return directory, train(JOB, checkpoint_dir=directory)
+
+
+@pytest.fixture
+def copied(written, tmp_path):
+    return shutil.copytree(written[0], tmp_path / "copied")
+
+
+def test_changing_plans_and_processes_does_not_change_the_losses(tmp_path):
+    job = replace(JOB, steps=8, checkpoint_every=0)
+    whole = train(job)
+    parts = train_switching(job, [(2, ZERO), (4, SPLIT), (6, OWNERS)], checkpoint_dir=tmp_path)
+    losses = [loss for part in parts for loss in part.losses]
+    np.testing.assert_allclose(losses, whole.losses, rtol=1e-5)
+    assert [part.first_step for part in parts] == [0, 2, 4, 6]
+    assert [part.last_step for part in parts] == [2, 4, 6, 8]
+    assert parts[0].restart_cost is None
+    for part in parts[1:]:
+        cost = part.restart_cost
+        assert min(cost.save_s, cost.process_start_s, cost.build_s, cost.load_s) > 0
+        assert cost.total_s > cost.process_start_s
+
+
+def test_the_newest_two_are_kept_with_what_a_reader_needs(written):
+    directory, result = written
+    assert sorted(path.name for path in directory.iterdir()) == ["step-00000002", "step-00000004"]
+    newest = latest_checkpoint(directory)
+    assert (newest.step, newest.job) == (4, JOB)
+    assert str(newest.path) == result.checkpoint
+    assert len(result.save_s) == 2
+    newest.verify()
+
+
+def test_moments_are_part_of_the_state(copied):
+    """A run that went on with fresh moments would have other losses from the second step on."""
+    shutil.rmtree(copied / "step-00000004")
+    again = train(replace(JOB, plan=ZERO), resume=copied)
+    whole = train(JOB)
+    np.testing.assert_allclose(again.losses, whole.losses[2:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("harm", ["change", "remove"])
+def test_a_damaged_file_is_refused_before_a_process_starts(copied, harm):
+    victim = next((copied / "step-00000004").glob("*.distcp"))
+    if harm == "change":
+        content = bytearray(victim.read_bytes())
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    else:
+        victim.unlink()
+    with pytest.raises(ChecksumError, match=victim.name):
+        train(replace(JOB, steps=6), resume=copied, launcher=LocalLauncher(command=("no-such-command",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "written with seed 0, the job has 1"),
+        ({"model": SmallModel("gpt")}, "written with model"),
+        ({"plan": ExecutionPlan(global_batch_size=4, micro_batch_size=4)}, "global batch 8, the plan has 4"),
+        ({"steps": 4}, "4 steps are done, the job asks for 4"),
+    ],
+)
+def test_another_run_cannot_continue_from_it(written, change, message):
+    with pytest.raises(CheckpointError, match=message):
+        train(replace(JOB, **{"steps": 6, **change}), resume=written[0])
+
+
+def test_without_a_checkpoint_nothing_continues(tmp_path):
+    (tmp_path / "step-00000009").mkdir()
+    assert latest_checkpoint(tmp_path) is None
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        train(JOB, resume=tmp_path)
+
+
+def test_a_kill_during_saving_leaves_the_previous_one(copied):
+    before = {path: path.read_bytes() for path in sorted(copied.rglob("*")) if path.is_file()}
+    killed = LocalLauncher(command=(sys.executable, str(ODD), "kill-in-save"))
+    longer = replace(JOB, steps=6)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        train(longer, launcher=killed, checkpoint_dir=copied, resume=copied)
+    assert (copied / ".partial").is_dir()
+    assert {path: path.read_bytes() for path in before} == before
+    assert latest_checkpoint(copied).step == 4
+    result = train(longer, checkpoint_dir=copied, resume=copied)
+    assert result.last_step == latest_checkpoint(copied).step == 6
+    assert not (copied / ".partial").exists()
+
+
+def test_a_run_can_be_stopped_from_outside_and_continued(tmp_path):
+    job = replace(JOB, steps=100_000, checkpoint_every=0)
+    run_dir, checkpoints, results = tmp_path / "run", tmp_path / "checkpoints", []
+    thread = threading.Thread(
+        target=lambda: results.append(train(job, run_dir=run_dir, checkpoint_dir=checkpoints))
+    )
+    thread.start()
+    deadline = time.monotonic() + 60
+    while ((beat := read_progress(run_dir)) is None or beat.step < 3) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    request_stop(run_dir)
+    thread.join(60)
+    (result,) = results
+    assert result.stopped
+    assert 3 <= result.last_step < job.steps
+    assert latest_checkpoint(checkpoints).step == result.last_step
+    more = train(replace(job, steps=result.last_step + 2), resume=checkpoints)
+    assert not more.stopped
+    assert more.losses == train(replace(job, steps=result.last_step + 2)).losses[-2:]
+
+
+def test_saving_the_same_step_again_keeps_the_old_one_until_then(copied):
+    (copied / "step-00000004" / "manifest.json").rename(copied / "kept.json")
+    result = train(JOB, checkpoint_dir=copied, resume=copied)
+    assert Path(result.checkpoint).name == "step-00000004.1"
+    assert latest_checkpoint(copied).path.name == "step-00000004.1"
