@@ -17,8 +17,10 @@ from makespan.config import (
     published_directory,
     settings_hash,
 )
+from makespan.config._simulation import SHIPPED_POLICIES
 from makespan.config._throughput import shipped_calibrations
 from makespan.errors import ConfigError, MissingDataError
+from makespan.policies import policy_names
 from makespan.testbed import calibration_names
 
 ROOT = Path(__file__).parents[2]
@@ -264,3 +266,33 @@ def test_default_files_hold_each_option_once():
     base = yaml.safe_load((ROOT / "config/config.yaml").read_text())
     paper = yaml.safe_load((ROOT / "config/papers/morphling.yaml").read_text())
     assert not set(base) & set(paper)
+
+
+def test_the_policies_that_are_known_without_import_are_those_of_the_registry():
+    assert sorted(SHIPPED_POLICIES) == sorted(policy_names())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("policies", ["sia2"], "policies[0]: found 'sia2'; accepted: one of antman"),
+        ("shown", ["gavel", "fifo"], "accepted: shown among policies (not there: gavel)"),
+        ("steering", "oracle", "steering: found 'oracle'; accepted: 'fitted' or 'exact'"),
+        ("restart_delays_s", [-1], "restart_delays_s[0]: found -1; accepted: at least 0"),
+        ("traces", ["big"], "traces[0]: found 'big'"),
+        ("workloads", ["bert", "t5_11B"], "simulation.workloads among workloads (not there: t5_11B)"),
+    ],
+)
+def test_options_of_the_simulation_are_checked(defaults, key, value, message):
+    values = changed(defaults, f"morphling.simulation.{key}", value)
+    if key == "shown":
+        values = changed(values, "morphling.simulation.policies", ["morphling", "fifo"])
+    with pytest.raises(ConfigError) as caught:
+        check_settings(values)
+    assert message in str(caught.value)
+
+
+def test_a_policy_of_ones_own_is_found_in_the_registry(defaults, monkeypatch):
+    monkeypatch.setattr("makespan.policies.policy_names", lambda: ("mine",))
+    settings = check_settings(changed(defaults, "morphling.simulation.rounds.policies", ["mine"]))
+    assert settings.morphling.simulation.rounds.policies == ("mine",)

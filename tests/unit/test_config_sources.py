@@ -5,7 +5,12 @@ import hashlib
 import pytest
 
 from makespan.config import check_settings, load_settings, merge
-from makespan.config.sources import published_datasets, published_files
+from makespan.config.sources import (
+    job_list_datasets,
+    published_datasets,
+    published_files,
+    published_job_lists,
+)
 from makespan.errors import MissingDataError
 
 HEADER = "name,path,version,licence,size_bytes,sha256,repository,commit,upstream_path,url,note\n"
@@ -26,7 +31,11 @@ def settings(root, tmp_path):
         register = tmp_path / "register.csv"
         register.write_text(HEADER + "".join(line(folder) for folder in folders) + line("a", "oobleck/b"))
         changes = {
-            "morphling": {"workloads": list(KEYS), "sensitivity": {"workloads": []}},
+            "morphling": {
+                "workloads": list(KEYS),
+                "sensitivity": {"workloads": []},
+                "simulation": {"workloads": ["roberta"]},
+            },
             "throughput": {"published": {"register_file": str(register), **published}},
         }
         return check_settings(merge(load_settings(root=root).model_dump(mode="json"), changes))
@@ -68,3 +77,15 @@ def test_files_to_be_fetched_need_not_exist(settings, monkeypatch):
 def test_the_committed_register_has_every_configured_workload(root):
     settings = load_settings(root=root)
     assert list(published_datasets(settings, root)) == list(settings.morphling.workloads)
+
+
+def test_the_job_lists_are_found_like_the_traces(root, published_dir):
+    values = load_settings(root=root).model_dump(mode="json")
+    settings = check_settings(merge(values, {"throughput": {"published": {"directory": str(published_dir)}}}))
+    names = ["naive", "workload-base", "workload-bp", "workload-mt"]
+    assert [entry.name for entry in job_list_datasets(settings, root)] == [
+        f"morphling-workloads-{name}" for name in names
+    ]
+    assert published_job_lists(settings, root) == [
+        str(published_dir / "morphling" / "workloads" / f"{name}.csv") for name in names
+    ]

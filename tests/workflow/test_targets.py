@@ -35,8 +35,8 @@ def test_the_whole_workflow_is_a_small_number_of_jobs(project):
 
 def test_the_published_source_can_be_planned_and_needs_no_emulation(project, published_dir):
     planned = project.planned("published", published=published_dir, small=False)
-    assert planned["import_published"] == 1
-    assert "emulate_throughput" not in planned
+    assert planned["import_published"] == planned["morphling_import_workloads"] == 1
+    assert not {"emulate_throughput", "morphling_generate_workloads"} & set(planned)
 
 
 def test_the_published_source_is_built_from_the_authors_files(project, published_dir):
@@ -81,7 +81,7 @@ def fetching(project):
 
 def test_fetching_can_be_planned_where_no_directory_is_given(fetching):
     project, files = fetching
-    assert project.planned("published", *files, small=False)["fetch_published"] == 3
+    assert project.planned("published", *files, small=False)["fetch_published"] == 8
 
 
 def test_a_file_that_lies_in_place_is_not_fetched_again(fetching, published_dir):
@@ -90,7 +90,7 @@ def test_a_file_that_lies_in_place_is_not_fetched_again(fetching, published_dir)
         target = project.root / "data/published/morphling/throughput" / folder
         target.mkdir(parents=True)
         shutil.copy2(published_dir / "morphling/throughput" / folder / "placements.csv", target)
-    assert project.planned("published", *files, small=False)["fetch_published"] == 1
+    assert project.planned("published", *files, small=False)["fetch_published"] == 6
 
 
 def test_without_a_network_fetching_stops_with_what_to_do_and_leaves_nothing(fetching):

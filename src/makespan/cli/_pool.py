@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, MutableSequence, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -145,15 +146,29 @@ def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> 
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hear of an interrupt after the block only; processes that start in it never do.
+    """Raise an interrupt after the block only; processes that start in it never hear of one.
 
-    It is for this process to end its workers.
+    An interrupt between the start of a process and the note of it would leave the process behind. The mask is
+    for the new processes, which inherit it. For this one it does not suffice, because another thread
+    may receive the signal.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        One came during the block.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _start_worker(scenario: Scenario, shares: Shares, delay_s: float, interval_s: float | None) -> None:

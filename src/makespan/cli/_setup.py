@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from makespan.cli._foreign import FOREIGN, read_foreign
 from makespan.cli._options import CALIBRATION, NAIVE_JOBS, TRACE_CPU_THREADS, WORKLOADS
-from makespan.errors import InputError, MissingDataError, UnknownNameError, unknown_name
-from makespan.hardware import ClusterSpec, cluster, homogeneous
-from makespan.perf import environment_names, fit_table, load_environment
+from makespan.errors import InputError, MissingDataError, unknown_name
+from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
+from makespan.perf import environment_names
 from makespan.sim import Catalogue
 from makespan.traces import (
     EmulatedSource,
@@ -121,7 +120,7 @@ def prepare(request: Request) -> Scenario:
     jobs = trace.jobs if request.n_jobs is None else trace.jobs[: request.n_jobs]
     check_jobs(jobs, where, times, trace.report.where)
     used = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
-    catalogue = Catalogue.from_tables(used, _predicted(request, used), node=where.nodes[0])
+    catalogue = _catalogue(request, used, jobs, where.nodes[0])
     name = request.workload if request.workload in WORKLOADS else Path(request.workload).stem
     return Scenario(name, source.name, jobs, where, catalogue, request.steering, trace.report.text)
 
@@ -248,25 +247,21 @@ def _times(source: ThroughputSource, keys: Iterable[str]) -> ReferenceTimes:
     return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(keys)})
 
 
-def _predicted(request: Request, tables: Mapping[str, pd.DataFrame]) -> dict[str, list[float]] | None:
-    """Return what a fitted model says for every row of every table, or None to steer by the truth."""
+def _catalogue(
+    request: Request, tables: Mapping[str, pd.DataFrame], jobs: Sequence[JobSpec], node: NodeSpec
+) -> Catalogue:
+    """Return what jobs may run as, predicted by a fitted model or by the truth."""
     if request.steering == "exact":
-        return None
-    try:
-        environment = load_environment(request.cluster_name)
-    except UnknownNameError:
+        return Catalogue.from_tables(tables, node=node)
+    if request.cluster_name not in environment_names():
         raise InputError(
             f"--steering fitted: no constants of the performance model for cluster "
             f"{request.cluster_name!r}; accepted: {', '.join(environment_names())}, or --steering exact"
-        ) from None
-    predicted: dict[str, list[float]] = {}
-    for key, table in tables.items():
-        times_s = np.full(len(table), np.nan)
-        times_s[table["feasible"].to_numpy(dtype=bool)] = fit_table(
-            table, key, _FORM, environment
-        ).predicted_s
-        predicted[key] = times_s.tolist()
-    return predicted
+        )
+    from makespan.papers.morphling import steered_catalogue, steering
+
+    knowledge = steering(tables, jobs, request.cluster_name, _FORM, "fitted")
+    return steered_catalogue(tables, knowledge, node)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pandas as pd
 from makespan.hardware import ClusterSpec, homogeneous
 from makespan.papers.morphling._bands import study_summary
 from makespan.papers.morphling._bench import Bench, Run, Setting, run_all
-from makespan.papers.morphling._workloads import generated_base
+from makespan.papers.morphling._workloads import generated_base, limited_statistics
 from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE
 from makespan.traces import ReferenceTimes, scaled, with_large_share, with_load, with_perturbed_arrivals
 from makespan.workloads import JobSpec
@@ -102,8 +102,9 @@ def large_models_study(
     Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors,
     ``times`` of the source for the steps of replaced jobs, and schema `makespan.tables.LARGE_MODELS`.
     """
+    stats = limited_statistics(times)
     cases = {
-        (value, seed): with_large_share(jobs, value, seed, times)
+        (value, seed): with_large_share(jobs, value, seed, times, stats=stats)
         for value in shares
         for seed, jobs in lists.items()
     }

@@ -23,7 +23,7 @@ from makespan.traces import (
 )
 from makespan.workloads import JobSpec
 
-__all__ = ["generated_base", "generated_workloads", "published_workloads"]
+__all__ = ["generated_base", "generated_workloads", "limited_statistics", "published_workloads"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def generated_base(
     times: ReferenceTimes, seed: int, n_jobs: int, stats: WorkloadStatistics | None = None
 ) -> tuple[JobSpec, ...]:
     """Return a generated list with user-chosen plans, of those workloads alone that the source has."""
-    return generate_jobs("base", n_jobs, seed, times, stats=_limited(times, stats)).jobs
+    return generate_jobs("base", n_jobs, seed, times, stats=limited_statistics(times, stats)).jobs
 
 
 def generated_workloads(
@@ -59,7 +59,7 @@ def generated_workloads(
         Schema `makespan.tables.JOBS`, by the names in `makespan.papers.morphling.WORKLOADS`.
     """
     times = ReferenceTimes(tables)
-    stats = _limited(times, None)
+    stats = limited_statistics(times)
     short = replace(stats, span_s=naive_span_s, arrivals_per_hour=(1,) * _hours(naive_span_s))
     lists = {NAIVE: generated_base(times, seed, naive_jobs, short)}
     lists |= {name: generate_jobs(name, n_jobs, seed, times, stats=stats).jobs for name in VARIANTS}
@@ -70,7 +70,14 @@ def _hours(span_s: float) -> int:
     return int(-(-span_s // 3600.0))
 
 
-def _limited(times: ReferenceTimes, stats: WorkloadStatistics | None) -> WorkloadStatistics:
+def limited_statistics(times: ReferenceTimes, stats: WorkloadStatistics | None = None) -> WorkloadStatistics:
+    """Return statistics, those of the Base trace if not given, of the workloads alone that a source has.
+
+    Raises
+    ------
+    TraceError
+        None is left.
+    """
     known = stats or statistics()
     available = set(times.workload_keys())
     requests = tuple(request for request in known.requests if request.workload in available)
