@@ -13,7 +13,7 @@ rule morphling_live:
         "benchmarks/results/measured/morphling/morphling_live.tsv"
     conda:
         GPU
-    threads: max(LIVE_SLOTS, workflow.cores or 1)
+    threads: max(LIVE_SLOTS, workflow.resource_settings.cores or 1)
     resources:
         mem_mb=4000,
         runtime=15,

@@ -73,8 +73,8 @@ class Clone:
         return done.stdout
 
 
-@pytest.fixture
-def clone(slurm, tmp_path):
+@pytest.fixture(scope="module")
+def clone(slurm, tmp_path_factory):
     """Return a directory with every file of the project that git does not ignore, and no product."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
@@ -85,7 +85,7 @@ def clone(slurm, tmp_path):
     )
     if listed.returncode:
         pytest.skip("not a git checkout")
-    root = tmp_path / "clone"
+    root = tmp_path_factory.mktemp("slurm") / "clone"
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -254,11 +254,10 @@ def test_an_environment_file_is_read_back_as_it_was_measured(tmp_path):
 def test_rates_of_ring_passes_follow_from_the_times_of_collectives():
     times = {
         "bytes": 8e6, "activation_bytes": 1e5, "copy_s": 1e-3, "all_reduce_s": 8e-3,
-        "small_all_reduce_s": 1e-3, "all_gather_s": 5e-3, "transfer_s": 1e-3,
+        "all_gather_s": 5e-3, "transfer_s": 1e-3,
     }  # fmt: skip
     rates = _rates(times, 2)
     assert rates["ring_bytes_per_s"] == pytest.approx(1e9)
-    assert rates["tensor_bytes_per_s"] == pytest.approx(1e8)
     assert rates["transfer_bytes_per_s"] == pytest.approx(1e8)
     assert rates["gather_efficiency"] == pytest.approx(0.8)
     assert _rates(times, 1)["gather_efficiency"] == 1.0

@@ -50,7 +50,6 @@ def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -
     if size > 1:
         found |= {
             "all_reduce_s": _timed(lambda: dist.all_reduce(whole), device),
-            "small_all_reduce_s": _timed(lambda: dist.all_reduce(activation), device),
             "all_gather_s": _timed(lambda: dist.all_gather_into_tensor(whole, part), device),
             "transfer_s": _timed(transfer, device),
             "activation_bytes": float(activation.nbytes),

@@ -28,7 +28,8 @@ class MachineRates:
     ring_bytes_per_s
         One ring pass of a gradient-sized all-reduce: bytes that a process sends over time [B/s].
     tensor_bytes_per_s
-        The same of an activation-sized one [B/s].
+        Activations that tensor parallelism exchanges in a step, counted at 16 bit as the fitted forms
+        do, over the time that it adds to the step [B/s].
     transfer_bytes_per_s
         One activation-sized transfer between two processes [B/s].
     gather_efficiency
@@ -100,7 +101,7 @@ def environment_text(rates: MachineRates, source: str) -> str:
 def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
     ring = (rates.ring_bytes_per_s, "B/s", "ring pass of a gradient-sized all-reduce")
     transfer = (_ACTIVATION_SHARE * rates.transfer_bytes_per_s, "B/s", "half the rate of a transfer")
-    tensor = (_ACTIVATION_SHARE * rates.tensor_bytes_per_s, "B/s", "half the rate of a small all-reduce")
+    tensor = (rates.tensor_bytes_per_s, "B/s", "activations exchanged over time added by tensor parallelism")
     forward = (rates.forward_launch_s, "s", "time of a forward pass at no samples")
     return {
         "flat_bandwidth_bytes_per_s": ring,

@@ -89,8 +89,8 @@ class LiveEngine(Engine):
     Attributes
     ----------
     overheads_s
-        Of each segment that ended well: the time that its job held devices for it, less the time
-        of its steps [s].
+        Of each segment that ended well: the time that its job held devices for it, less that of
+        as many warm steps [s].
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from makespan.hardware import NodeSpec
 from makespan.plans import Placement
 from makespan.training._design import ProfilePoint, model_of, point_plan
 from makespan.training._job import TrainingJob
-from makespan.training._live_trainer import LaunchOn
+from makespan.training._live_trainer import LaunchOn, steady_wall_s
 from makespan.training._live_workload import LiveSettings, LiveWorkload
 from makespan.training._profile import Procedure, measure_points, profile_table
 from makespan.training._run import train
@@ -103,8 +103,8 @@ def measure_restarts_s(
     Returns
     -------
     list of float
-        Wall time of each run without its steps [s]: starting processes, building the model, reading
-        and writing checkpoints, ending.
+        Wall time of each run less that of as many warm steps [s]: starting processes, building the
+        model, reading and writing checkpoints, the first step, ending.
     """
     overheads_s: list[float] = []
     for size in sorted(spec.slots):
@@ -134,5 +134,5 @@ def _restarts_s(
                 checkpoint_dir=directory,
                 resume=directory if turn else None,
             )
-            overheads_s.append(time.monotonic() - began - sum(step.step_s for step in result.times))
+            overheads_s.append(time.monotonic() - began - steady_wall_s(result))
     return overheads_s

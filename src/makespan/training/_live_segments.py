@@ -50,7 +50,7 @@ class SegmentResult:
     n_steps
         Steps of this segment.
     step_wall_s
-        Wall time of these steps [s].
+        Wall time that so many steps take once they are warm [s].
     loss
         Loss of the last of them; NaN without any.
     """

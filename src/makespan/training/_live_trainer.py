@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from makespan.errors import unknown_name
@@ -13,13 +14,21 @@ from makespan.plans import ExecutionPlan
 from makespan.sim import Configuration
 from makespan.training._checkpoint_files import latest_checkpoint
 from makespan.training._design import ProfilePoint, model_of, point_plan
-from makespan.training._job import TrainingJob
+from makespan.training._job import RunResult, TrainingJob
 from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher
 from makespan.training._live_segments import Segment, SegmentResult
 from makespan.training._run import read_progress, request_stop, train
 from makespan.workloads import JobSpec, workload
 
-__all__ = ["LaunchOn", "ProcessTrainer", "configuration_plan", "local_slots", "slots_of", "slurm_slots"]
+__all__ = [
+    "LaunchOn",
+    "ProcessTrainer",
+    "configuration_plan",
+    "local_slots",
+    "slots_of",
+    "slurm_slots",
+    "steady_wall_s",
+]
 
 LaunchOn = Callable[[tuple[int, ...]], Launcher]
 """From slots to the launcher whose processes use them."""
@@ -80,6 +89,14 @@ def slots_of(launcher: str, device: str) -> LaunchOn:
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
     return known[launcher]("cuda" if device == "cuda" else "cpu")
+
+
+def steady_wall_s(result: RunResult) -> float:
+    """Return the wall time that the steps of a run take once they are warm [s].
+
+    The first step of new processes is slow, and that belongs to what a restart costs.
+    """
+    return len(result.times) * median(step.step_s for step in result.times) if result.times else 0.0
 
 
 def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:
@@ -147,9 +164,8 @@ class ProcessTrainer:
             checkpoint_dir=checkpoints,
             resume=checkpoints if saved else None,
         )
-        step_wall_s = sum(step.step_s for step in result.times)
         loss = result.losses[-1] if result.losses else float("nan")
-        return SegmentResult(result.last_step, len(result.losses), step_wall_s, loss)
+        return SegmentResult(result.last_step, len(result.losses), steady_wall_s(result), loss)
 
     def stop(self, segment: Segment) -> None:
         """Ask a segment to stop; see `Trainer.stop`."""

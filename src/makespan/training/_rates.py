@@ -12,7 +12,7 @@ from makespan.plans import ExecutionPlan
 from makespan.training._design import ProfilePoint, model_of
 from makespan.training._environment import MachineRates
 from makespan.training._files import REQUEST, RESULT, read_json, write_json
-from makespan.training._job import TrainingJob
+from makespan.training._job import RunResult, TrainingJob
 from makespan.training._launch import LocalLauncher, SlurmLauncher
 from makespan.training._machine import has_gpu, memory_bytes, usable_cpus, visible_gpus
 from makespan.training._run import train_all
@@ -26,6 +26,8 @@ _FLOAT_BYTES = 4
 _MIB = GIB / 1024
 _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
 _STEPS, _WARM_UP = 8, 3
+_TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
+_LEAST_ADDED = 0.01  # of the time under tensor parallelism, so that the rate stays finite
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
@@ -97,6 +99,7 @@ def measure_rates(
         copy_bytes_per_s=times["bytes"] / times["copy_s"],
         forward_launch_s=forward_s,
         backward_launch_s=backward_s,
+        tensor_bytes_per_s=_tensor_rate(workloads, launcher) if n_processes > 1 else _UNUSED_BYTES_PER_S,
         **_rates(times, n_processes),
     )
 
@@ -104,13 +107,12 @@ def measure_rates(
 def _rates(times: dict[str, float], n_processes: int) -> dict[str, float]:
     """Turn times of collectives into rates of ring passes: each sends (n-1)/n of the bytes."""
     if n_processes == 1:
-        names = ("ring_bytes_per_s", "tensor_bytes_per_s", "transfer_bytes_per_s")
+        names = ("ring_bytes_per_s", "transfer_bytes_per_s")
         return dict.fromkeys(names, _UNUSED_BYTES_PER_S) | {"gather_efficiency": 1.0}
     share = (n_processes - 1) / n_processes
     pass_s = times["all_reduce_s"] / 2
     return {
         "ring_bytes_per_s": share * times["bytes"] / pass_s,
-        "tensor_bytes_per_s": 2 * share * times["activation_bytes"] / times["small_all_reduce_s"],
         "transfer_bytes_per_s": times["activation_bytes"] / times["transfer_s"],
         "gather_efficiency": pass_s / times["all_gather_s"],
     }
@@ -157,6 +159,38 @@ def _launch_times(workloads: Sequence[Workload], launcher: LocalLauncher) -> tup
             growth = (many - one) / max(spec.global_batch_size - 1, 1)
             values.append(max(one - growth, 0.0))
     return mean(found["forward_s"]), mean(found["backward_sync_s"])
+
+
+def _tensor_rate(workloads: Sequence[Workload], launcher: LocalLauncher) -> float:
+    """Bytes of activations that two tensor-parallel processes exchange over the time that this adds [B/s].
+
+    The time holds what splitting the operators costs as well as the messages; on small models it is
+    the larger part.
+    """
+    moved = added_s = 0.0
+    alone = train_all([_tensor_job(spec, 1) for spec in workloads], launcher=launcher)
+    split = train_all([_tensor_job(spec, 2) for spec in workloads], launcher=launcher)
+    for spec, one, two in zip(workloads, alone, split, strict=True):
+        moved += (
+            _TENSOR_BYTES
+            * spec.global_batch_size
+            * sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
+        )
+        added_s += max(_passes_s(two) - _passes_s(one) / 2, _LEAST_ADDED * _passes_s(two))
+    return moved / added_s
+
+
+def _tensor_job(spec: Workload, tp: int) -> TrainingJob:
+    batch, steps = spec.global_batch_size, spec.max_microbatches
+    plan = ExecutionPlan(
+        tp=tp, global_batch_size=batch, micro_batch_size=batch // steps, grad_accum_steps=steps
+    )
+    return TrainingJob(model_of(spec), plan, _STEPS)
+
+
+def _passes_s(result: RunResult) -> float:
+    """Median time of the forward and backward passes of a step [s]."""
+    return median(step.forward_s + step.backward_sync_s for step in result.times[_WARM_UP:])
 
 
 def _device_memory(kind: str, n_devices: int) -> float:

@@ -1,0 +1,61 @@
+"""A live run inside an allocation: every stretch of a job is a step that Slurm starts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy_cluster import throughput_rows
+
+from makespan.tables import LIVE, LIVE_JOBS, read_csv
+from makespan.training import live
+from makespan.workloads import JobSpec
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+SCRIPT = """#!/bin/sh
+PYTHONPATH={source} exec {python} -c \\
+  'from makespan.training.live_command import live_command; live_command()' \\
+  --policy fifo --workload live-smoke --launcher slurm --output {output} --work-dir {work}
+"""
+
+
+def test_jobs_run_as_steps_of_an_allocation_at_the_same_time(slurm, tmp_path):
+    rows = [("ga", "1", 0.1), ("zero-dp", "2", 0.07)]
+    jobs = [
+        JobSpec("a", 0.0, "tiny-gpt", 1, 1, "ga", 30),
+        JobSpec("b", 0.0, "tiny-gpt", 1, 1, "ga", 30),
+        JobSpec("c", 1.0, "tiny-gpt", 2, 2, "zero-dp", 3),
+    ]
+    tables = {"tiny-gpt": throughput_rows("tiny-gpt", rows, 1)}
+    setting = live.LiveSetting(
+        "fifo", "live-smoke", 2, 0, 5.0, 15.0, tuple(jobs), dict.fromkeys("abc", 1), tables
+    )
+    setting.save(tmp_path / "work")
+    script, log = tmp_path / "job.sh", tmp_path / "job.log"
+    script.write_text(
+        SCRIPT.format(source=SOURCE, python=sys.executable, output=tmp_path, work=tmp_path / "work")
+    )
+    size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000", "--time=6"]
+    done = subprocess.run(
+        ["sbatch", "--wait", f"--output={log}", *size, str(script)],
+        env=slurm.environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+    assert read_csv(tmp_path / "live.csv", LIVE)["jobs"].tolist() == [3]
+    table = read_csv(tmp_path / "live_jobs.csv", LIVE_JOBS).set_index("job_id")
+    assert table["final_loss"].notna().all()
+    ends = table["submit_time_s"] + table["live_jct_s"]
+    assert max(table["live_first_start_s"][["a", "b"]]) < min(ends[["a", "b"]])
+    number = re.search(r"\d+", done.stdout).group()
+    started = "".join(path.read_text() for path in slurm.root.glob("slurmd-*.out"))
+    assert len(set(re.findall(rf"StepId={number}\.(\d+)", started))) == 3

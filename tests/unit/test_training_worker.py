@@ -1,0 +1,127 @@
+"""One worker, run inside the test: its request, its result, its report of an error."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from makespan.plans import ExecutionPlan
+from makespan.training import SmallModel, TrainingJob, latest_checkpoint
+from makespan.training._files import PROGRESS, REQUEST, RESULT, STOP, error_file
+from makespan.training._job import job_values, result_from
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.xdist_group("training")
+
+SIZES = {"n_layers": 2, "hidden": 16, "heads": 2, "kv_heads": 2, "ffn": 16, "seq": 8, "vocab": 16}
+ALONE = ExecutionPlan(global_batch_size=4, micro_batch_size=4)
+PLANS = [
+    ALONE,
+    replace(ALONE, micro_batch_size=1, grad_accum_steps=4, family=None),
+    replace(ALONE, checkpoint_fraction=1.0, family=None),
+    replace(ALONE, checkpoint_fraction=1.0, checkpoint_method="selective", family=None),
+    replace(ALONE, zero_stage=1, offload=True, family=None),
+    replace(ALONE, zero_stage=3, family=None),
+]
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Return a function that runs a request as the only process."""
+    from makespan.training import _worker
+    from makespan.training._mesh import _MESHES
+
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    monkeypatch.setenv("MAKESPAN_RANK", "0")
+    monkeypatch.setenv("MAKESPAN_WORLD_SIZE", "1")
+    monkeypatch.setenv("MAKESPAN_PARENT", str(os.getppid()))
+    monkeypatch.setenv("MAKESPAN_LAUNCHED_AT", repr(time.time()))
+
+    def run(jobs, **changes):
+        request = {
+            "jobs": [job_values(job) for job in jobs],
+            "device": "cpu",
+            "threads": 1,
+            "stall_timeout_s": 60.0,
+            "checkpoint_dir": None,
+            "resume": None,
+            "keep_gradients": False,
+        }
+        (tmp_path / REQUEST).write_text(json.dumps(request | changes))
+        _MESHES.clear()
+        status = _worker.main(tmp_path)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        if status:
+            return status, json.loads(error_file(tmp_path, 0).read_text())
+        return status, [result_from(values) for values in json.loads((tmp_path / RESULT).read_text())]
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt", "bert", "t5", "vit"])
+def test_plans_of_one_process_agree(worker, family):
+    jobs = [TrainingJob(SmallModel(family, **SIZES), plan, 3) for plan in PLANS]
+    status, results = worker(jobs, keep_gradients=True)
+    assert status == 0
+    wanted = dict(np.load(results[0].gradients))
+    for result in results[1:]:
+        np.testing.assert_allclose(result.losses, results[0].losses, rtol=1e-5)
+        found = np.load(result.gradients)
+        for name, gradient in wanted.items():
+            assert np.linalg.norm(found[name] - gradient) <= 1e-5 * np.linalg.norm(gradient)
+    assert results[0].device == "cpu"
+    assert results[0].peak_memory_bytes > 0
+
+
+def test_longer_training_lowers_the_loss(worker):
+    model = SmallModel("gpt", **{**SIZES, "hidden": 32})
+    plan = ExecutionPlan(global_batch_size=16, micro_batch_size=16)
+    _, (result,) = worker([TrainingJob(model, plan, 60)])
+    assert np.mean(result.losses[-10:]) < 0.8 * result.losses[0]
+
+
+def test_a_run_goes_on_from_its_checkpoint_under_another_plan(worker, tmp_path):
+    job = TrainingJob(SmallModel("llama", **SIZES), ALONE, 6)
+    _, (whole,) = worker([job])
+    directory = str(tmp_path / "checkpoints")
+    worker([replace(job, steps=3, plan=PLANS[4])], checkpoint_dir=directory)
+    found = latest_checkpoint(directory)
+    source = {"path": str(found.path), "step": found.step, "save_s": found.save_s, "verify_s": 0.0}
+    _, (rest,) = worker([replace(job, plan=PLANS[5])], resume=source)
+    np.testing.assert_allclose(rest.losses, whole.losses[3:], rtol=1e-5)
+    assert rest.restart_cost.load_s > 0
+
+
+def test_a_stop_request_ends_the_job_and_those_after_it(worker, tmp_path):
+    (tmp_path / STOP).touch()
+    job = TrainingJob(SmallModel("llama", **SIZES), ALONE, 50)
+    _, results = worker([job, job], checkpoint_dir=str(tmp_path / "checkpoints"))
+    assert [(result.stopped, result.last_step) for result in results] == [(True, 1)]
+    assert json.loads((tmp_path / PROGRESS).read_text())["step"] == 1
+
+
+def test_an_error_is_reported_with_its_traceback(worker):
+    two = ExecutionPlan(dp=2, global_batch_size=4, micro_batch_size=2)
+    status, report = worker([TrainingJob(SmallModel("llama", **SIZES), two, 1)])
+    assert status == 1
+    assert report["error"] == "RuntimeError: the plan needs 2 processes, found 1"
+    assert "Traceback" in report["traceback"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_gpu_trains_like_the_cpu(plan):
+    from makespan.training import LocalLauncher, train
+
+    job = TrainingJob(SmallModel("llama", **SIZES), plan, 5)
+    on_gpu, on_cpu = train(job, launcher=LocalLauncher("cuda")), train(job)
+    np.testing.assert_allclose(on_gpu.losses, on_cpu.losses, rtol=1e-5)
+    assert on_gpu.device != "cpu"
