@@ -5,26 +5,6 @@ localrules:
     plot_morphling_fig9,
 
 
-FIG9 = SETTINGS.morphling.fig9
-
-
-def fig9_experiment():
-    """Return what the script of Fig. 9 needs, as plain values."""
-    plans = {one.name: one.plan(FIG9.global_batch_size) for one in FIG9.plans}
-    degrees = ["dp", "tp", "pp", "grad_accum_steps", "zero_stage", "offload", "checkpoint_fraction"]
-    sizes = ["global_batch_size", "micro_batch_size"]
-    return {
-        "model": FIG9.model.model_dump(),
-        "plans": {
-            name: {field: getattr(plan, field) for field in degrees + sizes} for name, plan in plans.items()
-        },
-        "switches": [[switch.step, switch.name] for switch in FIG9.switches],
-        "options": {name: getattr(FIG9, name) for name in ["steps", "learning_rate", "seed", "data_seed"]},
-        "other_seed": FIG9.other_seed,
-        "device": FIG9.device,
-    }
-
-
 rule morphling_fig9:
     input:
         published="config/published/morphling_fig9.csv",

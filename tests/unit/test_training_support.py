@@ -96,7 +96,7 @@ def test_sizes_are_checked(sizes, message):
 def test_models_are_known_by_name():
     assert [small_model(name).family for name in small_models()] == ["llama", "gpt", "bert", "t5", "vit"]
     with pytest.raises(UnknownNameError, match="Did you mean 'llama'"):
-        small_model("lama")
+        small_model("llamas")
     with pytest.raises(UnknownNameError, match="model family"):
         SmallModel("mamba")
 
