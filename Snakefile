@@ -67,8 +67,13 @@ include: "rules/traces.smk"
 include: "rules/morphling.smk"
 include: "rules/cluster.smk"
 include: "rules/profiling.smk"
-include: "rules/measured.smk"
 include: "rules/training.smk"
 include: "rules/live.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"
+
+
+# Whoever has tables of measurements needs no profile.
+if SETTINGS.throughput.measured.directory is None:
+
+    include: "rules/measured.smk"

@@ -8,18 +8,10 @@ localrules:
     profile_collect,
 
 
-# Where no directory with tables is given, the profiled workloads take the place of those of the paper.
-if SETTINGS.throughput.measured.directory is None:
-
-    ruleorder: profile_fit_models > morphling_fit_models
-    ruleorder: profile_fit_models > morphling_table2
-    ruleorder: profile_fig7 > morphling_fig7
-
-else:
-
-    ruleorder: morphling_fit_models > profile_fit_models
-    ruleorder: morphling_table2 > profile_fit_models
-    ruleorder: morphling_fig7 > profile_fig7
+# The profiled workloads take the place of those of the paper.
+ruleorder: profile_fit_models > morphling_fit_models
+ruleorder: profile_fit_models > morphling_table2
+ruleorder: profile_fig7 > morphling_fig7
 
 
 rule profile_environment:

@@ -151,8 +151,8 @@ def test_committed_cells_of_the_paper_are_readable(root):
 
 
 def test_cells_that_cannot_be_read(tmp_path):
-    with pytest.raises(UnknownNameError, match="accepted: fig7, fig8, table2"):
-        read_published("fig9", tmp_path / "x.csv")
+    with pytest.raises(UnknownNameError, match="accepted: fig7, fig8, fig9, table2, table4"):
+        read_published("fig10", tmp_path / "x.csv")
     with pytest.raises(MissingDataError):
         read_published("fig8", tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text("scheduler,job\nSimple,bert\n")

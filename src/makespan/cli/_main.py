@@ -32,11 +32,11 @@ VERBS = {
     ),
     "profile": (
         "makespan.training.command:profile_command",
-        "Measure small models on the hardware at hand.",
+        "Time small workloads under every plan on this machine.",
     ),
     "live": (
         "makespan.training.live_command:live_command",
-        "Schedule real training runs and compare them with the simulator.",
+        "Train the jobs of a workload under a policy, and compare with the simulation of the same.",
     ),
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
 }
