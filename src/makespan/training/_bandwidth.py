@@ -36,7 +36,6 @@ def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -
     """Time the collectives that training uses [s]; one process alone has none."""
     size, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.zeros(gradient_bytes // _FLOAT_BYTES // size * size, device=device)
-    part = torch.zeros(len(whole) // size, device=device)
     activation = torch.zeros(activation_bytes // _FLOAT_BYTES, device=device)
     on_host = torch.zeros(len(whole))
 
@@ -50,7 +49,6 @@ def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -
     if size > 1:
         found |= {
             "all_reduce_s": _timed(lambda: dist.all_reduce(whole), device),
-            "all_gather_s": _timed(lambda: dist.all_gather_into_tensor(whole, part), device),
             "transfer_s": _timed(transfer, device),
             "activation_bytes": float(activation.nbytes),
         }

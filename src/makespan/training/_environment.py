@@ -33,7 +33,8 @@ class MachineRates:
     transfer_bytes_per_s
         One activation-sized transfer between two processes [B/s].
     gather_efficiency
-        Time of the scatter of a partitioned exchange over that of its gather [1].
+        Time of a ring pass of the gradients over the time that a partitioned optimiser adds to a
+        step of data parallelism [1].
     copy_bytes_per_s
         Copy between device and host memory [B/s].
     forward_launch_s, backward_launch_s
@@ -111,7 +112,11 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
         "tp_bandwidth_bytes_per_s": tensor,
         "tp_inter_bandwidth_bytes_per_s": tensor,
         "p2p_bandwidth_bytes_per_s": transfer,
-        "gather_efficiency": (rates.gather_efficiency, "1", "gather against scatter of a gradient"),
+        "gather_efficiency": (
+            rates.gather_efficiency,
+            "1",
+            "ring pass of the gradients over time added by a partitioned optimiser",
+        ),
         "forward_launch_s": forward,
         "async_launch_s": forward,
         "backward_launch_s": (rates.backward_launch_s, "s", "time of a backward pass at no samples"),

@@ -54,7 +54,7 @@ class Procedure:
     """
 
     warmup_steps: int = 2
-    steps: int = 3
+    steps: int = 6
     repetitions: int = 5
 
     def __post_init__(self) -> None:
@@ -158,9 +158,8 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> pd.
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.THROUGHPUT`. The times of a point are the medians over the steps of
-        its least disturbed run, the one with the smallest iteration time: what else the machine
-        does only ever adds time. Points that cannot be trained are infeasible and have no time.
+        Schema `makespan.tables.THROUGHPUT`. The times of a point are medians over its runs, each of
+        which counts with its median step. Points that cannot be trained are infeasible and have no time.
 
     Raises
     ------
@@ -176,7 +175,7 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> pd.
 
 def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
     runs = point["runs"]
-    times = min(runs, key=lambda run: run["iter_time_s"], default=dict.fromkeys(_PHASES, np.nan))
+    times = {phase: float(np.median([run[phase] for run in runs])) if runs else np.nan for phase in _PHASES}
     return {
         "workload": workload.key,
         **{name: point[name] for name in _KEYS},

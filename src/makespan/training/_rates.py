@@ -25,9 +25,10 @@ _BANDWIDTH_WORKER = (sys.executable, "-m", "makespan.training._bandwidth")
 _FLOAT_BYTES = 4
 _MIB = GIB / 1024
 _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
-_STEPS, _WARM_UP = 8, 3
+_STEPS, _WARM_UP = 14, 4
 _TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
-_LEAST_ADDED = 0.01  # of the time under tensor parallelism, so that the rate stays finite
+_LEAST_ADDED = 0.01  # of the time under division, so that the rate stays finite
+_PARTITIONED = {"dp": 2, "zero_stage": 2}
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
@@ -90,6 +91,7 @@ def measure_rates(
     """
     n_devices = max(n_processes, launcher.n_devices or usable_cpus() // cpu_threads)
     times = _exchange_times(workloads, min(n_processes, n_devices), cpu_threads, launcher)
+    between = _rates(times, n_processes)
     forward_s, backward_s = _launch_times(workloads, launcher)
     return MachineRates(
         n_devices=n_devices,
@@ -99,22 +101,20 @@ def measure_rates(
         copy_bytes_per_s=times["bytes"] / times["copy_s"],
         forward_launch_s=forward_s,
         backward_launch_s=backward_s,
-        tensor_bytes_per_s=_tensor_rate(workloads, launcher) if n_processes > 1 else _UNUSED_BYTES_PER_S,
-        **_rates(times, n_processes),
+        ring_bytes_per_s=between["ring_bytes_per_s"],
+        transfer_bytes_per_s=between["transfer_bytes_per_s"],
+        **_added_by_division(workloads, launcher, between["ring_bytes_per_s"], n_processes),
     )
 
 
 def _rates(times: dict[str, float], n_processes: int) -> dict[str, float]:
     """Turn times of collectives into rates of ring passes: each sends (n-1)/n of the bytes."""
     if n_processes == 1:
-        names = ("ring_bytes_per_s", "transfer_bytes_per_s")
-        return dict.fromkeys(names, _UNUSED_BYTES_PER_S) | {"gather_efficiency": 1.0}
+        return dict.fromkeys(("ring_bytes_per_s", "transfer_bytes_per_s"), _UNUSED_BYTES_PER_S)
     share = (n_processes - 1) / n_processes
-    pass_s = times["all_reduce_s"] / 2
     return {
-        "ring_bytes_per_s": share * times["bytes"] / pass_s,
+        "ring_bytes_per_s": share * times["bytes"] / (times["all_reduce_s"] / 2),
         "transfer_bytes_per_s": times["activation_bytes"] / times["transfer_s"],
-        "gather_efficiency": pass_s / times["all_gather_s"],
     }
 
 
@@ -161,36 +161,63 @@ def _launch_times(workloads: Sequence[Workload], launcher: LocalLauncher) -> tup
     return mean(found["forward_s"]), mean(found["backward_sync_s"])
 
 
-def _tensor_rate(workloads: Sequence[Workload], launcher: LocalLauncher) -> float:
-    """Bytes of activations that two tensor-parallel processes exchange over the time that this adds [B/s].
+def _added_by_division(
+    workloads: Sequence[Workload], launcher: LocalLauncher, ring_bytes_per_s: float, n_processes: int
+) -> dict[str, float]:
+    """Rates from what dividing a model over two processes adds to a step.
 
-    The time holds what splitting the operators costs as well as the messages; on small models it is
-    the larger part.
+    The times hold what dividing costs as well as the messages, many small ones in place of one large;
+    on small models that is the larger part. Tensor parallelism gives the bytes of activations that it
+    exchanges over the time that it adds [B/s], the partitioned optimiser the time of one ring pass of
+    the gradients over the time that it adds [1].
     """
-    moved = added_s = 0.0
-    alone = train_all([_tensor_job(spec, 1) for spec in workloads], launcher=launcher)
-    split = train_all([_tensor_job(spec, 2) for spec in workloads], launcher=launcher)
-    for spec, one, two in zip(workloads, alone, split, strict=True):
+    if n_processes == 1:
+        return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
+    alone = train_all([_job(spec) for spec in workloads], launcher=launcher)
+    two = train_all(
+        [_job(spec, **how) for spec in workloads for how in ({"tp": 2}, {"dp": 2}, _PARTITIONED)],
+        launcher=launcher,
+    )
+    moved = ring_s = tensor_s = gather_s = 0.0
+    for spec, one, tensor, whole, divided in zip(
+        workloads, alone, two[::3], two[1::3], two[2::3], strict=True
+    ):
         moved += (
             _TENSOR_BYTES
             * spec.global_batch_size
             * sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
         )
-        added_s += max(_passes_s(two) - _passes_s(one) / 2, _LEAST_ADDED * _passes_s(two))
-    return moved / added_s
+        ring_s += _FLOAT_BYTES * spec.model.parameters / 2 / ring_bytes_per_s
+        tensor_s += _difference_s(_passes_s(tensor), _passes_s(one) / 2)
+        gather_s += _difference_s(_step_s(divided), _step_s(whole))
+    return {"tensor_bytes_per_s": moved / tensor_s, "gather_efficiency": ring_s / gather_s}
 
 
-def _tensor_job(spec: Workload, tp: int) -> TrainingJob:
-    batch, steps = spec.global_batch_size, spec.max_microbatches
+def _job(spec: Workload, dp: int = 1, tp: int = 1, zero_stage: int = 0) -> TrainingJob:
+    batch, steps = spec.global_batch_size, spec.max_microbatches if dp == 1 else 1
     plan = ExecutionPlan(
-        tp=tp, global_batch_size=batch, micro_batch_size=batch // steps, grad_accum_steps=steps
+        dp=dp,
+        tp=tp,
+        zero_stage=zero_stage,
+        global_batch_size=batch,
+        micro_batch_size=batch // steps // dp,
+        grad_accum_steps=steps,
     )
     return TrainingJob(model_of(spec), plan, _STEPS)
+
+
+def _difference_s(longer_s: float, shorter_s: float) -> float:
+    return max(longer_s - shorter_s, _LEAST_ADDED * longer_s)
 
 
 def _passes_s(result: RunResult) -> float:
     """Median time of the forward and backward passes of a step [s]."""
     return median(step.forward_s + step.backward_sync_s for step in result.times[_WARM_UP:])
+
+
+def _step_s(result: RunResult) -> float:
+    """Median time of a step [s]."""
+    return median(step.step_s for step in result.times[_WARM_UP:])
 
 
 def _device_memory(kind: str, n_devices: int) -> float:
