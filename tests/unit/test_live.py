@@ -280,7 +280,7 @@ def test_every_seed_of_a_workload_has_the_same_work(seed):
     jobs = live.live_jobs(spec, lambda key, slots, plan: 0.05 / slots, seed)
     assert 8 <= len(jobs) <= 12
     assert jobs == live.live_jobs(spec, lambda key, slots, plan: 0.05 / slots, seed)
-    assert sorted(item.n_gpus for item in jobs) == [1] * 6 + [2] * 4
+    assert sorted(item.n_gpus for item in jobs) == [1] * 3 + [2] * 7
     assert jobs[0].submit_time_s == 0
     gaps = pd.Series([item.submit_time_s for item in jobs]).diff().dropna()
     assert gaps.between(0.6 * spec.mean_interval_s, 1.4 * spec.mean_interval_s).all()
