@@ -134,7 +134,7 @@ def _summary_lines(title: str, steering: str, done: "Run", wall_s: float) -> lis
     sla = found.sla_attainment
     lines += [
         f"{'GPU allocation ratio':<28} {found.gpu_allocation_ratio:>12.1%}",
-        f"{'restarts a job':<28} {found.reconfigurations_per_job:>12.2f}",
+        f"{'starts and restarts a job':<28} {found.reconfigurations_per_job:>12.2f}",
         f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
         f"{'jobs finished':<28} {found.n_jobs:>12}",
         f"{'decisions':<28} {result.n_decisions:>12}",
