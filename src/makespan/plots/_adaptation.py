@@ -64,7 +64,8 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     for number, strategy in enumerate(strategies):
         rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
         _draw_strategy(axes, rows, number, (len(strategies), stage_minutes, floor, global_batch_size))
-    _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes)
+    unit = "device" if source == "measured" else "GPU"
+    _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes, unit)
     axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
     axes.set_xlim(0, stage_minutes * len(stages))
     axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 3.6)
@@ -73,7 +74,8 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=False, axis="x")
-    figure.legend(handles=_handles(strategies), loc="outside right center", labelspacing=0.6)
+    has_published = bool((table["published_iter_time_s"] > 0).any())
+    figure.legend(handles=_handles(strategies, has_published), loc="outside right center", labelspacing=0.6)
     source_label(figure, source, strip=False)
     return figure
 
@@ -84,10 +86,10 @@ def _floor(table: pd.DataFrame) -> float:
 
 
 def _line_style(number: int) -> dict[str, Any]:
-    """Colour and width of a strategy; the first is a broad band behind the others."""
+    """Colour and width of a strategy: each is narrower than those before, which stay visible behind it."""
     colour = PALETTE[_COLOURS[number % len(_COLOURS)]]
     broad = {"lw": 3.6, "alpha": 0.4, "zorder": 2}
-    return {"color": colour, **(broad if number == 0 else {"lw": 1.2, "zorder": 3})}
+    return {"color": colour, **(broad if number == 0 else {"lw": max(2.6 - 0.5 * number, 0.8), "zorder": 3})}
 
 
 def _draw_strategy(axes: Axes, rows: pd.DataFrame, number: int, frame: tuple[int, float, float, int]) -> None:
@@ -111,11 +113,10 @@ def _draw_strategy(axes: Axes, rows: pd.DataFrame, number: int, frame: tuple[int
     axes.plot(x[ran], batch / published_s[ran], marker=marker, ms=4.2, mfc="white", mew=0.9, **marks)
 
 
-def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float) -> None:
+def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
     for number, row in enumerate(first.to_dict("records")):
         if number:
             axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
-        unit = "GPU" if row["gpus"] == 1 else "GPUs"
         middle = (number + 0.5) * minutes
         place: dict[str, Any] = {
             "transform": axes.get_xaxis_transform(),
@@ -123,14 +124,15 @@ def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float) -> None:
             "va": "top",
             "fontsize": 6,
         }
-        axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit})", **place)
+        axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit}{'s' * (row['gpus'] != 1)})", **place)
         axes.text(middle, 0.925, row["plan"] or "none", color=PALETTE[_COLOURS[0]], **place)
 
 
-def _handles(strategies: list[str]) -> list[Line2D]:
+def _handles(strategies: list[str], has_published: bool) -> list[Line2D]:
     handles = [Line2D([], [], label=name, **_line_style(number)) for number, name in enumerate(strategies)]
-    handles.append(
-        Line2D([], [], ls="none", marker="o", ms=4.2, mfc="white", mec="#555555", label="published value")
-    )
+    if has_published:
+        handles.append(
+            Line2D([], [], ls="none", marker="o", ms=4.2, mfc="white", mec="#555555", label="published value")
+        )
     handles.append(Line2D([], [], ls="none", marker="x", ms=4, mew=1.2, color="#555555", label="cannot run"))
     return handles

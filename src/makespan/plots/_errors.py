@@ -31,6 +31,7 @@ __all__ = ["plot_error_bars", "plot_prediction"]
 Numbers = npt.NDArray[np.float64]
 
 _PUBLISHED = ("published_avg_error_pct", "published_max_error_pct")
+_LOW_IN = 2.5  # a figure too low for a label in one line
 _BAR_WIDTH = 0.8
 _GROUP_GAP = 1.3
 _CLAIM_PCT = 10.0
@@ -194,7 +195,8 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     panels[len(models)].legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
     made = "emulated" if source == "emulated" else "measured"
     figure.supxlabel(f"{made} iteration time [s]", fontsize=7)
-    figure.supylabel(f"predicted iteration time [s], {form} form", fontsize=7)
+    break_or_space = "\n" if figure.get_figheight() < _LOW_IN else " "
+    figure.supylabel(f"predicted iteration time [s],{break_or_space}{form} form", fontsize=7)
     source_label(figure, source, strip=False)
     return figure
 
