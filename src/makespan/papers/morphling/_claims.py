@@ -79,7 +79,7 @@ def _judge(row: Mapping[str, str], tables: Tables, source: str, form: str) -> di
     except KeyError as error:
         if error.args[0] not in CLAIM_TABLES:
             raise
-        return record | {"note": _join(row["note"], f"table {error.args[0]} was not built")}
+        return record | {"note": _join(row["note"], f"no table {error.args[0]} of the paper's models")}
     if finding is None:
         return record | {"note": row["note"] or "the results have no row that decides it"}
     return record | {
