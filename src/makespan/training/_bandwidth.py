@@ -2,7 +2,6 @@
 
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -10,7 +9,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from makespan.training._files import PROGRESS, REQUEST, RESULT, error_file, read_json, write_json
+from makespan.training._files import PROGRESS, REQUEST, RESULT, read_json, write_error, write_json
 from makespan.training._worker import choose_device, identity, join
 
 __all__ = ["main"]
@@ -69,8 +68,7 @@ def main(run_dir: Path) -> int:
             write_json(found, run_dir / RESULT)
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
-        report = {"time_s": time.time(), "error": f"{type(error).__name__}: {error}"}
-        write_json(report | {"traceback": traceback.format_exc()}, error_file(run_dir, who.rank))
+        write_error(error, run_dir, who.rank)
         return 1
     return 0
 

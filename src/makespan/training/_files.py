@@ -1,6 +1,8 @@
 """Names of the files in the directory of a run, and small JSON files written atomically."""
 
 import json
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ from makespan.tables import write_text
 
 __all__ = [
     "GRADIENTS", "PROGRESS", "REQUEST", "RESULT", "STOP", "STORE", "error_file", "log_file", "read_json",
-    "write_json",
+    "write_error", "write_json",
 ]  # fmt: skip
 
 REQUEST = "request.json"
@@ -32,6 +34,12 @@ def log_file(run_dir: Path, rank: int) -> Path:
 def write_json(values: Any, path: Path) -> None:
     """Write plain values; a reader sees the old file or the new one."""
     write_text(json.dumps(values), path)
+
+
+def write_error(error: BaseException, run_dir: Path, rank: int) -> None:
+    """Report why a process failed, with the time and the traceback of what is being handled."""
+    report = {"time_s": time.time(), "error": f"{type(error).__name__}: {error}"}
+    write_json(report | {"traceback": traceback.format_exc()}, error_file(run_dir, rank))
 
 
 def read_json(path: Path) -> Any:

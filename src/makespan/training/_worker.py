@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,8 +32,8 @@ from makespan.training._files import (
     RESULT,
     STOP,
     STORE,
-    error_file,
     read_json,
+    write_error,
     write_json,
 )
 from makespan.training._job import PhaseTimes, TrainingJob, job_from
@@ -245,8 +244,7 @@ def main(run_dir: Path) -> int:
         _Run(run_dir, who).run()
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
-        report = {"time_s": time.time(), "error": f"{type(error).__name__}: {error}"}
-        write_json(report | {"traceback": traceback.format_exc()}, error_file(run_dir, who.rank))
+        write_error(error, run_dir, who.rank)
         return 1
     return 0
 
