@@ -15,11 +15,12 @@ LIVE = TableSchema(
         Column("live_makespan_s", "float", "s", "last finish minus first submission, live"),
         Column("simulated_makespan_s", "float", "s", "last finish minus first submission, simulated"),
         Column("makespan_difference_pct", "float", "%", "simulated over live makespan, less 100"),
-        Column("restart_delay_s", "float", "s", "restart delay measured before the run; used to simulate"),
+        Column("restart_delay_s", "float", "s", "restart delay as profiled; used to simulate"),
         Column("live_restart_delay_s", "float", "s", "mean of the live run: time held without steps", True),
         Column("n_restarts", "int", "1", "restarts after first starts, live"),
         Column("simulated_n_restarts", "int", "1", "restarts after first starts, simulated"),
         Column("live_gpu_allocation_ratio", "float", "1", "slot time held over slot time present, live"),
+        Column("profile_drift_pct", "float", "%", "mean change of step times, profile after over before"),
     ),
 )
 

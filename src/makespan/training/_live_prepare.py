@@ -91,16 +91,12 @@ def take_setting(
         left.check_same(policy, spec.name, where.n_gpus, seed)
         tell("continuing the run that was left")
         return left
-    n_slots, node = where.n_gpus, where.nodes[0]
-    tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
-    tables = measure_tables(spec, n_slots, node, launch_on, settings)
-    delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings))
-    tell(f"a start or a change takes {delay_s:.2f} s")
+    tables, delay_s = _profile(spec, where, launch_on, settings, tell)
     jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
     setting = LiveSetting(
         policy=policy,
         workload=spec.name,
-        n_slots=n_slots,
+        n_slots=where.n_gpus,
         seed=seed,
         restart_delay_s=delay_s,
         scale=settings.policy_restart_delay_s / delay_s,
@@ -110,6 +106,21 @@ def take_setting(
     )
     setting.save(directory)
     return setting
+
+
+def _profile(
+    spec: LiveWorkload,
+    where: ClusterSpec,
+    launch_on: LaunchOn,
+    settings: LiveSettings,
+    tell: Callable[[str], None],
+) -> tuple[dict[str, pd.DataFrame], float]:
+    n_slots, node = where.n_gpus, where.nodes[0]
+    tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
+    tables = measure_tables(spec, n_slots, node, launch_on, settings)
+    delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings))
+    tell(f"a start or a change takes {delay_s:.2f} s")
+    return tables, delay_s
 
 
 def _time_s(table: pd.DataFrame, n_slots: int, plan: str) -> float:
@@ -158,7 +169,10 @@ def live_experiment(
     observe: Callable[[LiveSetting], Sequence[Observer]] = lambda setting: (),
     tell: Callable[[str], None] = lambda text: None,
 ) -> LiveResult:
-    """Profile, run live, simulate and compare; go on with a run that was left.
+    """Profile, run live, profile again, simulate and compare; go on with a run that was left.
+
+    The speed of a machine that others use too drifts within minutes. The simulation therefore takes the
+    mean of the profiles before and after; nothing of the run itself enters it.
 
     Parameters
     ----------
@@ -189,6 +203,7 @@ def live_experiment(
     setting = take_setting(directory, policy.name, spec, where, seed, slots, settings, tell)
     trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
     engine = run_live(setting, policy, where, trainer, directory, observe(setting))
-    result = compare_live(setting, policy, where, engine)
+    again = setting.averaged(*_profile(spec, where, slots, settings, tell))
+    result = compare_live(setting, policy, where, engine, again)
     discard_run(directory)
     return result

@@ -93,6 +93,20 @@ class LiveSetting:
         }
         return cls(**values)
 
+    def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
+        """Return the same with the mean of its profile and of another one of the same points.
+
+        Parameters
+        ----------
+        tables, restart_delay_s
+            The other profile, as the fields.
+        """
+        means = {}
+        for key, table in self.tables.items():
+            times = [name for name in table.columns if name.endswith("_s")]
+            means[key] = table.assign(**{name: (table[name] + tables[key][name]) / 2 for name in times})
+        return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
+
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
         """Check that a run which was left is the one that is asked for.
 
@@ -206,9 +220,13 @@ def _stretched_jobs(setting: LiveSetting) -> list[JobSpec]:
 
 
 def compare_live(
-    setting: LiveSetting, policy: Policy, cluster: ClusterSpec, engine: LiveEngine
+    setting: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    engine: LiveEngine,
+    profiled: LiveSetting | None = None,
 ) -> LiveResult:
-    """Simulate what ran live, with the profile measured before, and compare.
+    """Simulate what ran live, with what was profiled around it, and compare.
 
     Parameters
     ----------
@@ -216,10 +234,20 @@ def compare_live(
         Those of the run.
     engine
         The engine after the last job.
+    profiled
+        The setting with the profile that the simulation uses; by default that of the run.
     """
+    profiled = profiled or setting
     catalogue, jobs = stretched_catalogue(setting).on(cluster), _stretched_jobs(setting)
     delay_s = setting.restart_delay_s * setting.scale
-    simulated = simulate(jobs, cluster, catalogue, policy, restart_delay_s=delay_s, extra_steps=0)
+    simulated = simulate(
+        jobs,
+        cluster,
+        stretched_catalogue(profiled).on(cluster),
+        policy,
+        restart_delay_s=profiled.restart_delay_s * setting.scale,
+        extra_steps=0,
+    )
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     found = validate_schedule(events, jobs, cluster, catalogue, delay_s, extra_steps=0)
@@ -228,7 +256,7 @@ def compare_live(
     losses = {name: job.final_loss for name, job in engine.jobs.items()}
     overheads_s = [value / setting.scale for value in engine.overheads_s]
     return LiveResult(
-        comparison=_comparison(setting, cluster, tables, overheads_s),
+        comparison=_comparison(setting, profiled, cluster, tables, overheads_s),
         jobs=_job_table(setting.policy, tables[1], tables[3], losses),
         live_events=tables[0],
         live_outcomes=tables[1],
@@ -243,10 +271,23 @@ def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
     return table.assign(**{name: table[name] / scale for name in times})
 
 
+def _drift_pct(before: LiveSetting, mean: LiveSetting) -> float:
+    """Mean relative change of the step times from the first profile to the second [%]."""
+    changes = [
+        2 * (mean.tables[key]["iter_time_s"] / table["iter_time_s"] - 1)
+        for key, table in before.tables.items()
+    ]
+    return 100 * float(pd.concat(changes).mean())
+
+
 def _comparison(
-    setting: LiveSetting, cluster: ClusterSpec, tables: Sequence[pd.DataFrame], overheads_s: Sequence[float]
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    cluster: ClusterSpec,
+    tables: Sequence[pd.DataFrame],
+    overheads_s: Sequence[float],
 ) -> pd.DataFrame:
-    delay_s = setting.restart_delay_s
+    delay_s = profiled.restart_delay_s
     live, simulated = (
         summary(events, outcomes, cluster, restart_delay_s=delay_s, extra_steps=0)
         for events, outcomes in (tables[:2], tables[2:])
@@ -265,6 +306,7 @@ def _comparison(
         "n_restarts": int(tables[1]["n_restarts"].sum()),
         "simulated_n_restarts": int(tables[3]["n_restarts"].sum()),
         "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
+        "profile_drift_pct": _drift_pct(setting, profiled),
     }
     return LIVE.validate(pd.DataFrame([row]), where="live run")
 

@@ -129,7 +129,8 @@ def comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
         live_s, simulated_s = row[f"live_{name}_s"], row[f"simulated_{name}_s"]
         lines.append(f"{title:<23} {live_s:>8.1f} s {simulated_s:>8.1f} s {difference:>+9.1f} %")
     lines.append(
-        f"restart delay: {row['restart_delay_s']:.2f} s measured before, {row['live_restart_delay_s']:.2f} s "
-        f"in the run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
+        f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
+        f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
     )
+    lines.append(f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it")
     return "\n".join(lines)
