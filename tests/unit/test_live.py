@@ -271,6 +271,18 @@ def test_a_setting_comes_back_from_disk_as_it_was(tmp_path):
         back.check_same("fifo", "test", 4, 0)
 
 
+def test_two_profiles_are_averaged_point_by_point():
+    what = setting([job("a", 0.0, 5)])
+    (key,) = what.tables
+    table = what.tables[key]
+    other = table.iloc[::-1].iloc[: len(table) - 1].assign(iter_time_s=lambda t: 3 * t["iter_time_s"])
+    mean = what.averaged({key: other.reset_index(drop=True)}, 3 * what.restart_delay_s)
+    ratio = (mean.tables[key]["iter_time_s"] / table["iter_time_s"]).tolist()
+    assert ratio == pytest.approx([1.0] + [2.0] * (len(table) - 1))
+    assert mean.restart_delay_s == pytest.approx(2 * what.restart_delay_s)
+    assert (mean.jobs, mean.scale) == (what.jobs, what.scale)
+
+
 # --- workloads --------------------------------------------------------------------------------------
 
 

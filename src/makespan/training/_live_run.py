@@ -32,6 +32,7 @@ from makespan.workloads import JobSpec
 
 __all__ = ["LiveResult", "LiveSetting", "compare_live", "discard_run", "run_live", "stretched_catalogue"]
 
+_POINT = ["exec_plan", "placement", "cpu_threads"]
 _SETTING, _STATE = "setting.json", "state.json"
 _RULES = ("order", "row", "life", "capacity")
 """What must hold of a schedule that happened; the other rules are about times as simulated."""
@@ -94,17 +95,21 @@ class LiveSetting:
         return cls(**values)
 
     def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
-        """Return the same with the mean of its profile and of another one of the same points.
+        """Return the same with the mean of its profile and of another one.
 
         Parameters
         ----------
         tables, restart_delay_s
-            The other profile, as the fields.
+            The other profile, as the fields; points that it lacks keep their times.
         """
         means = {}
         for key, table in self.tables.items():
+            there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
+            there.index = table.index
             times = [name for name in table.columns if name.endswith("_s")]
-            means[key] = table.assign(**{name: (table[name] + tables[key][name]) / 2 for name in times})
+            means[key] = table.assign(
+                **{name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
+            )
         return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
