@@ -13,6 +13,7 @@ import matplotlib.style
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from makespan.errors import TraceError
 from makespan.tables import atomic_path
@@ -190,12 +191,22 @@ def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[
     pdf, png, csv = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv"))
     with ExitStack() as stack, style():
         new_pdf, new_png, new_csv = (stack.enter_context(atomic_path(path)) for path in (pdf, png, csv))
+        _settle(figure)
         figure.savefig(
             new_pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
         )
         figure.savefig(new_png, format="png", metadata={"Software": None})
         new_csv.write_text(table.to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="\n")
     return pdf, png, csv
+
+
+def _settle(figure: Figure) -> None:
+    """Lay a figure out once, free of the last digits in which two solutions of one layout may differ."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
+        axes.set_position(Bbox.from_bounds(*edges))
 
 
 def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:
