@@ -200,6 +200,7 @@ rule morphling_load:
         workloads=list(SIM.workloads),
         lists=JOB_LIST_NAMES,
         cluster=SETTINGS.cluster,
+        study="load",
         drawn=drawn_lists(SIM.load.seeds),
         options={
             "policies": list(SIM.load.policies),
@@ -207,9 +208,9 @@ rule morphling_load:
             "delay_s": SIM.restart_delays_s[0],
             "interval_s": SIM.interval_s,
         },
-        code=code_hash("morphling_load", *STUDIES),
+        code=code_hash("morphling_study", *STUDIES),
     script:
-        "../workflow/scripts/morphling_load.py"
+        "../workflow/scripts/morphling_study.py"
 
 
 rule morphling_large_models:
@@ -232,6 +233,7 @@ rule morphling_large_models:
         workloads=list(SIM.workloads),
         lists=JOB_LIST_NAMES,
         cluster=SETTINGS.cluster,
+        study="large_models",
         drawn=drawn_lists(SIM.large_models.seeds),
         options={
             "policies": list(SIM.large_models.policies),
@@ -239,9 +241,9 @@ rule morphling_large_models:
             "delay_s": SIM.restart_delays_s[0],
             "interval_s": SIM.interval_s,
         },
-        code=code_hash("morphling_large_models", *STUDIES),
+        code=code_hash("morphling_study", *STUDIES),
     script:
-        "../workflow/scripts/morphling_large_models.py"
+        "../workflow/scripts/morphling_study.py"
 
 
 rule morphling_rounds:
@@ -264,15 +266,16 @@ rule morphling_rounds:
         workloads=list(SIM.workloads),
         lists=JOB_LIST_NAMES,
         cluster=SETTINGS.cluster,
+        study="rounds",
         drawn=drawn_lists(SIM.rounds.seeds),
         options={
             "policies": list(SIM.rounds.policies),
             "intervals_s": list(SIM.rounds.intervals_s),
             "delay_s": SIM.restart_delays_s[0],
         },
-        code=code_hash("morphling_rounds", *STUDIES),
+        code=code_hash("morphling_study", *STUDIES),
     script:
-        "../workflow/scripts/morphling_rounds.py"
+        "../workflow/scripts/morphling_study.py"
 
 
 rule morphling_scale:

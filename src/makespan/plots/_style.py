@@ -13,6 +13,7 @@ import matplotlib.style
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 
 from makespan.errors import TraceError
@@ -158,9 +159,9 @@ def source_label(figure: Figure, source: str, strip: bool = True) -> None:
         Whether a strip at the lower edge is kept free; not needed beside an x label.
     """
     engine = figure.get_layout_engine()
-    if engine is not None and strip:
+    if isinstance(engine, ConstrainedLayoutEngine) and strip:
         share = 0.13 / figure.get_figheight()
-        engine.set(rect=(0.0, share, 1.0, 1.0 - share))  # type: ignore[call-arg]
+        engine.set(rect=(0.0, share, 1.0, 1.0 - share))
     label = _SOURCE_LABELS.get(source, source)
     figure.text(
         0.995, 0.02 / figure.get_figheight(), f"source: {label}",

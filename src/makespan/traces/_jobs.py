@@ -1,8 +1,10 @@
 """Job traces that name models and plans: the canonical table and the Morphling artifact's lists."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -169,9 +171,9 @@ def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, finding
 
 
 def _spec(row: tuple[object, ...]) -> JobSpec:
-    values = dict(zip(JOBS.names, row, strict=True))
-    duration = float(str(values.pop("duration_s")))
-    return JobSpec(**values, duration_s=None if duration != duration else duration)  # type: ignore[arg-type]
+    values: dict[str, Any] = dict(zip(JOBS.names, row, strict=True))
+    duration_s = float(values.pop("duration_s"))
+    return JobSpec(**values, duration_s=None if math.isnan(duration_s) else duration_s)
 
 
 def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:

@@ -4,8 +4,9 @@ Each takes jobs and returns new ones in order of submission; what is not named s
 random ones take a seed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -167,8 +168,7 @@ def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 60
 
 
 def _ordered(jobs: Iterable[JobSpec]) -> Jobs:
-    key: Callable[[JobSpec], float] = lambda job: job.submit_time_s  # noqa: E731
-    return tuple(sorted(jobs, key=key))
+    return tuple(sorted(jobs, key=attrgetter("submit_time_s")))
 
 
 def _check_share(share: float) -> None:

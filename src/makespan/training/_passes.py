@@ -64,7 +64,7 @@ def stage_layers(n_layers: int, plan: ExecutionPlan) -> list[range]:
         Its partition decides, or an even split with the earlier stages one layer longer.
     """
     count = plan.pp * plan.interleave
-    sizes = plan.partition if plan.partition is not None else None
+    sizes = plan.partition
     if sizes is None:
         share, rest = divmod(n_layers, count)
         sizes = tuple(share + (number < rest) for number in range(count))

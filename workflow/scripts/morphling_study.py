@@ -1,0 +1,51 @@
+"""Vary one thing over seeds: one row a simulation, and means with confidence bands."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from makespan.logs import logged_to
+from makespan.papers.morphling import (
+    Bench,
+    large_models_study,
+    load_study,
+    read_bench,
+    read_times,
+    rounds_study,
+    seeded_lists,
+)
+from makespan.tables import LARGE_MODELS, LOAD, ROUNDS, STUDY, write_csv
+from makespan.traces import ReferenceTimes
+
+# What runs, the schema of its rows, and whether it draws other jobs, which takes their iteration times.
+STUDIES = {
+    "load": (load_study, LOAD, False),
+    "large_models": (large_models_study, LARGE_MODELS, True),
+    "rounds": (rounds_study, ROUNDS, False),
+}
+
+
+def main(
+    name: str,
+    bench: Bench,
+    times: ReferenceTimes,
+    paths: Mapping[str, str],
+    drawn: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    """Write the table of a study and its summary."""
+    study, schema, draws_jobs = STUDIES[name]
+    more = {"times": times} if draws_jobs else {}
+    rows, means = study(bench, seeded_lists(bench.jobs["base"], times, **drawn), **more, **options)
+    write_csv(rows, paths["table"], schema)
+    write_csv(means, paths["summary"], STUDY)
+
+
+if "snakemake" in globals():
+    with logged_to(snakemake.log[0]):
+        inputs, given = snakemake.input, snakemake.params
+        tables = dict(zip(given.workloads, inputs.tables, strict=True))
+        lists = dict(zip(given.lists, inputs.lists, strict=True))
+        bench = read_bench(tables, inputs.knowledge, lists, given.cluster, snakemake.threads)
+        main(
+            given.study, bench, read_times(tables), dict(snakemake.output.items()), given.drawn, given.options
+        )
