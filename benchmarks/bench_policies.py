@@ -13,7 +13,8 @@ import pytest
 from makespan.hardware import ClusterSpec, cluster, homogeneous
 from makespan.policies import policy
 from makespan.sim import Catalogue, simulate
-from makespan.traces import PublishedSource, read_morphling_jobs, scaled
+from makespan.throughput import PublishedSource
+from makespan.traces import read_morphling_jobs, scaled
 
 DELAY_S, ROUND_S = 260.0, 60.0
 # name: trace, copies of every job, nodes

@@ -28,16 +28,10 @@ DOMAIN = [
     "workloads/**/*",
     "plans/**/*",
 ]
-TRACES = [
-    *DOMAIN,
-    *(
-        f"traces/_{name}.py"
-        for name in ["artifact", "clean", "datasets", "measured", "published", "rows", "table"]
-    ),
-]
-TESTBED = [*DOMAIN, "traces/_clean.py", "traces/_emulated.py", "testbed/**/*"]
+TRACES = [*DOMAIN, "throughput/**/*"]
+TESTBED = [*DOMAIN, "throughput/_clean.py", "throughput/_emulated.py", "emulator/**/*"]
 READERS = [*DOMAIN, *(f"traces/_{name}.py" for name in ["files", "jobs", "report"])]
-REFERENCE = [*READERS, "traces/_reference.py"]
+REFERENCE = [*READERS, "throughput/_reference.py"]
 GENERATOR = [
     *REFERENCE,
     *(f"traces/_{name}.py" for name in ["generate", "statistics", "transform"]),
@@ -48,28 +42,13 @@ PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
 PAPER = "papers/morphling"
 TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
-TRAINING = [
-    *PERF,
-    "training/[!_l]*.py",  # all but the live runs
-    "training/_[!_l]*.py",
-    "training/__init__.py",
-    "training/_launch.py",
-    "training/presets/environment.toml",
-]
+TRAINING = [*PERF, "runtime/**/*", "training/**/*", "profiling/**/*"]
 MEASURED = [*FIG7, f"{PAPER}/_table2.py", f"{PAPER}/_measured.py"]
 FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
-EXECUTOR = [
-    *DOMAIN,
-    *(f"training/_{name}.py" for name in ["job", "model_spec", "support", "run", "launch", "watch", "files"]),
-    *(f"training/_{name}.py" for name in ["campaign", "checkpoint_files", "checkpoint", "worker", "engine"]),
-    *(
-        f"training/_{name}.py"
-        for name in ["models", "data", "tensor", "optimizer", "mesh", "passes", "clock"]
-    ),
-]
-LIVE = [*PERF, "training/**/*", "traces/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
+EXECUTOR = [*DOMAIN, "runtime/**/*", "training/**/*"]
+LIVE = [*TRAINING, "live/**/*", "traces/**/*", "throughput/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
 FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
-JOB_LISTS = [*GENERATOR, "traces/_datasets.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
+JOB_LISTS = [*GENERATOR, "throughput/_register.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
 STEERING = [
     *READERS,
     *PERF,
@@ -78,7 +57,7 @@ STEERING = [
 ]
 SIMULATION = [
     *STEERING,
-    "traces/_reference.py",
+    "throughput/_reference.py",
     *("sim/**/*", "policies/**/*", "metrics/**/*"),
     *(f"{PAPER}/_{name}.py" for name in ["bench", "open"]),
 ]

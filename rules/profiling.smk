@@ -1,7 +1,7 @@
 # What the rules of rules/measured.smk share: the jobs of the profile and what each asks for.
 
 from makespan.plans import Placement
-from makespan.training import profile_batches, profile_points
+from makespan.profiling import profile_batches, profile_points
 from makespan.workloads import workload as load_workload
 
 PROFILE = SETTINGS.throughput.measured.profile

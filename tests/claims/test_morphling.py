@@ -18,7 +18,7 @@ from makespan.papers.morphling import (
     table2_rows,
     table2_summary,
 )
-from makespan.traces import EmulatedSource, PublishedSource, read_register
+from makespan.throughput import EmulatedSource, PublishedSource, read_register
 
 pytestmark = pytest.mark.claims
 

@@ -10,7 +10,8 @@ import pytest
 from makespan.hardware import cluster
 from makespan.metrics import Summary
 from makespan.papers.morphling import Bench, Setting, run_one, steered_catalogue, steering
-from makespan.traces import PublishedSource, read_morphling_jobs, with_perturbed_arrivals
+from makespan.throughput import PublishedSource
+from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
 
 pytestmark = pytest.mark.claims
 

@@ -8,10 +8,10 @@ procedure. An emulator that it fits perfectly would test nothing.
 import numpy as np
 import pytest
 
+from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.hardware import cluster
 from makespan.perf import fit, load_environment, measured_from_table, points_from_table
 from makespan.plans import Placement
-from makespan.testbed import emulate, load_calibration, trace_points
 from makespan.workloads import workload
 
 WHERE = cluster("a800-64")

@@ -17,7 +17,7 @@ from makespan.perf import (
     points_from_table,
     regret,
 )
-from makespan.traces import PublishedSource
+from makespan.throughput import PublishedSource
 
 MODELS = ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30")
 ENVIRONMENT = load_environment("a800-64")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from makespan.errors import MakespanError
 from makespan.tables import REQUESTS
+from makespan.throughput import ReferenceTimes
 from makespan.traces import (
-    ReferenceTimes,
     generate_jobs,
     jobs_from_table,
     jobs_table,

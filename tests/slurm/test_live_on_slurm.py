@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from toy_cluster import throughput_rows
 
+from makespan import live
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
-from makespan.training import live
 from makespan.workloads import JobSpec
 
 pytest.importorskip("torch")
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SCRIPT = """#!/bin/sh
 PYTHONPATH={source} exec {python} -c \\
-  'from makespan.training.live_command import live_command; live_command()' \\
+  'from makespan.cli._live_run import live_command; live_command()' \\
   --policy fifo --workload live-smoke --launcher slurm --output {output} --work-dir {work}
 """
 

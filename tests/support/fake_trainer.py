@@ -5,7 +5,7 @@ import threading
 import time
 
 from makespan.errors import WorkerError
-from makespan.training.live import Segment, SegmentResult
+from makespan.live import Segment, SegmentResult
 
 
 class FakeTrainer:

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import main
+from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.hardware import cluster
 from makespan.tables import THROUGHPUT, read_csv, write_csv
-from makespan.testbed import emulate, load_calibration, trace_points
 from makespan.workloads import workload
 
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from makespan.cli import _live, _runs, main
 from makespan.cli._live import LiveView
 from makespan.cli._setup import Request, machines, prepare
+from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.policies import REGISTRY
 from makespan.sim import EVENTS, OUTCOMES, Violation, simulate
 from makespan.tables import JOBS, THROUGHPUT, read_csv, write_csv
-from makespan.testbed import emulate, trace_points
 from makespan.traces import jobs_table
 from makespan.workloads import JobSpec, workload
 

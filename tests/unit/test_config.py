@@ -19,9 +19,9 @@ from makespan.config import (
 )
 from makespan.config._simulation import SHIPPED_POLICIES
 from makespan.config._throughput import shipped_calibrations
+from makespan.emulator import calibration_names
 from makespan.errors import ConfigError, MissingDataError
 from makespan.policies import policy_names
-from makespan.testbed import calibration_names
 
 ROOT = Path(__file__).parents[2]
 TEST_FILES = sorted((ROOT / "config" / "test").glob("*.yaml"))

@@ -15,7 +15,7 @@ from makespan.errors import (
     TraceError,
     UnknownNameError,
 )
-from makespan.traces import Dataset, fetch, find_dataset, locate, read_register, verify
+from makespan.throughput import Dataset, fetch, find_dataset, locate, read_register, verify
 
 ROOT = Path(__file__).parents[2]
 CONTENT = b"exec_plan,placement,iter_time\nga,1,0.5\n"

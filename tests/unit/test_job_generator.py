@@ -10,11 +10,10 @@ import pytest
 
 from makespan.errors import InputError, TraceError, UnknownNameError
 from makespan.hardware import cluster
+from makespan.throughput import PublishedSource, ReferenceTimes
 from makespan.traces import (
     JobTrace,
-    PublishedSource,
     ReadReport,
-    ReferenceTimes,
     Request,
     RequestTrace,
     WorkloadMapping,

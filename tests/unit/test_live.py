@@ -9,12 +9,12 @@ import pytest
 from fake_trainer import FakeTrainer
 from toy_cluster import throughput_rows
 
+from makespan import live
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
 from makespan.papers.morphling import evaluate_claims
 from makespan.policies import policy
 from makespan.sim import Allocation, Decision
 from makespan.tables import LIVE, LIVE_JOBS
-from makespan.training import live
 from makespan.workloads import JobSpec
 
 SPEED = 100.0

@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 from toy_cluster import throughput_rows
 
+from makespan import live
+from makespan.cli._live_run import live_command
+from makespan.live._profile import measure_restarts_s, measure_tables
+from makespan.live._trainer import configuration_plan
 from makespan.policies import policy
+from makespan.profiling._design import model_of
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
-from makespan.training import TrainingJob, live, read_progress, train
-from makespan.training._design import model_of
-from makespan.training._live_profile import measure_restarts_s, measure_tables
-from makespan.training._live_trainer import configuration_plan
-from makespan.training.live_command import live_command
+from makespan.training import TrainingJob, read_progress, train
 from makespan.workloads import JobSpec, workload
 
 pytest.importorskip("torch")
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU c
 
 WHERE = live.slot_cluster(2)
 SETTINGS = live.live_settings()
-COMMAND = [sys.executable, "-c", "from makespan.training.live_command import live_command; live_command()"]
+COMMAND = [sys.executable, "-c", "from makespan.cli._live_run import live_command; live_command()"]
 
 
 def setting(jobs, name="fifo"):

@@ -17,7 +17,7 @@ from makespan.papers.morphling._studies import enlarged
 from makespan.policies import REGISTRY
 from makespan.sim import Violation
 from makespan.tables import JOBS, STEERING, write_csv
-from makespan.traces import EmulatedSource, ReferenceTimes, read_register
+from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
 
 TESTBED = cluster("a800-64")
 KEYS = ("roberta", "llama7")

@@ -13,7 +13,7 @@ from makespan.papers.morphling import (
 )
 from makespan.plots import ENVELOPE
 from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES, TABLE2_ROWS
-from makespan.traces import EmulatedSource
+from makespan.throughput import EmulatedSource
 
 CLUSTER = "a800-64"
 

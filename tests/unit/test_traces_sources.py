@@ -9,7 +9,7 @@ import pytest
 from makespan.errors import ChecksumError, MissingDataError, TraceError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.tables import THROUGHPUT, write_csv
-from makespan.traces import (
+from makespan.throughput import (
     SOURCE_NAMES,
     Dataset,
     EmulatedSource,

@@ -12,29 +12,24 @@ from makespan.cli import main
 from makespan.errors import InputError
 from makespan.perf import fit_table, load_cluster, load_environment, sampling_design
 from makespan.plans import Placement, PlanFamily
-from makespan.tables import THROUGHPUT, read_csv
-from makespan.training import (
-    LocalLauncher,
-    PhaseTimes,
-    RunResult,
-    model_of,
-    profile_batches,
-    profile_points,
-    unsupported_reasons,
-)
-from makespan.training import _profile as module
-from makespan.training import _rates as rates_module
-from makespan.training._design import point_plan
-from makespan.training._environment import MachineRates, environment_text
-from makespan.training._rates import _added_by_division, _rates, allocation_launcher
-from makespan.training.profiling import (
+from makespan.profiling import (
     Procedure,
     describe_machine,
     measure_points,
+    model_of,
+    profile_batches,
+    profile_points,
     profile_record,
     profile_table,
     profiling_launcher,
 )
+from makespan.profiling import _profile as module
+from makespan.profiling import _rates as rates_module
+from makespan.profiling._design import point_plan
+from makespan.profiling._environment import MachineRates, environment_text
+from makespan.profiling._rates import _added_by_division, _rates, allocation_launcher
+from makespan.tables import THROUGHPUT, read_csv
+from makespan.training import LocalLauncher, PhaseTimes, RunResult, unsupported_reasons
 from makespan.workloads import small_workload_keys, workload, workload_keys
 
 ONE, TWO = Placement((1,)), Placement((2,))

@@ -144,7 +144,7 @@ def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_
 
 
 def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
-    module = sorted((finished.root / "src/makespan/testbed").glob("_*.py"))[0]
+    module = sorted((finished.root / "src/makespan/emulator").glob("_*.py"))[0]
     append(module, "\n# changed\n")
     planned = set(finished.planned())
     assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES | PLOT_RULES <= planned

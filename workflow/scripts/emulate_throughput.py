@@ -6,7 +6,7 @@ from typing import Any
 from makespan.hardware import cluster
 from makespan.logs import logged_to
 from makespan.tables import THROUGHPUT, write_csv
-from makespan.traces import EmulatedSource
+from makespan.throughput import EmulatedSource
 
 
 def main(

@@ -1,7 +1,7 @@
 """Fetch one of the authors' traces from its pinned commit and check it against the register."""
 
 from makespan.logs import logged_to
-from makespan.traces import fetch, find_dataset, read_register
+from makespan.throughput import fetch, find_dataset, read_register
 
 
 def main(name: str, directory: str, register: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from makespan.logs import logged_to
 from makespan.tables import THROUGHPUT, write_csv
-from makespan.traces import MeasuredSource
+from makespan.throughput import MeasuredSource
 
 
 def main(tables: Sequence[str], workloads: Sequence[str], directory: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from makespan.logs import logged_to
 from makespan.tables import THROUGHPUT, write_csv
-from makespan.traces import PublishedSource, read_register
+from makespan.throughput import PublishedSource, read_register
 
 
 def main(

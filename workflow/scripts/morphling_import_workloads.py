@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from makespan.logs import logged_to
 from makespan.papers.morphling import published_workloads
 from makespan.tables import JOBS, write_csv
-from makespan.traces import read_register
+from makespan.throughput import read_register
 
 
 def main(directory: str, register: str, workloads: Sequence[str], lists: Mapping[str, str]) -> None:

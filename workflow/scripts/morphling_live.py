@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from makespan.live import live_experiment
 from makespan.logs import logged_to
 from makespan.policies import policy
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
-from makespan.training.live import live_experiment
 
 
 def main(table: str, jobs: str, policy_name: str, workload: str, n_slots: int) -> None:

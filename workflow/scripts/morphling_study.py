@@ -4,23 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import (
-    Bench,
-    large_models_study,
-    load_study,
-    read_bench,
-    read_times,
-    rounds_study,
-    seeded_lists,
-)
+from makespan.papers import morphling
+from makespan.papers.morphling import Bench, read_bench, read_times, seeded_lists
 from makespan.tables import LARGE_MODELS, LOAD, ROUNDS, STUDY, write_csv
-from makespan.traces import ReferenceTimes
+from makespan.throughput import ReferenceTimes
 
 # What runs, the schema of its rows, and whether it draws other jobs, which takes their iteration times.
 STUDIES = {
-    "load": (load_study, LOAD, False),
-    "large_models": (large_models_study, LARGE_MODELS, True),
-    "rounds": (rounds_study, ROUNDS, False),
+    "load": (morphling.load_study, LOAD, False),
+    "large_models": (morphling.large_models_study, LARGE_MODELS, True),
+    "rounds": (morphling.rounds_study, ROUNDS, False),
 }
 
 
@@ -46,6 +39,5 @@ if "snakemake" in globals():
         tables = dict(zip(given.workloads, inputs.tables, strict=True))
         lists = dict(zip(given.lists, inputs.lists, strict=True))
         bench = read_bench(tables, inputs.knowledge, lists, given.cluster, snakemake.threads)
-        main(
-            given.study, bench, read_times(tables), dict(snakemake.output.items()), given.drawn, given.options
-        )
+        outputs = dict(snakemake.output.items())
+        main(given.study, bench, read_times(tables), outputs, given.drawn, given.options)

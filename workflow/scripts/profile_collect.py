@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from makespan.logs import logged_to
+from makespan.profiling import profile_record, profile_table
 from makespan.tables import THROUGHPUT, write_csv, write_text
-from makespan.training.profiling import profile_record, profile_table
 from makespan.workloads import workload
 
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from makespan.logs import logged_to
+from makespan.profiling import describe_machine, environment_text, measure_rates, profiling_launcher
 from makespan.tables import write_text
-from makespan.training.profiling import describe_machine, environment_text, measure_rates, profiling_launcher
 from makespan.workloads import workload
 
 

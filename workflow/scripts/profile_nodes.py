@@ -8,9 +8,8 @@ from typing import Any
 from makespan.logs import logged_to
 from makespan.perf import load_environment
 from makespan.plans import Placement
+from makespan.profiling import Procedure, ProfilePoint, allocation_launcher, measure_points
 from makespan.tables import write_text
-from makespan.training import ProfilePoint
-from makespan.training.profiling import Procedure, allocation_launcher, measure_points
 from makespan.workloads import workload
 
 

@@ -8,10 +8,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, cluster_option
-from makespan.errors import InputError, MissingDataError
-from makespan.hardware import ClusterSpec, cluster, cluster_names
-from makespan.tables import write_csv, write_text
-from makespan.testbed import (
+from makespan.emulator import (
     CONSTANTS,
     CalibrationFit,
     Observations,
@@ -23,7 +20,10 @@ from makespan.testbed import (
     refined_set,
     validate,
 )
-from makespan.traces import MeasuredSource, PublishedSource, ThroughputSource
+from makespan.errors import InputError, MissingDataError
+from makespan.hardware import ClusterSpec, cluster, cluster_names
+from makespan.tables import write_csv, write_text
+from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource
 from makespan.workloads import model_keys
 
 __all__ = ["calibrate_command", "validate_command"]

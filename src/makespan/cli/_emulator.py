@@ -5,11 +5,7 @@ from pathlib import Path
 import click
 
 from makespan.cli._options import calibration_option, cluster_option
-from makespan.errors import InputError
-from makespan.hardware import ClusterSpec, cluster
-from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_plan
-from makespan.tables import THROUGHPUT, write_csv
-from makespan.testbed import (
+from makespan.emulator import (
     EMULATED_NOTE,
     LEGACY_UNITS,
     Explanation,
@@ -22,6 +18,10 @@ from makespan.testbed import (
     trace_points,
     write_trace,
 )
+from makespan.errors import InputError
+from makespan.hardware import ClusterSpec, cluster
+from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_plan
+from makespan.tables import THROUGHPUT, write_csv
 from makespan.units import format_bytes, format_seconds
 from makespan.workloads import Workload, workload, workload_keys
 

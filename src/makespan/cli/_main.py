@@ -31,11 +31,11 @@ VERBS = {
         "Compare the emulator with measured traces under every protocol.",
     ),
     "profile": (
-        "makespan.training.command:profile_command",
+        "makespan.cli._profile:profile_command",
         "Time small workloads under every plan on this machine.",
     ),
     "live": (
-        "makespan.training.live_command:live_command",
+        "makespan.cli._live_run:live_command",
         "Train the jobs of a workload under a policy, and compare with the simulation of the same.",
     ),
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),

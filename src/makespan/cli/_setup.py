@@ -15,13 +15,15 @@ from makespan.errors import InputError, MissingDataError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue
-from makespan.traces import (
+from makespan.throughput import (
     EmulatedSource,
-    JobTrace,
     MeasuredSource,
     PublishedSource,
     ReferenceTimes,
     ThroughputSource,
+)
+from makespan.traces import (
+    JobTrace,
     WorkloadMapping,
     WorkloadStatistics,
     check_jobs,

@@ -15,11 +15,11 @@ EVERYTHING = "all"
 
 
 def shipped_calibrations() -> list[str]:
-    """Return the names of `makespan.testbed.calibration_names` without importing the emulator.
+    """Return the names of `makespan.emulator.calibration_names` without importing the emulator.
 
     Every start of the workflow checks its configuration, and the emulator takes a while to import.
     """
-    presets = resources.files("makespan").joinpath("testbed", "presets")
+    presets = resources.files("makespan").joinpath("emulator", "presets")
     return sorted(
         {"L0", *(item.name.removesuffix(".toml") for item in presets.iterdir() if item.name[0] == "L")}
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from makespan.config._settings import Settings, published_directory
 from makespan.errors import MissingDataError, UnknownNameError
-from makespan.traces import Dataset, find_dataset, locate, read_register
+from makespan.throughput import Dataset, find_dataset, locate, read_register
 from makespan.workloads import resolve_workload_key
 
 __all__ = ["job_list_datasets", "published_datasets", "published_files", "published_job_lists"]

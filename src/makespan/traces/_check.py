@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from makespan.errors import MakespanError, TraceError
 from makespan.hardware import ClusterSpec
+from makespan.throughput._reference import ReferenceTimes
 from makespan.traces._files import cell_error
-from makespan.traces._reference import ReferenceTimes
 from makespan.workloads import JobSpec
 
 __all__ = ["check_jobs"]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from makespan.errors import InputError
+from makespan.throughput._reference import ReferenceTimes
 from makespan.traces._jobs import JobTrace
-from makespan.traces._reference import ReferenceTimes
 from makespan.traces._report import finish_report
 from makespan.traces._statistics import Request, WorkloadStatistics, apportion, statistics
 from makespan.traces._transform import with_best_plan, with_guarantees

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import InputError, TraceError
+from makespan.throughput._reference import ReferenceTimes
 from makespan.traces._jobs import JobTrace
-from makespan.traces._reference import ReferenceTimes
 from makespan.traces._report import Finding, finish_report
 from makespan.traces._requests import RequestTrace
 from makespan.traces._statistics import Request, statistics

@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 
 from makespan.errors import InputError
-from makespan.traces._reference import ReferenceTimes
+from makespan.throughput._reference import ReferenceTimes
 from makespan.traces._statistics import Request, WorkloadStatistics, apportion, statistics
 from makespan.workloads import JobSpec
 

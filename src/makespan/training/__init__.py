@@ -11,7 +11,6 @@ The calls of this package start worker processes and wait for them; only the wor
 
 from makespan.training._campaign import cost_table, train_compared, train_grouped, train_switching
 from makespan.training._checkpoint_files import Checkpoint, latest_checkpoint
-from makespan.training._design import ProfilePoint, model_of, profile_batches, profile_points
 from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
 from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher, local_launcher
 from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
@@ -24,7 +23,6 @@ __all__ = [
     "Launcher",
     "LocalLauncher",
     "PhaseTimes",
-    "ProfilePoint",
     "Progress",
     "RestartCost",
     "RunResult",
@@ -33,9 +31,6 @@ __all__ = [
     "TrainingJob",
     "check_supported",
     "cost_table",
-    "model_of",
-    "profile_batches",
-    "profile_points",
     "latest_checkpoint",
     "local_launcher",
     "read_progress",

@@ -7,7 +7,7 @@ from makespan.papers.morphling._bench import Bench
 from makespan.papers.morphling._lists import read_job_lists
 from makespan.papers.morphling._steering import steered_catalogue
 from makespan.tables import STEERING, THROUGHPUT, read_csv
-from makespan.traces import ReferenceTimes
+from makespan.throughput import ReferenceTimes
 
 __all__ = ["read_bench", "read_times"]
 

@@ -11,7 +11,8 @@ from makespan.papers.morphling._bands import study_summary
 from makespan.papers.morphling._bench import Bench, Run, Setting, run_all
 from makespan.papers.morphling._workloads import generated_base, limited_statistics
 from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE
-from makespan.traces import ReferenceTimes, scaled, with_large_share, with_load, with_perturbed_arrivals
+from makespan.throughput import ReferenceTimes
+from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
 from makespan.workloads import JobSpec
 
 __all__ = [

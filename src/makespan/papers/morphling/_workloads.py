@@ -9,17 +9,14 @@ import pandas as pd
 
 from makespan.errors import TraceError
 from makespan.papers.morphling._names import NAIVE
+from makespan.throughput import Dataset, ReferenceTimes, find_dataset, verify
 from makespan.traces import (
     VARIANTS,
-    Dataset,
-    ReferenceTimes,
     WorkloadStatistics,
-    find_dataset,
     generate_jobs,
     jobs_table,
     read_morphling_jobs,
     statistics,
-    verify,
 )
 from makespan.workloads import JobSpec
 

@@ -1,0 +1,1 @@
+"""The ledger: statements, and whether the results of the sources bear them out."""

@@ -1,0 +1,136 @@
+"""``makespan live``: run a small workload for real under a policy, and compare with its simulation."""
+
+import time
+from pathlib import Path
+
+import click
+import pandas as pd
+
+from makespan import live
+from makespan.policies import policy, policy_names
+from makespan.sim import ClusterView, Event
+from makespan.tables import LIVE, LIVE_JOBS, write_csv
+
+__all__ = ["EventLines", "comparison_text", "live_command"]
+
+
+class EventLines:
+    """An observer that writes a line an event.
+
+    Parameters
+    ----------
+    scale
+        Seconds of the schedule in a second on the wall.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def observe(self, event: Event, view: ClusterView) -> None:
+        """Write what happened, and who waits and runs."""
+        plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
+        queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
+        left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
+        text = (
+            f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16} {plan:<14} {left:<16}"
+        )
+        click.echo(f"{text} {queue}", err=True)
+
+
+@click.command("live")
+@click.option(
+    "--policy", "policy_name", default="morphling", show_default=True, type=click.Choice(policy_names())
+)
+@click.option("--workload", default="live-small", show_default=True, metavar="NAME", help="Live workload.")
+@click.option(
+    "--slots", "n_slots", default=2, show_default=True, type=click.IntRange(1), help="Devices to use."
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the workload.")
+@click.option(
+    "--launcher",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "slurm"]),
+    help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="What a slot is."
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory for live.csv and live_jobs.csv.",
+)
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    help="Where state and checkpoints are kept until the end; a run that was ended is continued from "
+    "there. [default: OUTPUT/live-POLICY]",
+)
+@click.option("--quiet", is_flag=True, help="Show the result only.")
+def live_command(
+    policy_name: str,
+    workload: str,
+    n_slots: int,
+    seed: int,
+    launcher: str,
+    device: str,
+    output: Path,
+    work_dir: Path | None,
+    quiet: bool,
+) -> None:
+    """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
+    began = time.monotonic()
+    work = work_dir or output / f"live-{policy_name}"
+
+    def tell(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    try:
+        result = live.live_experiment(
+            policy(policy_name),
+            workload,
+            work,
+            n_slots=n_slots,
+            seed=seed,
+            launcher=launcher,
+            device=device,
+            observe=lambda setting: [] if quiet else [EventLines(setting.scale)],
+            tell=tell,
+        )
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from {work}", err=True)
+        raise click.Abort from None
+    write_csv(result.comparison, output / "live.csv", LIVE)
+    write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
+    for violation in result.violations:
+        click.echo(f"not possible: {violation.job_id}: {violation.message}", err=True)
+    click.echo(comparison_text(result.comparison, result.jobs))
+    tell(f"{time.monotonic() - began:.0f} s in all, profile included")
+
+
+def comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
+    """Return the comparison of a live run with its simulation as text."""
+    row = comparison.to_dict("records")[0]
+    lines = [
+        f"{'job':<16} {'steps':>6} {'live JCT':>10} {'simulated':>10} {'difference':>11} {'restarts':>9}"
+    ]
+    for job in jobs.to_dict("records"):
+        live_s, simulated_s = job["live_jct_s"], job["simulated_jct_s"]
+        lines.append(
+            f"{job['job_id']:<16} {job['steps']:>6} {live_s:>8.1f} s {simulated_s:>8.1f} s "
+            f"{100 * (simulated_s / live_s - 1):>+9.1f} % {job['n_restarts']:>4}"
+            f" ({job['simulated_n_restarts']})"
+        )
+    for title, name in (("average JCT", "avg_jct"), ("makespan", "makespan")):
+        difference = row["jct_difference_pct" if name == "avg_jct" else "makespan_difference_pct"]
+        live_s, simulated_s = row[f"live_{name}_s"], row[f"simulated_{name}_s"]
+        lines.append(f"{title:<23} {live_s:>8.1f} s {simulated_s:>8.1f} s {difference:>+9.1f} %")
+    lines.append(
+        f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
+        f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
+    )
+    lines.append(f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it")
+    return "\n".join(lines)

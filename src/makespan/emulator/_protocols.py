@@ -1,0 +1,227 @@
+"""Validation protocols: which rows a fit sees, and which it is judged by.
+
+Each protocol returns predictions for all rows and a mask of the rows that were held out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from makespan.emulator._calibrate import calibrate
+from makespan.emulator._constants import CONSTANTS, prior_theta
+from makespan.emulator._observations import PLAN_CLASSES, Observations
+from makespan.emulator._timemodel import predict, predict_terms
+
+__all__ = [
+    "Protocol",
+    "anchor_rows",
+    "anchor_scale",
+    "anchored",
+    "few_rows",
+    "few_shot",
+    "five_fold",
+    "leave_out",
+    "public_constants",
+    "refine",
+]
+
+_Array = NDArray[np.float64]
+_Mask = NDArray[np.bool_]
+_Text = NDArray[np.str_]
+
+_FOLDS = 5
+_FEW = 3
+_FEW_SD = 1.0  # how far a few rows of a new model may move constants fitted on other models,
+_MANY_SD = 2.0  # and how far all its rows may, as factors on the spread of the priors
+_ANCHOR_TRUST = 0.5  # share of the anchor's residual that is put down to the model's compute
+_ANCHOR_RANGE = (0.5, 2.0)
+_COMPUTE = ("forward", "backward", "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """Predictions under a protocol.
+
+    Parameters
+    ----------
+    predicted_s
+        Predicted iteration times [s], (n_rows,).
+    held_out
+        Rows that no fit behind their prediction has seen, (n_rows,).
+    thetas
+        By group left out, the constants.
+    anchors
+        By workload, the factor on compute; empty without anchors.
+    """
+
+    predicted_s: _Array
+    held_out: _Mask
+    thetas: Mapping[str, _Array]
+    anchors: Mapping[str, float]
+
+
+def public_constants(data: Observations) -> Protocol:
+    """Predict with the priors (level L0)."""
+    predicted = predict(prior_theta(), data.features)
+    return Protocol(predicted, np.ones(len(data), dtype=bool), {}, {})
+
+
+def leave_out(data: Observations, groups: _Text) -> Protocol:
+    """Fit without each group and predict it: models, stacks or plan classes.
+
+    Only clean rows are fitted; all rows are predicted.
+    """
+    predicted = np.full(len(data), np.nan)
+    thetas: dict[str, _Array] = {}
+    for group in dict.fromkeys(groups):
+        members = groups == group
+        thetas[str(group)] = calibrate(data.subset(data.clean & ~members)).theta
+        predicted[members] = predict(thetas[str(group)], data.subset(members).features)
+    return Protocol(predicted, np.ones(len(data), dtype=bool), thetas, {})
+
+
+def anchor_rows(data: Observations) -> dict[str, int]:
+    """Choose the anchor of every workload: a small row on one node without offload.
+
+    Among clean rows: no offload before offload, one node before several, then closest to four
+    GPUs, then the order of plan classes and of the rows.
+    """
+    rank = {name: index for index, name in enumerate(PLAN_CLASSES)}
+    chosen: dict[str, tuple[tuple[float, ...], int]] = {}
+    for row in np.flatnonzero(data.clean):
+        key = (
+            float(data.plan_class[row] == "offload"),
+            float(data.n_nodes[row] > 1),
+            abs(float(data.n_gpus[row]) - 4.0),
+            float(rank[str(data.plan_class[row])]),
+            float(row),
+        )
+        name = str(data.workload[row])
+        if name not in chosen or key < chosen[name][0]:
+            chosen[name] = (key, int(row))
+    return {name: row for name, (_, row) in chosen.items()}
+
+
+def anchor_scale(theta: _Array, data: Observations, row: int) -> float:
+    """Return the factor on compute that one measured row suggests.
+
+    Only part of the row's residual is attributed to compute: rows that the model considers
+    equal differ among themselves.
+    """
+    mask = np.arange(len(data)) == row
+    terms = predict_terms(theta, data.subset(mask).features)
+    compute = sum(float(terms[name][0]) for name in _COMPUTE)
+    total = sum(float(values[0]) for values in terms.values())
+    exact = (float(data.iter_time_s[row]) - (total - compute)) / compute
+    return float(np.clip(exact, *_ANCHOR_RANGE) ** _ANCHOR_TRUST)
+
+
+def anchored(data: Observations, base: Protocol, groups: _Text) -> Protocol:
+    """Add one measured row a workload to a protocol that left groups out (level L1a)."""
+    predicted, held_out = base.predicted_s.copy(), np.ones(len(data), dtype=bool)
+    anchors: dict[str, float] = {}
+    for name, row in anchor_rows(data).items():
+        theta = base.thetas[str(groups[row])]
+        anchors[name] = anchor_scale(theta, data, row)
+        members = data.workload == name
+        predicted[members] = predict(theta, data.subset(members).features, anchors[name])
+        held_out[row] = False
+    return Protocol(predicted, held_out, base.thetas, anchors)
+
+
+def few_shot(data: Observations, base: Protocol) -> Protocol:
+    """Refine the fit that excluded a model by up to three of its rows a plan class (level L2)."""
+    return _refined(data, base, _few, folds=1)
+
+
+def five_fold(data: Observations, base: Protocol) -> Protocol:
+    """Refine by four fifths of the placements of a model and predict the last fifth (level L3)."""
+    return _refined(data, base, _fold_rows, folds=_FOLDS)
+
+
+def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
+    """Return constants fitted to rows of one model around those that have not seen it.
+
+    Parameters
+    ----------
+    data
+        Clean rows of the model.
+    prior
+        Constants fitted without it, (n_constants,).
+    many
+        Whether these are all its rows rather than a few; they may then move the constants further.
+    """
+    width = _MANY_SD if many else _FEW_SD
+    spread = width * np.array([constant.sd_log for constant in CONSTANTS])
+    return calibrate(data, prior=prior, sd_log=spread).theta
+
+
+def _refined(
+    data: Observations,
+    base: Protocol,
+    choose: Callable[[Observations, _Mask, int], _Mask],
+    folds: int,
+) -> Protocol:
+    predicted, held_out = base.predicted_s.copy(), np.zeros(len(data), dtype=bool)
+    for model, prior in base.thetas.items():
+        members = data.model == model
+        for fold in range(folds):
+            seen = choose(data, members & data.clean, fold)
+            theta = refine(data.subset(seen), prior, many=folds > 1)
+            rest = members & ~seen if folds == 1 else members & _in_fold(data, fold)
+            predicted[rest] = predict(theta, data.subset(rest).features)
+            held_out |= rest
+    return Protocol(predicted, held_out, base.thetas, {})
+
+
+def _few(data: Observations, candidates: _Mask, fold: int) -> _Mask:
+    return few_rows(data, candidates)
+
+
+def few_rows(data: Observations, candidates: _Mask) -> _Mask:
+    """Choose up to three rows a plan class: the two smallest on one node and one on several.
+
+    Parameters
+    ----------
+    data
+        Measured rows.
+    candidates
+        Rows to choose from, (n_rows,).
+
+    Returns
+    -------
+    numpy.ndarray
+        Mask of the chosen rows, (n_rows,).
+    """
+    seen = np.zeros(len(data), dtype=bool)
+    for workload in dict.fromkeys(data.workload[candidates]):
+        for plan_class in PLAN_CLASSES:
+            members = candidates & (data.workload == workload) & (data.plan_class == plan_class)
+            rows = sorted(np.flatnonzero(members), key=lambda row: (data.n_gpus[row], data.n_nodes[row], row))
+            single = [row for row in rows if data.n_nodes[row] == 1]
+            several = [row for row in rows if data.n_nodes[row] > 1]
+            middle = several[len(several) // 2 : len(several) // 2 + 1]
+            chosen = (single[: _FEW - len(middle)] + middle)[:_FEW]
+            chosen += [row for row in several if row not in chosen][: _FEW - len(chosen)]
+            seen[chosen] = True
+    return seen
+
+
+def _fold_of(data: Observations) -> NDArray[np.int64]:
+    """Return the fold of each row: the placements of a workload go to the folds in turn."""
+    fold = np.zeros(len(data), dtype=np.int64)
+    for workload in dict.fromkeys(data.workload):
+        members = data.workload == workload
+        order = {text: index for index, text in enumerate(sorted(set(data.placement[members])))}
+        fold[members] = [order[text] % _FOLDS for text in data.placement[members]]
+    return fold
+
+
+def _in_fold(data: Observations, fold: int) -> _Mask:
+    return np.asarray(_fold_of(data) == fold)
+
+
+def _fold_rows(data: Observations, candidates: _Mask, fold: int) -> _Mask:
+    return candidates & ~_in_fold(data, fold)

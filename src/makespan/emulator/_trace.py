@@ -1,0 +1,147 @@
+"""Trace files in the layout of the published ones, with an explanation of every row.
+
+``placements.csv`` has the published columns, ``placements.explain.jsonl`` every term of every
+row, and ``placements.meta.json`` what made them. The files are emulated, not measured.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from makespan import __version__
+from makespan.emulator._calibration import CalibrationSet
+from makespan.emulator._emulate import Explanation, emulate, explain
+from makespan.emulator._points import Point
+from makespan.emulator._provenance import preset_digests
+from makespan.errors import unknown_name
+from makespan.hardware import ClusterSpec
+from makespan.plans import write_plan
+from makespan.tables import write_csv, write_text
+from makespan.units import MS
+from makespan.workloads import Workload
+
+__all__ = ["EMULATED_NOTE", "LEGACY_UNITS", "explanation_record", "legacy_frame", "write_trace"]
+
+EMULATED_NOTE = "emulated, not measured"
+LEGACY_UNITS = ("milliseconds", "seconds")
+_PHASES = {"forward_s": "forward", "overlap_sync_s": "overlap_sync", "optimize_s": "optimize"}
+
+
+def legacy_frame(frame: pd.DataFrame, units: str = "milliseconds") -> pd.DataFrame:
+    """Convert a throughput table to the published columns.
+
+    Parameters
+    ----------
+    frame
+        Schema `makespan.tables.THROUGHPUT`.
+    units
+        Of the phase columns: ``milliseconds``, or ``seconds`` as in some published files.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``exec_plan, placement, cpu_threads, iter_time`` [s] ``, forward, overlap_sync, optimize``;
+        an infeasible row has times of 0.
+
+    Raises
+    ------
+    UnknownNameError
+        The units are not accepted.
+    """
+    if units not in LEGACY_UNITS:
+        raise unknown_name("unit of the phase columns", units, LEGACY_UNITS)
+    scale = 1.0 if units == "seconds" else 1.0 / MS
+    legacy = frame[["exec_plan", "placement", "cpu_threads"]].copy()
+    legacy["iter_time"] = frame["iter_time_s"].fillna(0.0)
+    for column, name in _PHASES.items():
+        legacy[name] = frame[column].fillna(0.0) * scale
+    return legacy
+
+
+def explanation_record(found: Explanation) -> dict[str, Any]:
+    """Return an explanation as a record of plain values, ready for JSON."""
+    plan = found.point.plan
+    return {
+        "exec_plan": write_plan(plan),
+        "placement": found.point.placement.text,
+        "cpu_threads": plan.cpu_threads,
+        "micro_batch_size": plan.micro_batch_size,
+        "n_microbatches": plan.n_microbatches,
+        "feasible": found.feasible,
+        "reason": found.reason,
+        "warnings": list(found.warnings),
+        "iter_time_s": found.iter_time_s if found.feasible else None,
+        "terms_s": _finite(found.terms_s) if found.feasible else {},
+        "memory_bytes": found.memory_bytes,
+        "host_memory_bytes": found.host_memory_bytes,
+        "calibration": found.calibration.identifier,
+        "calibration_level": found.calibration.level,
+        "note": EMULATED_NOTE,
+    }
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def write_trace(
+    directory: str | Path,
+    workload: Workload,
+    points: Sequence[Point],
+    cluster: ClusterSpec,
+    calibration: CalibrationSet,
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
+    units: str = "milliseconds",
+) -> tuple[Path, Path, Path]:
+    """Emulate points and write the three files of a trace, each atomically.
+
+    Parameters
+    ----------
+    directory
+        Folder of the workload.
+    workload, points, cluster, calibration, seed, noise
+        As in `makespan.emulator.emulate`.
+    units
+        Of the phase columns, see `legacy_frame`.
+
+    Returns
+    -------
+    tuple of pathlib.Path
+        The table, the explanations and the meta data.
+    """
+    frame = emulate(workload, points, cluster, calibration, seed=seed, noise=noise)
+    table = legacy_frame(frame, units)
+    records = [explanation_record(explain(workload, point, cluster, calibration)) for point in points]
+    used = calibration.for_workload(workload)
+    meta = {
+        "note": EMULATED_NOTE,
+        "emulator_version": __version__,
+        "cluster": cluster.name,
+        "workload": workload.key,
+        "stacks": [workload.data_parallel_stack.name, workload.model_parallel_stack.name],
+        "seed": seed,
+        "noise": noise,
+        "phase_units": units,
+        "preset_digests": preset_digests(),
+        "calibration": {
+            "identifier": used.identifier,
+            "level": used.level,
+            "source": calibration.source,
+            "data_digest": calibration.data_digest,
+            "excluded_models": list(used.excluded_models),
+            "compute_scale": used.compute_scale,
+            "theta": dict(used.theta),
+        },
+    }
+    base = Path(directory)
+    paths = (base / "placements.csv", base / "placements.explain.jsonl", base / "placements.meta.json")
+    write_csv(table, paths[0])
+    write_text("".join(json.dumps(record, sort_keys=True) + "\n" for record in records), paths[1])
+    write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n", paths[2])
+    return paths

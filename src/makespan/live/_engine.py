@@ -1,0 +1,299 @@
+"""The engine of the simulator, driven by a clock on the wall and by processes that really train."""
+
+import heapq
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from makespan.errors import MakespanError, WorkerError
+from makespan.hardware import ClusterSpec
+from makespan.live._segments import Executor, Segment, SegmentEnd, Target
+from makespan.sim import Catalogue, Engine, EventKind, JobView, NodeEvent, Policy
+from makespan.sim import ClusterView as View
+from makespan.workloads import JobSpec
+
+__all__ = ["LiveClock", "LiveEngine", "LiveJob"]
+
+_POLL_WALL_S = 0.1
+_SAVE_EVERY_WALL_S = 2.0
+_MAX_LOSSES = 3  # processes of a job that die one after the other without a step kept between them
+_log = logging.getLogger(__name__)
+
+
+class LiveClock:
+    """Time of a live run: wall time since its beginning, pauses left out, times a scale.
+
+    Parameters
+    ----------
+    scale
+        Seconds of the schedule in a second on the wall.
+    start_s
+        Time of the schedule at which it begins [s].
+    """
+
+    def __init__(self, scale: float = 1.0, start_s: float = 0.0) -> None:
+        self.scale = scale
+        self._start_s = start_s
+        self._began = time.monotonic()
+
+    def now_s(self) -> float:
+        """Return the time of the schedule [s]."""
+        return self._start_s + self.scale * (time.monotonic() - self._began)
+
+    def wall_s(self, time_s: float) -> float:
+        """Return the wall time until a time of the schedule [s], 0 if it is over."""
+        return max(time_s - self.now_s(), 0.0) / self.scale
+
+
+class LiveJob(JobView):
+    """A job whose steps are counted by its processes instead of foreseen."""
+
+    __slots__ = ("final_loss", "total_steps")
+
+    def __init__(self, spec: JobSpec, index: int, view: View) -> None:
+        super().__init__(spec, index, float(spec.steps), view)
+        self.total_steps = spec.steps
+        self.final_loss = float("nan")
+
+    @property
+    def generation(self) -> int:
+        """Number of the allocation that it holds or will hold next."""
+        return self._generation
+
+    def note_steps(self, done: int) -> None:
+        """Take note of the steps that are done."""
+        self._steps_left = float(self.total_steps - done)
+
+    def _steps_left_now(self) -> float:
+        return self._steps_left
+
+
+class LiveEngine(Engine):
+    """Runs a trace for real: decisions as in the simulator, everything else as it happens.
+
+    Arrivals and requests for decisions wait in the heap of the simulator. What the simulator
+    foresees, restarts that are over and last steps, is dropped there and comes from the processes.
+
+    Parameters
+    ----------
+    cluster, catalogue, policy, restart_delay_s, interval_s
+        As in the simulator, in the time of the schedule; the delay is what policies reckon with.
+    executor
+        Runs the jobs.
+    clock
+        The time.
+    save
+        Called after something happened, and now and then.
+
+    Attributes
+    ----------
+    overheads_s
+        Of each segment that ended well: the time that its job held devices for it, less that of
+        as many warm steps [s].
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        catalogue: Catalogue,
+        policy: Policy,
+        restart_delay_s: float,
+        interval_s: float | None,
+        executor: Executor,
+        clock: LiveClock,
+        save: Callable[["LiveEngine"], None] = lambda engine: None,
+    ) -> None:
+        super().__init__(cluster, catalogue, policy, restart_delay_s, interval_s, None)
+        self.overheads_s: list[float] = []
+        self.jobs: dict[str, LiveJob] = {}
+        self._executor = executor
+        self._clock = clock
+        self._save = save
+        self._saved = (-1, 0.0)
+        self._ready: set[tuple[str, int]] = set()
+        self._held: dict[tuple[str, int], list[float]] = {}
+        self._losses: dict[str, tuple[int, int]] = {}
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def load(self, jobs: Sequence[JobSpec], extra_steps: int = 0, failures: Sequence[NodeEvent] = ()) -> None:
+        """Take in the trace; live jobs run exactly their steps, and nodes do not fail on schedule."""
+        if extra_steps or failures:
+            raise MakespanError("a live run knows neither extra steps nor planned failures")
+        order = sorted(jobs, key=lambda job: job.submit_time_s)
+        self.jobs = {job.job_id: LiveJob(job, index, self.view) for index, job in enumerate(order)}
+        self._arrivals = list(self.jobs.values())
+        if self._arrivals:
+            self._push_arrival()
+
+    def begin_after(self, n_arrived: int) -> None:
+        """Expect only the arrivals behind the first few, which came before this process took over."""
+        self._heap.clear()
+        self._n_arrived = n_arrived
+        self._push_arrival()
+        self._request_decision()
+
+    def wait_again(self, job: LiveJob, reason: str | None) -> None:
+        """Put a job that was submitted before in the queue, with the steps of its newest checkpoint.
+
+        Parameters
+        ----------
+        job
+            The job.
+        reason
+            Why it lost its devices; None if it had none.
+        """
+        job.note_steps(self._executor.trainer.saved_steps(job.spec))
+        self.view._pending[job.spec.job_id] = job
+        if reason is not None:
+            self._record(EventKind.INTERRUPTED.value, job, reason)
+
+    def run(self) -> None:
+        """Run until no job is left; stop all processes, with checkpoints, if that is not to be."""
+        try:
+            self._handle_due(self._clock.now_s())
+            while len(self.finished) < len(self._arrivals):
+                self._turn()
+            self._save(self)
+        except BaseException:
+            self.shut_down()
+            raise
+
+    def shut_down(self, grace_s: float = 30.0) -> None:
+        """End all processes, with checkpoints where they write them in time [s], and save the state."""
+        for end in self._executor.shut_down(grace_s):
+            self._note_end(end)
+        self.view.time_s = max(self.view.time_s, self._clock.now_s())
+        self._save(self)
+
+    def _turn(self) -> None:
+        self._executor.reconcile(self._targets())
+        self._save_now_and_then()
+        end = self._executor.next_end(self._patience_wall_s())
+        now_s = self._clock.now_s()
+        self._handle_due(now_s)
+        self.view.time_s = now_s
+        if end is not None:
+            self._take_end(end)
+        self._look()
+        self._handle_due(now_s)
+        is_idle = not (self._heap or self.view.running or self._executor.active)
+        if is_idle and len(self.finished) < len(self._arrivals):
+            raise self._stalled()
+
+    def _push(
+        self, time_s: float, priority: int, handler: Callable[..., None], first: Any, second: Any
+    ) -> None:
+        if handler not in (self._become_ready, self._finish):
+            super()._push(time_s, priority, handler, first, second)
+
+    def _handle_due(self, now_s: float) -> None:
+        while self._heap and self._heap[0][0] <= now_s:
+            self.view.time_s, _, _, handler, first, second = heapq.heappop(self._heap)
+            handler(first, second)
+
+    def _patience_wall_s(self) -> float:
+        until_s = self._clock.wall_s(self._heap[0][0]) if self._heap else _POLL_WALL_S
+        return min(until_s, _POLL_WALL_S)
+
+    def _targets(self) -> dict[str, Target]:
+        return {
+            job.spec.job_id: Target(job.spec, job._generation, job.allocation.configuration)
+            for job in self.view.running
+            if job.allocation is not None
+        }
+
+    def _save_now_and_then(self) -> None:
+        rows, when = self._saved
+        now = time.monotonic()
+        if rows != len(self.rows) or now - when > _SAVE_EVERY_WALL_S:
+            self._saved = (len(self.rows), now)
+            self._save(self)
+
+    # --- what processes tell ----------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Count steps, and see which restarts are over."""
+        for segment in self._executor.active:
+            done = self._executor.trainer.steps_done(segment)
+            if done is None:
+                continue
+            job = self.jobs[segment.job.job_id]
+            job.note_steps(done)
+            key = (segment.job.job_id, segment.generation)
+            if self._is_current(segment) and key not in self._ready:
+                self._ready.add(key)
+                job.ready_time_s = self.view.time_s
+                self._record(EventKind.READY.value, job, "processes train")
+        for job_view in self.view.running:
+            if (job_view.spec.job_id, job_view._generation) not in self._ready:
+                job_view.ready_time_s = max(job_view.ready_time_s, self.view.time_s)
+
+    def _take_end(self, end: SegmentEnd) -> None:
+        """Let a job finish, go on under its next plan, or wait after a loss."""
+        job = self.jobs[end.segment.job.job_id]
+        self._note_end(end)
+        if end.error is not None:
+            self._count_loss(end, job)
+        if job._steps_left <= 0:
+            self._complete(job)
+        elif self._is_current(end.segment):
+            reason = "stopped from outside" if end.error is None else str(end.error).splitlines()[0]
+            self._interrupt(job, reason)
+
+    def _note_end(self, end: SegmentEnd) -> None:
+        job = self.jobs[end.segment.job.job_id]
+        if end.result is None:
+            job.note_steps(self._executor.trainer.saved_steps(job.spec))
+            return
+        job.note_steps(end.result.steps_done)
+        if end.result.n_steps:
+            job.final_loss = end.result.loss
+        self._note_overhead(end.segment, end.result.step_wall_s)
+
+    def _note_overhead(self, segment: Segment, step_wall_s: float) -> None:
+        held = self._held.get((segment.job.job_id, segment.generation))
+        if held is not None:
+            until_s = held[1] if len(held) > 1 else self.view.time_s
+            self.overheads_s.append(until_s - held[0] - step_wall_s * self._clock.scale)
+
+    def _count_loss(self, end: SegmentEnd, job: LiveJob) -> None:
+        """Give up, with the error, on a job that dies again and again where it is."""
+        if not isinstance(end.error, WorkerError):
+            raise end.error if end.error is not None else MakespanError("a segment ended without result")
+        kept = round(job.total_steps - job._steps_left)
+        before, count = self._losses.get(job.spec.job_id, (kept, 0))
+        count = count + 1 if before == kept else 1
+        self._losses[job.spec.job_id] = (kept, count)
+        _log.warning("job %s lost its processes at step %d: %s", job.spec.job_id, kept, end.error)
+        if count >= _MAX_LOSSES:
+            raise end.error
+
+    def _is_current(self, segment: Segment) -> bool:
+        job = self.jobs[segment.job.job_id]
+        return job.allocation is not None and job.generation == segment.generation
+
+    # --- what happens to jobs ---------------------------------------------------------------
+
+    def _complete(self, job: LiveJob) -> None:
+        if job.allocation is None:  # suspended, but its last step was done before it could stop
+            job._waiting_s += self.view.time_s - job.waiting_since_s
+            del self.view._pending[job.spec.job_id]
+            self.view._running[job.spec.job_id] = job
+        self._finish(job, job._generation)
+
+    def _interrupt(self, job: LiveJob, reason: str) -> None:
+        self._release(job)
+        self._queue_again([job])
+        self._record(EventKind.INTERRUPTED.value, job, reason)
+        self._request_decision()
+
+    def _hold(self, job: JobView, allocation: Any) -> None:
+        super()._hold(job, allocation)
+        self._held[(job.spec.job_id, job._generation)] = [job.held_since_s]
+
+    def _release(self, job: JobView) -> None:
+        if job.allocation is not None:
+            self._held[(job.spec.job_id, job._generation)].append(self.view.time_s)
+        super()._release(job)

@@ -1,0 +1,344 @@
+"""A live run from profile to comparison with the simulation."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from makespan.errors import InputError
+from makespan.hardware import ClusterSpec
+from makespan.live._engine import LiveClock, LiveEngine
+from makespan.live._segments import Executor, Trainer
+from makespan.live._state import read_state, restore, save_state
+from makespan.metrics import summary
+from makespan.sim import (
+    Catalogue,
+    Observer,
+    Policy,
+    Violation,
+    check_jobs,
+    events_table,
+    outcomes_table,
+    round_length,
+    simulate,
+    validate_schedule,
+)
+from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_text
+from makespan.workloads import JobSpec
+
+__all__ = ["LiveResult", "LiveSetting", "compare_live", "discard_run", "run_live", "stretched_catalogue"]
+
+_POINT = ["exec_plan", "placement", "cpu_threads"]
+_SETTING, _STATE = "setting.json", "state.json"
+_RULES = ("order", "row", "life", "capacity")
+"""What must hold of a schedule that happened; the other rules are about times as simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSetting:
+    """What a live run is given; all times on the wall.
+
+    Parameters
+    ----------
+    policy, workload
+        Names.
+    n_slots, seed
+        Slots of the machine; which jobs.
+    restart_delay_s
+        Measured mean of what a start or a change costs [s].
+    scale
+        Seconds that policies see in a second on the wall.
+    jobs
+        The trace.
+    seeds
+        Seed of each job's training by its name.
+    tables
+        Throughput tables just measured, by workload.
+    """
+
+    policy: str
+    workload: str
+    n_slots: int
+    seed: int
+    restart_delay_s: float
+    scale: float
+    jobs: tuple[JobSpec, ...]
+    seeds: Mapping[str, int]
+    tables: Mapping[str, pd.DataFrame]
+
+    def save(self, directory: Path) -> None:
+        """Write the setting where the run keeps its state."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["jobs"] = [asdict(job) for job in self.jobs]
+        values["tables"] = {
+            key: json.loads(table.to_json(orient="split")) for key, table in self.tables.items()
+        }
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(values), directory / _SETTING)
+
+    @classmethod
+    def load(cls, directory: Path) -> "LiveSetting | None":
+        """Read the setting of a run that was left in a directory; None if there is none."""
+        path = directory / _SETTING
+        if not path.is_file():
+            return None
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values["jobs"] = tuple(JobSpec(**job) for job in values["jobs"])
+        values["tables"] = {
+            key: THROUGHPUT.validate(pd.DataFrame(table["data"], columns=table["columns"]), where=str(path))
+            for key, table in values["tables"].items()
+        }
+        return cls(**values)
+
+    def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
+        """Return the same with the mean of its profile and of another one.
+
+        Parameters
+        ----------
+        tables, restart_delay_s
+            The other profile, as the fields; points that it lacks keep their times.
+        """
+        means = {}
+        for key, table in self.tables.items():
+            there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
+            there.index = table.index
+            times = [name for name in table.columns if name.endswith("_s")]
+            means[key] = table.assign(
+                **{name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
+            )
+        return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
+
+    def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
+        """Check that a run which was left is the one that is asked for.
+
+        Raises
+        ------
+        InputError
+            It is another one.
+        """
+        wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
+        for name, value in wanted.items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    f"the run that was left has {name} {getattr(self, name)!r}, asked for is {value!r}; "
+                    "accepted: the same, or another directory"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """A live run beside its simulation; all times on the wall.
+
+    Parameters
+    ----------
+    comparison
+        One row of schema `LIVE`.
+    jobs
+        Schema `LIVE_JOBS`.
+    live_events, simulated_events, live_outcomes, simulated_outcomes
+        What happened, in the schemas of the simulator.
+    violations
+        What in the live schedule should not be possible; none if all is well.
+    """
+
+    comparison: pd.DataFrame
+    jobs: pd.DataFrame
+    live_events: pd.DataFrame
+    simulated_events: pd.DataFrame
+    live_outcomes: pd.DataFrame
+    simulated_outcomes: pd.DataFrame
+    violations: tuple[Violation, ...]
+
+
+def run_live(
+    setting: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    trainer: Trainer,
+    directory: Path | None = None,
+    observers: Sequence[Observer] = (),
+) -> LiveEngine:
+    """Run the jobs of a setting, or what a run that was left in a directory has not finished.
+
+    Parameters
+    ----------
+    setting
+        What to run.
+    policy
+        What decides.
+    cluster
+        One node whose devices are the slots.
+    trainer
+        What trains.
+    directory
+        Where the state is kept; None to keep none.
+    observers
+        Who is told of every event, in the time of the policy.
+
+    Returns
+    -------
+    LiveEngine
+        The engine after the last job.
+
+    Raises
+    ------
+    InputError
+        A job can never run.
+    WorkerError
+        The processes of a job died several times without getting any further.
+    """
+    catalogue, jobs = stretched_catalogue(setting).on(cluster), _stretched_jobs(setting)
+    check_jobs(jobs, cluster, catalogue)
+    state = None if directory is None else read_state(directory / _STATE)
+    clock = LiveClock(setting.scale, 0.0 if state is None else state["time_s"])
+    engine = LiveEngine(
+        cluster,
+        catalogue,
+        policy,
+        setting.restart_delay_s * setting.scale,
+        round_length(policy, None),
+        Executor(trainer, setting.n_slots),
+        clock,
+        lambda engine: None if directory is None else save_state(engine, directory / _STATE),
+    )
+    engine.observers += observers
+    engine.load(jobs)
+    if state is not None:
+        restore(engine, state)
+    engine.run()
+    return engine
+
+
+def stretched_catalogue(setting: LiveSetting) -> Catalogue:
+    """Return what may run, with times as policies see them."""
+    return Catalogue.from_tables(
+        [table.assign(iter_time_s=table["iter_time_s"] * setting.scale) for table in setting.tables.values()]
+    )
+
+
+def _stretched_jobs(setting: LiveSetting) -> list[JobSpec]:
+    return [replace(job, submit_time_s=job.submit_time_s * setting.scale) for job in setting.jobs]
+
+
+def compare_live(
+    setting: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    engine: LiveEngine,
+    profiled: LiveSetting | None = None,
+) -> LiveResult:
+    """Simulate what ran live, with what was profiled around it, and compare.
+
+    Parameters
+    ----------
+    setting, policy, cluster
+        Those of the run.
+    engine
+        The engine after the last job.
+    profiled
+        The setting with the profile that the simulation uses; by default that of the run.
+    """
+    profiled = profiled or setting
+    catalogue, jobs = stretched_catalogue(setting).on(cluster), _stretched_jobs(setting)
+    delay_s = setting.restart_delay_s * setting.scale
+    simulated = simulate(
+        jobs,
+        cluster,
+        stretched_catalogue(profiled).on(cluster),
+        policy,
+        restart_delay_s=profiled.restart_delay_s * setting.scale,
+        extra_steps=0,
+    )
+    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
+    events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
+    found = validate_schedule(events, jobs, cluster, catalogue, delay_s, extra_steps=0)
+    all_tables = (events, outcomes, simulated.events, simulated.outcomes)
+    tables = [_on_wall(table, setting.scale) for table in all_tables]
+    losses = {name: job.final_loss for name, job in engine.jobs.items()}
+    overheads_s = [value / setting.scale for value in engine.overheads_s]
+    return LiveResult(
+        comparison=_comparison(setting, profiled, cluster, tables, overheads_s),
+        jobs=_job_table(setting.policy, tables[1], tables[3], losses),
+        live_events=tables[0],
+        live_outcomes=tables[1],
+        simulated_events=tables[2],
+        simulated_outcomes=tables[3],
+        violations=tuple(violation for violation in found if violation.rule in _RULES),
+    )
+
+
+def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
+    times = [str(name) for name in table.columns if str(name).endswith("_s")]
+    return table.assign(**{name: table[name] / scale for name in times})
+
+
+def _drift_pct(before: LiveSetting, mean: LiveSetting) -> float:
+    """Mean relative change of the step times from the first profile to the second [%]."""
+    changes = [
+        2 * (mean.tables[key]["iter_time_s"] / table["iter_time_s"] - 1)
+        for key, table in before.tables.items()
+    ]
+    return 100 * float(pd.concat(changes).mean())
+
+
+def _comparison(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    cluster: ClusterSpec,
+    tables: Sequence[pd.DataFrame],
+    overheads_s: Sequence[float],
+) -> pd.DataFrame:
+    delay_s = profiled.restart_delay_s
+    live, simulated = (
+        summary(events, outcomes, cluster, restart_delay_s=delay_s, extra_steps=0)
+        for events, outcomes in (tables[:2], tables[2:])
+    )
+    row = {
+        "policy": setting.policy,
+        "jobs": live.n_jobs,
+        "live_avg_jct_s": live.avg_jct_s,
+        "simulated_avg_jct_s": simulated.avg_jct_s,
+        "jct_difference_pct": 100 * (simulated.avg_jct_s / live.avg_jct_s - 1),
+        "live_makespan_s": live.makespan_s,
+        "simulated_makespan_s": simulated.makespan_s,
+        "makespan_difference_pct": 100 * (simulated.makespan_s / live.makespan_s - 1),
+        "restart_delay_s": delay_s,
+        "live_restart_delay_s": sum(overheads_s) / len(overheads_s) if overheads_s else float("nan"),
+        "n_restarts": int(tables[1]["n_restarts"].sum()),
+        "simulated_n_restarts": int(tables[3]["n_restarts"].sum()),
+        "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
+        "profile_drift_pct": _drift_pct(setting, profiled),
+    }
+    return LIVE.validate(pd.DataFrame([row]), where="live run")
+
+
+def _job_table(
+    policy: str, live: pd.DataFrame, simulated: pd.DataFrame, losses: Mapping[str, float]
+) -> pd.DataFrame:
+    both = live.merge(simulated, on="job_id", suffixes=("", "_simulated"), validate="one_to_one")
+    table = pd.DataFrame(
+        {
+            "policy": policy,
+            "job_id": both["job_id"],
+            "workload": both["workload"],
+            "steps": both["steps"],
+            "submit_time_s": both["submit_time_s"],
+            "live_first_start_s": both["first_start_s"],
+            "simulated_first_start_s": both["first_start_s_simulated"],
+            "live_jct_s": both["finish_time_s"] - both["submit_time_s"],
+            "simulated_jct_s": both["finish_time_s_simulated"] - both["submit_time_s"],
+            "n_restarts": both["n_restarts"],
+            "simulated_n_restarts": both["n_restarts_simulated"],
+            "final_loss": both["job_id"].map(losses).astype(float),
+        }
+    )
+    return LIVE_JOBS.validate(table, where="live run")
+
+
+def discard_run(directory: Path) -> None:
+    """Remove state and checkpoints of a run that is complete."""
+    shutil.rmtree(directory, ignore_errors=True)

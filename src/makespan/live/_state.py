@@ -1,0 +1,100 @@
+"""What a live run keeps on disk, so that another process can take it over."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from makespan.errors import TrainingError
+from makespan.live._engine import LiveEngine, LiveJob
+from makespan.sim import EventKind
+from makespan.tables import write_text
+
+__all__ = ["read_state", "restore", "save_state"]
+
+_VERSION = 1
+
+
+def save_state(engine: LiveEngine, path: Path) -> None:
+    """Write what happened so far; a reader finds the old file or the new one."""
+    ends = {job.spec.job_id: time_s for job, time_s in engine.finished}
+    state = {
+        "version": _VERSION,
+        "time_s": engine.view.time_s,
+        "rows": engine.rows,
+        "overheads_s": engine.overheads_s,
+        "jobs": {name: _snapshot(job, ends.get(name)) for name, job in engine.jobs.items()},
+    }
+    write_text(json.dumps(state), path)
+
+
+def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
+    """Return the accounts of a job as they would be if it lost its devices now."""
+    return {
+        "generation": job.generation,
+        "first_start_s": job.first_start_s,
+        "finish_time_s": finish_time_s,
+        "restart_count": job.restart_count,
+        "held": job.allocation is not None,
+        "running_s": job.running_time_s,
+        "restart_s": job.restart_time_s,
+        "held_gpu_s": job.attained_service_gpu_s,
+        "waiting_s": job._waiting_s if math.isnan(job.waiting_since_s) else job.waiting_time_s,
+        "final_loss": job.final_loss,
+    }
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """Read a state file; None if there is none.
+
+    Raises
+    ------
+    TrainingError
+        The file is not one of this version.
+    """
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise TrainingError(f"{path}: not a state file: {error}") from None
+    if state.get("version") != _VERSION:
+        raise TrainingError(f"{path}: version {state.get('version')!r} of the state; accepted: {_VERSION}")
+    return state
+
+
+def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
+    """Bring an engine with the same jobs to where a run was left.
+
+    Jobs that held devices wait again, from their newest checkpoints; the time in between does not
+    count. What the policy remembered beyond the view is lost.
+
+    Raises
+    ------
+    TrainingError
+        The jobs are others.
+    """
+    if set(state["jobs"]) != set(engine.jobs):
+        raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
+    engine.rows[:] = [tuple(row) for row in state["rows"]]
+    engine.overheads_s[:] = state["overheads_s"]
+    engine.view.time_s = now_s = state["time_s"]
+    submitted = {row[3] for row in engine.rows if row[2] == EventKind.SUBMITTED.value}
+    engine.begin_after(len(submitted))
+    for name in [name for name in engine.jobs if name in submitted]:
+        _restore_job(engine, engine.jobs[name], state["jobs"][name], now_s)
+
+
+def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any], now_s: float) -> None:
+    job.first_start_s, job.restart_count = saved["first_start_s"], saved["restart_count"]
+    job._generation = saved["generation"] + 1
+    job.final_loss = saved["final_loss"]
+    job._running_s, job._restart_s = saved["running_s"], saved["restart_s"]
+    job._held_gpu_s, job._waiting_s = saved["held_gpu_s"], saved["waiting_s"]
+    if saved["finish_time_s"] is not None:
+        job.note_steps(job.total_steps)
+        job.waiting_since_s = float("nan")
+        engine.finished.append((job, saved["finish_time_s"]))
+        return
+    job.waiting_since_s = now_s
+    engine.wait_again(job, "the scheduler ended" if saved["held"] else None)

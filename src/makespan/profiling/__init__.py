@@ -1,0 +1,33 @@
+"""The profiler: measure a machine and the iteration times of small workloads on it.
+
+- `measure_points` trains plans of one placement for a few steps; `profile_table` joins such parts
+  into a throughput table, `profile_record` into the record beside it
+- `measure_rates` measures the machine itself, `environment_text` writes that for the performance
+  model
+- `profiling_launcher` and `allocation_launcher` choose where the processes run
+"""
+
+from makespan.profiling._design import ProfilePoint, model_of, point_plan, profile_batches, profile_points
+from makespan.profiling._environment import MachineRates, environment_text
+from makespan.profiling._machine import describe_machine, memory_bytes
+from makespan.profiling._profile import Procedure, measure_points, profile_record, profile_table
+from makespan.profiling._rates import allocation_launcher, measure_rates, profiling_launcher
+
+__all__ = [
+    "MachineRates",
+    "Procedure",
+    "ProfilePoint",
+    "memory_bytes",
+    "model_of",
+    "point_plan",
+    "profile_batches",
+    "profile_points",
+    "allocation_launcher",
+    "describe_machine",
+    "environment_text",
+    "measure_points",
+    "measure_rates",
+    "profile_record",
+    "profile_table",
+    "profiling_launcher",
+]

@@ -1,0 +1,224 @@
+"""The profiler: real iteration times of a workload under many plans, with phases and noise."""
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InputError
+from makespan.hardware import NodeSpec
+from makespan.profiling._design import ProfilePoint, model_of, point_plan
+from makespan.profiling._machine import describe_machine
+from makespan.tables import THROUGHPUT
+from makespan.training import Launcher, RunResult, TrainingJob, train_all, unsupported_reasons
+from makespan.workloads import Workload
+
+__all__ = ["Procedure", "measure_points", "profile_record", "profile_table"]
+
+_PHASES = {
+    "iter_time_s": "step_s",
+    "forward_s": "forward_s",
+    "overlap_sync_s": "backward_sync_s",
+    "optimize_s": "optimizer_s",
+}
+_KEYS = ("exec_plan", "placement", "cpu_threads")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """How a point is measured.
+
+    Parameters
+    ----------
+    warmup_steps
+        Steps of a run that are thrown away: they allocate, compile and fill caches.
+    steps
+        Steps of a run that are timed; the run counts with their median.
+    repetitions
+        Runs of each point, all points in turn, so that slow drifts of the machine show as noise.
+
+    Raises
+    ------
+    InputError
+        A number is below its least value.
+    """
+
+    warmup_steps: int = 2
+    steps: int = 6
+    repetitions: int = 5
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name, least in (("warmup_steps", 0), ("steps", 1), ("repetitions", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
+
+
+def measure_points(
+    workload: Workload,
+    points: Sequence[ProfilePoint],
+    node: NodeSpec,
+    launcher: Launcher,
+    procedure: Procedure,
+    run_dir: str | Path | None = None,
+) -> dict[str, Any]:
+    """Train each point for a few steps and time it.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    points
+        Points on one and the same placement.
+    node
+        Decides the micro-batch size, as in the performance model.
+    launcher
+        Starts the processes, once for all points.
+    procedure
+        Steps and repetitions.
+    run_dir
+        Directory in which the processes meet, seen by all nodes; None for a temporary one.
+
+    Returns
+    -------
+    dict
+        Plain values: ``workload``, ``machine`` (see `describe_machine`), ``device``,
+        ``procedure``, and for each of the ``points`` the median times [s] of every run.
+
+    Raises
+    ------
+    InputError
+        There is no point, or the points need different numbers of processes.
+    WorkerError
+        A process failed.
+    """
+    model = model_of(workload)
+    plans = [point_plan(point, workload, node) for point in points]
+    reasons = [unsupported_reasons(plan, model, launcher.n_devices) for plan in plans]
+    n_steps = procedure.warmup_steps + procedure.steps
+    jobs = [TrainingJob(model, plan, n_steps) for plan, why in zip(plans, reasons, strict=True) if not why]
+    machine = describe_machine()
+    results = iter(_train(jobs * procedure.repetitions, launcher, run_dir))
+    runs = [next(results) for _ in range(len(jobs) * procedure.repetitions)]
+    by_job = iter([runs[index :: len(jobs)] for index in range(len(jobs))])
+    return {
+        "workload": workload.key,
+        "device": runs[0].device if runs else launcher.device,
+        "machine": machine,
+        "procedure": {name: getattr(procedure, name) for name in ("warmup_steps", "steps", "repetitions")},
+        "points": [
+            _point_values(point, plan.micro_batch_size, why)
+            | {"runs": [] if why else [_medians(run, procedure) for run in next(by_job)]}
+            for point, plan, why in zip(points, plans, reasons, strict=True)
+        ],
+    }
+
+
+def _point_values(point: ProfilePoint, micro_batch_size: int, reasons: Sequence[str]) -> dict[str, Any]:
+    return {
+        "exec_plan": point.exec_plan,
+        "placement": point.placement.text,
+        "cpu_threads": point.cpu_threads,
+        "micro_batch_size": micro_batch_size,
+        "reason": "; ".join(reasons),
+    }
+
+
+def _train(
+    jobs: Sequence[TrainingJob], launcher: Launcher, run_dir: str | Path | None
+) -> Sequence[RunResult]:
+    return train_all(jobs, launcher=launcher, run_dir=run_dir) if jobs else ()
+
+
+def _medians(run: RunResult, procedure: Procedure) -> dict[str, float]:
+    timed = run.times[procedure.warmup_steps :]
+    return {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
+
+
+def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> pd.DataFrame:
+    """Join what several jobs measured into the throughput table of a workload.
+
+    Parameters
+    ----------
+    parts
+        Results of `measure_points` of one workload.
+    workload
+        The workload.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.THROUGHPUT`. The times of a point are medians over its runs, each of
+        which counts with its median step. Points that cannot be trained are infeasible and have no time.
+
+    Raises
+    ------
+    InputError
+        A part belongs to another workload.
+    """
+    for part in parts:
+        if part["workload"] != workload.key:
+            raise InputError(f"a profile of {part['workload']!r}; accepted: profiles of {workload.key!r}")
+    rows = [_row(point, workload) for part in parts for point in part["points"]]
+    return THROUGHPUT.validate(pd.DataFrame(rows), where=f"profile of {workload.key}")
+
+
+def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
+    runs = point["runs"]
+    times = {phase: float(np.median([run[phase] for run in runs])) if runs else np.nan for phase in _PHASES}
+    return {
+        "workload": workload.key,
+        **{name: point[name] for name in _KEYS},
+        "global_batch_size": workload.global_batch_size,
+        **times,
+        "feasible": bool(runs),
+        "clean": True,
+        "flag": "",
+        "provenance": "measured",
+    }
+
+
+def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe what stands behind a throughput table, to be kept beside it.
+
+    Parameters
+    ----------
+    parts
+        Results of `measure_points` of one workload.
+
+    Returns
+    -------
+    dict
+        ``workload``, ``procedure``, the ``machines`` and ``devices`` of the jobs, ``points`` (keys,
+        micro-batch size, ``repeatability_pct`` and, if it did not run, the reason), and
+        ``repeatability_pct``, the mean over the points: the mean relative difference between two
+        runs of the same point [%], that is, the error of a prediction that has seen the point.
+    """
+    points = [_noise(point) for part in parts for point in part["points"]]
+    known = [point["repeatability_pct"] for point in points if point["repeatability_pct"] is not None]
+    machines: list[Mapping[str, Any]] = []
+    for part in parts:
+        if part["machine"] not in machines:
+            machines.append(part["machine"])
+    return {
+        "workload": parts[0]["workload"],
+        "procedure": parts[0]["procedure"],
+        "devices": sorted({part["device"] for part in parts}),
+        "machines": machines,
+        "repeatability_pct": mean(known) if known else None,
+        "points": points,
+    }
+
+
+def _noise(point: Mapping[str, Any]) -> dict[str, Any]:
+    times = [run["iter_time_s"] for run in point["runs"]]
+    pairs = [100.0 * abs(a - b) / b for a, b in itertools.permutations(times, 2)]
+    kept = {name: point[name] for name in (*_KEYS, "micro_batch_size", "reason")}
+    return kept | {"n_runs": len(times), "repeatability_pct": mean(pairs) if pairs else None}

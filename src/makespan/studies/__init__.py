@@ -1,0 +1,1 @@
+"""Many validated simulations: a scenario as a value, a pool that runs it, comparisons with intervals."""
