@@ -171,7 +171,7 @@ def code_hash(script, *patterns):
 
 def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
     """Return the throughput tables of a source, one a workload."""
-    return expand("results/{source}/morphling/throughput/{workload}.csv", source=source, workload=workloads)
+    return expand("results/{source}/throughput/{workload}.csv", source=source, workload=workloads)
 
 
 def job_lists(source):

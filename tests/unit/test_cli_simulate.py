@@ -56,7 +56,7 @@ def test_policies_lists_every_policy_with_what_it_needs() -> None:
     for name, entry in REGISTRY.items():
         line = next(line for line in result.output.splitlines() if line.startswith(f"{name} "))
         assert f"{entry.title}:" in line
-        assert ("knows the steps left" in line) == entry.knows_remaining_work
+        assert ("knows the steps left" in line) == entry.is_clairvoyant
         assert ("keeps guarantees" in line) == entry.honours_guarantees
         assert ("rounds of" in line) == (entry.interval_s is not None)
         for reference in entry.references:

@@ -3,7 +3,7 @@
 One function a stage; each takes tables and plain values and returns tables, and names the files
 that a run writes below ``results/<source>/morphling/``:
 
-- `fit_workload`: ``throughput/<workload>.csv`` to ``fits/<workload>.csv`` and the predictions of
+- `fit_workload`: ``../throughput/<workload>.csv`` to ``fits/<workload>.csv`` and the predictions of
   its rows
 - `table2_rows`: all predictions and the paper's cells to ``table2_rows.csv``
 - `table2`, `table2_summary`: ``table2_rows.csv`` to ``table2.csv`` and ``table2_summary.csv``
