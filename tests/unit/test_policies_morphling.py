@@ -16,7 +16,8 @@ from makespan.policies.morphling._options import OptionBook, undominated
 from makespan.policies.morphling._outlook import foresee
 from makespan.policies.morphling._pricing import Arrivals, Moment, critical, price_tasks, rank_tasks
 from makespan.policies.morphling._taking import clear, take_devices
-from makespan.sim import Catalogue, simulate
+from makespan.sim import simulate
+from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0
 CATALOGUE = toy_catalogue()
@@ -25,7 +26,7 @@ VARIANTS = ("morphling", "morphling-work")
 
 
 def table(*rows, key="roberta"):
-    return Catalogue.from_tables([throughput_rows(key, list(rows))])
+    return TableCatalogue.from_tables([throughput_rows(key, list(rows))])
 
 
 def view_of(index, **spec):
@@ -362,7 +363,7 @@ def test_a_guaranteed_job_is_offered_what_is_known_to_be_fast_enough_and_its_req
     request = toy_job("a", n_gpus=2, is_guaranteed=True)
     reference = toy_catalogue().requested(request)
     known = [number % 3 != 0 for number in range(len(rows))]
-    catalogue = Catalogue.from_tables(tables, known={"roberta": known})
+    catalogue = TableCatalogue.from_tables(tables, known={"roberta": known})
     mine = catalogue.requested(request)
     for freedom in (Freedom(), Freedom(plan=False), Freedom(resources=False), Freedom(False, False)):
         options = OptionBook(catalogue, freedom).of(request)
