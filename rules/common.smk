@@ -7,6 +7,7 @@ from pathlib import Path
 
 from makespan.config import check_settings, published_directory
 from makespan.errors import MakespanError
+from makespan.papers import figures
 
 try:
     SETTINGS = check_settings(config)
@@ -38,7 +39,6 @@ GENERATOR = [
     "traces/presets/*",
 ]
 PERF = [*DOMAIN, "perf/**/*"]
-PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
 PAPER = "papers/morphling"
 TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
@@ -79,7 +79,11 @@ CLAIMS = [
         ]
     ),
 ]
-CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
+DRAWING = [
+    *DOMAIN,
+    "plots/**/*",
+    *(f"{PAPER}/_{name}.py" for name in ["draw_cluster", "draw_jobs", "published"]),
+]
 
 # Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
 NEEDS = {
@@ -113,30 +117,7 @@ TABLES = [
     ]
     if name not in LEFT_OUT
 ]
-SIMULATED_FIGURES = [
-    "table4",
-    "ablation",
-    "jct_cdf",
-    "allocation",
-    "gantt",
-    "load",
-    "large_models",
-    "rounds",
-    "scale",
-]
-FIGURES = [
-    name
-    for name in [
-        "table2",
-        "prediction",
-        "sensitivity",
-        "sensitivity_cpu",
-        "fig7",
-        "fig8",
-        *SIMULATED_FIGURES,
-    ]
-    if name not in LEFT_OUT
-]
+FIGURES = {paper: figures(paper) for paper in ["morphling"]}
 
 # Tables that no statement is about.
 UNJUDGED = {"table2_rows", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
@@ -202,7 +183,9 @@ def morphling_products(source):
     return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
         "results/{source}/morphling/figures/{figure}.{kind}",
         source=source,
-        figure=FIGURES,
+        figure=[
+            name for name, entry in FIGURES["morphling"].items() if name not in LEFT_OUT and not entry.sources
+        ],
         kind=["pdf", "png", "csv"],
     )
 
@@ -297,14 +280,9 @@ def measured_files(wildcards):
     return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
 
 
-def in_report(path, name, title):
-    """Mark a file for the report, with the caption of its figure."""
-    return report(
-        path,
-        caption=f"../workflow/report/morphling_{name}.rst",
-        category="Morphling",
-        labels={"figure": title, "source": "{source}"},
-    )
+def figure_of(wildcards):
+    """Return the entry of a figure."""
+    return FIGURES[wildcards.paper][wildcards.figure]
 
 
 FIG9 = SETTINGS.morphling.fig9
