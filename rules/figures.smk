@@ -36,6 +36,6 @@ rule draw_figure:
         draw=lambda wildcards: figure_of(wildcards).draw,
         options=lambda wildcards: figure_of(wildcards).options(SETTINGS),
         caption=lambda wildcards: figure_of(wildcards).caption.format(source=wildcards.source),
-        code=code_hash("draw_figure", *DRAWING),
+        code=lambda wildcards: code_hash("draw_figure", figure_of(wildcards).draw),
     script:
         "../workflow/scripts/draw_figure.py"

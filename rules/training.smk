@@ -19,6 +19,6 @@ rule morphling_fig9:
         runtime=15,
     params:
         experiment=fig9_experiment(),
-        code=code_hash("morphling_fig9", *FIG9_CODE),
+        code=code_hash("morphling_fig9"),
     script:
         "../workflow/scripts/morphling_fig9.py"
