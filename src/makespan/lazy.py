@@ -11,8 +11,8 @@ __all__ = ["shown_lazily"]
 def shown_lazily(package: str, file: str) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package whose imports stand under ``if TYPE_CHECKING``.
 
-    Those imports say both to a type checker and here where each name is defined, so that importing the package
-    imports nothing else.
+    Those imports say both to a type checker and here where each name is defined, so that importing the
+    package imports nothing else.
 
     Parameters
     ----------

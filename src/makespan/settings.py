@@ -80,7 +80,7 @@ def readable(read: Callable[[str], str], accepted: str) -> AfterValidator:
 
 
 def unlike(accepted: str) -> AfterValidator:
-    """Accept lists without repeats; ``accepted`` says what an entry is called, for example "each form once"."""
+    """Accept lists without repeats; ``accepted`` says what is accepted, for example "each form once"."""
 
     def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(set(values)) != len(values):

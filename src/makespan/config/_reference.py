@@ -35,7 +35,10 @@ _HEADER = ("option", "type", "default", "unit", "meaning", "source", "changes")
 
 def json_schema() -> str:
     """Return the JSON schema (draft 2020-12) of the whole configuration, as text."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **settings_model().model_json_schema()}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **settings_model().model_json_schema(),
+    }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
