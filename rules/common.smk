@@ -22,6 +22,7 @@ DOMAIN = [
     "units.py",
     "errors.py",
     "logs.py",
+    "files.py",
     "presets.py",
     "tables/**/*",
     "hardware/**/*",
@@ -38,7 +39,7 @@ GENERATOR = [
     "traces/presets/*",
 ]
 PERF = [*DOMAIN, "perf/**/*"]
-PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
+PLOTS = ["units.py", "errors.py", "logs.py", "files.py", "tables/**/*", "plots/**/*"]
 PAPER = "papers/morphling"
 TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
 FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
