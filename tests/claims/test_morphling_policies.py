@@ -1,4 +1,4 @@
-"""What Morphling's policies reach on the published traces, steered by the fitted model."""
+"""What Morphling's policies reach on the published traces, decided by the fitted model."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,7 +9,7 @@ import pytest
 
 from makespan.hardware import cluster
 from makespan.metrics import Summary
-from makespan.papers.morphling import Bench, Setting, run_one, steered_catalogue, steering
+from makespan.papers.morphling import Bench, Setting, predicted_catalogue, predictions, run_one
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
 
@@ -37,8 +37,8 @@ def bench(directory: Path) -> Bench:
     folder = directory / "morphling" / "workloads"
     jobs = {name: read_morphling_jobs(folder / f"workload-{name}.csv").jobs for name in ("base", "bp", "mt")}
     requests = [job for trace in jobs.values() for job in trace]
-    knowledge = steering(tables, requests, SPEC.name, "extended", "fitted")
-    return Bench(SPEC, steered_catalogue(tables, knowledge, SPEC.nodes[0]), jobs)
+    knowledge = predictions(tables, requests, SPEC.name, "extended", "fitted")
+    return Bench(SPEC, predicted_catalogue(tables, knowledge, SPEC.nodes[0]), jobs)
 
 
 @cache
