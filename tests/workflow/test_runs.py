@@ -61,7 +61,7 @@ EXPERIMENT_RULES = {
 } | CLUSTER_RULES
 PLOT_RULES = {f"plot_morphling_{name}" for name in FIGURES}
 SIMULATED_PLOT_RULES = {f"plot_morphling_{name}" for name in SIMULATED_FIGURES}
-BESIDE = {"all", "evaluate_claims", "write_provenance"}
+BESIDE = {"all", "evaluate_claims", "join_claims", "write_provenance"}
 MEASURED_ONLY = {"morphling_fig8", "plot_morphling_fig8"}  # these compare measured times and fit nothing
 
 
@@ -84,9 +84,12 @@ def test_every_figure_is_there_as_pdf_png_and_table(small_run, name):
 
 
 def test_the_claims_are_evaluated(small_run):
-    claims = read_csv(small_run.root / "results/emulated/claims.csv", tables.CLAIMS)
+    claims = read_csv(small_run.root / "results/emulated/morphling/claims.csv", tables.CLAIMS)
     assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
     assert "holds" in set(claims["verdict"])
+    joined = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
+    assert joined["statement"].tolist() == claims["statement"].tolist()
+    assert joined["verdict_emulated"].tolist() == claims["verdict"].tolist()
 
 
 def test_the_merged_configuration_lies_beside_the_results(small_run):
@@ -140,7 +143,7 @@ def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_
     module = sorted((finished.root / "src/makespan/perf").glob("_*.py"))[0]
     append(module, "\n\ndef _unused() -> int:\n    return 1\n")
     dependents = (EXPERIMENT_RULES | PLOT_RULES) - MEASURED_ONLY
-    assert set(finished.planned()) == FIT_RULES | dependents | {"evaluate_claims", "write_provenance", "all"}
+    assert set(finished.planned()) == FIT_RULES | dependents | BESIDE
 
 
 def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
@@ -180,7 +183,7 @@ def test_changing_an_option_reruns_what_it_changes(finished):
 
 
 def test_two_runs_give_the_same_bytes_but_for_wall_times(small_run, finished):
-    finished.built("--forceall", "results/emulated/claims.csv")
+    finished.built("--forceall", "results/emulated/morphling/claims.csv")
     for path in sorted((small_run.root / "results").rglob("*.csv")):
         again = finished.root / path.relative_to(small_run.root)
         if path.read_bytes() == again.read_bytes():

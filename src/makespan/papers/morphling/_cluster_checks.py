@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from makespan.papers.morphling._finding import Check, Claim, Finding, Tables, number
+from makespan.claims import Check, Claim, Finding, Tables, number
 
 __all__ = ["CLUSTER_CHECKS"]
 
@@ -40,31 +40,6 @@ def _beats_rivals(tables: Tables, claim: Claim) -> Finding | None:
 def _named(key: tuple[str, float, str]) -> str:
     trace, delay_s, policy = key
     return f"{policy} on {trace} at {delay_s:g} s"
-
-
-def _ratio(tables: Tables, claim: Claim) -> Finding | None:
-    trace, delay, rival, own = claim.subject.split("/")
-    cells = _cells(tables["table4"], "avg_jct_s")
-    if any((trace, float(delay), name) not in cells for name in (rival, own)):
-        return None
-    ratio = cells[trace, float(delay), rival] / cells[trace, float(delay), own]
-    return Finding(f"{ratio:.2f}x", ratio >= claim.limit)
-
-
-def _at_most(tables: Tables, claim: Claim) -> Finding | None:
-    trace, delay, policy, column = claim.subject.split("/")
-    value = _cells(tables["table4"], column).get((trace, float(delay), policy))
-    return None if value is None else Finding(f"{value:.0f} s", value <= claim.limit)
-
-
-def _perturbed_at_most(tables: Tables, claim: Claim) -> Finding | None:
-    trace, delay, policy, column = claim.subject.split("/")
-    key = (trace, float(delay), policy)
-    value = _cells(tables["perturbed"], column).get(key)
-    if value is None:
-        return None
-    spread = _cells(tables["perturbed"], f"{column.removesuffix('_s')}_std_s")[key]
-    return Finding(f"{value:.0f} s, standard deviation {spread:.0f} s", value <= claim.limit)
 
 
 def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
@@ -133,9 +108,6 @@ def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
 
 CLUSTER_CHECKS: dict[str, Check] = {
     "beats_rivals": _beats_rivals,
-    "ratio": _ratio,
-    "at_most": _at_most,
-    "perturbed_at_most": _perturbed_at_most,
     "guarantees": _guarantees,
     "identical": _identical,
     "leads": _leads,
