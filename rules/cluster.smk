@@ -78,9 +78,9 @@ rule morphling_steering:
         options={
             "cluster": SETTINGS.cluster,
             "form": SETTINGS.performance_model.experiment_form,
-            "mode": SIM.steering,
+            "mode": SIM.predictions,
         },
-        code=code_hash("morphling_steering", *STEERING),
+        code=code_hash("morphling_steering", *PREDICTIONS),
     script:
         "../workflow/scripts/morphling_steering.py"
 

@@ -49,14 +49,14 @@ EXECUTOR = [*DOMAIN, "runtime/**/*", "training/**/*"]
 LIVE = [*TRAINING, "live/**/*", "traces/**/*", "throughput/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
 FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
 JOB_LISTS = [*GENERATOR, "throughput/_register.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
-STEERING = [
+PREDICTIONS = [
     *READERS,
     *PERF,
     *(f"sim/_{name}.py" for name in ["catalogue", "configuration"]),
-    *(f"{PAPER}/_{name}.py" for name in ["lists", "steering"]),
+    *(f"{PAPER}/_{name}.py" for name in ["lists", "predictions"]),
 ]
 SIMULATION = [
-    *STEERING,
+    *PREDICTIONS,
     "throughput/_reference.py",
     *("sim/**/*", "policies/**/*", "metrics/**/*"),
     *(f"{PAPER}/_{name}.py" for name in ["bench", "open"]),
@@ -178,7 +178,7 @@ def code_hash(script, *patterns):
 
 def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
     """Return the throughput tables of a source, one a workload."""
-    return expand("results/{source}/morphling/throughput/{workload}.csv", source=source, workload=workloads)
+    return expand("results/{source}/throughput/{workload}.csv", source=source, workload=workloads)
 
 
 def job_lists(source):

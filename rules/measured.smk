@@ -103,8 +103,8 @@ rule profile_collect:
             for job in PROFILE_JOBS[wildcards.workload]
         ],
     output:
-        table=ensure("results/measured/morphling/throughput/{workload}.csv", non_empty=True),
-        record=ensure("results/measured/morphling/throughput/{workload}.json", non_empty=True),
+        table=ensure("results/measured/throughput/{workload}.csv", non_empty=True),
+        record=ensure("results/measured/throughput/{workload}.json", non_empty=True),
     log:
         "logs/measured/profile_collect/{workload}.log",
     wildcard_constraints:
@@ -149,7 +149,7 @@ rule profile_fit_models:
 
 rule profile_fig7:
     input:
-        table=f"results/measured/morphling/throughput/{PROFILE.workloads[0]}.csv",
+        table=f"results/measured/throughput/{PROFILE.workloads[0]}.csv",
         environment=PROFILE_ENVIRONMENT if PROFILE_ENVIRONMENT.endswith(".toml") else [],
     output:
         table="results/measured/morphling/fig7.csv",

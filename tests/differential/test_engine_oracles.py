@@ -142,7 +142,7 @@ class RoundRobin:
     interval_s: float
     name: str = "round-robin"
     title: str = "Round robin"
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
     is_time_driven: bool = True
     references: tuple[str, ...] = ()

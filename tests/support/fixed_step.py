@@ -14,7 +14,7 @@ def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, st
     catalogue, nodes = catalogue.on(cluster), Nodes(cluster)
     interval_s = policy.interval_s if interval_s is None else interval_s or None
     options = {"restart_delay_s": restart_delay_s, "interval_s": interval_s}
-    view = ClusterView(cluster, catalogue, nodes, shows_remaining_work=policy.knows_remaining_work, **options)
+    view = ClusterView(cluster, catalogue, nodes, shows_remaining_work=policy.is_clairvoyant, **options)
     state = policy.initial_state(cluster, catalogue)
     order = sorted(jobs, key=lambda job: job.submit_time_s)
     live = [JobView(job, index, job.steps + 1.0, view) for index, job in enumerate(order)]

@@ -172,7 +172,7 @@ class Scripted:
     name: str = "scripted"
     title: str = "Scripted"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
     is_time_driven: bool = False
     references: tuple[str, ...] = field(default=())

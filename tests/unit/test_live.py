@@ -45,7 +45,7 @@ class Scripted:
 
     name = title = "scripted"
     interval_s = None
-    knows_remaining_work = True
+    is_clairvoyant = True
     honours_guarantees = False
     is_time_driven = False
     references = ()

@@ -16,7 +16,7 @@ from makespan.papers.morphling._bands import study_summary
 from makespan.papers.morphling._studies import enlarged
 from makespan.policies import REGISTRY
 from makespan.sim import Violation
-from makespan.tables import JOBS, STEERING, write_csv
+from makespan.tables import JOBS, PREDICTIONS, write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
 
 TESTBED = cluster("a800-64")
@@ -42,10 +42,10 @@ def files(tables, lists, tmp_path_factory):
         write_csv(frame, folder / f"{name}.csv")
     paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
     jobs = paper.read_job_lists({name: paths[name] for name in lists})
-    knowledge = paper.steering(
+    knowledge = paper.predictions(
         tables, [job for trace in jobs.values() for job in trace], "a800-64", "extended", "fitted"
     )
-    write_csv(knowledge, folder / "steering.csv", STEERING)
+    write_csv(knowledge, folder / "steering.csv", PREDICTIONS)
     return SimpleNamespace(
         tables={key: paths[key] for key in tables},
         lists={name: paths[name] for name in lists},
@@ -116,7 +116,7 @@ def test_the_expected_fastest_plan_of_each_size_is_known_in_the_end(tables, file
 
 
 def test_exact_knowledge_is_the_truth(tables):
-    exact = paper.steering(tables, [], "a800-64", "extended", "exact")
+    exact = paper.predictions(tables, [], "a800-64", "extended", "exact")
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     assert exact["known"].all() and set(exact["reason"]) == {"trusted"}
     assert exact["predicted_iter_time_s"].tolist() == truth["iter_time_s"].tolist()

@@ -325,8 +325,8 @@ def test_a_lone_job_runs_on_its_fastest_configuration(name):
 
 
 def test_only_the_work_aware_variant_reads_the_work_left():
-    assert REGISTRY["morphling-work"].knows_remaining_work
-    assert not REGISTRY["morphling"].knows_remaining_work
+    assert REGISTRY["morphling-work"].is_clairvoyant
+    assert not REGISTRY["morphling"].is_clairvoyant
     short, long = [toy_job("a", steps=10)], [toy_job("a", steps=10_000)]
     first = [
         simulate(jobs, toy_nodes(2, 8), CATALOGUE, Morphling(), restart_delay_s=DELAY_S)

@@ -351,7 +351,7 @@ def test_steps_left_are_shown_to_those_who_declare_that_they_need_them():
     jobs = [toy_job(steps=9), toy_job("b", 6.0, steps=4)]
     with pytest.raises(MakespanError, match=r"steps_left is hidden"):
         run(jobs, script)
-    run(jobs, script, knows_remaining_work=True)
+    run(jobs, script, is_clairvoyant=True)
     assert seen == [10.0, 5.0, 8.0, 1.0]  # a at 0, b and a at 6, b at 14 after its delay and four steps
 
 

@@ -32,7 +32,7 @@ SCHEMAS = {
     "sensitivity_families": tables.SENSITIVITY_FAMILIES,
     "fig7": tables.FIG7,
     "fig8": tables.FIG8,
-    "steering": tables.STEERING,
+    "steering": tables.PREDICTIONS,
     "getting_started": tables.TABLE4,
     "table4": tables.TABLE4,
     "jct": tables.JCT,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import read_job_lists, steering
-from makespan.tables import STEERING, THROUGHPUT, read_csv, write_csv
+from makespan.papers.morphling import predictions, read_job_lists
+from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, write_csv
 
 
 def main(
@@ -14,7 +14,7 @@ def main(
     """Write predicted times, and which of them are known."""
     frames = {workload: read_csv(path, THROUGHPUT) for workload, path in tables.items()}
     jobs = [job for jobs in read_job_lists(lists).values() for job in jobs]
-    write_csv(steering(frames, jobs, **options), knowledge, STEERING)
+    write_csv(predictions(frames, jobs, **options), knowledge, PREDICTIONS)
 
 
 if "snakemake" in globals():

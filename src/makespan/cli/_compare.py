@@ -96,7 +96,7 @@ def compare_command(
     table = table4(item.row(scenario.trace) for item in done)
     if output is not None:
         write_csv(table, output, TABLE4)
-    setting = f"restart delay {restart_delay_s:g} s, {_rounds(interval_s)}, by {scenario.steering} times"
+    setting = f"restart delay {restart_delay_s:g} s, {_rounds(interval_s)}, by {scenario.predictions} times"
     click.echo(f"{scenario.title}\n{setting}\n")
     click.echo(_text(table))
     click.echo(f"\n{_LEGEND}\n\n{_verdict(done)}")

@@ -30,7 +30,7 @@ def policies_command() -> None:
 
 
 def _needs(entry: "Policy") -> str:
-    found = ["knows the steps left"] if entry.knows_remaining_work else ["knows nothing of the steps left"]
+    found = ["knows the steps left"] if entry.is_clairvoyant else ["knows nothing of the steps left"]
     if entry.interval_s is not None:
         found.append(f"rounds of {entry.interval_s:g} s")
     if entry.is_time_driven:

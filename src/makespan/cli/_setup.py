@@ -64,7 +64,7 @@ class Request:
     nodes: int | None = None
     gpus_per_node: int | None = None
     seed: int = 1
-    steering: str = "exact"
+    predictions: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Scenario:
         The nodes.
     catalogue
         What jobs may run as.
-    steering
+    predictions
         Which times policies decide by: ``fitted`` or ``exact``.
     report
         What was dropped or repaired, as text.
@@ -94,7 +94,7 @@ class Scenario:
     jobs: tuple[JobSpec, ...]
     cluster: ClusterSpec
     catalogue: Catalogue
-    steering: str
+    predictions: str
     report: str
 
     @property
@@ -124,7 +124,7 @@ def prepare(request: Request) -> Scenario:
     used = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     catalogue = _catalogue(request, used, jobs, where.nodes[0])
     name = request.workload if request.workload in WORKLOADS else Path(request.workload).stem
-    return Scenario(name, source.name, jobs, where, catalogue, request.steering, trace.report.text)
+    return Scenario(name, source.name, jobs, where, catalogue, request.predictions, trace.report.text)
 
 
 def machines(name: str, n_nodes: int | None, gpus_per_node: int | None) -> ClusterSpec:
@@ -253,17 +253,17 @@ def _catalogue(
     request: Request, tables: Mapping[str, pd.DataFrame], jobs: Sequence[JobSpec], node: NodeSpec
 ) -> Catalogue:
     """Return what jobs may run as, predicted by a fitted model or by the truth."""
-    if request.steering == "exact":
+    if request.predictions == "exact":
         return Catalogue.from_tables(tables, node=node)
     if request.cluster_name not in environment_names():
         raise InputError(
-            f"--steering fitted: no constants of the performance model for cluster "
-            f"{request.cluster_name!r}; accepted: {', '.join(environment_names())}, or --steering exact"
+            f"--predictions fitted: no constants of the performance model for cluster "
+            f"{request.cluster_name!r}; accepted: {', '.join(environment_names())}, or --predictions exact"
         )
-    from makespan.papers.morphling import steered_catalogue, steering
+    from makespan.papers.morphling import predicted_catalogue, predictions
 
-    knowledge = steering(tables, jobs, request.cluster_name, _FORM, "fitted")
-    return steered_catalogue(tables, knowledge, node)
+    knowledge = predictions(tables, jobs, request.cluster_name, _FORM, "fitted")
+    return predicted_catalogue(tables, knowledge, node)
 
 
 @contextmanager

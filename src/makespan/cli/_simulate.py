@@ -75,7 +75,7 @@ def simulate_command(
     )
     if output is not None:
         _write(done, output)
-    click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", scenario.steering, done, wall_s)))
+    click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", scenario.predictions, done, wall_s)))
     click.echo("\n".join(verdict_lines(done)))
     if output is not None:
         click.echo(f"{output}: events.csv, outcomes.csv")
@@ -116,7 +116,7 @@ def _write(done: "Run", directory: Path) -> None:
         write_csv(done.result.outcomes, outcomes, OUTCOMES)
 
 
-def _summary_lines(title: str, steering: str, done: "Run", wall_s: float) -> list[str]:
+def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> list[str]:
     from makespan.cli._terminal import clock
 
     found, result = done.metrics, done.result
@@ -129,7 +129,7 @@ def _summary_lines(title: str, steering: str, done: "Run", wall_s: float) -> lis
         "average time to first start": found.avg_queueing_delay_s,
     }
     rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
-    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, by {steering} times", ""]
+    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, by {predictions} times", ""]
     lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
     sla = found.sla_attainment
     lines += [

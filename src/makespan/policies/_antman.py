@@ -31,7 +31,7 @@ class AntMan:
     name: str = "antman"
     title: str = "AntMan"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = True
     is_time_driven: bool = False
     references: tuple[str, ...] = (

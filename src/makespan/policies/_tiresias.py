@@ -37,7 +37,7 @@ class Tiresias:
     name: str = "tiresias"
     title: str = "Tiresias"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
     is_time_driven: bool = False
     references: tuple[str, ...] = (

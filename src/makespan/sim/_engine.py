@@ -50,7 +50,7 @@ class Engine:
             self.nodes,
             restart_delay_s=restart_delay_s,
             interval_s=interval_s,
-            shows_remaining_work=policy.knows_remaining_work,
+            shows_remaining_work=policy.is_clairvoyant,
         )
         self.state = policy.initial_state(cluster, catalogue)
         self.checkpoint_interval_s = checkpoint_interval_s

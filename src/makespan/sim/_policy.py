@@ -58,7 +58,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def knows_remaining_work(self) -> bool:
+    def is_clairvoyant(self) -> bool:
         """Whether the policy reads `JobView.steps_left`; the view refuses it to all others."""
         ...
 

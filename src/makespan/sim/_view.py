@@ -87,12 +87,12 @@ class JobView:
         Raises
         ------
         MakespanError
-            The policy does not declare ``knows_remaining_work``.
+            The policy does not declare ``is_clairvoyant``.
         """
         if not self._view.shows_remaining_work:
             raise MakespanError(
                 f"job {self.spec.job_id!r}: steps_left is hidden from this policy; accepted: a policy "
-                "that declares knows_remaining_work"
+                "that declares is_clairvoyant"
             )
         return self._steps_left_now()
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from makespan.hardware import cluster
 from makespan.papers.morphling._bench import Bench
 from makespan.papers.morphling._lists import read_job_lists
-from makespan.papers.morphling._steering import steered_catalogue
-from makespan.tables import STEERING, THROUGHPUT, read_csv
+from makespan.papers.morphling._predictions import predicted_catalogue
+from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
 
 __all__ = ["read_bench", "read_times"]
@@ -22,7 +22,7 @@ def read_bench(
     tables
         Path of the throughput table by workload.
     knowledge
-        Path of a table of `makespan.papers.morphling.steering`.
+        Path of a table of `makespan.papers.morphling.predictions`.
     lists
         Path of each job list by name.
     cluster_name
@@ -32,7 +32,7 @@ def read_bench(
     """
     frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
     hardware = cluster(cluster_name)
-    catalogue = steered_catalogue(frames, read_csv(knowledge, STEERING), hardware.nodes[0])
+    catalogue = predicted_catalogue(frames, read_csv(knowledge, PREDICTIONS), hardware.nodes[0])
     return Bench(hardware, catalogue, read_job_lists(lists), n_processes)
 
 

@@ -32,7 +32,7 @@ class MorphlingWork:
     name: str = "morphling-work"
     title: str = "Morphling (work-aware)"
     interval_s: float | None = None
-    knows_remaining_work: bool = True
+    is_clairvoyant: bool = True
     honours_guarantees: bool = True
     is_time_driven: bool = False
     references: tuple[str, ...] = (
