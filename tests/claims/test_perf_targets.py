@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from makespan.perf import (
-    fit,
     fit_table,
     load_environment,
     measured_from_table,
