@@ -22,7 +22,7 @@ rule evaluate_claims:
         runtime=5,
     params:
         options={"form": SETTINGS.performance_model.experiment_form},
-        code=code_hash("evaluate_claims", *CLAIMS),
+        code=lambda wildcards: code_hash("evaluate_claims", f"makespan.papers.{wildcards.paper}:LEDGER"),
     script:
         "../workflow/scripts/evaluate_claims.py"
 
@@ -40,6 +40,6 @@ rule join_claims:
         mem_mb=500,
         runtime=5,
     params:
-        code=code_hash("join_claims", *DOMAIN, "throughput/_sources.py", "claims/**/*"),
+        code=code_hash("join_claims"),
     script:
         "../workflow/scripts/join_claims.py"

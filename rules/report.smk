@@ -19,6 +19,6 @@ rule write_provenance:
         runtime=5,
     params:
         settings=SETTINGS.model_dump(mode="json"),
-        code=code_hash("write_provenance", "**/*"),
+        code=code_hash("write_provenance"),
     script:
         "../workflow/scripts/write_provenance.py"

@@ -47,7 +47,6 @@ class Scripted:
     interval_s = None
     is_clairvoyant = True
     honours_guarantees = False
-    is_time_driven = False
     references = ()
 
     def __init__(self, steps, wake_ups=()):

@@ -102,7 +102,6 @@ class Gavel:
     interval_s: float | None = 360.0
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "D. Narayanan et al. Heterogeneity-aware cluster scheduling policies for deep learning workloads. "
         "OSDI 2020.",

@@ -173,7 +173,7 @@ _CHECKS: dict[str, Check] = {
 
 LEDGER = Ledger(
     paper="Morphling",
-    package=__package__,
+    package="makespan.papers.morphling",
     checks=_CHECKS,
     tables={
         schema.name: schema
