@@ -23,6 +23,7 @@ from makespan.hardware import NodeSpec
 from makespan.perf import Environment, Fit, Learner, load_environment, points_from_table
 from makespan.plans import Placement
 from makespan.sim import Catalogue
+from makespan.studies import TableCatalogue
 from makespan.tables import PREDICTIONS
 from makespan.workloads import JobSpec
 
@@ -58,7 +59,7 @@ def predictions(
     pandas.DataFrame
         Schema `makespan.tables.PREDICTIONS`, one row a feasible row of the tables.
     """
-    catalogue, environment = Catalogue.from_tables(tables), load_environment(cluster)
+    catalogue, environment = TableCatalogue.from_tables(tables), load_environment(cluster)
     requested: dict[str, set[_Pair]] = {key: set() for key in tables}
     for job in jobs:
         item = catalogue.requested(job)
@@ -134,4 +135,4 @@ def predicted_catalogue(
         joined = table[_PAIR].merge(own, on=_PAIR, how="left")
         predicted[key] = joined["predicted_iter_time_s"].tolist()
         known[key] = joined["known"].eq(True).tolist()
-    return Catalogue.from_tables(tables, predicted, known=known, node=node)
+    return TableCatalogue.from_tables(tables, predicted, known=known, node=node)
