@@ -52,17 +52,18 @@ JOB_LISTS = [*GENERATOR, "throughput/_register.py", f"{PAPER}/_names.py", f"{PAP
 STEERING = [
     *READERS,
     *PERF,
-    *(f"sim/_{name}.py" for name in ["catalogue", "configuration"]),
-    *(f"{PAPER}/_{name}.py" for name in ["lists", "steering"]),
+    *(f"sim/_{name}.py" for name in ["catalogue", "configuration", "events"]),
+    "studies/_scenario.py",
+    f"{PAPER}/_steering.py",
 ]
 SIMULATION = [
     *STEERING,
     "throughput/_reference.py",
-    *("sim/**/*", "policies/**/*", "metrics/**/*"),
-    *(f"{PAPER}/_{name}.py" for name in ["bench", "open"]),
+    *("sim/**/*", "policies/**/*", "metrics/**/*", "studies/**/*"),
+    f"{PAPER}/_open.py",
 ]
 COMPARISON = [*SIMULATION, f"{PAPER}/_names.py", f"{PAPER}/_table4.py"]
-STUDIES = [*SIMULATION, *JOB_LISTS, f"{PAPER}/_bands.py", f"{PAPER}/_studies.py"]
+STUDIES = [*SIMULATION, *JOB_LISTS, f"{PAPER}/_studies.py"]
 CLAIMS = [
     *DOMAIN,
     *(

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import read_job_lists, steering
+from makespan.papers.morphling import steering
+from makespan.studies import read_job_lists
 from makespan.tables import STEERING, THROUGHPUT, read_csv, write_csv
 
 

@@ -23,11 +23,11 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
 - `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
 
-The cluster experiments share a `Bench`, which `read_bench` reads; every schedule is validated.
+The cluster experiments start from a `makespan.studies.Scenario` a job list, which `read_scenarios` reads;
+every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
 
-from makespan.papers.morphling._bench import Bench, ImpossibleScheduleError, Run, Setting, run_all, run_one
 from makespan.papers.morphling._checks import CLAIM_TABLES
 from makespan.papers.morphling._claims import evaluate_claims, read_claims
 from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
@@ -41,10 +41,9 @@ from makespan.papers.morphling._fig9 import (
     published_loss_statistics,
 )
 from makespan.papers.morphling._figures import allocation_figure_table
-from makespan.papers.morphling._lists import read_job_lists
 from makespan.papers.morphling._measured import measured_fig7, measured_table2
 from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
-from makespan.papers.morphling._open import read_bench, read_times
+from makespan.papers.morphling._open import read_scenarios, read_times
 from makespan.papers.morphling._published import read_published
 from makespan.papers.morphling._sensitivity import sensitivity
 from makespan.papers.morphling._steering import Steering, steered_catalogue, steering
@@ -68,11 +67,7 @@ __all__ = [
     "SCHEDULERS",
     "STRATEGIES",
     "WORKLOADS",
-    "Bench",
     "Draw",
-    "ImpossibleScheduleError",
-    "Run",
-    "Setting",
     "OTHER_SEED",
     "SWITCHING",
     "Stage",
@@ -93,17 +88,14 @@ __all__ = [
     "load_study",
     "perturbed_arrivals",
     "published_workloads",
-    "read_bench",
+    "read_scenarios",
     "measured_fig7",
     "measured_table2",
     "published_loss_statistics",
     "read_claims",
-    "read_job_lists",
     "read_published",
     "read_times",
     "rounds_study",
-    "run_all",
-    "run_one",
     "scale_study",
     "seeded_lists",
     "sensitivity",
