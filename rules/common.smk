@@ -1,11 +1,9 @@
-# What all rules share: the checked configuration, wildcards, the hash of the code that a rule uses.
+# What all rules share: the checked configuration, wildcards.
 
-import hashlib
 import re
-from functools import cache
 from pathlib import Path
 
-from makespan.config import check_settings, published_directory
+from makespan.config import check_settings, code_hash as config_code_hash, published_directory
 from makespan.errors import MakespanError
 
 try:
@@ -15,72 +13,6 @@ except MakespanError as error:
 
 CPU = "../envs/cpu.yaml"
 GPU = "../envs/gpu.yaml"
-
-# The files of src/makespan that a stage uses; a test compares them with what the scripts import. Throughput
-# tables and job lists share the package of traces, but an edit of one leaves the jobs of the other alone.
-DOMAIN = [
-    "units.py",
-    "errors.py",
-    "logs.py",
-    "presets.py",
-    "tables/**/*",
-    "hardware/**/*",
-    "workloads/**/*",
-    "plans/**/*",
-]
-TRACES = [*DOMAIN, "throughput/**/*"]
-TESTBED = [*DOMAIN, "throughput/_clean.py", "throughput/_emulated.py", "emulator/**/*"]
-READERS = [*DOMAIN, *(f"traces/_{name}.py" for name in ["files", "jobs", "report"])]
-REFERENCE = [*READERS, "throughput/_reference.py"]
-GENERATOR = [
-    *REFERENCE,
-    *(f"traces/_{name}.py" for name in ["generate", "statistics", "transform"]),
-    "traces/presets/*",
-]
-PERF = [*DOMAIN, "perf/**/*"]
-PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
-PAPER = "papers/morphling"
-TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
-FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
-TRAINING = [*PERF, "runtime/**/*", "training/**/*", "profiling/**/*"]
-MEASURED = [*FIG7, f"{PAPER}/_table2.py", f"{PAPER}/_measured.py"]
-FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
-EXECUTOR = [*DOMAIN, "runtime/**/*", "training/**/*"]
-LIVE = [*TRAINING, "live/**/*", "traces/**/*", "throughput/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
-FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
-JOB_LISTS = [*GENERATOR, "throughput/_register.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
-STEERING = [
-    *READERS,
-    *PERF,
-    *(f"sim/_{name}.py" for name in ["catalogue", "configuration", "events"]),
-    "studies/_scenario.py",
-    f"{PAPER}/_steering.py",
-]
-SIMULATION = [
-    *STEERING,
-    "throughput/_reference.py",
-    *("sim/**/*", "policies/**/*", "metrics/**/*", "studies/**/*"),
-    f"{PAPER}/_open.py",
-]
-COMPARISON = [*SIMULATION, f"{PAPER}/_names.py", f"{PAPER}/_table4.py"]
-STUDIES = [*SIMULATION, *JOB_LISTS, f"{PAPER}/_studies.py"]
-CLAIMS = [
-    *DOMAIN,
-    *(
-        f"{PAPER}/{name}"
-        for name in [
-            "_claims.py",
-            "_checks.py",
-            "_cluster_checks.py",
-            "_fig9.py",
-            "_finding.py",
-            "_names.py",
-            "_published.py",
-            "claims.csv",
-        ]
-    ),
-]
-CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
 
 # Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
 NEEDS = {
@@ -152,27 +84,16 @@ wildcard_constraints:
     source="emulated|published|measured",
 
 
-@cache
-def code_hash(script, *patterns):
-    """Return the sha256 over a workflow script and the files of the package that match a pattern.
-
-    As a parameter it makes jobs run again when that code changes, and only then: path and content count,
-    modification times do not (profiles/default turns off the trigger that looks at those of scripts).
-    """
-    base = Path(workflow.basedir)
-    root = base / "src" / "makespan"
-    found = {path for pattern in patterns for path in root.glob(pattern)}
-    digest = hashlib.sha256()
-    for path in [base / "workflow" / "scripts" / f"{script}.py", *sorted(found)]:
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(base)}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def code_hash(script, *more, chosen=None):
+    """Return the hash of the code that a workflow script uses; see makespan.config.code_hash."""
+    return config_code_hash(
+        Path(workflow.basedir, "workflow", "scripts", f"{script}.py"), *more, chosen=chosen
+    )
 
 
 def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
     """Return the throughput tables of a source, one a workload."""
-    return expand("results/{source}/morphling/throughput/{workload}.csv", source=source, workload=workloads)
+    return expand("results/{source}/throughput/{workload}.csv", source=source, workload=workloads)
 
 
 def job_lists(source):

@@ -38,7 +38,7 @@ rule plot_morphling_table2:
     params:
         forms=list(SETTINGS.performance_model.forms),
         shown=SETTINGS.performance_model.experiment_form,
-        code=code_hash("plot_morphling_table2", *PLOTS),
+        code=code_hash("plot_morphling_table2"),
     script:
         "../workflow/scripts/plot_morphling_table2.py"
 
@@ -65,7 +65,7 @@ rule plot_morphling_prediction:
         runtime=5,
     params:
         form=SETTINGS.performance_model.experiment_form,
-        code=code_hash("plot_morphling_prediction", *PLOTS),
+        code=code_hash("plot_morphling_prediction"),
     script:
         "../workflow/scripts/plot_morphling_prediction.py"
 
@@ -92,7 +92,7 @@ rule plot_morphling_sensitivity:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_sensitivity", *CURVES),
+        code=code_hash("plot_morphling_sensitivity"),
     script:
         "../workflow/scripts/plot_morphling_sensitivity.py"
 
@@ -118,7 +118,7 @@ rule plot_morphling_sensitivity_cpu:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_sensitivity_cpu", *CURVES),
+        code=code_hash("plot_morphling_sensitivity_cpu"),
     script:
         "../workflow/scripts/plot_morphling_sensitivity_cpu.py"
 
@@ -142,7 +142,7 @@ rule plot_morphling_fig7:
     params:
         stage_duration_s=SETTINGS.morphling.fig7.stage_duration_s,
         workload=SETTINGS.morphling.fig7.workload,
-        code=code_hash("plot_morphling_fig7", *PLOTS, "presets.py", "workloads/**/*"),
+        code=code_hash("plot_morphling_fig7"),
     script:
         "../workflow/scripts/plot_morphling_fig7.py"
 
@@ -164,7 +164,7 @@ rule plot_morphling_fig8:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_fig8", *PLOTS),
+        code=code_hash("plot_morphling_fig8"),
     script:
         "../workflow/scripts/plot_morphling_fig8.py"
 
@@ -188,7 +188,7 @@ rule plot_morphling_table4:
         runtime=5,
     params:
         delay_s=SIM.restart_delays_s[0],
-        code=code_hash("plot_morphling_table4", *PLOTS, f"{PAPER}/_published.py"),
+        code=code_hash("plot_morphling_table4"),
     script:
         "../workflow/scripts/plot_morphling_table4.py"
 
@@ -211,7 +211,7 @@ rule plot_morphling_ablation:
         runtime=5,
     params:
         delay_s=SIM.restart_delays_s[0],
-        code=code_hash("plot_morphling_ablation", *PLOTS),
+        code=code_hash("plot_morphling_ablation"),
     script:
         "../workflow/scripts/plot_morphling_ablation.py"
 
@@ -234,7 +234,7 @@ rule plot_morphling_jct_cdf:
         runtime=5,
     params:
         policies=[name for name in SIM.policies if not name.endswith(ABLATIONS)],
-        code=code_hash("plot_morphling_jct_cdf", *PLOTS),
+        code=code_hash("plot_morphling_jct_cdf"),
     script:
         "../workflow/scripts/plot_morphling_jct_cdf.py"
 
@@ -257,9 +257,7 @@ rule plot_morphling_allocation:
         runtime=5,
     params:
         cluster=SETTINGS.cluster,
-        code=code_hash(
-            "plot_morphling_allocation", *PLOTS, "presets.py", "hardware/**/*", f"{PAPER}/_figures.py"
-        ),
+        code=code_hash("plot_morphling_allocation"),
     script:
         "../workflow/scripts/plot_morphling_allocation.py"
 
@@ -281,7 +279,7 @@ rule plot_morphling_gantt:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_gantt", *PLOTS),
+        code=code_hash("plot_morphling_gantt"),
     script:
         "../workflow/scripts/plot_morphling_gantt.py"
 
@@ -303,7 +301,7 @@ rule plot_morphling_load:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_load", *PLOTS),
+        code=code_hash("plot_morphling_load"),
     script:
         "../workflow/scripts/plot_morphling_load.py"
 
@@ -325,7 +323,7 @@ rule plot_morphling_large_models:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_large_models", *PLOTS),
+        code=code_hash("plot_morphling_large_models"),
     script:
         "../workflow/scripts/plot_morphling_large_models.py"
 
@@ -347,7 +345,7 @@ rule plot_morphling_rounds:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_rounds", *PLOTS),
+        code=code_hash("plot_morphling_rounds"),
     script:
         "../workflow/scripts/plot_morphling_rounds.py"
 
@@ -369,6 +367,6 @@ rule plot_morphling_scale:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("plot_morphling_scale", *PLOTS),
+        code=code_hash("plot_morphling_scale"),
     script:
         "../workflow/scripts/plot_morphling_scale.py"

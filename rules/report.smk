@@ -23,7 +23,7 @@ rule evaluate_claims:
         runtime=5,
     params:
         form=SETTINGS.performance_model.experiment_form,
-        code=code_hash("evaluate_claims", *CLAIMS),
+        code=code_hash("evaluate_claims"),
     script:
         "../workflow/scripts/evaluate_claims.py"
 
@@ -42,6 +42,6 @@ rule write_provenance:
         runtime=5,
     params:
         settings=SETTINGS.model_dump(mode="json"),
-        code=code_hash("write_provenance", "**/*"),
+        code=code_hash("write_provenance"),
     script:
         "../workflow/scripts/write_provenance.py"

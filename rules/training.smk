@@ -23,7 +23,7 @@ rule morphling_fig9:
         runtime=15,
     params:
         experiment=fig9_experiment(),
-        code=code_hash("morphling_fig9", *FIG9_CODE),
+        code=code_hash("morphling_fig9"),
     script:
         "../workflow/scripts/morphling_fig9.py"
 
@@ -52,6 +52,6 @@ rule plot_morphling_fig9:
         runtime=5,
     params:
         limit=0.1,
-        code=code_hash("plot_morphling_fig9", *PLOTS),
+        code=code_hash("plot_morphling_fig9"),
     script:
         "../workflow/scripts/plot_morphling_fig9.py"

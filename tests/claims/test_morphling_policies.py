@@ -1,4 +1,4 @@
-"""What Morphling's policies reach on the published traces, steered by the fitted model."""
+"""What Morphling's policies reach on the published traces, decided by the fitted model."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,7 +9,7 @@ import pytest
 
 from makespan.hardware import cluster
 from makespan.metrics import Summary
-from makespan.papers.morphling import steered_catalogue, steering
+from makespan.papers.morphling import predicted_catalogue, predictions
 from makespan.studies import Case, Scenario, run_all
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
@@ -38,8 +38,8 @@ def scenarios(directory: Path) -> dict[str, Scenario]:
     folder = directory / "morphling" / "workloads"
     jobs = {name: read_morphling_jobs(folder / f"workload-{name}.csv").jobs for name in ("base", "bp", "mt")}
     requests = [job for trace in jobs.values() for job in trace]
-    knowledge = steering(tables, requests, SPEC.name, "extended", "fitted")
-    catalogue = steered_catalogue(tables, knowledge, SPEC.nodes[0])
+    knowledge = predictions(tables, requests, SPEC.name, "extended", "fitted")
+    catalogue = predicted_catalogue(tables, knowledge, SPEC.nodes[0])
     return {name: Scenario(name, jobs[name], SPEC, catalogue, interval_s=ROUND_S) for name in jobs}
 
 

@@ -14,7 +14,7 @@ def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, st
     catalogue, nodes = catalogue.on(cluster), Nodes(cluster)
     interval_s = policy.interval_s if interval_s is None else interval_s or None
     options = {"restart_delay_s": restart_delay_s, "interval_s": interval_s}
-    view = ClusterView(cluster, catalogue, nodes, shows_remaining_work=policy.knows_remaining_work, **options)
+    view = ClusterView(cluster, catalogue, nodes, shows_remaining_work=policy.is_clairvoyant, **options)
     state = policy.initial_state(cluster, catalogue)
     order = sorted(jobs, key=lambda job: job.submit_time_s)
     live = [JobView(job, index, job.steps + 1.0, view) for index, job in enumerate(order)]
@@ -34,7 +34,7 @@ def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, st
                 finish_s[job.spec.job_id] = now_s
                 changed = True
         at_round = interval_s is None or abs(now_s / interval_s - round(now_s / interval_s)) < EPS
-        due = changed or now_s >= wake_s - EPS or (policy.is_time_driven and at_round)
+        due = changed or now_s >= wake_s - EPS
         if due and at_round and (view._pending or view._running):
             for job in live:
                 job._steps_left = progress[job.index]

@@ -56,7 +56,7 @@ def test_policies_lists_every_policy_with_what_it_needs() -> None:
     for name, entry in REGISTRY.items():
         line = next(line for line in result.output.splitlines() if line.startswith(f"{name} "))
         assert f"{entry.title}:" in line
-        assert ("knows the steps left" in line) == entry.knows_remaining_work
+        assert ("knows the steps left" in line) == entry.is_clairvoyant
         assert ("keeps guarantees" in line) == entry.honours_guarantees
         assert ("rounds of" in line) == (entry.interval_s is not None)
         for reference in entry.references:
@@ -146,14 +146,14 @@ def test_guarantees_are_reported(job_list: Path) -> None:
     assert re.search(r"guarantees kept +-", run("simulate").output)
 
 
-@pytest.mark.parametrize("steering", ["fitted", "exact"])
-def test_jobs_run_by_true_times_whatever_steers(steering: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", ["fitted", "exact"])
+def test_jobs_run_by_true_times_whatever_policies_decide_by(times: str, tmp_path: Path) -> None:
     result = run(
-        "simulate", "--jobs", "30", "--workload", "mt", "--steering", steering, "--output", str(tmp_path)
+        "simulate", "--jobs", "30", "--workload", "mt", "--predictions", times, "--output", str(tmp_path)
     )
     assert result.exit_code == 0, result.output
     events = read_csv(tmp_path / "events.csv", EVENTS)
-    catalogue = prepare(Request(workload="mt", source="emulated", n_jobs=30, steering=steering)).catalogue
+    catalogue = prepare(Request(workload="mt", source="emulated", n_jobs=30, predictions=times)).catalogue
     keys = {job.rsplit("-", 1)[0] for job in events["job_id"]}
     true_s = {(item.plan, item.iter_time_s) for key in keys for item in catalogue.all(key)}
     held = events[events["n_gpus"] > 0]
@@ -161,7 +161,7 @@ def test_jobs_run_by_true_times_whatever_steers(steering: str, tmp_path: Path) -
     differs = any(
         item.iter_time_s != item.predicted_iter_time_s for key in keys for item in catalogue.all(key)
     )
-    assert differs == (steering == "fitted")
+    assert differs == (times == "fitted")
 
 
 def test_an_impossible_schedule_is_said_and_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--workload", "mine.csv", "--format", "easyscale"), "accepted: --epoch-time"),
         (("--format", "philly"), "naive: no such file"),
         (("--cluster", "dgx"), "unknown cluster 'dgx'"),
-        (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or --steering exact"),
+        (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or --predictions exact"),
         (("--delay", "-1"), "Invalid value for '--delay'"),
         (("--delay", "nan"), "restart_delay_s is nan"),
         (("--interval", "inf"), "interval_s is inf"),

@@ -44,9 +44,8 @@ class Scripted:
 
     name = title = "scripted"
     interval_s = None
-    knows_remaining_work = True
+    is_clairvoyant = True
     honours_guarantees = False
-    is_time_driven = False
     references = ()
 
     def __init__(self, steps, wake_ups=()):

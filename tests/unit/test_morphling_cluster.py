@@ -13,9 +13,10 @@ from makespan.hardware import cluster
 from makespan.papers import morphling as paper
 from makespan.papers.morphling._studies import enlarged
 from makespan.policies import REGISTRY
-from makespan.studies import Scenario, read_job_lists, run
-from makespan.tables import JOBS, STEERING, write_csv
+from makespan.studies import Scenario, run
+from makespan.tables import JOBS, PREDICTIONS, write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
+from makespan.traces import read_jobs
 
 TESTBED = cluster("a800-64")
 KEYS = ("roberta", "llama7")
@@ -39,11 +40,14 @@ def files(tables, lists, tmp_path_factory):
     for name, frame in {**tables, **lists}.items():
         write_csv(frame, folder / f"{name}.csv")
     paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
-    jobs = read_job_lists({name: paths[name] for name in lists})
-    knowledge = paper.steering(
-        tables, [job for trace in jobs.values() for job in trace], "a800-64", "extended", "fitted"
+    knowledge = paper.predictions(
+        tables,
+        [job for name in lists for job in read_jobs(paths[name]).jobs],
+        "a800-64",
+        "extended",
+        "fitted",
     )
-    write_csv(knowledge, folder / "steering.csv", STEERING)
+    write_csv(knowledge, folder / "steering.csv", PREDICTIONS)
     return SimpleNamespace(
         tables={key: paths[key] for key in tables},
         lists={name: paths[name] for name in lists},
@@ -115,7 +119,7 @@ def test_the_expected_fastest_plan_of_each_size_is_known_in_the_end(tables, file
 
 
 def test_exact_knowledge_is_the_truth(tables):
-    exact = paper.steering(tables, [], "a800-64", "extended", "exact")
+    exact = paper.predictions(tables, [], "a800-64", "extended", "exact")
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     assert exact["known"].all() and set(exact["reason"]) == {"trusted"}
     assert exact["predicted_iter_time_s"].tolist() == truth["iter_time_s"].tolist()

@@ -15,7 +15,8 @@ from makespan.policies._pool import Pool, make_room
 from makespan.policies._programme import Menu, choose
 from makespan.policies._sizes import Sizes
 from makespan.policies._synergy import CpuDemands
-from makespan.sim import Catalogue, simulate
+from makespan.sim import simulate
+from makespan.studies import TableCatalogue
 
 ROWS = [
     ("ga", "1", 1.0),
@@ -26,7 +27,7 @@ ROWS = [
     ("gc", "8", 0.3),
     ("gc", "4", 0.5),
 ]
-CATALOGUE = Catalogue.from_tables([throughput_rows("roberta", ROWS)])
+CATALOGUE = TableCatalogue.from_tables([throughput_rows("roberta", ROWS)])
 
 
 def job(name, submit_time_s=0.0, steps=10, n_gpus=1, **changes):
@@ -203,7 +204,7 @@ def cpu_catalogue():
         throughput_rows("roberta", [("ga", "1", step_s)], threads)
         for threads, step_s in ((2, 2.0), (4, 1.5), (8, 1.02), (16, 1.0))
     ]
-    return Catalogue.from_tables(rows)
+    return TableCatalogue.from_tables(rows)
 
 
 def test_synergy_asks_for_the_fewest_threads_that_are_fast_enough_and_falls_back() -> None:
@@ -240,7 +241,7 @@ def test_sizes_keep_the_plan_and_leave_out_what_is_no_faster() -> None:
 
 def test_sizes_of_a_split_model_change_its_replicas_only() -> None:
     rows = [("222", "8", 1.0), ("221", "4", 1.8), ("124", "8", 0.9), ("224", "88", 0.6), ("tp+ga", "4", 1.7)]
-    catalogue = Catalogue.from_tables([throughput_rows("gpt2", rows)])
+    catalogue = TableCatalogue.from_tables([throughput_rows("gpt2", rows)])
     sizes = Sizes(8, 1.5).of(job("a", workload="gpt2", n_gpus=8, plan="222"), catalogue)
     assert [[item.plan for item in size.options] for size in sizes] == [["221"], ["222"], ["224"]]
 

@@ -1,6 +1,7 @@
 """The registry of policies, and FIFO."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,22 @@ def test_a_policy_is_found_by_its_name():
         policy("fifi")
 
 
+def test_every_policy_of_every_module_is_in_the_registry():
+    folder = FILES[0].parent
+    modules = [path for path in FILES if "POLICIES" in _assigned(path)]
+    names = []
+    for path in modules:
+        dotted = ".".join(path.relative_to(folder).with_suffix("").parts)
+        names += [entry.name for entry in importlib.import_module(f"makespan.policies.{dotted}").POLICIES]
+    assert sorted(names) == list(REGISTRY)
+
+
+def _assigned(path):
+    body = ast.parse(path.read_text()).body
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_policy_says_what_it_is_and_needs(name):
     entry = REGISTRY[name]
@@ -29,7 +46,7 @@ def test_a_policy_says_what_it_is_and_needs(name):
     assert type(entry).__doc__
     assert entry.interval_s is None or entry.interval_s > 0
     assert isinstance(entry.references, tuple)
-    for flag in ("knows_remaining_work", "honours_guarantees", "is_time_driven"):
+    for flag in ("is_clairvoyant", "honours_guarantees"):
         assert isinstance(getattr(entry, flag), bool)
     assert hash(entry) == hash(entry)  # an immutable object
     with pytest.raises(AttributeError):

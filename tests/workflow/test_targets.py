@@ -105,7 +105,7 @@ def test_without_a_network_fetching_stops_with_what_to_do_and_leaves_nothing(fet
 
 def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
     own = project.root / "own"
-    shutil.copytree(small_run.root / "results/emulated/morphling/throughput", own)
+    shutil.copytree(small_run.root / "results/emulated/throughput", own)
     (project.root / "own.yaml").write_text("throughput: {sources: [measured], measured: {directory: own}}\n")
     project.built(
         "results/measured/morphling/fig8.csv",

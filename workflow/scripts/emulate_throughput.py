@@ -1,4 +1,4 @@
-"""Emulate the throughput tables: results/emulated/morphling/throughput/<workload>.csv."""
+"""Emulate the throughput tables: results/emulated/throughput/<workload>.csv."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

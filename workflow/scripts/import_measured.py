@@ -1,4 +1,4 @@
-"""Check the user's own tables: results/measured/morphling/throughput/<workload>.csv."""
+"""Check the user's own tables: results/measured/throughput/<workload>.csv."""
 
 from collections.abc import Sequence
 from pathlib import Path

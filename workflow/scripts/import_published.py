@@ -1,4 +1,4 @@
-"""Read the authors' traces: results/published/morphling/throughput/<workload>.csv."""
+"""Read the authors' traces: results/published/throughput/<workload>.csv."""
 
 from collections.abc import Sequence
 from pathlib import Path

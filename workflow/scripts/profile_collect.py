@@ -1,4 +1,4 @@
-"""Join the jobs of a profile: results/measured/morphling/throughput/<workload>.csv and .json."""
+"""Join the jobs of a profile: results/measured/throughput/<workload>.csv and .json."""
 
 import json
 from collections.abc import Sequence

@@ -137,7 +137,9 @@ _SCENARIO = (
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
     click.option(
+        "--predictions",
         "--steering",
+        "predictions",
         default="exact",
         show_default=True,
         type=click.Choice(["fitted", "exact"]),

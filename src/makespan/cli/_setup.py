@@ -15,7 +15,7 @@ from makespan.errors import InputError, MissingDataError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue
-from makespan.studies import Scenario
+from makespan.studies import Scenario, TableCatalogue
 from makespan.throughput import (
     EmulatedSource,
     MeasuredSource,
@@ -65,7 +65,7 @@ class Request:
     nodes: int | None = None
     gpus_per_node: int | None = None
     seed: int = 1
-    steering: str = "exact"
+    predictions: str = "exact"
     restart_delay_s: float = 78.0
     interval_s: float | None = None
 
@@ -95,7 +95,7 @@ def prepare(request: Request) -> Scenario:
         request.restart_delay_s,
         request.interval_s,
         source=source.name,
-        knowledge=request.steering,
+        predictions=request.predictions,
         report=trace.report.text,
     )
 
@@ -226,17 +226,17 @@ def _catalogue(
     request: Request, tables: Mapping[str, pd.DataFrame], jobs: Sequence[JobSpec], node: NodeSpec
 ) -> Catalogue:
     """Return what jobs may run as, predicted by a fitted model or by the truth."""
-    if request.steering == "exact":
-        return Catalogue.from_tables(tables, node=node)
+    if request.predictions == "exact":
+        return TableCatalogue.from_tables(tables, node=node)
     if request.cluster_name not in environment_names():
         raise InputError(
-            f"--steering fitted: no constants of the performance model for cluster "
-            f"{request.cluster_name!r}; accepted: {', '.join(environment_names())}, or --steering exact"
+            f"--predictions fitted: no constants of the performance model for cluster "
+            f"{request.cluster_name!r}; accepted: {', '.join(environment_names())}, or --predictions exact"
         )
-    from makespan.papers.morphling import steered_catalogue, steering
+    from makespan.papers.morphling import predicted_catalogue, predictions
 
-    knowledge = steering(tables, jobs, request.cluster_name, _FORM, "fitted")
-    return steered_catalogue(tables, knowledge, node)
+    knowledge = predictions(tables, jobs, request.cluster_name, _FORM, "fitted")
+    return predicted_catalogue(tables, knowledge, node)
 
 
 @contextmanager

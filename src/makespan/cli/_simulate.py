@@ -74,7 +74,7 @@ def simulate_command(
     done, wall_s = _watched(scenario, policy_name, f"{title} on {scenario.title}", quiet, pace_s)
     if output is not None:
         _write(done, output)
-    click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", scenario.knowledge, done, wall_s)))
+    click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", scenario.predictions, done, wall_s)))
     click.echo("\n".join(verdict_lines(done)))
     if output is not None:
         click.echo(f"{output}: events.csv, outcomes.csv")
@@ -109,7 +109,7 @@ def _write(done: "Run", directory: Path) -> None:
         write_csv(done.result.outcomes, outcomes, OUTCOMES)
 
 
-def _summary_lines(title: str, knowledge: str, done: "Run", wall_s: float) -> list[str]:
+def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> list[str]:
     from makespan.cli._view import clock
 
     found, result = done.metrics, done.result
@@ -122,7 +122,7 @@ def _summary_lines(title: str, knowledge: str, done: "Run", wall_s: float) -> li
         "average time to first start": found.avg_queueing_delay_s,
     }
     rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
-    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, by {knowledge} times", ""]
+    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, by {predictions} times", ""]
     lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
     sla = found.sla_attainment
     lines += [
@@ -154,11 +154,9 @@ def policies_command() -> None:
 
 
 def _needs(entry: "Policy") -> str:
-    found = ["knows the steps left"] if entry.knows_remaining_work else ["knows nothing of the steps left"]
+    found = ["knows the steps left"] if entry.is_clairvoyant else ["knows nothing of the steps left"]
     if entry.interval_s is not None:
         found.append(f"rounds of {entry.interval_s:g} s")
-    if entry.is_time_driven:
-        found.append("asked in every round")
     if entry.honours_guarantees:
         found.append("keeps guarantees")
     return ", ".join(found)

@@ -4,6 +4,7 @@
 Inner layers never see these models, only plain values and domain objects.
 """
 
+from makespan.config._code import code_hash, used_code
 from makespan.config._fig9 import Fig9, Fig9Model, Fig9Plan, Fig9Switch
 from makespan.config._morphling import Fig7, Fig7Stage, Fig8, Morphling, Sensitivity
 from makespan.config._performance import PerformanceModel
@@ -57,6 +58,7 @@ __all__ = [
     "Simulation",
     "Throughput",
     "check_settings",
+    "code_hash",
     "configuration_page",
     "json_schema",
     "load_settings",
@@ -65,4 +67,5 @@ __all__ = [
     "published_directory",
     "reference_table",
     "settings_hash",
+    "used_code",
 ]

@@ -21,7 +21,7 @@ class PerformanceModel(Block):
         min_length=1,
     )
     experiment_form: FormName = option(
-        "form that steers the experiments; one of forms",
+        "form that the experiments use; one of forms",
         source="the form with the smaller error",
         changes="sensitivity, fig7, fig8",
     )

@@ -161,10 +161,10 @@ class Simulation(Block):
         changes="all tables of simulations",
         min_length=1,
     )
-    steering: Literal["fitted", "exact"] = option(
+    predictions: Literal["fitted", "exact"] = option(
         "what policies know: fitted, predictions of the fitted model and the true times of what was sampled, "
         "requested or tried; exact, all true times",
-        source="Morphling, section 5: the fitted model steers",
+        source="Morphling, section 5: policies decide by the fitted model",
         changes="all tables of simulations",
     )
     restart_delays_s: tuple[Time, ...] = option(

@@ -27,6 +27,7 @@ from makespan.sim import (
     simulate,
     validate_schedule,
 )
+from makespan.studies import TableCatalogue
 from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_text
 from makespan.workloads import JobSpec
 
@@ -215,7 +216,7 @@ def run_live(
 
 def stretched_catalogue(setting: LiveSetting) -> Catalogue:
     """Return what may run, with times as policies see them."""
-    return Catalogue.from_tables(
+    return TableCatalogue.from_tables(
         [table.assign(iter_time_s=table["iter_time_s"] * setting.scale) for table in setting.tables.values()]
     )
 

@@ -31,9 +31,8 @@ class AntMan:
     name: str = "antman"
     title: str = "AntMan"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = True
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "W. Xiao et al. AntMan: dynamic scaling on GPU clusters for deep learning. OSDI 2020.",
     )

@@ -19,9 +19,8 @@ class Fifo:
     name: str = "fifo"
     title: str = "FIFO"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = ()
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:

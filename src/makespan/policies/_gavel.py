@@ -100,9 +100,8 @@ class Gavel:
     name: str = "gavel"
     title: str = "Gavel"
     interval_s: float | None = 360.0
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "D. Narayanan et al. Heterogeneity-aware cluster scheduling policies for deep learning workloads. "
         "OSDI 2020.",

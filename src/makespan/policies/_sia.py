@@ -62,9 +62,8 @@ class Sia:
     name: str = "sia"
     title: str = "Sia"
     interval_s: float | None = 60.0
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "S. Jayaram Subramanya et al. Sia: heterogeneity-aware, goodput-optimized ML-cluster scheduling. "
         "SOSP 2023.",

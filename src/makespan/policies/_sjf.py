@@ -26,9 +26,8 @@ class ShortestJobFirst:
     name: str = "sjf"
     title: str = "SJF"
     interval_s: float | None = None
-    knows_remaining_work: bool = True
+    is_clairvoyant: bool = True
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "W. E. Smith. Various optimizers for single-stage production. Naval Research Logistics "
         "Quarterly 3, 1956.",

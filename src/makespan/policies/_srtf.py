@@ -37,9 +37,8 @@ class ShortestRemainingTimeFirst:
     name: str = "srtf"
     title: str = "SRTF"
     interval_s: float | None = None
-    knows_remaining_work: bool = True
+    is_clairvoyant: bool = True
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "L. Schrage. A proof of the optimality of the shortest remaining processing time discipline. "
         "Operations Research 16(3), 1968.",

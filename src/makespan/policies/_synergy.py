@@ -84,9 +84,8 @@ class Synergy:
     name: str = "synergy"
     title: str = "Synergy"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "J. Mohan et al. Looking beyond GPUs for DNN scheduling on multi-tenant clusters. OSDI 2022.",
     )

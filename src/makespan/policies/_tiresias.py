@@ -37,9 +37,8 @@ class Tiresias:
     name: str = "tiresias"
     title: str = "Tiresias"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "J. Gu et al. Tiresias: a GPU cluster manager for distributed deep learning. NSDI 2019.",
     )

@@ -5,8 +5,7 @@ from collections.abc import ValuesView
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Catalogue
-from makespan.sim._configuration import Allocation
+from makespan.sim._catalogue import Allocation, Catalogue
 from makespan.sim._nodes import Nodes
 from makespan.workloads import JobSpec
 
@@ -87,12 +86,12 @@ class JobView:
         Raises
         ------
         MakespanError
-            The policy does not declare ``knows_remaining_work``.
+            The policy does not declare ``is_clairvoyant``.
         """
         if not self._view.shows_remaining_work:
             raise MakespanError(
                 f"job {self.spec.job_id!r}: steps_left is hidden from this policy; accepted: a policy "
-                "that declares knows_remaining_work"
+                "that declares is_clairvoyant"
             )
         return self._steps_left_now()
 

@@ -1,15 +1,12 @@
 """What is simulated, the policy apart."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
 from makespan.sim import Catalogue, NodeEvent
-from makespan.tables import JOBS, read_csv
-from makespan.traces import jobs_from_table
 from makespan.workloads import JobSpec
 
-__all__ = ["Scenario", "read_job_lists"]
+__all__ = ["Scenario"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Scenario:
         Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
     source
         Where iteration times come from.
-    knowledge
+    predictions
         Which iteration times policies decide by: ``exact`` or ``fitted``.
     report
         What readers or the generator say of the jobs.
@@ -49,7 +46,7 @@ class Scenario:
     failures: tuple[NodeEvent, ...] = ()
     checkpoint_interval_s: float | None = None
     source: str = ""
-    knowledge: str = "exact"
+    predictions: str = "exact"
     report: str = ""
 
     @property
@@ -58,8 +55,3 @@ class Scenario:
         source = f" ({self.source})" if self.source else ""
         size = f"{self.cluster.n_nodes} x {self.cluster.gpus_per_node} GPUs"
         return f"{self.name}{source}, {len(self.jobs)} jobs on {size}"
-
-
-def read_job_lists(lists: Mapping[str, str]) -> dict[str, tuple[JobSpec, ...]]:
-    """Read job lists, tables of schema `makespan.tables.JOBS`, by name."""
-    return {name: jobs_from_table(read_csv(path, JOBS), where=path).jobs for name, path in lists.items()}

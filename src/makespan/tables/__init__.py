@@ -30,7 +30,7 @@ from makespan.tables._simulation import (
     JOB_METRICS,
     OUTCOMES,
     PERTURBED,
-    STEERING,
+    PREDICTIONS,
     TABLE4,
 )
 from makespan.tables._training import FIG9, FIG9_SUMMARY
@@ -61,7 +61,7 @@ __all__ = [
     "SCHEMAS",
     "SENSITIVITY",
     "SENSITIVITY_FAMILIES",
-    "STEERING",
+    "PREDICTIONS",
     "STUDY",
     "TABLE2",
     "TABLE2_ROWS",

@@ -13,7 +13,7 @@ from makespan.tables._simulation import (
     JOB_METRICS,
     OUTCOMES,
     PERTURBED,
-    STEERING,
+    PREDICTIONS,
     TABLE4,
 )
 from makespan.tables._training import FIG9, FIG9_SUMMARY
@@ -190,7 +190,7 @@ SCHEMAS = (
     FIG8,
     REQUESTS,
     JOBS,
-    STEERING,
+    PREDICTIONS,
     FAILURES,
     EVENTS,
     OUTCOMES,

@@ -12,7 +12,7 @@ __all__ = [
     "JOB_METRICS",
     "OUTCOMES",
     "PERTURBED",
-    "STEERING",
+    "PREDICTIONS",
     "TABLE4",
     "COMPARISON",
 ]
@@ -126,8 +126,8 @@ TABLE4 = TableSchema(
     ),
 )
 
-STEERING = TableSchema(
-    "steering",
+PREDICTIONS = TableSchema(
+    "predictions",
     _columns(
         ("workload", "text", "", "key of the workload"),
         ("exec_plan", "text", "", "execution plan in trace notation"),

@@ -3,7 +3,7 @@
 One function a stage; each takes tables and plain values and returns tables, and names the files
 that a run writes below ``results/<source>/morphling/``:
 
-- `fit_workload`: ``throughput/<workload>.csv`` to ``fits/<workload>.csv`` and the predictions of
+- `fit_workload`: ``../throughput/<workload>.csv`` to ``fits/<workload>.csv`` and the predictions of
   its rows
 - `table2_rows`: all predictions and the paper's cells to ``table2_rows.csv``
 - `table2`, `table2_summary`: ``table2_rows.csv`` to ``table2.csv`` and ``table2_summary.csv``
@@ -13,7 +13,7 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
-- `steering`: throughput tables and job lists to ``steering.csv``
+- `predictions`: throughput tables and job lists to ``steering.csv``
 - `getting_started`: the short job list to ``getting_started.csv``
 - `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
 - `perturbed_arrivals`, `load_study`, `large_models_study`, `rounds_study`, `scale_study`: to
@@ -44,9 +44,9 @@ from makespan.papers.morphling._figures import allocation_figure_table
 from makespan.papers.morphling._measured import measured_fig7, measured_table2
 from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
 from makespan.papers.morphling._open import read_scenarios, read_times
+from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
 from makespan.papers.morphling._published import read_published
 from makespan.papers.morphling._sensitivity import sensitivity
-from makespan.papers.morphling._steering import Steering, steered_catalogue, steering
 from makespan.papers.morphling._studies import (
     Draw,
     large_models_study,
@@ -71,7 +71,7 @@ __all__ = [
     "OTHER_SEED",
     "SWITCHING",
     "Stage",
-    "Steering",
+    "PredictionMode",
     "Table4",
     "allocation_figure_table",
     "compare_policies",
@@ -100,8 +100,8 @@ __all__ = [
     "seeded_lists",
     "sensitivity",
     "sensitivity_figure_table",
-    "steered_catalogue",
-    "steering",
+    "predicted_catalogue",
+    "predictions",
     "table2",
     "table2_rows",
     "table2_summary",

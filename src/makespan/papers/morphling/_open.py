@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 
 from makespan.hardware import cluster
-from makespan.papers.morphling._steering import steered_catalogue
-from makespan.studies import Scenario, read_job_lists
-from makespan.tables import STEERING, THROUGHPUT, read_csv
+from makespan.papers.morphling._predictions import predicted_catalogue
+from makespan.studies import Scenario
+from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
+from makespan.traces import read_jobs
 
 __all__ = ["read_scenarios", "read_times"]
 
 
 def read_scenarios(
-    tables: Mapping[str, str], knowledge: str, lists: Mapping[str, str], cluster_name: str
+    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
 ) -> dict[str, Scenario]:
     """Read a scenario for each job list, without restart delay and rounds.
 
@@ -20,8 +21,8 @@ def read_scenarios(
     ----------
     tables
         Path of the throughput table by workload.
-    knowledge
-        Path of a table of `makespan.papers.morphling.steering`.
+    predictions
+        Path of a table of `makespan.papers.morphling.predictions`.
     lists
         Path of each job list by name.
     cluster_name
@@ -29,9 +30,8 @@ def read_scenarios(
     """
     frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
     hardware = cluster(cluster_name)
-    catalogue = steered_catalogue(frames, read_csv(knowledge, STEERING), hardware.nodes[0])
-    jobs = read_job_lists(lists)
-    return {name: Scenario(name, jobs[name], hardware, catalogue) for name in jobs}
+    catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
+    return {name: Scenario(name, read_jobs(path).jobs, hardware, catalogue) for name, path in lists.items()}
 
 
 def read_times(tables: Mapping[str, str]) -> ReferenceTimes:

@@ -45,9 +45,8 @@ class Morphling:
     name: str = "morphling"
     title: str = "Morphling"
     interval_s: float | None = None
-    knows_remaining_work: bool = False
+    is_clairvoyant: bool = False
     honours_guarantees: bool = True
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
     )

@@ -32,9 +32,8 @@ class MorphlingWork:
     name: str = "morphling-work"
     title: str = "Morphling (work-aware)"
     interval_s: float | None = None
-    knows_remaining_work: bool = True
+    is_clairvoyant: bool = True
     honours_guarantees: bool = True
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
     )

@@ -31,20 +31,21 @@ from makespan.perf import (
 )
 from makespan.plans import Placement
 from makespan.sim import Catalogue
-from makespan.tables import STEERING
+from makespan.studies import TableCatalogue
+from makespan.tables import PREDICTIONS
 from makespan.workloads import JobSpec
 
-__all__ = ["Steering", "steered_catalogue", "steering"]
+__all__ = ["PredictionMode", "predicted_catalogue", "predictions"]
 
-Steering = Literal["fitted", "exact"]
+PredictionMode = Literal["fitted", "exact"]
 Floats = npt.NDArray[np.float64]
 _Pair = tuple[str, str, int]
 _PAIR = ["exec_plan", "placement", "cpu_threads"]
 _TRUSTED, _SAMPLED, _REQUESTED, _TRIED = "trusted", "sampled", "requested", "tried first"
 
 
-def steering(
-    tables: Mapping[str, pd.DataFrame], jobs: Iterable[JobSpec], cluster: str, form: str, mode: Steering
+def predictions(
+    tables: Mapping[str, pd.DataFrame], jobs: Iterable[JobSpec], cluster: str, form: str, mode: PredictionMode
 ) -> pd.DataFrame:
     """Predict the time of every pair of plan and placement, and say which times are known.
 
@@ -64,9 +65,9 @@ def steering(
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.STEERING`, one row a feasible row of the tables.
+        Schema `makespan.tables.PREDICTIONS`, one row a feasible row of the tables.
     """
-    catalogue, environment = Catalogue.from_tables(tables), load_environment(cluster)
+    catalogue, environment = TableCatalogue.from_tables(tables), load_environment(cluster)
     requested: dict[str, set[_Pair]] = {key: set() for key in tables}
     for job in jobs:
         item = catalogue.requested(job)
@@ -75,7 +76,7 @@ def steering(
     for key, table in tables.items():
         rows = table[table["feasible"]].reset_index(drop=True)
         parts.append(_exact(rows) if mode == "exact" else _learned(rows, requested[key], form, environment))
-    return STEERING.validate(pd.concat(parts, ignore_index=True), where="steering")
+    return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
 
 
 def _exact(rows: pd.DataFrame) -> pd.DataFrame:
@@ -146,17 +147,17 @@ class _Learner:
         return np.where(known, self.rows["iter_time_s"].to_numpy(dtype=np.float64), everywhere)
 
 
-def steered_catalogue(
+def predicted_catalogue(
     tables: Mapping[str, pd.DataFrame], knowledge: pd.DataFrame, node: NodeSpec
 ) -> Catalogue:
-    """Return the catalogue of the throughput tables, predicted as a table of `steering` says.
+    """Return the catalogue of the throughput tables, predicted as a table of `predictions` says.
 
     Parameters
     ----------
     tables
         Throughput tables by workload.
     knowledge
-        Result of `steering` for the same tables.
+        Result of `predictions` for the same tables.
     node
         Kind of node; decides the host memory of offload plans.
 
@@ -172,4 +173,4 @@ def steered_catalogue(
         joined = table[_PAIR].merge(own, on=_PAIR, how="left")
         predicted[key] = joined["predicted_iter_time_s"].tolist()
         known[key] = joined["known"].eq(True).tolist()
-    return Catalogue.from_tables(tables, predicted, known=known, node=node)
+    return TableCatalogue.from_tables(tables, predicted, known=known, node=node)
