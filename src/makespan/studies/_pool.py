@@ -148,7 +148,7 @@ def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | 
         waiting = set(futures)
         while waiting:
             ready, waiting = wait(waiting, _POLL_S)
-            for future in ready:
+            for future in sorted(ready, key=futures.__getitem__):
                 done[futures[future]] = _result(future)
             if progress is not None:
                 progress(shares, done)

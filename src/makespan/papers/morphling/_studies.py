@@ -207,30 +207,16 @@ def perturbed_arrivals(
     pandas.DataFrame
         Schema `makespan.tables.PERTURBED`, one row a trace, policy and restart delay.
     """
-    shifted = [
-        replace(
-            scenarios[trace],
-            jobs=with_perturbed_arrivals(scenarios[trace].jobs, std_s, seed),
-            interval_s=interval_s,
-        )
-        for trace in traces
-        for seed in seeds
-    ]
     cases = [
-        Case(replace(scenario, restart_delay_s=delay_s), policy)
-        for scenario in shifted
+        Case(replace(shifted, restart_delay_s=delay_s, interval_s=interval_s), policy)
+        for base in (scenarios[trace] for trace in traces)
+        for shifted in (replace(base, jobs=with_perturbed_arrivals(base.jobs, std_s, seed)) for seed in seeds)
         for delay_s in delays_s
         for policy in policies
     ]
     rows = [
-        {
-            "trace": run.scenario,
-            "policy": run.policy,
-            "restart_delay_s": run.restart_delay_s,
-            "avg_jct_s": run.metrics.avg_jct_s,
-            "makespan_s": run.metrics.makespan_s,
-            "sla_attainment": run.metrics.sla_attainment,
-        }
+        {"trace": run.scenario, "policy": run.policy, "restart_delay_s": run.restart_delay_s}
+        | {name: getattr(run.metrics, name) for name in ("avg_jct_s", "makespan_s", "sla_attainment")}
         for run in run_all(cases, n_processes)
     ]
     groups = pd.DataFrame(rows).groupby(["trace", "policy", "restart_delay_s"], sort=False)
