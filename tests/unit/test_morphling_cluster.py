@@ -11,7 +11,7 @@ from toy_cluster import toy_catalogue, toy_job, toy_nodes
 from makespan.errors import TraceError
 from makespan.hardware import cluster
 from makespan.papers import morphling as paper
-from makespan.papers.morphling._studies import enlarged
+from makespan.papers.morphling._studies import enlarged, large_models_study, load_study, rounds_study
 from makespan.policies import REGISTRY
 from makespan.studies import Scenario, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv
@@ -173,16 +173,16 @@ def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, scenarios):
 def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
     times, lists = ReferenceTimes(tables), {1: scenarios["base"].jobs[:12], 2: scenarios["bp"].jobs[:12]}
     base = scenarios["base"]
-    rows, means = paper.load_study(base, lists, ["fifo", "morphling"], [0.5, 2.0], 260.0, 60.0)
+    rows, means = load_study(base, lists, times, ["fifo", "morphling"], [0.5, 2.0], 260.0, 60.0)
     assert rows.groupby(["load_factor", "policy"]).size().tolist() == [2] * 4
     assert means["parameter"].eq("load_factor").all() and means["seeds"].tolist() == [2] * 4
     one = rows[(rows["policy"] == "fifo") & (rows["load_factor"] == 2)]["avg_jct_s"]
     mean = means[(means["policy"] == "fifo") & (means["value"] == 2)]["jct_mean_s"].iloc[0]
     assert mean == pytest.approx(float(np.exp(np.log(one).mean())))
-    shares, _ = paper.large_models_study(base, lists, times, ["fifo"], [0.0, 1.0], 260.0, 60.0)
+    shares, _ = large_models_study(base, lists, times, ["fifo"], [0.0, 1.0], 260.0, 60.0)
     by_share = shares.groupby("large_share")["avg_jct_s"].mean()
     assert by_share[1.0] > by_share[0.0]
-    rounds, _ = paper.rounds_study(base, lists, ["fifo"], [0.0, 600.0], 260.0)
+    rounds, _ = rounds_study(base, lists, times, ["fifo"], [0.0, 600.0], 260.0)
     by_round = rounds.groupby("interval_s")["avg_jct_s"].mean()
     assert by_round[600.0] > by_round[0.0]
 

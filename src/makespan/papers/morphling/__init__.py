@@ -16,7 +16,7 @@ that a run writes below ``results/<source>/morphling/``:
 - `predictions`: throughput tables and job lists to ``steering.csv``
 - `getting_started`: the short job list to ``getting_started.csv``
 - `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
-- `perturbed_arrivals`, `load_study`, `large_models_study`, `rounds_study`, `scale_study`: to
+- `perturbed_arrivals`, `STUDIES`, `scale_study`: to
   ``perturbed.csv``, ``load.csv``, ``large_models.csv``, ``rounds.csv``, ``scale.csv``, and for the studies
   over seeds ``<study>_summary.csv``
 - `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
@@ -48,11 +48,9 @@ from makespan.papers.morphling._predictions import PredictionMode, predicted_cat
 from makespan.papers.morphling._published import read_published
 from makespan.papers.morphling._sensitivity import sensitivity
 from makespan.papers.morphling._studies import (
+    STUDIES,
     Draw,
-    large_models_study,
-    load_study,
     perturbed_arrivals,
-    rounds_study,
     scale_study,
     seeded_lists,
 )
@@ -66,6 +64,7 @@ __all__ = [
     "NAIVE",
     "SCHEDULERS",
     "STRATEGIES",
+    "STUDIES",
     "WORKLOADS",
     "Draw",
     "OTHER_SEED",
@@ -84,8 +83,6 @@ __all__ = [
     "fit_workload",
     "generated_workloads",
     "getting_started",
-    "large_models_study",
-    "load_study",
     "perturbed_arrivals",
     "published_workloads",
     "read_scenarios",
@@ -95,7 +92,6 @@ __all__ = [
     "read_claims",
     "read_published",
     "read_times",
-    "rounds_study",
     "scale_study",
     "seeded_lists",
     "sensitivity",

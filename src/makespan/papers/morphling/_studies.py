@@ -1,6 +1,6 @@
 """Studies that vary one thing: arrivals, load, share of large models, length of a round, size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -9,12 +9,13 @@ import pandas as pd
 from makespan.hardware import ClusterSpec, homogeneous
 from makespan.papers.morphling._workloads import generated_base, limited_statistics
 from makespan.studies import Case, Scenario, intervals, measures, run_all
-from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY
+from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY, TableSchema
 from makespan.throughput import ReferenceTimes
 from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
 from makespan.workloads import JobSpec
 
 __all__ = [
+    "STUDIES",
     "Draw",
     "large_models_study",
     "load_study",
@@ -57,6 +58,7 @@ def seeded_lists(
 def load_study(
     base: Scenario,
     lists: Mapping[int, Jobs],
+    times: ReferenceTimes,
     policies: Sequence[str],
     factors: Sequence[float],
     delay_s: float,
@@ -71,6 +73,8 @@ def load_study(
         Cluster and catalogue.
     lists
         Job lists by seed.
+    times
+        Iteration times of the source, for studies that draw other jobs.
     policies
         Names.
     factors
@@ -108,8 +112,8 @@ def large_models_study(
 ) -> Study:
     """Replace jobs so that a share of all trains large models.
 
-    Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors,
-    ``times`` of the source for the steps of replaced jobs, and schema `makespan.tables.LARGE_MODELS`.
+    Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors, and
+    schema `makespan.tables.LARGE_MODELS`.
     """
     stats = limited_statistics(times)
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
@@ -125,6 +129,7 @@ def large_models_study(
 def rounds_study(
     base: Scenario,
     lists: Mapping[int, Jobs],
+    times: ReferenceTimes,
     policies: Sequence[str],
     intervals_s: Sequence[float],
     delay_s: float,
@@ -143,6 +148,14 @@ def rounds_study(
     }
     rows = _vary(cases, policies, "interval_s", n_processes)
     return ROUNDS.validate(rows, where="rounds"), study_summary(rows, "interval_s")
+
+
+STUDIES: Mapping[str, tuple[Callable[..., Study], TableSchema]] = {
+    "load": (load_study, LOAD),
+    "large_models": (large_models_study, LARGE_MODELS),
+    "rounds": (rounds_study, ROUNDS),
+}
+"""Studies over seeds by name, and the schema of their rows."""
 
 
 def _vary(
