@@ -5,6 +5,7 @@ from pathlib import Path
 
 from makespan.config import check_settings, code_hash as config_code_hash, published_directory
 from makespan.errors import MakespanError
+from makespan.papers import figures
 
 try:
     SETTINGS = check_settings(config)
@@ -46,30 +47,7 @@ TABLES = [
     ]
     if name not in LEFT_OUT
 ]
-SIMULATED_FIGURES = [
-    "table4",
-    "ablation",
-    "jct_cdf",
-    "allocation",
-    "gantt",
-    "load",
-    "large_models",
-    "rounds",
-    "scale",
-]
-FIGURES = [
-    name
-    for name in [
-        "table2",
-        "prediction",
-        "sensitivity",
-        "sensitivity_cpu",
-        "fig7",
-        "fig8",
-        *SIMULATED_FIGURES,
-    ]
-    if name not in LEFT_OUT
-]
+FIGURES = {paper: figures(paper) for paper in ["morphling"]}
 
 # Tables that no statement is about.
 UNJUDGED = {"table2_rows", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
@@ -124,7 +102,9 @@ def morphling_products(source):
     return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
         "results/{source}/morphling/figures/{figure}.{kind}",
         source=source,
-        figure=FIGURES,
+        figure=[
+            name for name, entry in FIGURES["morphling"].items() if name not in LEFT_OUT and not entry.sources
+        ],
         kind=["pdf", "png", "csv"],
     )
 
@@ -219,14 +199,9 @@ def measured_files(wildcards):
     return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
 
 
-def in_report(path, name, title):
-    """Mark a file for the report, with the caption of its figure."""
-    return report(
-        path,
-        caption=f"../workflow/report/morphling_{name}.rst",
-        category="Morphling",
-        labels={"figure": title, "source": "{source}"},
-    )
+def figure_of(wildcards):
+    """Return the entry of a figure."""
+    return FIGURES[wildcards.paper][wildcards.figure]
 
 
 FIG9 = SETTINGS.morphling.fig9

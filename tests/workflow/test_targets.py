@@ -26,7 +26,7 @@ def test_the_default_target_is_all(project):
 
 def test_any_artifact_can_be_asked_for_by_its_path_and_needs_nothing_else(project):
     planned = project.planned("results/emulated/morphling/figures/fig8.png")
-    assert set(planned) == {"emulate_throughput", "morphling_fig8", "plot_morphling_fig8"}
+    assert set(planned) == {"emulate_throughput", "morphling_fig8", "draw_figure"}
 
 
 def test_the_whole_workflow_is_a_small_number_of_jobs(project):

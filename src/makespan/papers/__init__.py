@@ -1,3 +1,5 @@
-"""One package a paper: its experiments as functions from tables to tables, and its claims."""
+"""One package a paper: its experiments as functions from tables to tables, its figures and its claims."""
 
-__all__: list[str] = []
+from makespan.papers._figure import FigureEntry, figures
+
+__all__ = ["FigureEntry", "figures"]

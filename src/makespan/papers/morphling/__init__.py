@@ -8,8 +8,6 @@ that a run writes below ``results/<source>/morphling/``:
 - `table2_rows`: all predictions and the paper's cells to ``table2_rows.csv``
 - `table2`, `table2_summary`: ``table2_rows.csv`` to ``table2.csv`` and ``table2_summary.csv``
 - `sensitivity`: throughput tables to ``sensitivity.csv`` and ``sensitivity_families.csv``
-- `sensitivity_figure_table`, `cpu_sensitivity_figure_table`: those two to the tables behind
-  `makespan.plots.plot_sensitivity` and `makespan.plots.plot_cpu_sensitivity`
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
@@ -30,7 +28,6 @@ every schedule is validated.
 
 from makespan.papers.morphling._checks import CLAIM_TABLES
 from makespan.papers.morphling._claims import evaluate_claims, read_claims
-from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
 from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
 from makespan.papers.morphling._fig9 import (
@@ -40,7 +37,6 @@ from makespan.papers.morphling._fig9 import (
     fig9_summary,
     published_loss_statistics,
 )
-from makespan.papers.morphling._figures import allocation_figure_table
 from makespan.papers.morphling._measured import measured_fig7, measured_table2
 from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
 from makespan.papers.morphling._open import read_scenarios, read_times
@@ -72,9 +68,7 @@ __all__ = [
     "Stage",
     "PredictionMode",
     "Table4",
-    "allocation_figure_table",
     "compare_policies",
-    "cpu_sensitivity_figure_table",
     "evaluate_claims",
     "fig7",
     "fig8",
@@ -95,7 +89,6 @@ __all__ = [
     "scale_study",
     "seeded_lists",
     "sensitivity",
-    "sensitivity_figure_table",
     "predicted_catalogue",
     "predictions",
     "table2",
