@@ -19,15 +19,14 @@ that a run writes below ``results/<source>/morphling/``:
   over seeds ``<study>_summary.csv``
 - `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
 - `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
-- `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
+- `LEDGER`: what `makespan.claims.judge` makes ``claims.csv`` with
 
 The cluster experiments start from a `makespan.studies.Scenario` a job list, which `read_scenarios` reads;
 every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
 
-from makespan.papers.morphling._checks import CLAIM_TABLES
-from makespan.papers.morphling._claims import evaluate_claims, read_claims
+from makespan.papers.morphling._checks import LEDGER
 from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
 from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
 from makespan.papers.morphling._fig9 import (
@@ -55,7 +54,7 @@ from makespan.papers.morphling._table4 import Table4, compare_policies, getting_
 from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
-    "CLAIM_TABLES",
+    "LEDGER",
     "MORPHLING",
     "NAIVE",
     "SCHEDULERS",
@@ -69,7 +68,6 @@ __all__ = [
     "PredictionMode",
     "Table4",
     "compare_policies",
-    "evaluate_claims",
     "fig7",
     "fig8",
     "fig9",
@@ -83,7 +81,6 @@ __all__ = [
     "measured_fig7",
     "measured_table2",
     "published_loss_statistics",
-    "read_claims",
     "read_published",
     "read_times",
     "scale_study",
