@@ -9,11 +9,16 @@ The calls of this package start worker processes and wait for them; only the wor
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 
-from makespan.training._campaign import cost_table, train_compared, train_grouped, train_switching
-from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
-from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
-from makespan.training._run import read_progress, request_stop, train, train_all
-from makespan.training._support import check_supported, unsupported_reasons
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.training._campaign import cost_table, train_compared, train_grouped, train_switching
+    from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
+    from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
+    from makespan.training._run import read_progress, request_stop, train, train_all
+    from makespan.training._support import check_supported, unsupported_reasons
 
 __all__ = [
     "MODEL_FAMILIES",
@@ -36,3 +41,5 @@ __all__ = [
     "train_switching",
     "unsupported_reasons",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)

@@ -26,34 +26,41 @@ every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
 
-from makespan.papers.morphling._checks import LEDGER
-from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
-from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
-from makespan.papers.morphling._fig9 import (
-    OTHER_SEED,
-    SWITCHING,
-    fig9,
-    fig9_summary,
-    published_loss_statistics,
-)
-from makespan.papers.morphling._measured import measured_fig7, measured_table2
-from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
-from makespan.papers.morphling._open import read_scenarios, read_times
-from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
-from makespan.papers.morphling._published import read_published
-from makespan.papers.morphling._sensitivity import sensitivity
-from makespan.papers.morphling._studies import (
-    STUDIES,
-    Draw,
-    perturbed_arrivals,
-    scale_study,
-    seeded_lists,
-)
-from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
-from makespan.papers.morphling._table4 import Table4, compare_policies, getting_started
-from makespan.papers.morphling._workloads import generated_workloads, published_workloads
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.morphling._checks import LEDGER
+    from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
+    from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+    from makespan.papers.morphling._fig9 import (
+        OTHER_SEED,
+        SWITCHING,
+        fig9,
+        fig9_summary,
+        published_loss_statistics,
+    )
+    from makespan.papers.morphling._measured import measured_fig7, measured_table2
+    from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
+    from makespan.papers.morphling._open import read_scenarios, read_times
+    from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
+    from makespan.papers.morphling._published import read_published
+    from makespan.papers.morphling._sensitivity import sensitivity
+    from makespan.papers.morphling._settings import Morphling as SETTINGS
+    from makespan.papers.morphling._studies import (
+        STUDIES,
+        Draw,
+        perturbed_arrivals,
+        scale_study,
+        seeded_lists,
+    )
+    from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
+    from makespan.papers.morphling._table4 import Table4, compare_policies, getting_started
+    from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
+    "SETTINGS",
     "LEDGER",
     "MORPHLING",
     "NAIVE",
@@ -92,3 +99,5 @@ __all__ = [
     "table2_rows",
     "table2_summary",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)
