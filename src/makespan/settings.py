@@ -30,6 +30,10 @@ class PaperSettings(Block):
         """Return the workloads whose iteration times the paper needs."""
         return ()
 
+    def published_datasets(self) -> tuple[str, ...]:
+        """Return the names in the register of what the paper reads besides published iteration times."""
+        return ()
+
 
 def option(description: str, *, unit: str = "", source: str = "", changes: str = "", **limits: Any) -> Any:
     """Describe one required option.

@@ -7,32 +7,37 @@
 - `compare_live` simulates the same and compares
 """
 
-from makespan.live._engine import LiveClock, LiveEngine, LiveJob
-from makespan.live._prepare import (
-    fitting_workload,
-    live_experiment,
-    process_trainer,
-    slot_cluster,
-    take_setting,
-)
-from makespan.live._run import (
-    LiveResult,
-    LiveSetting,
-    compare_live,
-    discard_run,
-    run_live,
-    stretched_catalogue,
-)
-from makespan.live._segments import Executor, Segment, SegmentEnd, SegmentResult, Target, Trainer
-from makespan.live._trainer import LaunchOn, ProcessTrainer, local_slots, slots_of, slurm_slots
-from makespan.live._workload import (
-    LiveSettings,
-    LiveWorkload,
-    live_jobs,
-    live_settings,
-    live_workload,
-    live_workloads,
-)
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.live._engine import LiveClock, LiveEngine, LiveJob
+    from makespan.live._prepare import (
+        fitting_workload,
+        live_experiment,
+        process_trainer,
+        slot_cluster,
+        take_setting,
+    )
+    from makespan.live._run import (
+        LiveResult,
+        LiveSetting,
+        compare_live,
+        discard_run,
+        run_live,
+        stretched_catalogue,
+    )
+    from makespan.live._segments import Executor, Segment, SegmentEnd, SegmentResult, Target, Trainer
+    from makespan.live._trainer import LaunchOn, ProcessTrainer, local_slots, slots_of, slurm_slots
+    from makespan.live._workload import (
+        LiveSettings,
+        LiveWorkload,
+        live_jobs,
+        live_settings,
+        live_workload,
+        live_workloads,
+    )
 
 __all__ = [
     "Executor",
@@ -67,3 +72,5 @@ __all__ = [
     "stretched_catalogue",
     "take_setting",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)

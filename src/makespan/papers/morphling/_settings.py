@@ -234,3 +234,8 @@ class Morphling(PaperSettings):
     def throughput_workloads(self) -> tuple[str, ...]:
         """Return the workloads whose iteration times are read."""
         return self.workloads
+
+    def published_datasets(self) -> tuple[str, ...]:
+        """Return the names of the authors' job lists."""
+        lists = ("naive", "workload-base", "workload-bp", "workload-mt")
+        return tuple(f"morphling-workloads-{name}" for name in lists)
