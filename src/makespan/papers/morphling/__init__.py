@@ -11,7 +11,7 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
-- `predictions`: throughput tables and job lists to ``steering.csv``
+- `predictions`: throughput tables and job lists to ``predictions.csv``
 - `getting_started`: the short job list to ``getting_started.csv``
 - `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
 - `perturbed_arrivals`, `STUDIES`, `scale_study`: to
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._published import read_published
     from makespan.papers.morphling._sensitivity import sensitivity
     from makespan.papers.morphling._settings import Morphling as SETTINGS
+    from makespan.papers.morphling._settings_simulation import EXPERIMENT_TABLES
     from makespan.papers.morphling._studies import (
         STUDIES,
         Draw,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
+    "EXPERIMENT_TABLES",
     "SETTINGS",
     "LEDGER",
     "MORPHLING",
