@@ -1,9 +1,12 @@
-"""The integer programme of adaptive scheduling: one size a job, no more devices than there are.
+"""The multiple-choice knapsack of adaptive scheduling: one size a job, no more devices than there are.
 
-Solved exactly up to a stated gap. Most variables are settled by the price of a device in the linear
-relaxation before `scipy.optimize.milp` sees the programme, which makes it several times faster: a
-variable whose reduced cost exceeds the distance between the bound and a known solution cannot be part of
+A greedy solution is taken where it is within the accepted gap of the linear relaxation. Elsewhere most
+variables are settled by the price of a device in the relaxation, before `scipy.optimize.milp` sees the rest:
+a variable whose reduced cost exceeds the distance between the bound and a known solution cannot be part of
 a better one.
+
+Dynamic programming over the devices solves the same problem, but prefers other solutions among those within
+the gap, and so leads to other schedules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint
-
-from makespan.policies._solver import solve
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 __all__ = ["Menu", "choose"]
 
@@ -41,21 +42,9 @@ class Menu:
 
 
 def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
-    """Return how many jobs of each menu take each choice, at the least total cost.
+    """How many jobs of each menu take each choice, at the least total cost up to a relative gap.
 
-    Parameters
-    ----------
-    menus
-        The jobs and their choices; a job may also be given nothing at cost 0.
-    n_gpus
-        Devices to give away.
-    gap
-        Accepted distance from the optimum, relative to its cost.
-
-    Returns
-    -------
-    list[list[int]]
-        Counts aligned with the choices of each menu.
+    A job may also be given nothing, at cost 0.
     """
     counts = _greedy(menus, n_gpus)
     cost = _cost(menus, counts)
@@ -87,7 +76,7 @@ def _cost(menus: Sequence[Menu], counts: Sequence[Sequence[int]]) -> float:
 
 
 def _hull(menu: Menu) -> list[tuple[int, float]]:
-    """Return the choices that a linear programme would mix, by size, beginning with nothing."""
+    """Choices that a linear programme would mix, by size, beginning with nothing."""
     hull = [(0, 0.0)]
     for g, c in _choices(menu):
         if c >= hull[-1][1]:
@@ -102,11 +91,10 @@ def _hull(menu: Menu) -> list[tuple[int, float]]:
 
 
 def _price(menus: Sequence[Menu], n_gpus: int) -> float:
-    """Return the cost that one more device would save in the linear relaxation."""
+    """Cost that one more device would save in the linear relaxation."""
     steps = []
     for menu in menus:
-        hull = _hull(menu)
-        for (g0, c0), (g1, c1) in pairwise(hull):
+        for (g0, c0), (g1, c1) in pairwise(_hull(menu)):
             steps.append(((c0 - c1) / (g1 - g0), (g1 - g0) * menu.n_jobs))
     left = n_gpus
     for saving, devices in sorted(steps, reverse=True):
@@ -117,7 +105,7 @@ def _price(menus: Sequence[Menu], n_gpus: int) -> float:
 
 
 def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
-    """Return a solution: always the step next that saves most a device and still fits."""
+    """Solution that always takes the step next that saves most a device and still fits."""
     # Place 0 of each row counts the jobs that are given nothing.
     counts = [[menu.n_jobs, *(0 for _ in menu.sizes)] for menu in menus]
     left = n_gpus
@@ -140,7 +128,7 @@ def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
 
 
 def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int, int, int]]:
-    """Yield what jobs of a menu could do next: saving a device, menu, place, new place.
+    """Next steps of the jobs of a menu: saving a device, menu, place, new place.
 
     Saving and new place are negated, so that the least entry of a heap is the best step.
     """
@@ -155,7 +143,7 @@ def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int
 def _solve(
     menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int, gap: float
 ) -> list[list[int]] | None:
-    """Solve what is left of the programme; None if it has no solution."""
+    """Solution of what is left; None if there is none."""
     counts = [[0] * len(menu.sizes) for menu in menus]
     left, open_menus = n_gpus, []
     for i, (menu, choices) in enumerate(zip(menus, kept, strict=True)):
@@ -196,7 +184,7 @@ def _milp(
     matrix[np.array(owners), np.arange(n)] = 1
     matrix[-1] = sizes
     lowest, highest = (np.array(values, dtype=float) for values in zip(*limits, strict=True))
-    solution = solve(
+    solution = milp(
         costs,
         integrality=np.ones(n, dtype=np.int64),
         bounds=Bounds(0, np.minimum(highest[np.array(owners)], n_gpus // sizes)),
