@@ -13,6 +13,7 @@ import pytest
 from makespan.hardware import ClusterSpec, cluster, homogeneous
 from makespan.policies import policy
 from makespan.sim import Catalogue, simulate
+from makespan.studies import TableCatalogue
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, scaled
 
@@ -39,7 +40,7 @@ def catalogue(directory: Path) -> Catalogue:
     """Return what was measured."""
     source = PublishedSource(directory, default_cpu_threads=12)
     keys = ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30")
-    return Catalogue.from_tables([source.load(key) for key in keys])
+    return TableCatalogue.from_tables([source.load(key) for key in keys])
 
 
 def large(n_nodes: int) -> ClusterSpec:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from makespan.config import check_settings, code_hash as config_code_hash, published_directory
 from makespan.errors import MakespanError
+from makespan.papers import figures
 
 try:
     SETTINGS = check_settings(config)
@@ -46,33 +47,14 @@ TABLES = [
     ]
     if name not in LEFT_OUT
 ]
-SIMULATED_FIGURES = [
-    "table4",
-    "ablation",
-    "jct_cdf",
-    "allocation",
-    "gantt",
-    "load",
-    "large_models",
-    "rounds",
-    "scale",
-]
-FIGURES = [
-    name
-    for name in [
-        "table2",
-        "prediction",
-        "sensitivity",
-        "sensitivity_cpu",
-        "fig7",
-        "fig8",
-        *SIMULATED_FIGURES,
-    ]
-    if name not in LEFT_OUT
-]
+PAPERS = ["morphling"]
+FIGURES = {paper: figures(paper) for paper in PAPERS}
 
 # Tables that no statement is about.
-UNJUDGED = {"table2_rows", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
+UNJUDGED = {
+    *("table2_rows", "table2_summary", "rounds", "rounds_summary", "scale"),
+    *("load_summary", "large_models_summary"),
+}
 JUDGED = [name for name in TABLES if name not in UNJUDGED]
 
 SIM = SETTINGS.morphling.simulation
@@ -82,6 +64,7 @@ ABLATIONS = ("-e", "-r", "-n")
 
 wildcard_constraints:
     source="emulated|published|measured",
+    paper="|".join(PAPERS),
 
 
 def code_hash(script, *more, chosen=None):
@@ -124,7 +107,9 @@ def morphling_products(source):
     return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
         "results/{source}/morphling/figures/{figure}.{kind}",
         source=source,
-        figure=FIGURES,
+        figure=[
+            name for name, entry in FIGURES["morphling"].items() if name not in LEFT_OUT and not entry.sources
+        ],
         kind=["pdf", "png", "csv"],
     )
 
@@ -159,22 +144,28 @@ LIVE_TABLE = "results/measured/morphling/live.csv"
 
 
 def claim_tables(wildcards):
-    """Return the tables that decide the claims of a source, by name."""
+    """Return the tables that decide the claims of a paper for a source, by name."""
     names = [] if is_profiled(wildcards.source) else list(JUDGED)
     names += ["fig9"] if wildcards.source == "measured" else []
     # Not built by default: it needs all cores for itself for a few minutes.
     names += ["live"] if wildcards.source == "measured" and Path(LIVE_TABLE).is_file() else []
-    return {name: f"results/{wildcards.source}/morphling/{name}.csv" for name in names}
+    tables = {name: f"results/{wildcards.source}/{wildcards.paper}/{name}.csv" for name in names}
+    return tables | {"table4_published": f"config/published/{wildcards.paper}_table4.csv"}
+
+
+def claim_ledgers(source):
+    """Return the ledgers of a source, one a paper."""
+    return expand("results/{source}/{paper}/claims.csv", source=source, paper=PAPERS)
 
 
 def products(source):
     """Return everything that is built for one source."""
     if is_profiled(source):
-        return [*profile_products(), *training_products(), "results/measured/claims.csv"]
+        return [*profile_products(), *training_products(), *claim_ledgers("measured")]
     return [
         *morphling_products(source),
         *(training_products() if source == "measured" else []),
-        f"results/{source}/claims.csv",
+        *claim_ledgers(source),
         f"results/{source}/provenance.json",
     ]
 
@@ -219,14 +210,9 @@ def measured_files(wildcards):
     return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
 
 
-def in_report(path, name, title):
-    """Mark a file for the report, with the caption of its figure."""
-    return report(
-        path,
-        caption=f"../workflow/report/morphling_{name}.rst",
-        category="Morphling",
-        labels={"figure": title, "source": "{source}"},
-    )
+def figure_of(wildcards):
+    """Return the entry of a figure."""
+    return FIGURES[wildcards.paper][wildcards.figure]
 
 
 FIG9 = SETTINGS.morphling.fig9

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY, policy
-from makespan.sim import Allocation, Catalogue, Decision, simulate
+from makespan.sim import Allocation, Decision, simulate
+from makespan.studies import TableCatalogue
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 gaps = st.integers(0, 80).map(lambda quarter: quarter / 4)
@@ -41,7 +42,7 @@ def test_fifo_on_one_device_is_the_lindley_recursion(jobs, delay_s):
 
 
 def test_two_jobs_by_hand():
-    catalogue = Catalogue.from_tables(
+    catalogue = TableCatalogue.from_tables(
         [throughput_rows("roberta", [("ga", "1", 2.0), ("ga", "2", 1.25), ("ga", "11", 1.5)])]
     )
 
@@ -87,8 +88,7 @@ def test_no_policy_beats_the_best_order_on_one_device(name, steps):
     chosen = policy(name)
     trace = [toy_job(str(index), 0.0, steps=count) for index, count in enumerate(steps)]
     best_s = sum(itertools.accumulate(3.0 + count + 1 for count in sorted(steps))) / len(steps)
-    interval_s = 5.0 if chosen.is_time_driven else 0.0
-    options = {"restart_delay_s": 3.0, "interval_s": interval_s}
+    options = {"restart_delay_s": 3.0, "interval_s": 0.0}
     result = simulate(trace, toy_nodes(1, 1), one_gpu_catalogue(), chosen, **options)
     assert mean_jct(result) >= best_s - 1e-9
 
@@ -104,8 +104,7 @@ def test_no_policy_beats_the_least_device_time_of_all_jobs(name, steps):
     every = catalogue.all("t5")
     least_gpu_s = sum(min(i.n_gpus * (delay_s + (n + 1) * i.iter_time_s) for i in every) for n in steps)
     longest_s = max(min(delay_s + (n + 1) * i.iter_time_s for i in every) for n in steps)
-    interval_s = 5.0 if chosen.is_time_driven else 0.0
-    options = {"restart_delay_s": delay_s, "interval_s": interval_s}
+    options = {"restart_delay_s": delay_s, "interval_s": 0.0}
     outcomes = simulate(trace, spec, catalogue, chosen, **options).outcomes
     assert outcomes["finish_time_s"].max() >= max(longest_s, least_gpu_s / spec.n_gpus) - 1e-9
     assert outcomes["attained_service_gpu_s"].sum() >= least_gpu_s - 1e-9
@@ -115,7 +114,7 @@ def test_no_policy_beats_the_least_device_time_of_all_jobs(name, steps):
 @quick
 def test_fifo_equals_a_search_over_all_start_times(sizes, times):
     """On one node of two devices every job starts at the earliest instant that keeps the order."""
-    catalogue = Catalogue.from_tables([throughput_rows("roberta", [("ga", "1", 1.0), ("ga", "2", 0.5)])])
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", 1.0), ("ga", "2", 0.5)])])
     submitted = sorted(times[: len(sizes)])
     trace = [
         toy_job(str(index), at, n_gpus=size, steps=9 + index)
@@ -144,7 +143,6 @@ class RoundRobin:
     title: str = "Round robin"
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = True
     references: tuple[str, ...] = ()
 
     def initial_state(self, cluster, catalogue):
@@ -155,7 +153,7 @@ class RoundRobin:
         changes = {job.spec.job_id: None for job in view.running if job is not least}
         if least.allocation is None:
             changes[least.spec.job_id] = Allocation(view.catalogue.requested(least.spec), (0,))
-        return Decision(changes), state
+        return Decision(changes, view.time_s + self.interval_s), state
 
 
 def processor_sharing(works_s):

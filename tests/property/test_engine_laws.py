@@ -26,7 +26,6 @@ from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
 policies = pytest.mark.parametrize("policy", REGISTRY.values(), ids=list(REGISTRY))
 few = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 DELAY_S = 7.0
-ROUND_S = 5.0
 
 
 @st.composite
@@ -38,9 +37,9 @@ def cases(draw, **options):
 
 def run(case, policy, catalogue=None, **options):
     spec, jobs = case
-    rounds = {"interval_s": ROUND_S} if policy.is_time_driven and not policy.interval_s else {}
-    values = {"restart_delay_s": DELAY_S, **rounds, **options}
-    return simulate(jobs, spec, catalogue or toy_catalogue(), policy, **values)
+    return simulate(
+        jobs, spec, catalogue or toy_catalogue(), policy, **({"restart_delay_s": DELAY_S} | options)
+    )
 
 
 def devices(row):
@@ -112,14 +111,12 @@ def test_law_5_scaling_all_times_scales_the_results(policy, case):
     spec, jobs = case
     longer = [replace(job, submit_time_s=job.submit_time_s * factor) for job in jobs]
     base = run(case, policy)
-    rounds = ROUND_S if policy.is_time_driven and not policy.interval_s else None
     scaled = simulate(
         longer,
         spec,
         toy_catalogue(factor),
         scaled_policy(policy, factor),
         restart_delay_s=DELAY_S * factor,
-        interval_s=None if rounds is None else rounds * factor,
     )
     assert scaled.events["kind"].tolist() == base.events["kind"].tolist()
     assert scaled.events["nodes"].tolist() == base.events["nodes"].tolist()
@@ -179,8 +176,7 @@ TIMED = [
 @policies
 def test_law_8_the_engine_agrees_with_a_fixed_step_engine_as_the_step_goes_to_zero(policy):
     spec = toy_nodes(2, 2)
-    interval_s = 2.0 if policy.is_time_driven else 0.0
-    options = {"restart_delay_s": 3.0, "interval_s": interval_s}
+    options = {"restart_delay_s": 3.0, "interval_s": 0.0}
     outcomes = simulate(TIMED, spec, toy_catalogue(), policy, **options).outcomes
     exact_s = dict(zip(outcomes["job_id"], outcomes["finish_time_s"], strict=True))
     errors = []
@@ -212,8 +208,6 @@ def test_every_schedule_is_possible_with_rounds_delays_and_failures(policy, case
     failures = data.draw(node_events(spec))
     checkpoint_s = data.draw(st.sampled_from((None, 5.0, 1e6)))
     options = {"restart_delay_s": delay_s, "checkpoint_interval_s": checkpoint_s}
-    if policy.is_time_driven and not (interval_s or policy.interval_s):
-        interval_s = ROUND_S
     result = run(case, policy, failures=failures, interval_s=interval_s, **options)
     found = validate_schedule(
         result.events,

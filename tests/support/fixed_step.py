@@ -34,7 +34,7 @@ def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, st
                 finish_s[job.spec.job_id] = now_s
                 changed = True
         at_round = interval_s is None or abs(now_s / interval_s - round(now_s / interval_s)) < EPS
-        due = changed or now_s >= wake_s - EPS or (policy.is_time_driven and at_round)
+        due = changed or now_s >= wake_s - EPS
         if due and at_round and (view._pending or view._running):
             for job in live:
                 job._steps_left = progress[job.index]

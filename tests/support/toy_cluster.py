@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from makespan.hardware import ClusterSpec, cluster, homogeneous
 from makespan.plans import Placement, enumerate_placements
 from makespan.sim import Allocation, Catalogue, Configuration, Decision
+from makespan.studies import TableCatalogue
 from makespan.workloads import JobSpec, workload
 
 # Seconds of a step on one GPU, plans by number of GPUs ("*" is any number), and the least GPUs.
@@ -80,7 +81,7 @@ def toy_tables(scale: float = 1.0) -> tuple[pd.DataFrame, ...]:
 @cache
 def toy_catalogue(scale: float = 1.0) -> Catalogue:
     """Return the catalogue of the toy tables."""
-    return Catalogue.from_tables(toy_tables(scale))
+    return TableCatalogue.from_tables(toy_tables(scale))
 
 
 @cache
@@ -93,12 +94,12 @@ def misjudged_catalogue() -> Catalogue:
         ]
         for table in tables
     }
-    return Catalogue.from_tables(tables, wrong)
+    return TableCatalogue.from_tables(tables, wrong)
 
 
 def one_gpu_catalogue(iter_time_s: float = 1.0) -> Catalogue:
     """Return a catalogue with one configuration on one GPU."""
-    return Catalogue.from_tables([throughput_rows("roberta", [("ga", "1", iter_time_s)])])
+    return TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", iter_time_s)])])
 
 
 def toy_job(job_id: str = "a", submit_time_s: float = 0.0, **changes: Any) -> JobSpec:
@@ -174,7 +175,7 @@ class Scripted:
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
+    asks_every_round: bool = False
     references: tuple[str, ...] = field(default=())
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> int:
@@ -184,4 +185,6 @@ class Scripted:
     def decide(self, view: Any, state: int) -> tuple[Decision, int]:
         """Return what the script says."""
         answer = self.script(view)
-        return (answer if isinstance(answer, Decision) else Decision(answer)), state + 1
+        if not isinstance(answer, Decision):
+            answer = Decision(answer, view.time_s + view.interval_s if self.asks_every_round else None)
+        return answer, state + 1

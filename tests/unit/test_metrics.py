@@ -25,7 +25,8 @@ from makespan.metrics import (
 )
 from makespan.metrics._steps import integral
 from makespan.policies import REGISTRY
-from makespan.sim import Catalogue, NodeEvent, NodeEventKind, simulate
+from makespan.sim import NodeEvent, NodeEventKind, simulate
+from makespan.studies import TableCatalogue
 from makespan.tables import EVENTS, JOB_METRICS, OUTCOMES, TABLE4
 
 
@@ -205,7 +206,7 @@ def _only_b():
 
 
 def test_free_devices_are_fragmented_while_no_waiting_job_fits() -> None:
-    catalogue = Catalogue.from_tables([throughput_rows("roberta", [("ga", "1", 1.0), ("ga", "2", 0.6)])])
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", 1.0), ("ga", "2", 0.6)])])
     jobs = [toy_job("a"), toy_job("b", 1.0), toy_job("c", 2.0, n_gpus=2)]
     table = events(
         (0.0, "submitted", "a", *NONE),

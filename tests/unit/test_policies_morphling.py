@@ -16,16 +16,17 @@ from makespan.policies.morphling._options import OptionBook, undominated
 from makespan.policies.morphling._outlook import foresee
 from makespan.policies.morphling._pricing import Arrivals, Moment, critical, price_tasks, rank_tasks
 from makespan.policies.morphling._taking import clear, take_devices
-from makespan.sim import Catalogue, simulate
+from makespan.sim import simulate
+from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0
 CATALOGUE = toy_catalogue()
-ROBERTA = undominated(CATALOGUE.best("roberta"))
+ROBERTA = undominated(CATALOGUE.all("roberta"))
 VARIANTS = ("morphling", "morphling-work")
 
 
 def table(*rows, key="roberta"):
-    return Catalogue.from_tables([throughput_rows(key, list(rows))])
+    return TableCatalogue.from_tables([throughput_rows(key, list(rows))])
 
 
 def view_of(index, **spec):
@@ -65,7 +66,7 @@ def test_options_leave_out_what_is_slower_in_more_room():
     catalogue = table(
         ("ga", "4", 1.0), ("ga", "22", 0.9), ("ga", "8", 1.1), ("ga", "2", 1.8), ("ga", "11", 1.9)
     )
-    kept = {item.placement.text for item in undominated(catalogue.best("roberta"))}
+    kept = {item.placement.text for item in undominated(catalogue.all("roberta"))}
     assert kept == {"4", "22", "2", "11"}
 
 
@@ -258,8 +259,8 @@ def test_a_winner_does_not_lose_its_devices_in_the_same_decision():
 
 
 def test_free_devices_go_to_the_steepest_job():
-    steep = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.5)).best("roberta"))
-    flat = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.9)).best("roberta"))
+    steep = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.5)).all("roberta"))
+    flat = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.9)).all("roberta"))
     jobs = [task(0, 1000, options=flat), task(1, 1000, options=steep)]
     now = draft([3], (jobs[0], flat[0], (0,)), (jobs[1], steep[0], (0,)))
     grow(now, OptionBook(CATALOGUE, Freedom()), 0.0, moment())
@@ -267,7 +268,7 @@ def test_free_devices_go_to_the_steepest_job():
 
 
 def test_a_running_job_grows_only_where_the_restart_pays():
-    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.6)).best("roberta"))
+    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.6)).all("roberta"))
     for steps, expected in ((50, 1), (1000, 2)):
         job = task(0, steps, options=options)
         now = draft([2], (job, options[0], (0,)))
@@ -276,7 +277,7 @@ def test_a_running_job_grows_only_where_the_restart_pays():
 
 
 def test_growth_stops_where_device_time_is_dear():
-    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.8)).best("roberta"))
+    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.8)).all("roberta"))
     for price, expected in ((0.0, 2), (1.0, 1)):
         job = task(0, 1000, options=options)
         now = draft([2], (job, options[0], (0,)))
@@ -295,7 +296,7 @@ def test_the_gate_bounds_the_share_of_time_lost_to_restarts(ran_s, restarts, pas
 
 
 def test_the_gate_keeps_a_running_job_as_it_is():
-    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.5)).best("roberta"))
+    options = undominated(table(("ga", "1", 1.0), ("ga", "2", 0.5)).all("roberta"))
     job = task(0, 1000, options=options)
     job.job.first_start_s = -100.0
     now = draft([2], (job, options[0], (0,)))
@@ -317,7 +318,7 @@ def finish_times(jobs, policy, spec, **options):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_lone_job_runs_on_its_fastest_configuration(name):
     finished = finish_times([toy_job(steps=1000)], REGISTRY[name], toy_nodes(2, 8))
-    fastest_s = min(item.iter_time_s for item in CATALOGUE.best("roberta"))
+    fastest_s = min(item.iter_time_s for item in CATALOGUE.all("roberta"))
     if name == "morphling-work":
         assert finished["a"] == pytest.approx(DELAY_S + 1001 * fastest_s)
     else:  # expects less work and so may find a smaller start good enough
@@ -362,7 +363,7 @@ def test_a_guaranteed_job_is_offered_what_is_known_to_be_fast_enough_and_its_req
     request = toy_job("a", n_gpus=2, is_guaranteed=True)
     reference = toy_catalogue().requested(request)
     known = [number % 3 != 0 for number in range(len(rows))]
-    catalogue = Catalogue.from_tables(tables, known={"roberta": known})
+    catalogue = TableCatalogue.from_tables(tables, known={"roberta": known})
     mine = catalogue.requested(request)
     for freedom in (Freedom(), Freedom(plan=False), Freedom(resources=False), Freedom(False, False)):
         options = OptionBook(catalogue, freedom).of(request)

@@ -6,7 +6,7 @@ import pytest
 from toy_cluster import find, throughput_rows, toy_catalogue, toy_nodes
 
 from makespan.policies._placing import Room, can_starve
-from makespan.sim import Catalogue
+from makespan.studies import TableCatalogue
 
 
 def best_fit(free, counts):
@@ -64,7 +64,7 @@ def test_the_first_configuration_that_fits_is_taken():
 
 
 def test_cpu_threads_limit_a_placement_where_they_may_run_out():
-    hungry = Catalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0)], cpu_threads=30)])
+    hungry = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0)], cpu_threads=30)])
     item = hungry.all("roberta")[0]
     room = Room([2, 8], cpus=[24, 96], host_bytes=[0.0, 0.0])
     assert room.fit(item) == (1,)
@@ -77,5 +77,7 @@ def test_cpu_threads_limit_a_placement_where_they_may_run_out():
 
 @pytest.mark.parametrize(("threads", "starves"), [(12, False), (13, True)])
 def test_whether_threads_can_run_out_follows_from_the_hungriest_configuration(threads, starves):
-    catalogue = Catalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0)], cpu_threads=threads)])
+    catalogue = TableCatalogue.from_tables(
+        [throughput_rows("roberta", [("ga", "2", 1.0)], cpu_threads=threads)]
+    )
     assert can_starve(toy_nodes(2, 8), catalogue) is starves

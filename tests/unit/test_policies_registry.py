@@ -46,7 +46,7 @@ def test_a_policy_says_what_it_is_and_needs(name):
     assert type(entry).__doc__
     assert entry.interval_s is None or entry.interval_s > 0
     assert isinstance(entry.references, tuple)
-    for flag in ("is_clairvoyant", "honours_guarantees", "is_time_driven"):
+    for flag in ("is_clairvoyant", "honours_guarantees"):
         assert isinstance(getattr(entry, flag), bool)
     assert hash(entry) == hash(entry)  # an immutable object
     with pytest.raises(AttributeError):

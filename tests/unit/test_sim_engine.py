@@ -14,7 +14,6 @@ from makespan.sim import (
     EVENTS,
     OUTCOMES,
     Allocation,
-    Catalogue,
     Decision,
     EventKind,
     InfeasibleDecision,
@@ -25,6 +24,7 @@ from makespan.sim import (
     read_failures,
     simulate,
 )
+from makespan.studies import TableCatalogue
 
 FAILED, JOINED = NodeEventKind.FAILED, NodeEventKind.JOINED
 
@@ -152,12 +152,9 @@ def test_with_rounds_it_is_asked_at_multiples_and_quiet_rounds_are_skipped():
     ]  # a ends at 55 s, none is left at 60 s
 
 
-def test_a_policy_driven_by_time_is_asked_in_every_round_with_jobs():
+def test_a_policy_that_wants_it_is_asked_in_every_round_with_jobs():
     jobs = [toy_job("a", 1.0, steps=20), toy_job("b", 101.0, steps=0)]
-    options = {"is_time_driven": True}
-    assert asked_at(jobs, interval_s=10.0, **options) == [10.0, 20.0, 30.0, 110.0]
-    with pytest.raises(InputError, match=r"'scripted' is driven by time; accepted: a positive interval_s"):
-        asked_at(jobs, **options)
+    assert asked_at(jobs, interval_s=10.0, asks_every_round=True) == [10.0, 20.0, 30.0, 110.0]
 
 
 def test_the_experiment_overrules_the_round_of_the_policy():
@@ -295,7 +292,7 @@ def test_cpu_threads_are_counted():
 
 def test_host_memory_is_counted():
     rows = throughput_rows("llama7", [("zero-offload", "1", 1.0)])
-    heavy = Catalogue.from_tables([rows], node=toy_nodes(1, 4).nodes[0])
+    heavy = TableCatalogue.from_tables([rows], node=toy_nodes(1, 4).nodes[0])
     base = toy_nodes(1, 4)
     one_fits = heavy.all("llama7")[0].host_memory_bytes_per_gpu * 1.5
     spec = ClusterSpec("small-host", (replace(base.nodes[0], host_memory_bytes=one_fits),), base.network)
@@ -388,7 +385,7 @@ def test_a_policy_that_leaves_jobs_behind_is_found_out():
     ):
         run([toy_job("a"), toy_job("b")], lambda view: {})
     with pytest.raises(StalledError, match=r"1 job.s. wait"):
-        run([toy_job("a")], lambda view: {}, interval_s=1.0, is_time_driven=True)
+        run([toy_job("a")], lambda view: {}, interval_s=1.0, asks_every_round=True)
 
 
 # --- what is refused before anything runs -----------------------------------------------
@@ -399,7 +396,11 @@ def test_a_policy_that_leaves_jobs_behind_is_found_out():
     [
         ([toy_job("a"), toy_job("b"), toy_job("a")], InputError, "row 3: job name 'a' is that of row 1"),
         ([toy_job(workload="bert")], UnknownNameError, "row 1, job 'a'.*'bert'; accepted: gpt2"),
-        ([toy_job(plan="zigzag")], InputError, "row 1, job 'a': execution plan 'zigzag' cannot be read"),
+        (
+            [toy_job(plan="zigzag")],
+            InputError,
+            "row 1, job 'a', on.*'zigzag' cannot be read",
+        ),
         ([toy_job(plan="122", n_gpus=2)], InputError, "= 4 GPUs, but the placement has 2"),
         ([toy_job(n_gpus=8)], InputError, "asks for 8 GPUs; accepted: at most the 4 of cluster 'toy-1x4'"),
         (

@@ -39,7 +39,7 @@ def script(view):
 
 @pytest.fixture(scope="module")
 def good():
-    chosen = Scripted(script, is_time_driven=True)
+    chosen = Scripted(script, asks_every_round=True)
     return simulate(JOBS, SPEC, toy_catalogue(), chosen, restart_delay_s=DELAY_S, interval_s=10.0)
 
 
@@ -123,7 +123,7 @@ def _second_ready(events):
 
 
 def test_a_change_without_delay_and_the_time_gained_by_it_are_found():
-    chosen = Scripted(script, is_time_driven=True)
+    chosen = Scripted(script, asks_every_round=True)
     free = simulate(JOBS, SPEC, toy_catalogue(), chosen, restart_delay_s=0.0, interval_s=10.0)
     assert {"restart", "progress"} <= rules(free.events)
 
@@ -206,7 +206,7 @@ def test_guarantees_are_checked_where_they_are_promised(good):
         return script(view) if view.time_s in (0.0, 10.0, 40.0) or not view.running else {}
 
     jobs, options = JOBS, {"restart_delay_s": DELAY_S, "interval_s": 10.0}
-    paused = simulate(jobs, SPEC, toy_catalogue(), Scripted(pause, is_time_driven=True), **options)
+    paused = simulate(jobs, SPEC, toy_catalogue(), Scripted(pause, asks_every_round=True), **options)
     assert rules(paused.events) == set()
     messages = [violation.message for violation in check(paused.events, keeps_guarantees=True)]
     assert messages == ["a guaranteed job is suspended; accepted: never"]

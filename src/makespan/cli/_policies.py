@@ -33,8 +33,6 @@ def _needs(entry: "Policy") -> str:
     found = ["knows the steps left"] if entry.is_clairvoyant else ["knows nothing of the steps left"]
     if entry.interval_s is not None:
         found.append(f"rounds of {entry.interval_s:g} s")
-    if entry.is_time_driven:
-        found.append("asked in every round")
     if entry.honours_guarantees:
         found.append("keeps guarantees")
     return ", ".join(found)

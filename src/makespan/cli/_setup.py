@@ -15,6 +15,7 @@ from makespan.errors import InputError, MissingDataError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue
+from makespan.studies import TableCatalogue
 from makespan.throughput import (
     EmulatedSource,
     MeasuredSource,
@@ -254,7 +255,7 @@ def _catalogue(
 ) -> Catalogue:
     """Return what jobs may run as, predicted by a fitted model or by the truth."""
     if request.predictions == "exact":
-        return Catalogue.from_tables(tables, node=node)
+        return TableCatalogue.from_tables(tables, node=node)
     if request.cluster_name not in environment_names():
         raise InputError(
             f"--predictions fitted: no constants of the performance model for cluster "

@@ -1,4 +1,4 @@
-"""Segments of live jobs: processes between a start and a stop, the slots on which they run, and who trains."""
+"""Segments of live jobs: processes between a start and a stop, their slots, and who trains."""
 
 import heapq
 import os

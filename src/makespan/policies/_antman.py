@@ -33,7 +33,6 @@ class AntMan:
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = True
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "W. Xiao et al. AntMan: dynamic scaling on GPU clusters for deep learning. OSDI 2020.",
     )

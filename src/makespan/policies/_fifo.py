@@ -21,7 +21,6 @@ class Fifo:
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = ()
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:

@@ -28,7 +28,6 @@ class ShortestJobFirst:
     interval_s: float | None = None
     is_clairvoyant: bool = True
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "W. E. Smith. Various optimizers for single-stage production. Naval Research Logistics "
         "Quarterly 3, 1956.",

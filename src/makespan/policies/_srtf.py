@@ -39,7 +39,6 @@ class ShortestRemainingTimeFirst:
     interval_s: float | None = None
     is_clairvoyant: bool = True
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "L. Schrage. A proof of the optimality of the shortest remaining processing time discipline. "
         "Operations Research 16(3), 1968.",

@@ -39,7 +39,6 @@ class Tiresias:
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "J. Gu et al. Tiresias: a GPU cluster manager for distributed deep learning. NSDI 2019.",
     )

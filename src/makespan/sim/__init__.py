@@ -6,8 +6,7 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; the protocol i
 """
 
 from makespan.sim._books import Violation
-from makespan.sim._catalogue import Catalogue
-from makespan.sim._configuration import Allocation, Configuration
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration
 from makespan.sim._engine import Engine
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer
 from makespan.sim._inputs import check_jobs, round_length

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
-from makespan.sim._catalogue import Catalogue
-from makespan.sim._configuration import Configuration
+from makespan.sim._catalogue import Catalogue, Configuration
 from makespan.workloads import JobSpec
 
 __all__ = ["JobBook", "NodeBook", "Row", "Rules", "Violation"]

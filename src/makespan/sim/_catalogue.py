@@ -1,305 +1,231 @@
-"""All configurations that jobs may run as, in the orders that policies need."""
+"""What a job may run as, where it runs, and the protocol of a catalogue of such configurations."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-import pandas as pd
+from makespan.errors import InputError
+from makespan.hardware import ClusterSpec
+from makespan.plans import Placement
+from makespan.workloads import JobSpec
 
-from makespan.errors import InputError, TraceError, unknown_name
-from makespan.hardware import ClusterSpec, NodeSpec
-from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan
-from makespan.sim._configuration import Configuration
-from makespan.tables import THROUGHPUT
-from makespan.workloads import JobSpec, Workload, workload
+__all__ = ["Allocation", "Catalogue", "Configuration"]
 
-__all__ = ["Catalogue"]
+_TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
 
 
-class Catalogue:
-    """Configurations by workload; immutable.
+@dataclass(frozen=True, slots=True, eq=False)
+class Configuration:
+    """One way to run a job: the devices that it holds, other resources, and its rate of progress.
 
-    Everything is computed once, so that a policy may ask in its inner loops.
+    A catalogue makes each configuration once, so two of them are equal only if they are the same
+    object; comparing and hashing is therefore cheap.
 
     Parameters
     ----------
-    configurations
-        All of them, in any order; only these may run.
+    workload
+        Key of what is trained.
+    plan, family
+        Labels in tables and figures: how the job runs and what kind of way that is; the engine
+        does not read them.
+    placement
+        Devices a node.
+    cpu_threads
+        CPU threads a GPU.
+    host_memory_bytes_per_gpu
+        Host memory that the job takes on a node, for each of its GPUs there [B].
+    iter_time_s
+        Time of a unit of work, an optimiser step, in the source of throughput [s]; what the engine
+        runs by. Policies must not read it.
+    predicted_iter_time_s
+        The same as a performance model predicts it [s]; what policies decide by.
+    provenance
+        Where ``iter_time_s`` comes from.
+    is_known
+        Whether a policy may rely on the prediction for a guarantee: it was measured beforehand, or
+        predictions are trusted in general.
+    gpu_types
+        Names of the devices, one for each entry of ``placement.gpus_per_node``; entries with equally
+        many devices in alphabetical order. Empty if any device will do.
+    key
+        What tells it from all others of its catalogue; nothing but the catalogue looks inside. By
+        default the labels, devices and threads.
+    counts, types_by_count
+        Devices a node, largest first, the order in which placing is easiest; and the name of each
+        count's devices, empty where any will do.
+    n_gpus, n_nodes
+        Devices and nodes in all.
 
     Raises
     ------
     InputError
-        A time is not positive and finite, or a configuration occurs twice.
+        The names of devices are not one a node, or out of order.
     """
 
-    __slots__ = ("_all", "_as_requested", "_best", "_fitting", "_index")
+    workload: str
+    plan: str
+    family: str
+    placement: Placement
+    cpu_threads: int
+    host_memory_bytes_per_gpu: float
+    iter_time_s: float
+    predicted_iter_time_s: float
+    provenance: str
+    is_known: bool = True
+    gpu_types: tuple[str, ...] = ()
+    key: Hashable = None
+    counts: tuple[int, ...] = field(init=False)
+    types_by_count: tuple[str, ...] = field(init=False)
+    n_gpus: int = field(init=False)
+    n_nodes: int = field(init=False)
 
-    def __init__(self, configurations: Iterable[Configuration]) -> None:
-        groups: dict[str, list[Configuration]] = {}
-        self._index: dict[tuple[str, str, str, int], Configuration] = {}
-        for configuration in configurations:
-            _check_times(configuration)
-            key = _key(configuration)
-            if key in self._index:
-                raise InputError(f"catalogue: configuration {_label(configuration)} occurs twice")
-            self._index[key] = configuration
-            groups.setdefault(configuration.workload, []).append(configuration)
-        self._all = {key: tuple(sorted(group, key=_order)) for key, group in sorted(groups.items())}
-        self._best = {key: _fastest_by_placement(group) for key, group in self._all.items()}
-        self._as_requested: dict[tuple[str, str, int], tuple[Configuration, ...]] = {}
-        self._fitting: dict[ClusterSpec, Catalogue] = {}
+    def __post_init__(self) -> None:
+        """Derive the counts that policies read in their inner loops."""
+        shares = self.placement.gpus_per_node
+        types = self.gpu_types or ("",) * len(shares)
+        if len(types) != len(shares) or sorted(zip(shares, types, strict=True)) != list(
+            zip(shares, types, strict=True)
+        ):
+            raise InputError(
+                f"configuration on {self.placement.text}: gpu_types are {self.gpu_types}; accepted: one name "
+                "a node, in alphabetical order where nodes give equally many devices"
+            )
+        derived = {
+            "counts": shares[::-1],
+            "types_by_count": types[::-1],
+            "n_gpus": self.placement.n_gpus,
+            "n_nodes": self.placement.n_nodes,
+        }
+        if self.key is None:
+            labels = (self.workload, self.plan, self.placement.text, self.cpu_threads)
+            derived["key"] = (*labels, self.gpu_types)
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    @classmethod
-    def from_tables(
-        cls,
-        frames: Iterable[pd.DataFrame] | Mapping[str, pd.DataFrame],
-        predicted: Mapping[str, Sequence[float]] | None = None,
-        *,
-        known: Mapping[str, Sequence[bool]] | None = None,
-        node: NodeSpec | None = None,
-    ) -> "Catalogue":
-        """Build the catalogue from throughput tables; rows that cannot run are left out.
+    @property
+    def rate(self) -> float:
+        """Units of work a second; policies must not read it."""
+        return 1.0 / self.iter_time_s
 
-        Parameters
-        ----------
-        frames
-            Tables of schema `makespan.tables.THROUGHPUT`, as a sequence or by workload.
-        predicted
-            By workload: predicted iteration times [s], one for each row of its table, NaN allowed
-            where the row cannot run. A workload that is absent is predicted without error.
-        known
-            By workload: whether each row of its table was measured beforehand, so that policies know
-            its time and may rely on it for a guarantee. Without it, and for a workload that is absent,
-            guarantees rely on the predictions.
-        node
-            If given, the host memory of each configuration is estimated on this kind of node;
-            otherwise it counts as nothing.
+    def assures(self, reference: "Configuration") -> bool:
+        """Whether this is sure to be at least as fast as a reference, as far as anybody can know.
 
-        Raises
-        ------
-        TraceError
-            A table does not follow the schema, a plan does not fit its placement, a time is not
-            positive, or the predictions or marks are not as many as the rows.
+        What was requested assures itself. Anything else must be known, like the reference, and not slower.
         """
-        tables = frames.values() if isinstance(frames, Mapping) else frames
-        configurations: list[Configuration] = []
-        for frame in tables:
-            checked = THROUGHPUT.validate(frame, where="catalogue")
-            for key, rows in checked.groupby("workload", sort=False):
-                times = None if predicted is None else predicted.get(str(key))
-                marks = None if known is None else known.get(str(key))
-                configurations += _read_rows(str(key), rows, _expected(str(key), rows, times, marks), node)
-        return cls(configurations)
+        if self is reference:
+            return True
+        limit_s = reference.predicted_iter_time_s * (1 + _TOLERANCE)
+        return self.is_known and reference.is_known and self.predicted_iter_time_s <= limit_s
+
+    def on(self, nodes: Sequence[int]) -> "Allocation":
+        """Return the allocation on nodes given in the order of `counts`, largest share first."""
+        return Allocation(self, tuple(nodes)[::-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A configuration on certain nodes.
+
+    Parameters
+    ----------
+    configuration
+        What runs.
+    nodes
+        Node numbers, aligned with ``configuration.placement.gpus_per_node`` (smallest share first).
+
+    Raises
+    ------
+    InputError
+        The number of nodes is not that of the placement, or a node occurs twice.
+    """
+
+    configuration: Configuration
+    nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check that every share has its own node."""
+        if len(self.nodes) != self.configuration.n_nodes or len(set(self.nodes)) != len(self.nodes):
+            raise InputError(
+                f"allocation of placement {self.configuration.placement.text}: nodes are {self.nodes}; "
+                f"accepted: {self.configuration.n_nodes} different node(s)"
+            )
+
+    @property
+    def shares(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of node number and devices there, by node number."""
+        return tuple(sorted(zip(self.nodes, self.configuration.placement.gpus_per_node, strict=True)))
+
+    @property
+    def text(self) -> str:
+        """The shares as ``node:devices``, joined by spaces; the form of the events table."""
+        return " ".join(f"{node}:{count}" for node, count in self.shares)
+
+
+class Catalogue(Protocol):
+    """What jobs may run as; known in advance, or planned when somebody asks.
+
+    The engine, the validator and policies call these methods and know nothing else. A catalogue gives
+    the same object for the same configuration every time, and equal answers to equal questions
+    whenever they are asked. It may build configurations when they are asked for.
+    """
 
     @property
     def workloads(self) -> tuple[str, ...]:
         """Keys of all workloads, sorted."""
-        return tuple(self._all)
-
-    def __len__(self) -> int:
-        """Return the number of configurations."""
-        return len(self._index)
+        ...
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
-        """Return every configuration of a workload, by devices, nodes, counts and plan.
+        """Return every configuration of a workload, by devices, nodes and counts.
 
         Raises
         ------
         UnknownNameError
-            The catalogue has no such workload.
+            There is no such workload.
         """
-        return self._group(self._all, workload_key)
-
-    def best(self, workload_key: str) -> tuple[Configuration, ...]:
-        """Return the configuration predicted fastest on each placement, by devices, nodes and counts.
-
-        Raises
-        ------
-        UnknownNameError
-            The catalogue has no such workload.
-        """
-        return self._group(self._best, workload_key)
-
-    def find(self, workload_key: str, plan: str, placement: str, cpu_threads: int) -> Configuration | None:
-        """Return one configuration by its texts, or None if it may not run."""
-        return self._index.get((workload_key, plan, placement, cpu_threads))
+        ...
 
     def requested(self, job: JobSpec) -> Configuration:
-        """Return the reference of a job: what it asked for, in the form that is measured.
+        """Return the reference of a job: what it asked for, or what stands for that.
 
-        This is the requested plan with the requested devices on the fewest nodes for which it is
-        measured. Where it is not measured at all, it is the fastest measured plan with as many
-        devices (Morphling artifact: job lists name pairs that its traces lack).
+        Guarantees and slowdowns are relative to it.
 
         Raises
         ------
-        UnknownNameError
-            The catalogue has no such workload.
         InputError
-            Nothing is measured with that number of devices.
+            The request cannot be understood, or nothing can stand for it; says why.
         """
-        return self.as_requested(job)[0]
+        ...
 
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
-        """Return all configurations with plan and devices of `requested`, fewest nodes first.
+        """Return the configurations that keep plan and number of devices of `requested`, it first."""
+        ...
 
-        One for each placement; policies that take the user's plan as given choose from these.
+    def accepts(self, configuration: Configuration) -> bool:
+        """Whether a configuration is one of this catalogue, so that it may run."""
+        ...
+
+    def find(
+        self,
+        workload_key: str,
+        plan: str,
+        placement: str,
+        cpu_threads: int,
+        gpu_types: tuple[str, ...] = (),
+    ) -> Configuration | None:
+        """Return the configuration that a row of the events table describes, or None.
+
+        Parameters
+        ----------
+        workload_key, plan, cpu_threads
+            Labels and threads as in `Configuration`.
+        placement
+            Text of the placement.
+        gpu_types
+            Types of the devices held, in the order of `Configuration.gpu_types`; a configuration that
+            runs on any device matches all of them.
         """
-        key = (job.workload, job.plan, job.n_gpus)
-        found = self._as_requested.get(key)
-        if found is None:
-            found = self._as_requested[key] = self._look_up(job)
-        return found
+        ...
 
     def on(self, cluster: ClusterSpec) -> "Catalogue":
-        """Return the catalogue of what fits an empty cluster; itself if everything does."""
-        if cluster not in self._fitting:
-            kinds = set(cluster.nodes)
-            fitting = [item for item in self._index.values() if _fits(item, cluster, len(kinds) == 1)]
-            self._fitting[cluster] = self if len(fitting) == len(self) else Catalogue(fitting)
-        return self._fitting[cluster]
-
-    def _group(
-        self, groups: Mapping[str, tuple[Configuration, ...]], workload_key: str
-    ) -> tuple[Configuration, ...]:
-        try:
-            return groups[workload_key]
-        except KeyError:
-            raise unknown_name("workload in the catalogue", workload_key, self._all) from None
-
-    def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
-        group = self.all(job.workload)
-        same_size = [item for item in group if item.n_gpus == job.n_gpus]
-        if not same_size:
-            sizes = ", ".join(str(size) for size in sorted({item.n_gpus for item in group}))
-            raise InputError(
-                f"job {job.job_id!r}: no configuration of {job.workload!r} with {job.n_gpus} GPUs fits; "
-                f"accepted: {sizes}"
-            )
-        plan = job.plan
-        if all(item.plan != plan for item in same_size):
-            plan = min(same_size, key=lambda item: (item.iter_time_s, *_order(item))).plan
-        return _fastest_by_placement([item for item in same_size if item.plan == plan])
-
-
-def _key(item: Configuration) -> tuple[str, str, str, int]:
-    return (item.workload, item.plan, item.placement.text, item.cpu_threads)
-
-
-def _label(item: Configuration) -> str:
-    return f"{item.plan} on {item.placement.text} with {item.cpu_threads} thread(s) of {item.workload!r}"
-
-
-def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int]:
-    return (item.n_gpus, item.n_nodes, item.counts, item.plan, item.cpu_threads)
-
-
-def _fastest_by_placement(items: Sequence[Configuration]) -> tuple[Configuration, ...]:
-    best: dict[Placement, Configuration] = {}
-    for item in items:
-        known = best.get(item.placement)
-        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
-            best[item.placement] = item
-    return tuple(sorted(best.values(), key=_order))
-
-
-def _fits(item: Configuration, cluster: ClusterSpec, is_homogeneous: bool) -> bool:
-    """Whether an empty cluster can hold the configuration; each share on the smallest node with room."""
-    if is_homogeneous:
-        if item.n_nodes > cluster.n_nodes:
-            return False
-        return _node_holds(cluster.nodes[0], item, item.counts[0])
-    free = sorted(cluster.nodes, key=lambda node: node.n_gpus)
-    for count in item.counts:
-        chosen = next((node for node in free if _node_holds(node, item, count)), None)
-        if chosen is None:
-            return False
-        free.remove(chosen)
-    return True
-
-
-def _node_holds(node: NodeSpec, item: Configuration, count: int) -> bool:
-    return (
-        count <= node.n_gpus
-        and count * item.cpu_threads <= node.cpu_threads
-        and count * item.host_memory_bytes_per_gpu <= node.host_memory_bytes
-    )
-
-
-def _check_times(item: Configuration) -> None:
-    for name in ("iter_time_s", "predicted_iter_time_s"):
-        value = getattr(item, name)
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(
-                f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
-            )
-
-
-def _expected(
-    key: str, rows: pd.DataFrame, predicted: Sequence[float] | None, known: Sequence[bool] | None
-) -> list[tuple[float, bool]]:
-    """Return for each row the time that policies see, and whether it may be relied on."""
-    truth = rows["iter_time_s"].tolist()
-    for name, values in (("predicted times", predicted), ("marks", known)):
-        if values is not None and len(values) != len(rows):
-            raise TraceError(
-                f"catalogue: {len(values)} {name} for the {len(rows)} rows of {key!r}; "
-                "accepted: one for each row"
-            )
-    times = truth if predicted is None else [float(value) for value in predicted]
-    if known is None:
-        return [(time_s, True) for time_s in times]
-    marks = [bool(mark) for mark in known]
-    return [
-        (exact_s if mark else time_s, mark) for exact_s, time_s, mark in zip(truth, times, marks, strict=True)
-    ]
-
-
-def _read_rows(
-    key: str, rows: pd.DataFrame, expected: Sequence[tuple[float, bool]], node: NodeSpec | None
-) -> list[Configuration]:
-    spec = workload(key)
-    columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "feasible", "provenance")
-    values = zip(*(rows[name].tolist() for name in columns), strict=True)
-    return [_read_row(spec, row, seen, node) for row, seen in zip(values, expected, strict=True) if row[4]]
-
-
-def _read_row(
-    spec: Workload,
-    values: tuple[str, str, int, float, bool, str],
-    expected: tuple[float, bool],
-    node: NodeSpec | None,
-) -> Configuration:
-    plan_text, placement_text, cpu_threads, iter_time_s, _, provenance = values
-    try:
-        placement = Placement.parse(placement_text)
-        plan = read_plan(
-            plan_text,
-            n_gpus=placement.n_gpus,
-            global_batch_size=spec.global_batch_size,
-            cpu_threads=cpu_threads,
-        )
-    except InputError as error:
-        raise TraceError(
-            f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}: {error}"
-        ) from error
-    return Configuration(
-        workload=spec.key,
-        plan=plan_text,
-        family=plan.plan_family.title,
-        placement=placement,
-        cpu_threads=cpu_threads,
-        host_memory_bytes_per_gpu=_host_bytes_per_gpu(plan, spec, placement, node),
-        iter_time_s=iter_time_s,
-        predicted_iter_time_s=expected[0],
-        provenance=provenance,
-        is_known=expected[1],
-    )
-
-
-def _host_bytes_per_gpu(
-    plan: ExecutionPlan, spec: Workload, placement: Placement, node: NodeSpec | None
-) -> float:
-    if node is None or not plan.offload:
-        return 0.0
-    host = memory_estimate(plan, spec, node, placement).host_bytes_by_component
-    return sum(host.values()) / max(placement.gpus_per_node)
+        """Return the catalogue of what an empty cluster can hold; itself if that is everything."""
+        ...

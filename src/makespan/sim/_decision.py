@@ -1,6 +1,6 @@
 """The check of a decision, before anything of it is applied."""
 
-from makespan.sim._configuration import Allocation, Configuration
+from makespan.sim._catalogue import Allocation, Configuration
 from makespan.sim._nodes import Nodes
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy
 from makespan.sim._view import ClusterView, JobView
@@ -44,8 +44,7 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
     if new is None:
         return "is guaranteed and must not be suspended" if keeps else ""
     chosen = new.configuration
-    key = (chosen.workload, chosen.plan, chosen.placement.text, chosen.cpu_threads)
-    if view.catalogue.find(*key) is not chosen:
+    if not view.catalogue.accepts(chosen):
         return f"{_label(chosen)} is not in the catalogue of this cluster"
     if chosen.workload != job.spec.workload:
         return f"trains {job.spec.workload!r}, not {chosen.workload!r}"

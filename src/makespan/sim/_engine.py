@@ -8,8 +8,7 @@ from typing import Any
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Catalogue
-from makespan.sim._configuration import Allocation
+from makespan.sim._catalogue import Allocation, Catalogue
 from makespan.sim._decision import checked_changes
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer
 from makespan.sim._inputs import absent_nodes
@@ -246,8 +245,6 @@ class Engine:
                 )
             wanted_s = decision.wake_up_s
             self._ask_at(wanted_s if view.interval_s is None else _round_at(wanted_s, view.interval_s))
-        if self.policy.is_time_driven and view.interval_s is not None:
-            self._ask_at(_round_at(view.time_s + view.interval_s / 2, view.interval_s))
         self._check_idle()
 
     def _check_idle(self) -> None:

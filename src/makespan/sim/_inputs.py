@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
-from makespan.plans import read_plan
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._events import NodeEvent, NodeEventKind
 from makespan.sim._policy import Policy
@@ -14,7 +13,9 @@ from makespan.workloads import JobSpec
 __all__ = ["absent_nodes", "check_jobs", "check_times", "ordered_failures", "round_length"]
 
 
-def check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalogue) -> None:
+def check_jobs(
+    jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalogue, where: str = "trace"
+) -> None:
     """Check that every job can be run as requested on the empty cluster.
 
     Parameters
@@ -25,40 +26,42 @@ def check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalog
         Where it runs.
     catalogue
         What fits there, see `Catalogue.on`.
+    where
+        File or producer, for messages.
 
     Raises
     ------
     InputError
-        A name occurs twice, a plan cannot be read or does not make the GPUs of its job, or a job
-        can never fit; names the row (the first is 1) and the job.
+        A name occurs twice, the catalogue knows nothing that stands for a request, or a job asks for
+        more GPUs or CPU threads than there are; names the row (the first is 1) and the job.
     UnknownNameError
         The catalogue lacks a workload.
     """
     rows: dict[str, int] = {}
-    known: set[tuple[str, str, int]] = set()
+    known: set[tuple[str, str, int, int]] = set()
     for row, job in enumerate(jobs, start=1):
         if job.job_id in rows:
             raise InputError(
-                f"trace: row {row}: job name {job.job_id!r} is that of row {rows[job.job_id]}; accepted: "
+                f"{where}: row {row}: job name {job.job_id!r} is that of row {rows[job.job_id]}; accepted: "
                 "one row for each name"
             )
         rows[job.job_id] = row
-        key = (job.workload, job.plan, job.n_gpus)
+        key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
         if key not in known:
-            _check_request(row, job, cluster, catalogue)
+            _check_request(f"{where}: row {row}, job {job.job_id!r}", job, cluster, catalogue)
             known.add(key)
 
 
-def _check_request(row: int, job: JobSpec, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-    where = f"trace: row {row}, job {job.job_id!r}"
-    try:
-        read_plan(job.plan, n_gpus=job.n_gpus, global_batch_size=job.n_gpus)
-    except InputError as error:
-        raise type(error)(f"{where}: {error}") from error
+def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Catalogue) -> None:
     if job.n_gpus > cluster.n_gpus:
         raise InputError(
             f"{where}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
             f"{cluster.name!r}, or it would wait for ever"
+        )
+    threads = sum(node.cpu_threads for node in cluster.nodes)
+    if job.n_cpus > threads:
+        raise InputError(
+            f"{where}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of {cluster.name!r}"
         )
     try:
         catalogue.requested(job)
@@ -97,13 +100,11 @@ def round_length(policy: Policy, interval_s: float | None) -> float | None:
     Raises
     ------
     InputError
-        The length is negative or not finite, or a policy that is driven by time has no rounds.
+        The length is negative or not finite.
     """
     length_s = policy.interval_s if interval_s is None else interval_s
     if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
         raise InputError(f"interval_s is {length_s!r}; accepted: a finite time in s, or 0 for no rounds")
-    if policy.is_time_driven and not length_s:
-        raise InputError(f"policy {policy.name!r} is driven by time; accepted: a positive interval_s")
     return length_s or None
 
 

@@ -1,7 +1,7 @@
 """What is free on each node."""
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._configuration import Allocation
+from makespan.sim._catalogue import Allocation
 
 __all__ = ["Nodes"]
 

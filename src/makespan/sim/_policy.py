@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Catalogue
-from makespan.sim._configuration import Allocation
+from makespan.sim._catalogue import Allocation, Catalogue
 
 if TYPE_CHECKING:
     from makespan.sim._view import ClusterView
@@ -65,11 +64,6 @@ class Policy(Protocol):
     @property
     def honours_guarantees(self) -> bool:
         """Whether the engine holds it to this: no guaranteed job is suspended or slower than requested."""
-        ...
-
-    @property
-    def is_time_driven(self) -> bool:
-        """Whether it must be asked in every round while there are jobs, not only after events."""
         ...
 
     @property

@@ -5,8 +5,7 @@ from collections.abc import ValuesView
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Catalogue
-from makespan.sim._configuration import Allocation
+from makespan.sim._catalogue import Allocation, Catalogue
 from makespan.sim._nodes import Nodes
 from makespan.workloads import JobSpec
 

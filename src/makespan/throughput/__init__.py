@@ -12,7 +12,7 @@ from makespan.throughput._clean import flag_anomalies
 from makespan.throughput._emulated import EmulatedSource
 from makespan.throughput._measured import MeasuredSource
 from makespan.throughput._published import PublishedSource
-from makespan.throughput._reference import Reference, ReferenceTimes
+from makespan.throughput._reference import Reference, ReferenceTimes, placement_order, reference_plan
 from makespan.throughput._register import (
     Dataset,
     Opener,
@@ -42,8 +42,10 @@ __all__ = [
     "flag_anomalies",
     "locate",
     "phase_unit",
+    "placement_order",
     "read_artifact_trace",
     "read_register",
     "read_throughput",
+    "reference_plan",
     "verify",
 ]

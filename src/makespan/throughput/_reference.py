@@ -1,6 +1,6 @@
 """Iteration time of what a job asks for, looked up in throughput tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -9,7 +9,29 @@ from makespan.errors import TraceError, unknown_name
 from makespan.plans import Placement, read_plan, write_plan
 from makespan.workloads import workload
 
-__all__ = ["Reference", "ReferenceTimes"]
+__all__ = ["Reference", "ReferenceTimes", "placement_order", "reference_plan"]
+
+
+def placement_order(counts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Return the sort key of placements, given devices a node, largest first: fewest nodes first."""
+    return len(counts), counts
+
+
+def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], float]]) -> str:
+    """Return the plan that stands for a requested one: itself if it was measured, else the fastest.
+
+    Parameters
+    ----------
+    plan
+        What was asked for.
+    measured
+        Plan, devices a node (largest first) and iteration time [s] of everything that was measured
+        with as many devices; at least one.
+    """
+    rows = list(measured)
+    if any(name == plan for name, _, _ in rows):
+        return plan
+    return min(rows, key=lambda row: (row[2], *placement_order(row[1]), row[0]))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +59,7 @@ class ReferenceTimes:
 
     The requested plan counts on its measured placement with the fewest nodes. Where that plan was
     not measured with as many GPUs, the fastest plan measured with them counts instead, see
-    Morphling, section 7.3.
+    Morphling, section 7.3. Configurations are chosen by the same rule, see `reference_plan`.
 
     Parameters
     ----------
@@ -77,10 +99,9 @@ class ReferenceTimes:
         text = write_plan(
             read_plan(plan, n_gpus=n_gpus, global_batch_size=workload(workload_key).global_batch_size)
         )
-        same = [row for row in rows if row.plan == text]
-        if not same:
-            return min(rows, key=lambda row: row.iter_time_s)
-        return min(same, key=lambda row: (Placement.parse(row.placement).n_nodes, row.iter_time_s))
+        chosen = reference_plan(text, ((row.plan, _counts(row), row.iter_time_s) for row in rows))
+        same = [row for row in rows if row.plan == chosen]
+        return min(same, key=lambda row: (*placement_order(_counts(row)), row.iter_time_s))
 
     def best(self, workload_key: str, n_gpus: int) -> Reference:
         """Return the fastest configuration with that many GPUs, whatever its placement.
@@ -113,6 +134,10 @@ class ReferenceTimes:
         if workload_key not in self._rows:
             self._rows[workload_key] = _by_gpus(self.tables[workload_key])
         return self._rows[workload_key]
+
+
+def _counts(row: Reference) -> tuple[int, ...]:
+    return Placement.parse(row.placement).gpus_per_node[::-1]
 
 
 def _by_gpus(table: pd.DataFrame) -> dict[int, list[Reference]]:

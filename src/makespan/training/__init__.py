@@ -9,26 +9,31 @@ The calls of this package start worker processes and wait for them; only the wor
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 
-from makespan.training._job import (
-    PhaseTimes,
-    Progress,
-    RestartCost,
-    RunResult,
-    TrainingJob,
-    check_supported,
-    unsupported_reasons,
-)
-from makespan.training._run import (
-    cost_table,
-    read_progress,
-    request_stop,
-    train,
-    train_all,
-    train_compared,
-    train_grouped,
-    train_switching,
-)
-from makespan.training.zoo import MODEL_FAMILIES, SmallModel, small_model, small_models
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.training._job import (
+        PhaseTimes,
+        Progress,
+        RestartCost,
+        RunResult,
+        TrainingJob,
+        check_supported,
+        unsupported_reasons,
+    )
+    from makespan.training._run import (
+        cost_table,
+        read_progress,
+        request_stop,
+        train,
+        train_all,
+        train_compared,
+        train_grouped,
+        train_switching,
+    )
+    from makespan.training.zoo import MODEL_FAMILIES, SmallModel, small_model, small_models
 
 __all__ = [
     "MODEL_FAMILIES",
@@ -51,3 +56,5 @@ __all__ = [
     "train_switching",
     "unsupported_reasons",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)

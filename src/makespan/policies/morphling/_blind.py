@@ -47,7 +47,6 @@ class Morphling:
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = True
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
     )

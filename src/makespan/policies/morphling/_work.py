@@ -34,7 +34,6 @@ class MorphlingWork:
     interval_s: float | None = None
     is_clairvoyant: bool = True
     honours_guarantees: bool = True
-    is_time_driven: bool = False
     references: tuple[str, ...] = (
         "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
     )

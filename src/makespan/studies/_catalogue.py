@@ -1,0 +1,324 @@
+"""A catalogue of configurations that are known in advance, built from throughput tables."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from makespan.errors import InputError, TraceError, unknown_name
+from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan
+from makespan.sim import Configuration
+from makespan.tables import THROUGHPUT
+from makespan.throughput import placement_order, reference_plan
+from makespan.workloads import JobSpec, Workload, workload
+
+__all__ = ["TableCatalogue"]
+
+Seen = tuple[float, bool]  # time that policies see [s], and whether they may rely on it
+
+
+class TableCatalogue:
+    """Configurations by workload; immutable, and a `makespan.sim.Catalogue`.
+
+    Everything is computed once, so that a policy may ask in its inner loops.
+
+    Parameters
+    ----------
+    configurations
+        All of them, in any order; only these may run.
+
+    Raises
+    ------
+    InputError
+        A time is not positive and finite, or a configuration occurs twice.
+    """
+
+    __slots__ = ("_all", "_as_requested", "_fitting", "_index")
+
+    def __init__(self, configurations: Iterable[Configuration]) -> None:
+        groups: dict[str, list[Configuration]] = {}
+        self._index: dict[object, Configuration] = {}
+        for item in configurations:
+            _check_times(item)
+            if item.key in self._index:
+                raise InputError(f"catalogue: configuration {_label(item)} occurs twice")
+            self._index[item.key] = item
+            groups.setdefault(item.workload, []).append(item)
+        self._all = {key: tuple(sorted(group, key=_order)) for key, group in sorted(groups.items())}
+        self._as_requested: dict[tuple[str, str, int], tuple[Configuration, ...]] = {}
+        self._fitting: dict[ClusterSpec, TableCatalogue] = {}
+
+    @classmethod
+    def from_tables(
+        cls,
+        frames: Iterable[pd.DataFrame] | Mapping[str, pd.DataFrame],
+        predicted: Mapping[str, Sequence[float]] | None = None,
+        *,
+        known: Mapping[str, Sequence[bool]] | None = None,
+        node: NodeSpec | None = None,
+        gpu_type: str | None = None,
+    ) -> "TableCatalogue":
+        """Build the catalogue from throughput tables; rows that cannot run are left out.
+
+        Parameters
+        ----------
+        frames
+            Tables of schema `makespan.tables.THROUGHPUT`, as a sequence or by workload.
+        predicted
+            By workload: predicted iteration times [s], one for each row of its table, NaN allowed
+            where the row cannot run. A workload that is absent is predicted without error.
+        known
+            By workload: whether each row of its table was measured beforehand, so that policies know
+            its time and may rely on it for a guarantee. Without it, and for a workload that is absent,
+            guarantees rely on the predictions.
+        node
+            If given, the host memory of each configuration is estimated on this kind of node;
+            otherwise it counts as nothing.
+        gpu_type
+            Name of the devices that the tables hold for; None if they hold for any.
+
+        Raises
+        ------
+        TraceError
+            A table does not follow the schema, a plan does not fit its placement, a time is not
+            positive, or the predictions or marks are not as many as the rows.
+        """
+        tables = frames.values() if isinstance(frames, Mapping) else frames
+        configurations: list[Configuration] = []
+        for frame in tables:
+            checked = THROUGHPUT.validate(frame, where="catalogue")
+            for key, rows in checked.groupby("workload", sort=False):
+                times = None if predicted is None else predicted.get(str(key))
+                marks = None if known is None else known.get(str(key))
+                seen = _seen(str(key), rows, times, marks)
+                configurations += _read_rows(str(key), rows, seen, node, gpu_type)
+        return cls(configurations)
+
+    @classmethod
+    def joined(cls, parts: Iterable["TableCatalogue"]) -> "TableCatalogue":
+        """Return one catalogue of several, say of those for each type of device in a mixed cluster.
+
+        Raises
+        ------
+        InputError
+            A configuration occurs in two of them.
+        """
+        return cls(item for part in parts for item in part._index.values())
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Keys of all workloads, sorted."""
+        return tuple(self._all)
+
+    def __len__(self) -> int:
+        """Return the number of configurations."""
+        return len(self._index)
+
+    def all(self, workload_key: str) -> tuple[Configuration, ...]:
+        """Return every configuration of a workload, by devices, nodes, counts and plan.
+
+        Raises
+        ------
+        UnknownNameError
+            The catalogue has no such workload.
+        """
+        try:
+            return self._all[workload_key]
+        except KeyError:
+            raise unknown_name("workload in the catalogue", workload_key, self._all) from None
+
+    def accepts(self, configuration: Configuration) -> bool:
+        """Whether a configuration is one of this catalogue."""
+        return self._index.get(configuration.key) is configuration
+
+    def find(
+        self,
+        workload_key: str,
+        plan: str,
+        placement: str,
+        cpu_threads: int,
+        gpu_types: tuple[str, ...] = (),
+    ) -> Configuration | None:
+        """Return one configuration by its labels, or None if it may not run; see `makespan.sim.Catalogue`."""
+        labels = (workload_key, plan, placement, cpu_threads)
+        return self._index.get((*labels, gpu_types)) or self._index.get((*labels, ()))
+
+    def requested(self, job: JobSpec) -> Configuration:
+        """Return the reference of a job: what it asked for, in the form that is measured.
+
+        This is the requested plan with the requested devices on the fewest nodes for which it is
+        measured. Where it is not measured at all, it is the fastest measured plan with as many
+        devices (Morphling artifact: job lists name pairs that its traces lack).
+
+        Raises
+        ------
+        UnknownNameError
+            The catalogue has no such workload.
+        InputError
+            The plan cannot be read or does not make the devices, or nothing is measured with as many.
+        """
+        return self.as_requested(job)[0]
+
+    def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
+        """Return all configurations with plan and devices of `requested`, fewest nodes first.
+
+        One for each placement and type of device; policies that take the user's plan as given choose
+        from these.
+        """
+        key = (job.workload, job.plan, job.n_gpus)
+        found = self._as_requested.get(key)
+        if found is None:
+            found = self._as_requested[key] = self._look_up(job)
+        return found
+
+    def on(self, cluster: ClusterSpec) -> "TableCatalogue":
+        """Return the catalogue of what fits an empty cluster; itself if everything does."""
+        if cluster not in self._fitting:
+            is_homogeneous = len(set(cluster.nodes)) == 1
+            fitting = [item for item in self._index.values() if _fits(item, cluster, is_homogeneous)]
+            self._fitting[cluster] = self if len(fitting) == len(self) else TableCatalogue(fitting)
+        return self._fitting[cluster]
+
+    def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
+        group = self.all(job.workload)
+        # Only the form of the plan is checked, so one sample a device is batch enough for any of them.
+        read_plan(job.plan, n_gpus=job.n_gpus, global_batch_size=job.n_gpus)
+        same_size = [item for item in group if item.n_gpus == job.n_gpus]
+        if not same_size:
+            sizes = ", ".join(str(size) for size in sorted({item.n_gpus for item in group}))
+            raise InputError(
+                f"job {job.job_id!r}: no configuration of {job.workload!r} with {job.n_gpus} GPUs fits; "
+                f"accepted: {sizes}"
+            )
+        plan = reference_plan(job.plan, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
+        return _fastest_by_placement([item for item in same_size if item.plan == plan])
+
+
+def _label(item: Configuration) -> str:
+    return f"{item.plan} on {item.placement.text} with {item.cpu_threads} thread(s) of {item.workload!r}"
+
+
+def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int, tuple[str, ...]]:
+    return (item.n_gpus, *placement_order(item.counts), item.plan, item.cpu_threads, item.gpu_types)
+
+
+def _fastest_by_placement(items: Sequence[Configuration]) -> tuple[Configuration, ...]:
+    best: dict[tuple[Placement, tuple[str, ...]], Configuration] = {}
+    for item in items:
+        where = (item.placement, item.gpu_types)
+        known = best.get(where)
+        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
+            best[where] = item
+    return tuple(sorted(best.values(), key=lambda item: (*_order(item)[:3], item.predicted_iter_time_s)))
+
+
+def _fits(item: Configuration, cluster: ClusterSpec, is_homogeneous: bool) -> bool:
+    """Whether an empty cluster can hold the configuration; each share on the smallest node with room."""
+    if item.n_nodes > cluster.n_nodes:
+        return False
+    if is_homogeneous:
+        types = set(item.gpu_types) or {""}
+        return all(_node_holds(cluster.nodes[0], item, item.counts[0], name) for name in types)
+    free = sorted(cluster.nodes, key=lambda node: node.n_gpus)
+    for count, wanted in zip(item.counts, item.types_by_count, strict=True):
+        chosen = next((node for node in free if _node_holds(node, item, count, wanted)), None)
+        if chosen is None:
+            return False
+        free.remove(chosen)
+    return True
+
+
+def _node_holds(node: NodeSpec, item: Configuration, count: int, gpu_type: str) -> bool:
+    return (
+        count <= node.n_gpus
+        and gpu_type in ("", node.gpu.name)
+        and count * item.cpu_threads <= node.cpu_threads
+        and count * item.host_memory_bytes_per_gpu <= node.host_memory_bytes
+    )
+
+
+def _check_times(item: Configuration) -> None:
+    for name in ("iter_time_s", "predicted_iter_time_s"):
+        value = getattr(item, name)
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(
+                f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
+            )
+
+
+def _seen(
+    key: str, rows: pd.DataFrame, predicted: Sequence[float] | None, known: Sequence[bool] | None
+) -> list[Seen]:
+    """Return for each row the time that policies see, and whether it may be relied on."""
+    truth = rows["iter_time_s"].tolist()
+    for name, values in (("predicted times", predicted), ("marks", known)):
+        if values is not None and len(values) != len(rows):
+            raise TraceError(
+                f"catalogue: {len(values)} {name} for the {len(rows)} rows of {key!r}; "
+                "accepted: one for each row"
+            )
+    times = truth if predicted is None else [float(value) for value in predicted]
+    if known is None:
+        return [(time_s, True) for time_s in times]
+    marks = [bool(mark) for mark in known]
+    return [
+        (exact_s if mark else time_s, mark) for exact_s, time_s, mark in zip(truth, times, marks, strict=True)
+    ]
+
+
+def _read_rows(
+    key: str, rows: pd.DataFrame, seen: Sequence[Seen], node: NodeSpec | None, gpu_type: str | None
+) -> list[Configuration]:
+    spec = workload(key)
+    columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "feasible", "provenance")
+    values = zip(*(rows[name].tolist() for name in columns), strict=True)
+    return [
+        _read_row(spec, row, expected, node, gpu_type)
+        for row, expected in zip(values, seen, strict=True)
+        if row[4]
+    ]
+
+
+def _read_row(
+    spec: Workload,
+    values: tuple[str, str, int, float, bool, str],
+    seen: Seen,
+    node: NodeSpec | None,
+    gpu_type: str | None,
+) -> Configuration:
+    plan_text, placement_text, cpu_threads, iter_time_s, _, provenance = values
+    try:
+        placement = Placement.parse(placement_text)
+        plan = read_plan(
+            plan_text,
+            n_gpus=placement.n_gpus,
+            global_batch_size=spec.global_batch_size,
+            cpu_threads=cpu_threads,
+        )
+    except InputError as error:
+        raise TraceError(
+            f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}: {error}"
+        ) from error
+    return Configuration(
+        workload=spec.key,
+        plan=plan_text,
+        family=plan.plan_family.title,
+        placement=placement,
+        cpu_threads=cpu_threads,
+        host_memory_bytes_per_gpu=_host_bytes_per_gpu(plan, spec, placement, node),
+        iter_time_s=iter_time_s,
+        predicted_iter_time_s=seen[0],
+        provenance=provenance,
+        is_known=seen[1],
+        gpu_types=() if gpu_type is None else (gpu_type,) * placement.n_nodes,
+    )
+
+
+def _host_bytes_per_gpu(
+    plan: ExecutionPlan, spec: Workload, placement: Placement, node: NodeSpec | None
+) -> float:
+    if node is None or not plan.offload:
+        return 0.0
+    host = memory_estimate(plan, spec, node, placement).host_bytes_by_component
+    return sum(host.values()) / max(placement.gpus_per_node)
