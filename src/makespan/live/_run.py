@@ -25,13 +25,7 @@ from makespan.sim import (
     simulate,
     validate_schedule,
 )
-<<<<<<< HEAD
 from makespan.tables import LIVE, LIVE_JOBS
-=======
-from makespan.studies import TableCatalogue
-from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_text
-from makespan.workloads import JobSpec
->>>>>>> main
 
 __all__ = ["LiveResult", "compare_live", "live_experiment", "run_live"]
 
@@ -124,20 +118,6 @@ def run_live(
     return engine
 
 
-<<<<<<< HEAD
-=======
-def stretched_catalogue(setting: LiveSetting) -> Catalogue:
-    """Return what may run, with times as policies see them."""
-    return TableCatalogue.from_tables(
-        [table.assign(iter_time_s=table["iter_time_s"] * setting.scale) for table in setting.tables.values()]
-    )
-
-
-def _stretched_jobs(setting: LiveSetting) -> list[JobSpec]:
-    return [replace(job, submit_time_s=job.submit_time_s * setting.scale) for job in setting.jobs]
-
-
->>>>>>> main
 def compare_live(
     setting: LiveSetting,
     policy: Policy,
