@@ -47,10 +47,14 @@ TABLES = [
     ]
     if name not in LEFT_OUT
 ]
-FIGURES = {paper: figures(paper) for paper in ["morphling"]}
+PAPERS = ["morphling"]
+FIGURES = {paper: figures(paper) for paper in PAPERS}
 
 # Tables that no statement is about.
-UNJUDGED = {"table2_rows", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
+UNJUDGED = {
+    *("table2_rows", "table2_summary", "rounds", "rounds_summary", "scale"),
+    *("load_summary", "large_models_summary"),
+}
 JUDGED = [name for name in TABLES if name not in UNJUDGED]
 
 SIM = SETTINGS.morphling.simulation
@@ -60,6 +64,7 @@ ABLATIONS = ("-e", "-r", "-n")
 
 wildcard_constraints:
     source="emulated|published|measured",
+    paper="|".join(PAPERS),
 
 
 def code_hash(script, *more, chosen=None):
@@ -139,22 +144,28 @@ LIVE_TABLE = "results/measured/morphling/live.csv"
 
 
 def claim_tables(wildcards):
-    """Return the tables that decide the claims of a source, by name."""
+    """Return the tables that decide the claims of a paper for a source, by name."""
     names = [] if is_profiled(wildcards.source) else list(JUDGED)
     names += ["fig9"] if wildcards.source == "measured" else []
     # Not built by default: it needs all cores for itself for a few minutes.
     names += ["live"] if wildcards.source == "measured" and Path(LIVE_TABLE).is_file() else []
-    return {name: f"results/{wildcards.source}/morphling/{name}.csv" for name in names}
+    tables = {name: f"results/{wildcards.source}/{wildcards.paper}/{name}.csv" for name in names}
+    return tables | {"table4_published": f"config/published/{wildcards.paper}_table4.csv"}
+
+
+def claim_ledgers(source):
+    """Return the ledgers of a source, one a paper."""
+    return expand("results/{source}/{paper}/claims.csv", source=source, paper=PAPERS)
 
 
 def products(source):
     """Return everything that is built for one source."""
     if is_profiled(source):
-        return [*profile_products(), *training_products(), "results/measured/claims.csv"]
+        return [*profile_products(), *training_products(), *claim_ledgers("measured")]
     return [
         *morphling_products(source),
         *(training_products() if source == "measured" else []),
-        f"results/{source}/claims.csv",
+        *claim_ledgers(source),
         f"results/{source}/provenance.json",
     ]
 

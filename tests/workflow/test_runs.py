@@ -50,7 +50,7 @@ EXPERIMENT_RULES = {
     "morphling_fig7",
     "morphling_fig8",
 } | CLUSTER_RULES
-BESIDE = {"all", "evaluate_claims"}
+BESIDE = {"all", "evaluate_claims", "join_claims"}
 MEASURED_ONLY = {"morphling_fig8"}  # it compares measured times and fits nothing
 
 
@@ -73,9 +73,12 @@ def test_every_figure_is_there_as_pdf_png_and_table(small_run, name):
 
 
 def test_the_claims_are_evaluated(small_run):
-    claims = read_csv(small_run.root / "results/emulated/claims.csv", tables.CLAIMS)
+    claims = read_csv(small_run.root / "results/emulated/morphling/claims.csv", tables.CLAIMS)
     assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
     assert "holds" in set(claims["verdict"])
+    joined = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
+    assert joined["statement"].tolist() == claims["statement"].tolist()
+    assert joined["verdict_emulated"].tolist() == claims["verdict"].tolist()
 
 
 def test_the_merged_configuration_lies_beside_the_results(small_run):
@@ -177,7 +180,7 @@ def test_changing_an_option_reruns_what_it_changes(finished):
 
 
 def test_two_runs_give_the_same_bytes_but_for_wall_times(small_run, finished):
-    finished.built("--forceall", "results/emulated/claims.csv")
+    finished.built("--forceall", "results/emulated/morphling/claims.csv")
     for path in sorted((small_run.root / "results").rglob("*.csv")):
         again = finished.root / path.relative_to(small_run.root)
         if path.read_bytes() == again.read_bytes():

@@ -41,7 +41,7 @@ def test_the_published_source_can_be_planned_and_needs_no_emulation(project, pub
 
 def test_the_published_source_is_built_from_the_authors_files(project, published_dir):
     figure = "results/published/morphling/figures/prediction.png"
-    project.built("results/published/claims.csv", figure, published=published_dir)
+    project.built("results/published/morphling/claims.csv", figure, published=published_dir)
     assert (project.root / figure).is_file()
     assert set(pd.read_csv(project.root / "results/published/morphling/fig7.csv")["gpus"]) == {32, 16, 4, 1}
 

@@ -9,6 +9,7 @@ from makespan.tables._catalogue import (
     FIG7,
     FIG8,
     FIT,
+    JOINED_CLAIMS,
     SCHEMAS,
     SENSITIVITY,
     SENSITIVITY_FAMILIES,
@@ -23,6 +24,7 @@ from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import (
     ALLOCATION,
+    COMPARISON,
     EVENTS,
     FAILURES,
     JCT,
@@ -47,6 +49,7 @@ __all__ = [
     "FIT",
     "JCT",
     "JOBS",
+    "JOINED_CLAIMS",
     "JOB_METRICS",
     "LARGE_MODELS",
     "LIVE",
@@ -66,6 +69,7 @@ __all__ = [
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",
     "TABLE4",
+    "COMPARISON",
     "THROUGHPUT",
     "Column",
     "TableSchema",

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe_machine", "has_gpu", "memory_bytes", "usable_cpus", "visible_gpus"]
+__all__ = ["describe_machine", "memory_bytes", "n_visible_gpus", "usable_cpus", "visible_gpus"]
 
 _LIBRARIES = ("makespan", "numpy", "torch")
 _SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
@@ -40,22 +40,25 @@ def describe_machine() -> dict[str, Any]:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
+    """CPUs that this process may run on, counted."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int:
-    """Return the memory of the machine [B]."""
+    """Memory of the machine [B]."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def has_gpu() -> bool:
-    """Whether a CUDA device is at hand, found without importing torch."""
-    return bool(visible_gpus())
+def n_visible_gpus() -> int:
+    """GPUs that processes started here will see, counted without torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([one for one in named.split(",") if one.strip()])
+    return len(visible_gpus())
 
 
 def visible_gpus() -> list[dict[str, str]]:
-    """Return name, memory and driver of each GPU; empty where there is no driver."""
+    """Name, memory and driver of each GPU, with the keys of nvidia-smi; empty where there is no driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

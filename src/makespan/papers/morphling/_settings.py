@@ -1,19 +1,99 @@
-"""Block ``morphling.fig9``: real training runs under several plans."""
+"""Block ``morphling``: the experiments of the paper and their options."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from makespan.config._fields import Block, option
 from makespan.errors import MakespanError
-from makespan.plans import ExecutionPlan
+from makespan.papers.morphling._settings_simulation import Simulation
+from makespan.plans import ExecutionPlan, Placement
+from makespan.settings import Block, Count, PaperSettings, option, readable, taken_from
 from makespan.training import MODEL_FAMILIES, SmallModel, check_supported
+from makespan.workloads import workload_keys
 
-__all__ = ["Fig9", "Fig9Model", "Fig9Plan", "Fig9Switch"]
+__all__ = ["Morphling"]
 
+WorkloadKey = Annotated[str, taken_from(workload_keys)]
+PlacementText = Annotated[
+    str, readable(lambda text: Placement.parse(text).text, "GPUs on each node, for example 4444")
+]
 _OURS = "choice: a model that two CPU cores train in seconds"
 
-Degree = Annotated[int, Field(ge=1)]
+
+class Sensitivity(Block):
+    """Throughput of the best plan against the number of GPUs."""
+
+    workloads: tuple[WorkloadKey, ...] = option(
+        "workloads whose curves are drawn", source="Morphling, motivation", changes="sensitivity"
+    )
+    max_gpus: int = option(
+        "the curve is computed at 1, 2, ..., max_gpus GPUs",
+        unit="GPU",
+        source="Morphling, motivation: the 64 GPUs of the cluster",
+        changes="sensitivity",
+        ge=1,
+    )
+    cpu_threads: tuple[Count, ...] = option(
+        "CPU threads a GPU at which offload plans are computed, besides the node's even share",
+        unit="threads",
+        source="Morphling, motivation",
+        changes="sensitivity_families",
+    )
+
+
+class Fig7Stage(Block):
+    """One resource limit of the adaptation experiment."""
+
+    name: str = option("label of the stage", source="Morphling, Fig. 7", changes="fig7", min_length=1)
+    placement: PlacementText = option(
+        "GPUs on each node", unit="GPU", source="Morphling, Fig. 7", changes="fig7"
+    )
+    cpu_threads: int = option(
+        "CPU threads a GPU",
+        unit="threads",
+        source="trace of the batch-16 runs of the artifact",
+        changes="fig7",
+        ge=1,
+    )
+
+
+class Fig7(Block):
+    """Adaptation of one job to a shrinking resource limit."""
+
+    workload: WorkloadKey = option(
+        "workload of the job", source="Morphling, Fig. 7: LLaMA-2-7B, global batch 16", changes="fig7"
+    )
+    stage_duration_s: float = option(
+        "how long each limit lasts", unit="s", source="Morphling, Fig. 7: 30 minutes", changes="fig7", gt=0
+    )
+    stages: tuple[Fig7Stage, ...] = option(
+        "the limits in order", source="Morphling, Fig. 7", changes="fig7", min_length=1
+    )
+
+    profiled_stages: tuple[Fig7Stage, ...] = option(
+        "the limits of the workload that is profiled where no tables of measurements are given",
+        source="after Morphling, Fig. 7",
+        changes="measured fig7",
+        min_length=1,
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Fig7":
+        for stages in (self.stages, self.profiled_stages):
+            if len({stage.name for stage in stages}) != len(stages):
+                raise ValueError("stages with different names")
+        return self
+
+
+class Fig8(Block):
+    """Division of one node between jobs."""
+
+    workloads: tuple[WorkloadKey, ...] = option(
+        "workloads that are submitted together", source="Morphling, Fig. 8", changes="fig8", min_length=2
+    )
+    gpus: int = option(
+        "GPUs to divide, all in one node", unit="GPU", source="Morphling, Fig. 8", changes="fig8", ge=2
+    )
 
 
 class Fig9Model(Block):
@@ -35,10 +115,10 @@ class Fig9Plan(Block):
     """One execution plan and the name of its run."""
 
     name: str = option("name of the run", changes="fig9", min_length=1)
-    dp: Degree = option("data-parallel degree", changes="fig9")
-    tp: Degree = option("tensor-parallel degree", changes="fig9")
-    pp: Degree = option("pipeline-parallel degree", changes="fig9")
-    grad_accum_steps: Degree = option("passes an optimiser step and replica", changes="fig9")
+    dp: Count = option("data-parallel degree", changes="fig9")
+    tp: Count = option("tensor-parallel degree", changes="fig9")
+    pp: Count = option("pipeline-parallel degree", changes="fig9")
+    grad_accum_steps: Count = option("passes an optimiser step and replica", changes="fig9")
     zero_stage: int = option("0 none, 1 optimiser, 2 gradients, 3 parameters", changes="fig9", ge=0, le=3)
     offload: bool = option("whether optimiser state and step are on the host", changes="fig9")
     checkpoint_fraction: float = option(
@@ -51,7 +131,7 @@ class Fig9Plan(Block):
         Raises
         ------
         PlanError
-            Degrees, passes and batch contradict each other.
+            Counts, passes and batch contradict each other.
         """
         return ExecutionPlan(
             **self.model_dump(exclude={"name"}),
@@ -122,3 +202,35 @@ class Fig9(Block):
         if self.seed == self.other_seed:
             raise ValueError("an other_seed that differs from seed")
         return self
+
+
+class Morphling(PaperSettings):
+    """Experiments of the Morphling paper."""
+
+    workloads: tuple[WorkloadKey, ...] = option(
+        "workloads whose iteration times are read, fitted and compared; fig7 and fig8 are left out if "
+        "theirs are not among them",
+        source="Morphling, Table 2 and Fig. 7",
+        changes="table2, fits",
+        min_length=1,
+    )
+    sensitivity: Sensitivity = option("sensitivity curves")
+    fig7: Fig7 = option("adaptation to changing limits")
+    fig8: Fig8 = option("throughput across jobs")
+    simulation: Simulation = option("cluster experiments")
+    fig9: Fig9 = option("accuracy under reconfiguration")
+
+    @model_validator(mode="after")
+    def _curves_and_jobs_have_input(self) -> "Morphling":
+        for name, used in (
+            ("sensitivity", self.sensitivity.workloads),
+            ("simulation", self.simulation.workloads),
+        ):
+            missing = sorted(set(used) - set(self.workloads))
+            if missing:
+                raise ValueError(f"{name}.workloads among workloads (not there: {', '.join(missing)})")
+        return self
+
+    def throughput_workloads(self) -> tuple[str, ...]:
+        """Return the workloads whose iteration times are read."""
+        return self.workloads

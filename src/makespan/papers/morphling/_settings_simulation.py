@@ -1,49 +1,15 @@
-"""Block ``morphling.simulation``: the cluster experiments of the Morphling paper."""
+"""Block ``morphling.simulation``: the cluster experiments."""
 
-import importlib
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from makespan.config._fields import Block, option
+from makespan.policies import policy_names
+from makespan.settings import Block, option, taken_from
 
-__all__ = [
-    "SHIPPED_POLICIES",
-    "JobLists",
-    "LargeModels",
-    "Load",
-    "Perturbed",
-    "Rounds",
-    "Scale",
-    "ScaleSize",
-    "Simulation",
-]
+__all__ = ["Simulation"]
 
-_VARIANTS = ("morphling", "morphling-work")
-SHIPPED_POLICIES = (
-    *_VARIANTS,
-    *(f"{name}-{part}" for name in _VARIANTS for part in "ern"),
-    "sia",
-    "synergy",
-    "antman",
-    "gavel",
-    "tiresias",
-    "srtf",
-    "sjf",
-    "fifo",
-)
-"""Policies that are known without importing any: every start checks the configuration."""
-
-
-def _known_policy(name: str) -> str:
-    if name not in SHIPPED_POLICIES:
-        names = importlib.import_module("makespan.policies").policy_names()
-        if name not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-    return name
-
-
-PolicyName = Annotated[str, AfterValidator(_known_policy)]
+PolicyName = Annotated[str, taken_from(policy_names)]
 TraceName = Literal["base", "bp", "mt"]
 Time = Annotated[float, Field(ge=0)]
 PositiveTime = Annotated[float, Field(gt=0)]
