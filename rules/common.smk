@@ -148,5 +148,4 @@ def profile_params():
             for point in PROFILE_JOBS[wildcards.workload][wildcards.job]
         ],
         "procedure": PROFILE.model_dump(include={"device", "warmup_steps", "steps", "repetitions"}),
-        "code": code_hash("profile_points"),
     }

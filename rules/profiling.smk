@@ -68,6 +68,7 @@ rule profile_points:
         runtime=PROFILE.runtime_min,
     params:
         **profile_params(),
+        code=code_hash("profile_points"),
     script:
         "../workflow/scripts/profile_points.py"
 

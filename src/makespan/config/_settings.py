@@ -15,9 +15,9 @@ from makespan.config._messages import explain
 from makespan.config._throughput import Throughput
 from makespan.errors import ConfigError, MissingDataError
 from makespan.hardware import cluster_names
-from makespan.live import live_workloads
 from makespan.papers import PAPERS
 from makespan.policies import policy_names
+from makespan.presets import read_preset
 from makespan.settings import Block, Count, PaperSettings, option, taken_from, unlike
 
 __all__ = [
@@ -61,11 +61,16 @@ class PerformanceModel(Block):
         return self
 
 
+def shipped_live_workloads() -> list[str]:
+    """Return the names of `makespan.live.live_workloads` without importing what runs them."""
+    return [name for name, entry in read_preset("makespan.live", "live").items() if "jobs" in entry]
+
+
 class LiveRun(Block):
     """A policy on real training processes, beside its simulation."""
 
     policy: Annotated[str, taken_from(policy_names)] = option("name of the policy", changes="live")
-    workload: Annotated[str, taken_from(live_workloads)] = option(
+    workload: Annotated[str, taken_from(shipped_live_workloads)] = option(
         "name of the live workload", source="docs/guides/schedule-live.md", changes="live"
     )
     slots: Count = option("slots that the jobs share", unit="slots", source="two cores", changes="live")

@@ -32,6 +32,7 @@ from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
     from makespan.papers.morphling._checks import LEDGER
+    from makespan.papers.morphling._experiments import run_experiment
     from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
     from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
     from makespan.papers.morphling._fig9 import (
@@ -92,6 +93,7 @@ __all__ = [
     "published_loss_statistics",
     "read_published",
     "read_times",
+    "run_experiment",
     "scale_study",
     "seeded_lists",
     "sensitivity",
