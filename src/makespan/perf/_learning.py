@@ -138,6 +138,33 @@ class TableFit:
         measured = self.frame["iter_time_s"].to_numpy(dtype=np.float64)
         return np.asarray(100.0 * np.abs(self.predicted_s - measured) / measured)
 
+    def errors(self) -> pd.DataFrame:
+        """Return errors [%] on rows that were not sampled, one row a plan family and one for ``all``.
+
+        Columns: ``model, plan_family, form, n_fit, n_validate, avg_error_pct, p95_error_pct, max_error_pct``
+        over clean rows, and ``avg_error_all_rows_pct`` with flagged ones.
+        """
+        pairs = plans_from_table(self.frame, self.fit.points.workload)
+        families = np.array([plan.plan_family.title for plan, _ in pairs])
+        present = [family.title for family in PlanFamily if (families == family.title).any()]
+        masks = {title: families == title for title in present} | {"all": families != ""}
+        return pd.DataFrame([self._error_row(name, mask) for name, mask in masks.items()])
+
+    def _error_row(self, family: str, mask: Bools) -> dict[str, object]:
+        every = pd.Series(self.error_pct[mask & ~self.fitted], dtype=float)
+        clean = every[self.frame["clean"].to_numpy(dtype=bool)[mask & ~self.fitted]]
+        return {
+            "model": self.fit.workload,
+            "plan_family": family,
+            "form": self.fit.form.name,
+            "n_fit": int((mask & self.fitted).sum()),
+            "n_validate": len(clean),
+            "avg_error_pct": clean.mean(),
+            "p95_error_pct": clean.quantile(0.95),
+            "max_error_pct": clean.max(),
+            "avg_error_all_rows_pct": every.mean(),
+        }
+
 
 def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Environment) -> TableFit:
     """Sample, fit and predict the rows of one workload in a throughput table.
