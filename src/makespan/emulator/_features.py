@@ -36,59 +36,19 @@ Features = dict[str, NDArray[np.float64]]
 _FIRST_BUCKET_BYTES = 1e6  # the first bucket of a bucketed exchange is small, so that it starts early
 _HOST_BYTES_PER_PARAMETER = 24.0  # fp32 weight and two moments, each read and written
 _RING_PASSES = 2  # reduce-scatter and all-gather
-FEATURE_NAMES = tuple(
-    [
-        "gemm_s",
-        "elementwise_s",
-        "layer_passes",
-        "again_gemm_s",
-        "again_elementwise_s",
-        "again_layer_passes",
-        "tensor_bytes",
-        "tensor_reductions",
-        "launch_s",
-        "tensor_passes",
-        "tensor_intra_bytes_per_s",
-        "tensor_inter_bytes_per_s",
-        "tensor_crosses",
-        "transfer_inter_s",
-        "transfer_intra_s",
-        "transfer_latency_s",
-        "hand_overs",
-        "ring_bytes",
-        "scatter_bytes",
-        "gather_bytes",
-        "sharded_bytes",
-        "plain_buckets",
-        "partitioned_buckets",
-        "buckets",
-        "network_hops",
-        "local_hops_s",
-        "data_intra_bytes_per_s",
-        "data_inter_bytes_per_s",
-        "data_crosses",
-        "overlaps",
-        "hierarchical",
-        "hierarchical_intra_bytes",
-        "hierarchical_card_s",
-        "device_update_fused_s_per_b",
-        "device_update_unfused_s_per_b",
-        "host_parameters",
-        "host_threads",
-        "host_thread_rate",
-        "host_memory_rate",
-        "host_is_slow",
-        "host_link_s",
-        "offloaded_parameters",
-        "on_host",
-        "microbatches",
-        "loader_s",
-        "steps",
-        "further_nodes",
-        "is_async",
-        "is_3d",
-    ]
-)
+_NAMES = """
+gemm_s elementwise_s layer_passes again_gemm_s again_elementwise_s again_layer_passes tensor_bytes
+tensor_reductions launch_s tensor_passes tensor_intra_bytes_per_s tensor_inter_bytes_per_s
+tensor_crosses transfer_inter_s transfer_intra_s transfer_latency_s hand_overs ring_bytes
+scatter_bytes gather_bytes sharded_bytes plain_buckets partitioned_buckets buckets network_hops
+local_hops_s data_intra_bytes_per_s data_inter_bytes_per_s data_crosses overlaps hierarchical
+hierarchical_intra_bytes hierarchical_card_s device_update_fused_s_per_b
+device_update_unfused_s_per_b host_parameters host_threads host_thread_rate host_memory_rate
+host_is_slow host_link_s offloaded_parameters on_host microbatches loader_s steps further_nodes
+is_async is_3d
+"""
+
+FEATURE_NAMES = tuple(_NAMES.split())
 """Names of the features, in the order of their columns."""
 
 
