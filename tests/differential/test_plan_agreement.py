@@ -78,8 +78,8 @@ def test_plans_of_every_trace_agree() -> None:
 
 def test_the_executor_holds_the_layers_and_passes_that_the_models_count() -> None:
     torch = pytest.importorskip("torch")
-    from makespan.training._clock import Clock
     from makespan.training._engine import Engine
+    from makespan.training._passes import Clock
 
     for plan in trained_plans():
         spec, placement = small(plan), Placement.packed(plan.n_gpus, 8)
