@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import read_scenarios, read_times, run_experiment
+from makespan.papers.morphling import run_experiment
+from makespan.studies import read_scenarios, read_times
 from makespan.tables import write_csv
 
 
