@@ -67,6 +67,10 @@ format: setup-dev ## Bring every file into the house layout
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile rules
 
+.PHONY: targets
+targets: setup ## Print the goals of this project beside what the results reach
+	$(BIN)/python scripts/targets.py
+
 .PHONY: generated
 generated: setup ## Rewrite the files made from the code: schemas and reference pages
 	$(BIN)/python scripts/generate.py

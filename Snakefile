@@ -29,6 +29,7 @@ rule all:
     default_target: True
     input:
         [products(source) for source in SETTINGS.throughput.sources],
+        "results/claims.csv",
 
 
 rule emulated:
@@ -54,7 +55,7 @@ rule morphling:
 
 rule claims:
     input:
-        expand("results/{source}/claims.csv", source=SETTINGS.throughput.sources),
+        "results/claims.csv",
 
 
 rule live:
@@ -70,6 +71,7 @@ include: "rules/profiling.smk"
 include: "rules/training.smk"
 include: "rules/live.smk"
 include: "rules/figures.smk"
+include: "rules/claims.smk"
 include: "rules/report.smk"
 
 

@@ -29,7 +29,7 @@ rule morphling_generate_workloads:
             "naive_jobs": SIM.job_lists.naive_jobs,
             "naive_span_s": SIM.job_lists.naive_span_s,
         },
-        code=code_hash("morphling_generate_workloads", *JOB_LISTS),
+        code=code_hash("morphling_generate_workloads"),
     script:
         "../workflow/scripts/morphling_generate_workloads.py"
 
@@ -52,7 +52,7 @@ rule morphling_import_workloads:
     params:
         workloads=list(SIM.workloads),
         directory=lambda wildcards: str(published_directory(SETTINGS)),
-        code=code_hash("morphling_import_workloads", *JOB_LISTS),
+        code=code_hash("morphling_import_workloads"),
     script:
         "../workflow/scripts/morphling_import_workloads.py"
 
@@ -80,7 +80,7 @@ rule morphling_steering:
             "form": SETTINGS.performance_model.experiment_form,
             "mode": SIM.predictions,
         },
-        code=code_hash("morphling_steering", *PREDICTIONS),
+        code=code_hash("morphling_steering"),
     script:
         "../workflow/scripts/morphling_steering.py"
 
@@ -109,7 +109,7 @@ rule morphling_getting_started:
             "delays_s": list(SIM.restart_delays_s),
             "interval_s": SIM.interval_s,
         },
-        code=code_hash("morphling_getting_started", *COMPARISON),
+        code=code_hash("morphling_getting_started", chosen=SIM.policies),
     script:
         "../workflow/scripts/morphling_getting_started.py"
 
@@ -143,7 +143,7 @@ rule morphling_table4:
             "interval_s": SIM.interval_s,
             "shown": list(SIM.shown),
         },
-        code=code_hash("morphling_table4", *COMPARISON),
+        code=code_hash("morphling_table4", chosen=SIM.policies),
     script:
         "../workflow/scripts/morphling_table4.py"
 
@@ -175,7 +175,7 @@ rule morphling_perturbed:
             "seeds": list(SIM.perturbed.seeds),
             "std_s": SIM.perturbed.std_s,
         },
-        code=code_hash("morphling_perturbed", *STUDIES),
+        code=code_hash("morphling_perturbed", chosen=SIM.perturbed.policies),
     script:
         "../workflow/scripts/morphling_perturbed.py"
 
@@ -208,7 +208,7 @@ rule morphling_load:
             "delay_s": SIM.restart_delays_s[0],
             "interval_s": SIM.interval_s,
         },
-        code=code_hash("morphling_study", *STUDIES),
+        code=code_hash("morphling_study", chosen=SIM.load.policies),
     script:
         "../workflow/scripts/morphling_study.py"
 
@@ -241,7 +241,7 @@ rule morphling_large_models:
             "delay_s": SIM.restart_delays_s[0],
             "interval_s": SIM.interval_s,
         },
-        code=code_hash("morphling_study", *STUDIES),
+        code=code_hash("morphling_study", chosen=SIM.large_models.policies),
     script:
         "../workflow/scripts/morphling_study.py"
 
@@ -273,7 +273,7 @@ rule morphling_rounds:
             "intervals_s": list(SIM.rounds.intervals_s),
             "delay_s": SIM.restart_delays_s[0],
         },
-        code=code_hash("morphling_study", *STUDIES),
+        code=code_hash("morphling_study", chosen=SIM.rounds.policies),
     script:
         "../workflow/scripts/morphling_study.py"
 
@@ -303,6 +303,6 @@ rule morphling_scale:
             "delay_s": SIM.restart_delays_s[0],
             "interval_s": SIM.interval_s,
         },
-        code=code_hash("morphling_scale", *STUDIES),
+        code=code_hash("morphling_scale", chosen=SIM.scale.policies),
     script:
         "../workflow/scripts/morphling_scale.py"

@@ -1,12 +1,11 @@
-# What all rules share: the checked configuration, wildcards, the hash of the code that a rule uses.
+# What all rules share: the checked configuration, wildcards.
 
-import hashlib
 import re
-from functools import cache
 from pathlib import Path
 
-from makespan.config import check_settings, published_directory
+from makespan.config import check_settings, code_hash as config_code_hash, published_directory
 from makespan.errors import MakespanError
+from makespan.papers import figures
 
 try:
     SETTINGS = check_settings(config)
@@ -15,71 +14,6 @@ except MakespanError as error:
 
 CPU = "../envs/cpu.yaml"
 GPU = "../envs/gpu.yaml"
-
-# The files of src/makespan that a stage uses; a test compares them with what the scripts import. Throughput
-# tables and job lists share the package of traces, but an edit of one leaves the jobs of the other alone.
-DOMAIN = [
-    "units.py",
-    "errors.py",
-    "logs.py",
-    "presets.py",
-    "tables/**/*",
-    "hardware/**/*",
-    "workloads/**/*",
-    "plans/**/*",
-]
-TRACES = [*DOMAIN, "throughput/**/*"]
-TESTBED = [*DOMAIN, "throughput/_clean.py", "throughput/_emulated.py", "emulator/**/*"]
-READERS = [*DOMAIN, *(f"traces/_{name}.py" for name in ["files", "jobs", "report"])]
-REFERENCE = [*READERS, "throughput/_reference.py"]
-GENERATOR = [
-    *REFERENCE,
-    *(f"traces/_{name}.py" for name in ["generate", "statistics", "transform"]),
-    "traces/presets/*",
-]
-PERF = [*DOMAIN, "perf/**/*"]
-PLOTS = ["units.py", "errors.py", "logs.py", "tables/**/*", "plots/**/*"]
-PAPER = "papers/morphling"
-TABLE2 = [*PERF, f"{PAPER}/_table2.py", f"{PAPER}/_published.py"]
-FIG7 = [*PERF, *(f"{PAPER}/_{name}.py" for name in ["fig7", "names", "online", "published"])]
-TRAINING = [*PERF, "runtime/**/*", "training/**/*", "profiling/**/*"]
-MEASURED = [*FIG7, f"{PAPER}/_table2.py", f"{PAPER}/_measured.py"]
-FIG8 = [*DOMAIN, f"{PAPER}/_fig8.py", f"{PAPER}/_published.py"]
-EXECUTOR = [*DOMAIN, "runtime/**/*", "training/**/*"]
-LIVE = [*TRAINING, "live/**/*", "traces/**/*", "throughput/**/*", "sim/**/*", "policies/**/*", "metrics/**/*"]
-FIG9_CODE = [*EXECUTOR, f"{PAPER}/_fig9.py", f"{PAPER}/_published.py"]
-JOB_LISTS = [*GENERATOR, "throughput/_register.py", f"{PAPER}/_names.py", f"{PAPER}/_workloads.py"]
-PREDICTIONS = [
-    *READERS,
-    *PERF,
-    *(f"sim/_{name}.py" for name in ["catalogue", "configuration"]),
-    *(f"{PAPER}/_{name}.py" for name in ["lists", "predictions"]),
-]
-SIMULATION = [
-    *PREDICTIONS,
-    "throughput/_reference.py",
-    *("sim/**/*", "policies/**/*", "metrics/**/*"),
-    *(f"{PAPER}/_{name}.py" for name in ["bench", "open"]),
-]
-COMPARISON = [*SIMULATION, f"{PAPER}/_names.py", f"{PAPER}/_table4.py"]
-STUDIES = [*SIMULATION, *JOB_LISTS, f"{PAPER}/_bands.py", f"{PAPER}/_studies.py"]
-CLAIMS = [
-    *DOMAIN,
-    *(
-        f"{PAPER}/{name}"
-        for name in [
-            "_claims.py",
-            "_checks.py",
-            "_cluster_checks.py",
-            "_fig9.py",
-            "_finding.py",
-            "_names.py",
-            "_published.py",
-            "claims.csv",
-        ]
-    ),
-]
-CURVES = [*PLOTS, "presets.py", "plans/**/*", "workloads/**/*", "hardware/**/*", f"{PAPER}/_curves.py"]
 
 # Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
 NEEDS = {
@@ -113,33 +47,14 @@ TABLES = [
     ]
     if name not in LEFT_OUT
 ]
-SIMULATED_FIGURES = [
-    "table4",
-    "ablation",
-    "jct_cdf",
-    "allocation",
-    "gantt",
-    "load",
-    "large_models",
-    "rounds",
-    "scale",
-]
-FIGURES = [
-    name
-    for name in [
-        "table2",
-        "prediction",
-        "sensitivity",
-        "sensitivity_cpu",
-        "fig7",
-        "fig8",
-        *SIMULATED_FIGURES,
-    ]
-    if name not in LEFT_OUT
-]
+PAPERS = ["morphling"]
+FIGURES = {paper: figures(paper) for paper in PAPERS}
 
 # Tables that no statement is about.
-UNJUDGED = {"table2_rows", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
+UNJUDGED = {
+    *("table2_rows", "table2_summary", "rounds", "rounds_summary", "scale"),
+    *("load_summary", "large_models_summary"),
+}
 JUDGED = [name for name in TABLES if name not in UNJUDGED]
 
 SIM = SETTINGS.morphling.simulation
@@ -149,24 +64,14 @@ ABLATIONS = ("-e", "-r", "-n")
 
 wildcard_constraints:
     source="emulated|published|measured",
+    paper="|".join(PAPERS),
 
 
-@cache
-def code_hash(script, *patterns):
-    """Return the sha256 over a workflow script and the files of the package that match a pattern.
-
-    As a parameter it makes jobs run again when that code changes, and only then: path and content count,
-    modification times do not (profiles/default turns off the trigger that looks at those of scripts).
-    """
-    base = Path(workflow.basedir)
-    root = base / "src" / "makespan"
-    found = {path for pattern in patterns for path in root.glob(pattern)}
-    digest = hashlib.sha256()
-    for path in [base / "workflow" / "scripts" / f"{script}.py", *sorted(found)]:
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(base)}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def code_hash(script, *more, chosen=None):
+    """Return the hash of the code that a workflow script uses; see makespan.config.code_hash."""
+    return config_code_hash(
+        Path(workflow.basedir, "workflow", "scripts", f"{script}.py"), *more, chosen=chosen
+    )
 
 
 def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
@@ -202,7 +107,9 @@ def morphling_products(source):
     return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
         "results/{source}/morphling/figures/{figure}.{kind}",
         source=source,
-        figure=FIGURES,
+        figure=[
+            name for name, entry in FIGURES["morphling"].items() if name not in LEFT_OUT and not entry.sources
+        ],
         kind=["pdf", "png", "csv"],
     )
 
@@ -237,22 +144,28 @@ LIVE_TABLE = "results/measured/morphling/live.csv"
 
 
 def claim_tables(wildcards):
-    """Return the tables that decide the claims of a source, by name."""
+    """Return the tables that decide the claims of a paper for a source, by name."""
     names = [] if is_profiled(wildcards.source) else list(JUDGED)
     names += ["fig9"] if wildcards.source == "measured" else []
     # Not built by default: it needs all cores for itself for a few minutes.
     names += ["live"] if wildcards.source == "measured" and Path(LIVE_TABLE).is_file() else []
-    return {name: f"results/{wildcards.source}/morphling/{name}.csv" for name in names}
+    tables = {name: f"results/{wildcards.source}/{wildcards.paper}/{name}.csv" for name in names}
+    return tables | {"table4_published": f"config/published/{wildcards.paper}_table4.csv"}
+
+
+def claim_ledgers(source):
+    """Return the ledgers of a source, one a paper."""
+    return expand("results/{source}/{paper}/claims.csv", source=source, paper=PAPERS)
 
 
 def products(source):
     """Return everything that is built for one source."""
     if is_profiled(source):
-        return [*profile_products(), *training_products(), "results/measured/claims.csv"]
+        return [*profile_products(), *training_products(), *claim_ledgers("measured")]
     return [
         *morphling_products(source),
         *(training_products() if source == "measured" else []),
-        f"results/{source}/claims.csv",
+        *claim_ledgers(source),
         f"results/{source}/provenance.json",
     ]
 
@@ -297,14 +210,9 @@ def measured_files(wildcards):
     return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
 
 
-def in_report(path, name, title):
-    """Mark a file for the report, with the caption of its figure."""
-    return report(
-        path,
-        caption=f"../workflow/report/morphling_{name}.rst",
-        category="Morphling",
-        labels={"figure": title, "source": "{source}"},
-    )
+def figure_of(wildcards):
+    """Return the entry of a figure."""
+    return FIGURES[wildcards.paper][wildcards.figure]
 
 
 FIG9 = SETTINGS.morphling.fig9

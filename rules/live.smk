@@ -21,6 +21,6 @@ rule morphling_live:
         policy="morphling",
         workload="live-small",
         slots=LIVE_SLOTS,
-        code=code_hash("morphling_live", *LIVE),
+        code=code_hash("morphling_live", chosen=["morphling"]),
     script:
         "../workflow/scripts/morphling_live.py"

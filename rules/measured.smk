@@ -33,7 +33,7 @@ rule profile_environment:
         processes=PROFILE_PAIR,
         cpu_threads=PROFILE.cpu_threads,
         device=PROFILE.device,
-        code=code_hash("profile_environment", *TRAINING),
+        code=code_hash("profile_environment"),
     script:
         "../workflow/scripts/profile_environment.py"
 
@@ -60,7 +60,7 @@ rule profile_points:
         environment=lambda wildcards, input: input.environment or PROFILE.environment,
         points=profile_texts,
         procedure=PROFILE_PROCEDURE,
-        code=code_hash("profile_points", *TRAINING),
+        code=code_hash("profile_points"),
     script:
         "../workflow/scripts/profile_points.py"
 
@@ -91,7 +91,7 @@ rule profile_nodes:
         environment=lambda wildcards, input: input.environment or PROFILE.environment,
         points=profile_texts,
         procedure=PROFILE_PROCEDURE,
-        code=code_hash("profile_nodes", *TRAINING),
+        code=code_hash("profile_nodes"),
     script:
         "../workflow/scripts/profile_nodes.py"
 
@@ -115,7 +115,7 @@ rule profile_collect:
         mem_mb=1000,
         runtime=5,
     params:
-        code=code_hash("profile_collect", *TRAINING),
+        code=code_hash("profile_collect"),
     script:
         "../workflow/scripts/profile_collect.py"
 
@@ -142,7 +142,7 @@ rule profile_fit_models:
     params:
         environment=lambda wildcards, input: input.environment or PROFILE.environment,
         forms=list(SETTINGS.performance_model.forms),
-        code=code_hash("profile_fit_models", *MEASURED),
+        code=code_hash("profile_fit_models"),
     script:
         "../workflow/scripts/profile_fit_models.py"
 
@@ -165,7 +165,7 @@ rule profile_fig7:
     params:
         environment=lambda wildcards, input: input.environment or PROFILE.environment,
         form=SETTINGS.performance_model.experiment_form,
-        stages=[stage.model_dump() for stage in PROFILE.stages],
-        code=code_hash("profile_fig7", *MEASURED),
+        stages=[stage.model_dump() for stage in SETTINGS.morphling.fig7.profiled_stages],
+        code=code_hash("profile_fig7"),
     script:
         "../workflow/scripts/profile_fig7.py"

@@ -26,7 +26,7 @@ rule morphling_fit_models:
     params:
         cluster=SETTINGS.cluster,
         forms=list(SETTINGS.performance_model.forms),
-        code=code_hash("morphling_fit_models", *TABLE2),
+        code=code_hash("morphling_fit_models"),
     script:
         "../workflow/scripts/morphling_fit_models.py"
 
@@ -48,7 +48,7 @@ rule morphling_table2:
         mem_mb=1000,
         runtime=10,
     params:
-        code=code_hash("morphling_table2", *TABLE2),
+        code=code_hash("morphling_table2"),
     script:
         "../workflow/scripts/morphling_table2.py"
 
@@ -73,7 +73,7 @@ rule morphling_sensitivity:
         form=SETTINGS.performance_model.experiment_form,
         max_gpus=SETTINGS.morphling.sensitivity.max_gpus,
         cpu_threads=list(SETTINGS.morphling.sensitivity.cpu_threads),
-        code=code_hash("morphling_sensitivity", *PERF, "papers/morphling/_sensitivity.py"),
+        code=code_hash("morphling_sensitivity"),
     script:
         "../workflow/scripts/morphling_sensitivity.py"
 
@@ -97,7 +97,7 @@ rule morphling_fig7:
         cluster=SETTINGS.cluster,
         form=SETTINGS.performance_model.experiment_form,
         stages=[stage.model_dump() for stage in SETTINGS.morphling.fig7.stages],
-        code=code_hash("morphling_fig7", *FIG7),
+        code=code_hash("morphling_fig7"),
     script:
         "../workflow/scripts/morphling_fig7.py"
 
@@ -120,6 +120,6 @@ rule morphling_fig8:
     params:
         gpus=SETTINGS.morphling.fig8.gpus,
         workloads=list(SETTINGS.morphling.fig8.workloads),
-        code=code_hash("morphling_fig8", *FIG8),
+        code=code_hash("morphling_fig8"),
     script:
         "../workflow/scripts/morphling_fig8.py"

@@ -1,31 +1,8 @@
-# What stands beside all results of a source: the ledger of claims and what the results were made with.
+# What the results of a source were made with.
 
 
 localrules:
-    evaluate_claims,
     write_provenance,
-
-
-rule evaluate_claims:
-    input:
-        unpack(claim_tables),
-        table4_published="config/published/morphling_table4.csv",
-    output:
-        claims="results/{source}/claims.csv",
-    log:
-        "logs/{source}/evaluate_claims.log",
-    benchmark:
-        "benchmarks/results/{source}/evaluate_claims.tsv"
-    conda:
-        CPU
-    resources:
-        mem_mb=1000,
-        runtime=5,
-    params:
-        form=SETTINGS.performance_model.experiment_form,
-        code=code_hash("evaluate_claims", *CLAIMS),
-    script:
-        "../workflow/scripts/evaluate_claims.py"
 
 
 rule write_provenance:
@@ -42,6 +19,6 @@ rule write_provenance:
         runtime=5,
     params:
         settings=SETTINGS.model_dump(mode="json"),
-        code=code_hash("write_provenance", "**/*"),
+        code=code_hash("write_provenance"),
     script:
         "../workflow/scripts/write_provenance.py"

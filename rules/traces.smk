@@ -17,7 +17,7 @@ rule emulate_throughput:
         workloads=list(SETTINGS.morphling.workloads),
         cluster=SETTINGS.cluster,
         options=SETTINGS.throughput.emulated.model_dump(),
-        code=code_hash("emulate_throughput", *TESTBED),
+        code=code_hash("emulate_throughput"),
     script:
         "../workflow/scripts/emulate_throughput.py"
 
@@ -41,7 +41,7 @@ rule import_published:
         workloads=list(SETTINGS.morphling.workloads),
         directory=lambda wildcards: str(published_directory(SETTINGS)),
         default_cpu_threads=SETTINGS.throughput.published.default_cpu_threads,
-        code=code_hash("import_published", *TRACES),
+        code=code_hash("import_published"),
     script:
         "../workflow/scripts/import_published.py"
 
@@ -63,7 +63,7 @@ rule import_measured:
     params:
         workloads=list(SETTINGS.morphling.workloads),
         directory=SETTINGS.throughput.measured.directory,
-        code=code_hash("import_measured", *TRACES),
+        code=code_hash("import_measured"),
     script:
         "../workflow/scripts/import_measured.py"
 

@@ -1,17 +1,19 @@
 """Statements of the Morphling paper on complete runs of the experiments, for both built-in sources."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from makespan.claims import judge, read_targets
 from makespan.hardware import cluster
 from makespan.papers.morphling import (
-    evaluate_claims,
+    LEDGER,
     fig7,
     fig8,
     fit_workload,
-    read_claims,
     read_published,
     sensitivity,
     table2,
@@ -22,6 +24,7 @@ from makespan.throughput import EmulatedSource, PublishedSource, read_register
 
 pytestmark = pytest.mark.claims
 
+TARGETS = Path(__file__).parents[2] / "benchmarks" / "targets.csv"
 CLUSTER, FORM = "a800-64", "extended"
 TABLE2 = ["vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30"]
 STAGES = [
@@ -50,7 +53,7 @@ def run(source, root):
         "fig7": fig7(frames["llama7_b16"], STAGES, cells["fig7"], CLUSTER, FORM),
         "fig8": fig8({key: frames[key] for key in ("roberta", "t5_3B")}, 4, cells["fig8"]),
     }
-    claims = evaluate_claims(tables, source.name, FORM)
+    claims = judge(LEDGER, tables, source.name, {"form": FORM})
     return SimpleNamespace(tables=tables, rows=rows, claims=claims)
 
 
@@ -65,44 +68,13 @@ def published(root, published_dir):
     return run(PublishedSource(published_dir, 12, register), root)
 
 
-def verdicts(run):
-    keys = read_claims()["check"] + " " + read_claims()["subject"]
-    return dict(zip(keys.str.strip(), run.claims["verdict"], strict=True))
-
-
-def not_holding(run):
-    """Name the statements that fail; those that belong to later work or another source do not count."""
-    return {name for name, verdict in verdicts(run).items() if verdict == "fails"}
-
-
-def test_published_source_every_statement_holds_but_the_one_that_rests_on_half_a_batch(published):
-    assert not_holding(published) == {"fig8_gain clean_speedup"}
-    judged = set(verdicts(published).values())
-    assert judged == {"holds", "fails", "not run"}
-
-
-def test_published_source_only_simulations_and_later_work_are_not_judged(published):
-    waiting = published.claims[published.claims["verdict"] == "not run"]
-    assert set(waiting["artifact"]) == {"Table 4", "Load study", "Simulator fidelity", "Fig. 9", "Live run"}
-
-
-def test_emulated_source_statements_of_both_micro_benchmarks_hold(emulated):
-    found = verdicts(emulated)
-    for check in (
-        "fig7_never_slower",
-        "fig7_always_runs",
-        "fig7_plan_changes",
-        "fig7_cpu_speedup",
-        "fig8_more_gpus t5_3B/roberta",
-        "fig8_gain speedup",
-        "best_family_changes",
-    ):
-        assert found[check] == "holds", check
-
-
-def test_emulated_source_errors_stay_within_the_claimed_bound_except_for_t5(emulated):
-    # Model-parallel plans of the emulated T5 cover far more degrees than the three sampled rows.
-    assert not_holding(emulated) <= {"worst_family_error t5"}
+@pytest.mark.parametrize("source", ["emulated", "published"])
+def test_statements_hold_on_complete_runs_unless_they_are_marked(source, request):
+    claims = request.getfixturevalue(source).claims
+    marked = LEDGER.statements()["fails_on"].str.split().map(lambda names: source in names)
+    judged = claims["verdict"] != "not run"
+    assert set(claims["artifact"][judged]) == {"Table 2", "Sensitivity curves", "Fig. 7", "Fig. 8"}
+    assert (claims["verdict"] == "fails").equals(marked & judged)
 
 
 def test_published_source_fig7_and_fig8_equal_the_paper(published):
@@ -120,20 +92,16 @@ def test_published_source_fig7_and_fig8_equal_the_paper(published):
     assert shares["gpus"].tolist() == shares["published_gpus"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("column", "scope", "limit"),
-    [
-        ("avg_error_pct", "all but vit", 3.5),
-        ("p95_error_pct", "all but vit", 10.0),
-        ("max_error_pct", "all but vit", 16.0),
-        ("regret_mean_pct", "all", 0.4),
-        ("regret_max_pct", "all", 5.5),
-    ],
-)
-def test_published_source_extended_form_reaches_its_targets(published, column, scope, limit):
-    summary = published.tables["table2_summary"].set_index(["scope", "form"])
-    assert summary.loc[(scope, "extended"), column] <= limit
-    assert summary.loc[(scope, "extended"), column] < summary.loc[(scope, "published"), column]
+GOALS = [goal for goal in read_targets(TARGETS) if goal.table == "published/morphling/table2_summary"]
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal.column)
+def test_published_source_extended_form_reaches_its_goals(published, goal):
+    summary = published.tables["table2_summary"]
+    extended = goal.value(summary)
+    assert goal.is_met(extended)
+    rows = goal.rows.replace("form=extended", "form=published")
+    assert extended < replace(goal, rows=rows).value(summary)
 
 
 def test_validated_rows_were_not_fitted_and_every_row_is_accounted_for(published):

@@ -9,6 +9,7 @@ from makespan.plans import (
     ExecutionPlan,
     Placement,
     PlanFamily,
+    chunk_layers,
     enumerate_placements,
     enumerate_plans,
     read_plan,
@@ -27,18 +28,56 @@ def test_a_placement_does_not_know_the_order_of_its_nodes(nodes: list[int], rand
     assert Placement.parse(Placement(tuple(nodes)).text) == Placement(tuple(nodes))
 
 
-@given(degree, degree, degree, st.integers(1, 8))
-def test_degrees_survive_the_notation(pp: int, tp: int, dp: int, per_replica: int) -> None:
-    plan = ExecutionPlan(
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        global_batch_size=dp * per_replica,
-        micro_batch_size=per_replica,
-        family=PlanFamily.TP_PP if dp == 1 else PlanFamily.DP_TP_PP,
+@st.composite
+def plans(draw: st.DrawFn) -> ExecutionPlan:
+    """Draw any plan that `ExecutionPlan` accepts."""
+    fields = {name: draw(degree) for name in ("dp", "tp", "pp")}
+    fields |= {name: draw(st.integers(1, 5)) for name in ("micro_batch_size", "grad_accum_steps")}
+    batch = fields["dp"] * fields["micro_batch_size"] * fields["grad_accum_steps"]
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved"]))
+    interleave = draw(st.integers(1, 3)) if schedule == "interleaved" else 1
+    chunks = fields["pp"] * interleave
+    zero_stage = draw(st.integers(0, 3))
+    return ExecutionPlan(
+        **fields,
+        global_batch_size=batch,
+        zero_stage=zero_stage,
+        offload=draw(st.booleans()) and zero_stage > 0,
+        checkpoint_fraction=draw(st.sampled_from([0.0, 1.0]) | st.floats(0, 1)),
+        checkpoint_method=draw(st.sampled_from(["full", "selective"])),
+        schedule=schedule,
+        interleave=interleave,
+        cpu_threads=draw(st.integers(1, 96)),
+        sequence_parallel=draw(st.booleans()),
+        partition=draw(st.none() | st.tuples(*[st.integers(1, 9)] * chunks)),
+        family=draw(st.none() | st.sampled_from(_families(**fields))),
     )
-    again = read_plan(write_plan(plan), n_gpus=pp * tp * dp, global_batch_size=plan.global_batch_size)
-    assert again == plan
+
+
+def _families(dp: int, tp: int, pp: int, **_: int) -> list[PlanFamily | None]:
+    if dp > 1:
+        return [None, PlanFamily.DP_TP_PP]
+    return [None, PlanFamily.TP_PP] + ([PlanFamily.TP_GA] if pp == 1 else [])
+
+
+@given(plans())
+def test_reading_what_was_written_gives_an_equal_plan(plan: ExecutionPlan) -> None:
+    beside = {"n_gpus": plan.n_gpus, "global_batch_size": plan.global_batch_size}
+    assert read_plan(write_plan(plan), **beside) == plan
+    text = write_plan(plan, cpu_threads=plan.cpu_threads)
+    assert "cpu" not in text
+    assert read_plan(text, **beside, cpu_threads=plan.cpu_threads) == plan
+    assert write_plan(read_plan(write_plan(plan), **beside)) == write_plan(plan)
+
+
+@given(plans(), st.integers(0, 40))
+def test_chunks_hold_every_layer_once(plan: ExecutionPlan, more: int) -> None:
+    n_layers = sum(plan.partition) if plan.partition else plan.n_chunks + more
+    chunks = chunk_layers(n_layers, plan)
+    assert [layer for chunk in chunks for layer in chunk] == list(range(n_layers))
+    assert len(chunks) == plan.pp * plan.interleave and all(chunks)
+    if plan.partition is None:
+        assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 8))

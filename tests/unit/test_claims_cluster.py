@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from makespan.papers.morphling import evaluate_claims, read_claims
+from makespan.claims import judge
+from makespan.papers.morphling import LEDGER
 
 
 def table4(**changes):
@@ -68,11 +69,10 @@ def cells():
     return table.assign(reading="printed", restart_delay_s=260.0, interval_s=60.0)
 
 
-def verdict(check, subject, tables, source="published"):
-    result = evaluate_claims(tables, source, "extended")
-    rows = read_claims()
+def verdict(check, subject, tables):
+    rows = LEDGER.statements()
     (place,) = rows.index[(rows["check"] == check) & (rows["subject"] == subject)]
-    found = result.loc[place]
+    found = judge(LEDGER, tables, "published", {}).loc[place]
     return found["verdict"], found["reproduced"], found["note"]
 
 
@@ -86,32 +86,6 @@ def test_rivals_are_beaten_on_every_trace_or_not():
     alone = table4()
     alone = alone[alone["policy"].str.startswith("morphling")]
     assert verdict("beats_rivals", "avg_jct_s", {"table4": alone})[0] == "not run"
-
-
-@pytest.mark.parametrize(("own", "expected"), [(1100.0, "holds"), (1500.0, "fails")])
-def test_ratios(own, expected):
-    tables = {"table4": table4(morphling_work=own)}
-    assert verdict("ratio", "base/260/synergy/morphling-work", tables)[0] == expected
-    gone = table4()
-    assert (
-        verdict("ratio", "base/78/sia/morphling-work", {"table4": gone[gone["policy"] != "sia"]})[0]
-        == "not run"
-    )
-
-
-def test_targets_of_the_file_and_of_shifted_arrivals():
-    tables = {"table4": table4(morphling_work=1200.0), "perturbed": perturbed()}
-    good = [row for row in read_claims()["statement"] if "target (good)" in row]
-    assert len(good) == 8
-    result = evaluate_claims(tables, "published", "extended").set_index("statement")
-    assert result.loc["target (must): average JCT of morphling-work on base at 260 s", "verdict"] == "holds"
-    assert result.loc["target (good): average JCT of morphling-work on base at 260 s", "verdict"] == "fails"
-    subject = "base/260/morphling-work/avg_jct_s"
-    assert verdict("perturbed_at_most", subject, tables)[:2] == ("holds", "1100 s, standard deviation 50 s")
-    assert verdict("perturbed_at_most", subject, {"perturbed": perturbed(1301.0)})[0] == "fails"
-    assert verdict("perturbed_at_most", subject, {"perturbed": perturbed().iloc[:0]})[0] == "not run"
-    emulated = verdict("perturbed_at_most", subject, tables, source="emulated")
-    assert emulated[0] == "not run" and "applies to source published" in emulated[2]
 
 
 def test_guarantees_and_repetitions():

@@ -4,10 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from makespan.errors import TraceError
-from makespan.papers.morphling import CLAIM_TABLES, evaluate_claims, read_claims
-from makespan.papers.morphling import _claims as ledger
-from makespan.tables import CLAIMS
+from makespan.claims import judge
+from makespan.papers.morphling import LEDGER
 
 
 def table2(**errors):
@@ -16,21 +14,6 @@ def table2(**errors):
     table = pd.DataFrame(rows, columns=["model", "plan_family", "form", "avg_error_pct"])
     return table.assign(
         avg_error_pct=[errors.get(m, e) for m, e in zip(table.model, table.avg_error_pct, strict=False)]
-    )
-
-
-def summary(average=3.4):
-    return pd.DataFrame(
-        {
-            "scope": ["all", "all but vit"],
-            "form": "extended",
-            "avg_error_pct": [4.0, average],
-            "p95_error_pct": [12.0, 9.0],
-            "max_error_pct": [40.0, 15.0],
-            "avg_error_all_rows_pct": [9.0, 8.0],
-            "regret_mean_pct": 0.3,
-            "regret_max_pct": 7.0,
-        }
     )
 
 
@@ -90,125 +73,87 @@ def curves(n_changing):
     return {"sensitivity": curve, "sensitivity_families": families}
 
 
-def verdicts(tables, source="published", form="extended"):
-    result = evaluate_claims(tables, source, form)
-    return dict(
-        zip(read_claims()["check"] + "|" + read_claims()["subject"], result.to_dict("records"), strict=False)
-    )
-
-
-def judge(check, tables, subject="", **options):
-    found = verdicts(tables, **options)[f"{check}|{subject}"]
+def judged(check, tables, subject="", source="published", form="extended"):
+    """Return verdict, value and note of the statement with that check and subject."""
+    rows = LEDGER.statements()
+    (place,) = rows.index[(rows["check"] == check) & (rows["subject"] == subject)]
+    found = judge(LEDGER, tables, source, {"form": form}).loc[place]
     return found["verdict"], found["reproduced"], found["note"]
 
 
-def test_ledger_is_complete_and_follows_the_schema():
-    result = evaluate_claims({}, "emulated", "extended")
-    assert list(result.columns) == CLAIMS.names
+def test_without_tables_every_statement_says_what_is_missing():
+    result = judge(LEDGER, {}, "emulated", {"form": "extended"})
     assert set(result["paper"]) == {"Morphling"}
     assert set(result["verdict"]) == {"not run"}
     assert (result["note"] != "").all()
-    models = [row for row in read_claims()["subject"] if row in ("vit", "t5", "llama30")]
-    assert len(models) == 3
-    assert not result.duplicated(["artifact", "statement"]).any()
-
-
-def test_tables_that_were_not_built_are_named():
-    verdict, reproduced, note = judge("fig8_gain", {}, "speedup")
-    assert (verdict, reproduced) == ("not run", "")
-    assert note == "no table fig8 of the paper's models"
-    assert set(CLAIM_TABLES) >= {"table2", "fig7", "fig8"}
-
-
-def test_what_comes_later_says_why():
-    verdict, _, note = judge("later", {"fig7": fig7()})
-    assert verdict == "not run" and note
+    assert judged("fig8_gain", {}, "speedup")[2] == "no table fig8 of the paper's models"
 
 
 def test_worst_family_of_the_experiments_form_decides():
-    assert judge("worst_family_error", {"table2": table2()}, "vit")[:2] == (
+    assert judged("worst_family_error", {"table2": table2()}, "vit")[:2] == (
         "holds",
         "worst 6.000 % (GC, 2 families)",
     )
-    assert judge("worst_family_error", {"table2": table2()}, "vit", form="published")[0] == "fails"
-    assert judge("worst_family_error", {"table2": table2(vit=10.01)}, "vit")[0] == "fails"
-    assert judge("worst_family_error", {"table2": table2(vit=10.0)}, "vit")[0] == "holds"
-    verdict, _, note = judge("worst_family_error", {"table2": table2()}, "t5")
+    assert judged("worst_family_error", {"table2": table2()}, "vit", form="published")[0] == "fails"
+    assert judged("worst_family_error", {"table2": table2(vit=10.01)}, "vit")[0] == "fails"
+    assert judged("worst_family_error", {"table2": table2(vit=10.0)}, "vit")[0] == "holds"
+    verdict, _, note = judged("worst_family_error", {"table2": table2()}, "t5")
     assert (verdict, note) == ("holds", "no held-out rows: DP+TP+PP")
-    assert judge("worst_family_error", {"table2": table2()}, "gpt2")[0] == "not run"
-
-
-def test_targets_of_the_extended_form():
-    tables = {"table2_summary": summary()}
-    subject = "all but vit/avg_error_pct"
-    assert judge("summary", tables, subject)[:2] == ("holds", "3.40 %")
-    assert "with flagged rows 8.00 %" in judge("summary", tables, subject)[2]
-    assert judge("summary", {"table2_summary": summary(3.6)}, subject)[0] == "fails"
-    assert judge("summary", tables, "all/regret_max_pct")[0] == "fails"
-    assert judge("summary", tables, subject, form="published")[0] == "not run"
-    verdict, _, note = judge("summary", tables, subject, source="emulated")
-    assert verdict == "not run" and "applies to source published" in note
+    assert judged("worst_family_error", {"table2": table2()}, "gpt2")[0] == "not run"
 
 
 def test_fig7_never_slower():
-    assert judge("fig7_never_slower", {"fig7": fig7()})[:2] == ("holds", "5 of 5 stages")
+    assert judged("fig7_never_slower", {"fig7": fig7()})[:2] == ("holds", "5 of 5 stages")
     slow = fig7(times=[1.4, 1.803, 5.107, 66.0, 46.0])
-    verdict, reproduced, note = judge("fig7_never_slower", {"fig7": slow})
+    verdict, reproduced, note = judged("fig7_never_slower", {"fig7": slow})
     assert (verdict, reproduced) == ("fails", "4 of 5 stages")
     assert note == "4x8: 0.933 of the best"
 
 
 def test_fig7_always_runs():
-    assert judge("fig7_always_runs", {"fig7": fig7()})[0] == "holds"
+    assert judged("fig7_always_runs", {"fig7": fig7()})[0] == "holds"
     stopped = fig7(times=[1.165, 1.803, 5.107, 0.0, 46.0])
-    assert judge("fig7_always_runs", {"fig7": stopped})[:2] == ("fails", "4 of 5 stages")
+    assert judged("fig7_always_runs", {"fig7": stopped})[:2] == ("fails", "4 of 5 stages")
 
 
 def test_fig7_plan_changes():
-    verdict, reproduced, note = judge("fig7_plan_changes", {"fig7": fig7()})
+    verdict, reproduced, note = judged("fig7_plan_changes", {"fig7": fig7()})
     assert (verdict, reproduced) == ("holds", "3 changes")
     assert note.startswith("244 -> 441 -> 221")
-    assert judge("fig7_plan_changes", {"fig7": fig7(plans=["244", "244", "221", "ga", "ga"])})[0] == "fails"
+    assert judged("fig7_plan_changes", {"fig7": fig7(plans=["244", "244", "221", "ga", "ga"])})[0] == "fails"
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(46.0, "holds"), (55.0, "holds"), (55.1, "fails")])
 def test_fig7_cpu_speedup(last, verdict):
     table = fig7(times=[1.165, 1.803, 5.107, 66.0, last])
-    assert judge("fig7_cpu_speedup", {"fig7": table})[0] == verdict
+    assert judged("fig7_cpu_speedup", {"fig7": table})[0] == verdict
 
 
 def test_fig7_cpu_speedup_needs_a_run_to_compare_with():
     table = fig7(times=[1.165, 1.803, 5.107, 0.0, 46.0])
-    assert judge("fig7_cpu_speedup", {"fig7": table})[0] == "not run"
+    assert judged("fig7_cpu_speedup", {"fig7": table})[0] == "not run"
 
 
 def test_equality_with_the_paper_is_exact_for_times_and_rounded_for_speedups():
-    assert judge("fig7_equals_published", {"fig7": fig7()})[:2] == ("holds", "10 of 10 cells")
+    assert judged("fig7_equals_published", {"fig7": fig7()})[:2] == ("holds", "10 of 10 cells")
     off = fig7(times=[1.1650001, 1.803, 5.107, 66.0, 46.0])
-    assert judge("fig7_equals_published", {"fig7": off})[:2] == ("fails", "9 of 10 cells")
-    assert judge("fig8_equals_published", {"fig8": fig8()})[:2] == ("holds", "4 of 4 cells")
-    assert judge("fig8_equals_published", {"fig8": fig8((0.54, 0.251, 0.5454, 0.8852))})[0] == "fails"
-    assert judge("fig7_equals_published", {"fig7": fig7()}, source="emulated")[0] == "not run"
+    assert judged("fig7_equals_published", {"fig7": off})[:2] == ("fails", "9 of 10 cells")
+    assert judged("fig8_equals_published", {"fig8": fig8()})[:2] == ("holds", "4 of 4 cells")
+    assert judged("fig8_equals_published", {"fig8": fig8((0.54, 0.251, 0.5454, 0.8852))})[0] == "fails"
+    assert judged("fig7_equals_published", {"fig7": fig7()}, source="emulated")[0] == "not run"
 
 
 def test_fig8_division_and_gain():
     tables = {"fig8": fig8()}
-    assert judge("fig8_more_gpus", tables, "t5_3B/roberta")[:2] == ("holds", "3 and 1")
-    assert judge("fig8_more_gpus", {"fig8": fig8(gpus=(2, 2, 2, 2))}, "t5_3B/roberta")[0] == "fails"
-    assert judge("fig8_gain", tables, "speedup")[:2] == ("holds", "1.82x (1.43 against 0.79)")
-    assert judge("fig8_gain", tables, "clean_speedup")[0] == "fails"
+    assert judged("fig8_more_gpus", tables, "t5_3B/roberta")[:2] == ("holds", "3 and 1")
+    assert judged("fig8_more_gpus", {"fig8": fig8(gpus=(2, 2, 2, 2))}, "t5_3B/roberta")[0] == "fails"
+    assert judged("fig8_gain", tables, "speedup")[:2] == ("holds", "1.82x (1.43 against 0.79)")
+    assert judged("fig8_gain", tables, "clean_speedup")[0] == "fails"
     gap = {"fig8": fig8(clean=(0.534, 0.251, "", 0.8852))}
-    assert judge("fig8_gain", gap, "clean_speedup")[0] == "not run"
+    assert judged("fig8_gain", gap, "clean_speedup")[0] == "not run"
 
 
 @pytest.mark.parametrize(("n_changing", "verdict"), [(4, "holds"), (2, "holds"), (1, "fails")])
 def test_best_family_changes(n_changing, verdict):
-    found = judge("best_family_changes", curves(n_changing))
+    found = judged("best_family_changes", curves(n_changing))
     assert found[:2] == (verdict, f"{n_changing} of 4 models")
-
-
-def test_unknown_check_is_an_error(monkeypatch):
-    broken = read_claims().assign(check="guess")
-    monkeypatch.setattr(ledger, "read_claims", lambda: broken)
-    with pytest.raises(TraceError, match="unknown check 'guess'; accepted: at_most"):
-        ledger.evaluate_claims({}, "emulated", "extended")

@@ -1,103 +1,235 @@
-"""The code that a rule hashes is the code that its script uses, found by following imports."""
+"""The code that a rule hashes is the code that its script uses."""
 
-import ast
+import importlib.util
+import json
 import re
-from functools import cache
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from makespan.config import code_hash, used_code
+
 ROOT = Path(__file__).parents[2]
-SRC = ROOT / "src"
-PACKAGE = SRC / "makespan"
-RULE_FILES = sorted((ROOT / "rules").glob("*.smk"))
-RULE = re.compile(r"^ *rule (\w+):\n(.*?)(?=^ *rule |\Z)", re.DOTALL | re.MULTILINE)
+SCRIPTS = {path.stem: path for path in sorted((ROOT / "workflow" / "scripts").glob("*.py"))}
+CODE = ROOT / "src" / "makespan" / "config" / "_code.py"
+
+TOY = {
+    "__init__.py": "",
+    "face/__init__.py": "from toy.face._one import ONE, f\nfrom toy.face._two import TWO\n",
+    "face/_one.py": "from toy.low import LEAF, OTHER\n\nONE = LEAF\nSPARE = OTHER\n\ndef f(): return 1\n",
+    "face/_two.py": "TWO = 2\n",
+    "low.py": "LEAF = 1\nOTHER = 2\n",
+    "worker.py": "from toy.face import TWO\n\nprint(TWO)\n",
+    "launch.py": 'def start():\n    return ["python", "-m", "toy.worker"]\n',
+    "lazy.py": "def late():\n    from toy.face import TWO\n    return TWO\n",
+    "registry.py": 'MODULES = {"one": "toy.face._one", "two": "toy.face._two"}\n\ndef find(n): MODULES[n]\n',
+    "data/__init__.py": "",
+    "data/presets/a.toml": "a = 1\n",
+    "data/_read.py": '_PACKAGE = "toy.data"\n\ndef read():\n    return _PACKAGE\n',
+}
 
 
-def pattern_lists():
-    """Return the named lists of patterns in ``rules/common.smk``."""
-    text = (ROOT / "rules" / "common.smk").read_text()
-    block = re.search(r"^DOMAIN = .*?(?=^#)", text, re.DOTALL | re.MULTILINE).group()
-    lists = {}
-    exec(block, lists)
-    return lists
+@pytest.fixture
+def toy(tmp_path):
+    """Return a function that writes a toy package and a script, and lists what the script uses."""
+    for name, text in {**TOY, "config/_code.py": CODE.read_text()}.items():
+        path = tmp_path / "toy" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def used(script, *more, edit=None, **options):
+        if edit:
+            name, old, new = edit
+            path = tmp_path / "toy" / name
+            path.write_text(path.read_text().replace(old, new) if old else path.read_text() + new)
+        (tmp_path / "script.py").write_text(script)
+        code = fresh(tmp_path / "toy" / "config" / "_code.py")
+        return code.used_code(tmp_path / "script.py", *more, **options)
+
+    return used
 
 
-def hashed():
-    """Return rule name to script and the patterns of its ``code_hash``."""
-    lists, found = pattern_lists(), {}
-    for path in RULE_FILES:
-        for name, body in RULE.findall(path.read_text()):
-            script = re.search(r"scripts/(\w+\.py)", body).group(1)
-            arguments = re.search(r"code=code_hash\((.*?)\),\n", body, re.DOTALL)
-            hashed_script, *patterns = eval(f"[{arguments.group(1)}]", lists) if arguments else [None]
-            assert hashed_script in (None, script.removesuffix(".py")), name
-            found[name] = (script, patterns or None)
-    return found
+def fresh(path):
+    """Return the module at a path, imported anew."""
+    spec = importlib.util.spec_from_file_location("code_of_a_copy", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def module_file(name):
-    """Return the file of a module of the package, or None."""
-    base = SRC.joinpath(*name.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+def files(lines):
+    return {line.split()[0] for line in lines} - {"script.py"}
 
 
-@cache
-def imports(path):
-    """Return the (module, name) pairs of the package that a file imports; no name for whole modules."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "makespan":
-            found += [(node.module, alias.name) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found += [(alias.name, None) for alias in node.names if alias.name.split(".")[0] == "makespan"]
-    return tuple(found)
+ALL = {"face/_one.py", "face/_two.py", "low.py"}
 
 
-def defining_file(module, name):
-    """Follow re-exports to the file that defines a name."""
-    submodule = module_file(f"{module}.{name}") if name else None
-    if submodule is not None:
-        return submodule
-    path = module_file(module)
-    if path.name == "__init__.py":
-        for source, exported in imports(path):
-            if exported == name:
-                return defining_file(source, name)
-    return path
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("from toy.face import TWO\nprint(TWO)\n", {"face/_two.py"}),
+        ("from toy.face import ONE\nprint(ONE)\n", {"face/_one.py", "low.py"}),
+        ("from toy.face import f\nf()\n", {"face/_one.py"}),
+        ("from toy import face\nprint(face.TWO)\n", {"face/_two.py"}),
+        ("from toy import face\nprint(face)\n", {"face/__init__.py", *ALL}),
+        ("from toy.launch import start\nstart()\n", {"launch.py", "worker.py", "face/_two.py"}),
+        ("from toy.lazy import late\nlate()\n", {"lazy.py", "face/_two.py"}),
+        ("from toy.data._read import read\nread()\n", {"data/_read.py", "data/presets/a.toml"}),
+        ("from toy.registry import find\nfind('one')\n", {"registry.py", *ALL}),
+        ("import json\nprint(json)\n", set()),
+    ],
+)
+def test_imports_are_followed_to_what_defines_a_name_and_to_what_strings_name(toy, script, expected):
+    assert files(toy(script)) == expected
 
 
-def used_files(script):
-    """Return every file of the package that a script needs, however indirectly."""
-    waiting, seen = [script], set()
-    while waiting:
-        for module, name in imports(waiting.pop()):
-            path = defining_file(module, name)
-            if path not in seen:
-                seen.add(path)
-                waiting.append(path)
-    return seen
+def test_what_a_rule_names_is_followed_and_a_registry_gives_the_chosen_entries(toy):
+    assert files(toy("", "toy.face:TWO")) == {"face/_two.py"}
+    found = files(toy("from toy.registry import find\nfind('two')\n", chosen=["two"]))
+    assert found == {"registry.py", "face/_two.py"}
 
 
-HASHED = hashed()
+USES_ONE = "from toy.face import ONE\nprint(ONE)\n"
 
 
-def test_every_rule_but_the_download_hashes_its_code():
-    assert {name for name, (_, patterns) in HASHED.items() if patterns is None} == {"fetch_published"}
+@pytest.mark.parametrize(
+    ("edit", "counts"),
+    [
+        (("low.py", "LEAF = 1", "LEAF = 3"), True),
+        (("low.py", "OTHER = 2", "OTHER = 3"), False),
+        (("low.py", "", 'MORE = 4\n"""Four."""\n'), False),
+        (("low.py", "", "# why\n"), True),
+        (("low.py", "", "print(OTHER)\n"), True),
+        (("face/_one.py", "return 1", "return 2"), True),
+        (("face/_one.py", "LEAF, OTHER", "OTHER as LEAF, LEAF as OTHER"), True),
+        (("face/_two.py", "2", "3"), False),
+        (("face/__init__.py", "", "from toy.low import OTHER\n"), False),
+    ],
+)
+def test_an_edit_counts_where_it_is_reached_and_a_new_constant_beside_others_does_not(toy, edit, counts):
+    assert (toy(USES_ONE) != toy(USES_ONE, edit=edit)) is counts
 
 
-@pytest.mark.parametrize("name", sorted(name for name, (_, patterns) in HASHED.items() if patterns))
-def test_a_rule_hashes_all_code_that_its_script_uses(name):
-    script, patterns = HASHED[name]
-    covered = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    missing = used_files(ROOT / "workflow" / "scripts" / script) - covered
-    assert not sorted(str(path.relative_to(PACKAGE)) for path in missing)
+def test_touching_a_file_changes_no_hash_and_what_was_read_is_remembered(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".snakemake").mkdir()
+    before = toy(USES_ONE)
+    memory = tmp_path / ".snakemake" / "makespan-code.json"
+    known = json.loads(memory.read_text())
+    assert str(tmp_path / "toy" / "low.py") in known
+    (tmp_path / "toy" / "low.py").touch()
+    assert toy(USES_ONE) == before
+    memory.write_text("not JSON")
+    assert toy(USES_ONE) == before
 
 
-@pytest.mark.parametrize("name", sorted(name for name, (_, patterns) in HASHED.items() if patterns))
-def test_every_pattern_matches_something(name):
-    for pattern in HASHED[name][1]:
-        assert list(PACKAGE.glob(pattern)), pattern
+# --- the scripts of the workflow ------------------------------------------------------------
+
+
+def test_every_rule_but_the_download_hashes_the_script_that_it_runs():
+    rules = {}
+    for path in sorted((ROOT / "rules").glob("*.smk")):
+        for name, body in re.findall(r"^ *rule (\w+):\n(.*?)(?=^ *rule |\Z)", path.read_text(), re.S | re.M):
+            script = re.search(r"scripts/(\w+)\.py", body)
+            hashed = re.search(r'code=(?:lambda wildcards: )?code_hash\(\s*"(\w+)"', body)
+            rules[name] = (script and script.group(1), hashed and hashed.group(1))
+    assert len(rules) > 10
+    assert {name for name, (script, hashed) in rules.items() if script != hashed} == {"fetch_published"}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """Return a function that edits a copy of the package and names the scripts whose hash changes."""
+    copy = tmp_path_factory.mktemp("src") / "makespan"
+    shutil.copytree(CODE.parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def hashes(**options):
+        code = fresh(copy / "config" / "_code.py")
+        return {name: code.code_hash(path, **options) for name, path in SCRIPTS.items()}
+
+    def change(name, old, new, **options):
+        path = copy / name
+        text, before = path.read_text() if path.exists() else "", hashes(**options)
+        assert old in text
+        path.write_text(text.replace(old, new, 1) if old else text + new)
+        after = hashes(**options)
+        path.write_text(text)
+        return {script for script in SCRIPTS if before[script] != after[script]}
+
+    return change
+
+
+def test_editing_the_pipeline_concerns_the_scripts_that_train_and_no_other(changed):
+    found = changed("training/_pipeline.py", "", "\n# changed\n")
+    assert {"morphling_fig9", "profile_points"} <= found
+    assert all(name.startswith(("morphling_fig9", "morphling_live", "profile_")) for name in found)
+    assert "profile_fit_models" not in found
+
+
+def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
+    schema = '\nNEW = TableSchema("new", _columns(("a", "int", "1", "a number")))\n'
+    assert changed("tables/_catalogue.py", "", schema) == set()
+    entry = '_MODULES = {\n    "mine": "makespan.policies._sjf",'
+    assert changed("policies/_registry.py", "_MODULES = {", entry, chosen=["fifo"]) == set()
+    simulate = {"morphling_table4", "morphling_getting_started", "morphling_scale"}
+    assert changed("policies/_sjf.py", "", "\n# changed\n", chosen=["fifo"]) == set()
+    assert simulate <= changed("policies/_sjf.py", "", "\n# changed\n", chosen=["sjf"])
+
+
+def test_editing_the_performance_model_concerns_fits_and_no_emulation(changed):
+    found = changed("perf/_geometry.py", "", "\n# changed\n")
+    assert "morphling_fit_models" in found
+    assert not found & {"emulate_throughput", "morphling_fig8", "morphling_generate_workloads"}
+
+
+def test_editing_a_preset_concerns_what_reads_it(changed):
+    found = changed("emulator/presets/L1.toml", "", "\n# changed\n")
+    assert found == {"emulate_throughput"}
+
+
+USED = """
+import runpy, sys
+from pathlib import Path
+import makespan
+seen, home = set(), str(Path(makespan.__file__).parent)
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(home) and not code.co_name.startswith("<"):
+        seen.add(str(Path(code.co_filename).relative_to(home)))
+main = runpy.run_path(sys.argv[1])["main"]
+sys.setprofile(note)
+main(*{arguments})
+sys.setprofile(None)
+print("\\n".join(sorted(seen)))
+"""
+CELLS = ROOT / "config" / "published" / "morphling_table2.csv"
+RUNS = {
+    "emulate_throughput": '["t.csv"], ["roberta"], "a800-64", {"calibration": "L1", "seed": 0, "noise": 1.0}',
+    "morphling_fit_models": '["t.csv"], sys.argv[2], ["fits.csv"], "rows.csv", "a800-64", ["published"]',
+}
+
+
+def test_every_function_that_a_script_calls_is_in_a_file_that_counts(tmp_path):
+    for name, arguments in RUNS.items():
+        done = subprocess.run(
+            [sys.executable, "-c", USED.replace("{arguments}", f"({arguments})"), SCRIPTS[name], CELLS],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        called = set(done.stdout.split())
+        assert len(called) > 10
+        assert called <= files(used_code(SCRIPTS[name])), name
+
+
+def test_the_hash_is_the_same_in_every_process():
+    command = "from makespan.config import code_hash; import sys; print(code_hash(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", command, SCRIPTS["morphling_fig8"]], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == code_hash(SCRIPTS["morphling_fig8"])

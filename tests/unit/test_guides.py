@@ -52,14 +52,10 @@ def test_the_policy_of_the_guide_keeps_the_laws(smallest, jobs):
     assert validate_schedule(result.events, jobs, spec, toy_catalogue(), **options) == []
 
 
-def test_a_file_with_policies_is_found_by_itself(root, tmp_path, monkeypatch):
+def test_a_line_in_the_registry_is_enough_for_a_policy_to_be_found(root, tmp_path, monkeypatch):
     text = BLOCK.findall((root / "docs" / "guides" / "write-a-policy.md").read_text(encoding="utf-8"))[0]
-    package = tmp_path / "many_policies"
-    package.mkdir()
-    for name in ("__init__", "_one", "_registry"):
-        (package / f"{name}.py").write_text(text if name == "_one" else "")
+    (tmp_path / "smallest_first.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert list(_registry.found_in("many_policies", package)) == ["smallest"]
-    (package / "_two.py").write_text(text)
-    with pytest.raises(ValueError, match="_two: a policy 'smallest' exists already"):
-        _registry.found_in("many_policies", package)
+    monkeypatch.setitem(_registry._MODULES, "smallest", "smallest_first")
+    assert _registry.policy("smallest").title == "Smallest first"
+    assert "smallest" in _registry.policy_names()

@@ -9,6 +9,7 @@ from makespan.hardware import node
 from makespan.plans import (
     ExecutionPlan,
     Placement,
+    chunk_layers,
     memory_estimate,
     read_plan,
     resolve_micro_batch,
@@ -156,18 +157,31 @@ def test_fragmentation_is_a_rule_of_the_software() -> None:
     assert loose.device_bytes > tight.device_bytes
 
 
+def pipeline(pp: int, **options: object) -> ExecutionPlan:
+    return ExecutionPlan(pp=pp, global_batch_size=8, micro_batch_size=8, **options)  # type: ignore[arg-type]
+
+
+def test_layers_are_dealt_to_chunks_as_evenly_as_possible() -> None:
+    assert [len(part) for part in chunk_layers(6, pipeline(4))] == [2, 1, 2, 1]
+    assert chunk_layers(5, pipeline(2, partition=(1, 4))) == (range(1), range(1, 5))
+    interleaved = pipeline(2, schedule="interleaved", interleave=2, partition=(1, 2, 3, 4))
+    assert [len(part) for part in chunk_layers(10, interleaved)] == [1, 2, 3, 4]
+    ten = replace(model("gpt2-1.5b"), blocks=(replace(model("gpt2-1.5b").blocks[0], n_layers=10),))
+    assert [stage.n_layers for stage in stages(ten, interleaved)] == [1 + 3, 2 + 4]
+
+
 def test_stages_share_layers_and_parameters() -> None:
     spec = model("llama-30b")
-    held = stages(spec, 6)
+    held = stages(spec, pipeline(6))
     assert [stage.n_layers for stage in held] == [10] * 6
     assert sum(stage.parameters for stage in held) == pytest.approx(spec.parameters)
     assert held[-1].head_flop > 0 and held[0].head_flop == 0
     assert held[-1].boundary_bytes == 0 and held[0].boundary_bytes > 0
-    assert [stage.n_layers for stage in stages(spec, 2, (20, 40))] == [20, 40]
+    assert [stage.n_layers for stage in stages(spec, pipeline(2, partition=(20, 40)))] == [20, 40]
 
 
 def test_stages_that_cannot_be_are_refused() -> None:
     with pytest.raises(PlanError, match="24 layers"):
-        stages(model("bert-large"), 25)
+        stages(model("bert-large"), pipeline(25))
     with pytest.raises(PlanError, match="partition"):
-        stages(model("bert-large"), 2, (10, 10))
+        stages(model("bert-large"), pipeline(2, partition=(10, 10)))

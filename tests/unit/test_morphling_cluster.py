@@ -13,6 +13,7 @@ from makespan.hardware import cluster
 from makespan.papers import morphling as paper
 from makespan.papers.morphling import _bench
 from makespan.papers.morphling._bands import study_summary
+from makespan.papers.morphling._draw_cluster import allocation_by_family
 from makespan.papers.morphling._studies import enlarged
 from makespan.policies import REGISTRY
 from makespan.sim import Violation
@@ -170,7 +171,7 @@ def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(bench):
     means = found.jct[found.jct["trace"] == "base"].groupby("policy")["jct_s"].mean()
     for policy, value in zip(base["policy"], base["avg_jct_s"], strict=True):
         assert means[policy] == pytest.approx(value)
-    wide = paper.allocation_figure_table(found.allocation)
+    wide = allocation_by_family(found.allocation)
     assert list(wide["policy"].unique()) == ["morphling", "fifo"]
     held = wide.drop(columns=["policy", "time_s"]).sum(axis=1)
     assert wide["time_s"].min() == 0 and 0 < held.max() <= 64

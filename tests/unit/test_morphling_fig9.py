@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import ConfigError, MissingDataError, TraceError
 from makespan.papers.morphling import (
+    LEDGER,
     OTHER_SEED,
     SWITCHING,
-    evaluate_claims,
     fig9,
     fig9_summary,
     published_loss_statistics,
@@ -35,7 +36,7 @@ def costs():
 
 
 def verdict(losses):
-    claims = evaluate_claims({"fig9": fig9(losses)}, "measured", "extended")
+    claims = judge(LEDGER, {"fig9": fig9(losses)}, "measured", {"form": "extended"})
     row = claims[claims["artifact"] == "Fig. 9"].iloc[0]
     return row["verdict"], row["reproduced"], row["note"]
 

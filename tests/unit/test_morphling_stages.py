@@ -5,12 +5,8 @@ import pytest
 
 from makespan.errors import UnknownNameError
 from makespan.hardware import cluster
-from makespan.papers.morphling import (
-    cpu_sensitivity_figure_table,
-    fit_workload,
-    sensitivity,
-    sensitivity_figure_table,
-)
+from makespan.papers.morphling import fit_workload, sensitivity
+from makespan.papers.morphling._draw_jobs import family_curves, offload_curves
 from makespan.plots import ENVELOPE
 from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES, TABLE2_ROWS
 from makespan.throughput import EmulatedSource
@@ -78,7 +74,7 @@ def test_curves_follow_their_schemas(curves):
 
 def test_figure_table_has_one_curve_a_family_and_the_envelope(curves):
     curve, families = curves
-    table = sensitivity_figure_table(curve, families)
+    table = family_curves(curve, families)
     assert set(table["plan_family"]) == {"DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", ENVELOPE}
     assert not table.duplicated(["model", "plan_family", "gpus"]).any()
     best = table[table["plan_family"] == ENVELOPE].set_index("gpus")["throughput_samples_per_s"]
@@ -93,7 +89,7 @@ def test_cpu_figure_table_has_the_best_offload_plan(curves):
         plan="zero-offload+gc",
         throughput_samples_per_s=lambda frame: 2 * frame["throughput_samples_per_s"],
     )
-    table = cpu_sensitivity_figure_table(pd.concat([families, faster], ignore_index=True))
+    table = offload_curves(pd.concat([families, faster], ignore_index=True))
     assert set(table["plan"]) == {"zero-offload+gc"}
     assert set(table["gpus"]) == {1, 2, 4, 8}
     assert not table.duplicated(["model", "gpus", "cpu_threads"]).any()

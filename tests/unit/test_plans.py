@@ -12,6 +12,7 @@ from makespan.plans import (
     enumerate_placements,
     enumerate_plans,
     read_plan,
+    write_exec_plan,
     write_plan,
 )
 
@@ -39,6 +40,7 @@ def test_the_batch_identity_is_checked_and_shown() -> None:
         {"checkpoint_method": "half"},
         {"pp": 2, "partition": (3,)},
         {"pp": 2, "partition": (3, 0)},
+        {"pp": 2, "partition": (3, 3), "schedule": "interleaved", "interleave": 2},
         {"cpu_threads": 0},
         {"family": PlanFamily.TP_GA, "pp": 2},
         {"family": PlanFamily.DP_TP_PP},
@@ -104,9 +106,11 @@ def test_three_degrees_of_one_are_still_a_model_parallel_plan() -> None:
     assert not read_plan("ga", n_gpus=1, global_batch_size=4).is_model_parallel
 
 
-@pytest.mark.parametrize("text", ["", "24", "2444", "0-1-2", "24a", "zero", "1-2", "٢٤٤"])
+@pytest.mark.parametrize(
+    "text", ["", "24", "2444", "0-1-2", "24a", "zero", "1-2", "٢٤٤", "ga+", "gc+gc", "244+a", "ga+zero4"]
+)
 def test_text_that_is_no_plan_is_refused_with_the_accepted_forms(text: str) -> None:
-    with pytest.raises(NotationError, match="accepted: ga, gc, zero-dp"):
+    with pytest.raises(NotationError, match="multiply to the GPUs, ga, gc, zero-dp"):
         read_plan(text, n_gpus=8, global_batch_size=8)
 
 
@@ -120,12 +124,41 @@ def test_the_batch_must_be_splittable_over_the_replicas() -> None:
         read_plan("ga", n_gpus=3, global_batch_size=8)
 
 
-@pytest.mark.parametrize(
-    "text", ["244", "1-8-16", "ga", "gc", "zero-dp", "zero-offload", "zero-offload+gc", "tp+ga"]
-)
-def test_the_notation_round_trips(text: str) -> None:
-    n_gpus = {"244": 32, "1-8-16": 128}.get(text, 4)
-    assert write_plan(read_plan(text, n_gpus=n_gpus, global_batch_size=16)) == text
+def test_texts_of_published_tables_are_canonical() -> None:
+    for text in ("244", "1-8-16", "ga", "gc", "zero-dp", "zero-offload", "zero-offload+gc", "tp+ga"):
+        n_gpus = {"244": 32, "1-8-16": 128}.get(text, 4)
+        assert write_plan(read_plan(text, n_gpus=n_gpus, global_batch_size=16)) == text
+
+
+SUFFIXES: dict[str, dict[str, object]] = {
+    "ga+a4": {"grad_accum_steps": 4, "micro_batch_size": 1},
+    "gc+a2": {"checkpoint_fraction": 1.0, "family": PlanFamily.GC},
+    "ga+selective0.5": {"checkpoint_method": "selective", "checkpoint_fraction": 0.5},
+    "zero-dp+zero1": {"zero_stage": 1, "family": PlanFamily.ZERO_DP},
+    "zero-offload+zero3+gc": {"zero_stage": 3, "offload": True},
+    "tp+ga+sp": {"tp": 4, "sequence_parallel": True},
+    "212+zero1+gc": {"zero_stage": 1, "checkpoint_fraction": 1.0},
+    "221+zero2+offload": {"offload": True},
+    "411+gpipe+layers1-2-1-2": {"partition": (1, 2, 1, 2)},
+    "221+interleaved2": {"schedule": "interleaved", "interleave": 2},
+    "ga+cpu4": {"cpu_threads": 4},
+}
+ALIASES = {"ga+gc+a2": "gc+a2", "ga+zero1": "zero-dp+zero1", "212+gc+zero1": "212+zero1+gc", "gc+a1": "gc"}
+
+
+def test_suffixes_name_what_the_plain_plan_lacks() -> None:
+    for text, fields in SUFFIXES.items():
+        found = read_plan(text, n_gpus=4, global_batch_size=16)
+        assert write_plan(found) == text
+        assert {name: getattr(found, name) for name in fields} == fields
+    for text, canonical in ALIASES.items():
+        assert write_plan(read_plan(text, n_gpus=4, global_batch_size=16)) == canonical
+
+
+def test_tables_leave_micro_batches_and_threads_to_their_columns() -> None:
+    chosen = read_plan("zero-dp+a4+cpu2", n_gpus=4, global_batch_size=16)
+    assert write_exec_plan(chosen) == "zero-dp"
+    assert write_plan(chosen, cpu_threads=2) == "zero-dp+a4"
 
 
 def test_placements_are_multisets_with_a_canonical_text() -> None:

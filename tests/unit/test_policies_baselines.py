@@ -3,16 +3,18 @@
 from dataclasses import replace
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from toy_cluster import find, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies._gavel import FairShares
+from makespan.policies._knapsack import Menu, choose
 from makespan.policies._placing import Room
 from makespan.policies._pool import Pool, make_room
-from makespan.policies._programme import Menu, choose
 from makespan.policies._sizes import Sizes
 from makespan.policies._synergy import CpuDemands
 from makespan.sim import simulate
@@ -274,8 +276,14 @@ def programmes(draw):
     return menus, draw(st.integers(1, 14))
 
 
+def _cost(menus, counts):
+    return sum(
+        n * c for menu, row in zip(menus, counts, strict=True) for n, c in zip(row, menu.costs, strict=True)
+    )
+
+
 def _least_cost(menus, n_gpus):
-    """Try everything: costs by devices used, job after job."""
+    """Dynamic programming: costs by devices used, job after job."""
     best = {0: 0.0}
     for menu in menus:
         for _ in range(menu.n_jobs):
@@ -290,18 +298,18 @@ def _least_cost(menus, n_gpus):
 
 @given(programmes())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_the_integer_programme_finds_the_least_cost(case) -> None:
+def test_the_integer_knapsack_finds_the_least_cost(case) -> None:
     menus, n_gpus = case
     counts = choose(menus, n_gpus, gap=0.0)
     used = sum(
         n * g for menu, row in zip(menus, counts, strict=True) for n, g in zip(row, menu.sizes, strict=True)
     )
-    cost = sum(
-        n * c for menu, row in zip(menus, counts, strict=True) for n, c in zip(row, menu.costs, strict=True)
-    )
+    cost = _cost(menus, counts)
     assert used <= n_gpus
     assert all(sum(row) <= menu.n_jobs and min(row) >= 0 for menu, row in zip(menus, counts, strict=True))
-    assert cost == pytest.approx(_least_cost(menus, n_gpus))
+    least = _least_cost(menus, n_gpus)
+    assert cost == pytest.approx(least)
+    assert _cost(menus, choose(menus, n_gpus, gap=0.05)) <= least + 0.05 * abs(least) + 1e-9
 
 
 # --- Gavel ----------------------------------------------------------------------------------
@@ -313,6 +321,23 @@ def test_fair_shares_rise_together_until_a_job_runs_all_the_time() -> None:
     # Five jobs share 4 GPUs: 0.8 each.
     assert FairShares().of({1: 4, 2: 1}, 4) == {1: pytest.approx(0.8), 2: pytest.approx(0.4)}
     assert FairShares().of({1: 1, 2: 1}, 4) == {1: 1.0, 2: 1.0}
+
+
+@given(st.dictionaries(st.integers(1, 64), st.integers(1, 12), max_size=9), st.integers(0, 128))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_fair_shares_solve_the_linear_programme(sizes, n_gpus) -> None:
+    # The level is cut at the sizes; lower cuts are worth more a device, so that they fill first.
+    levels = np.array(sorted(sizes))
+    rising = np.array([sum(n for size, n in sizes.items() if size >= level) for level in levels])
+    shares = FairShares().of(sizes, n_gpus)
+    if not sizes:
+        assert shares == {}
+        return
+    worth = rising * np.arange(len(levels), 0, -1)
+    bounds = np.column_stack([np.zeros(len(levels)), np.diff(levels, prepend=0)])
+    solution = linprog(-worth, A_ub=rising.reshape(1, -1), b_ub=[n_gpus], bounds=bounds)
+    level = solution.x.sum()
+    assert shares == pytest.approx({size: min(level / size, 1.0) for size in sizes})
 
 
 def test_gavel_takes_turns_and_displaces_nobody_before_its_turn_is_over() -> None:

@@ -1,6 +1,7 @@
 """The registry of policies, and FIFO."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,22 @@ def test_a_policy_is_found_by_its_name():
     assert policy_names() == tuple(sorted(REGISTRY))
     with pytest.raises(UnknownNameError, match=r"unknown policy 'fifi'; accepted: .*Did you mean 'fifo'\?"):
         policy("fifi")
+
+
+def test_every_policy_of_every_module_is_in_the_registry():
+    folder = FILES[0].parent
+    modules = [path for path in FILES if "POLICIES" in _assigned(path)]
+    names = []
+    for path in modules:
+        dotted = ".".join(path.relative_to(folder).with_suffix("").parts)
+        names += [entry.name for entry in importlib.import_module(f"makespan.policies.{dotted}").POLICIES]
+    assert sorted(names) == list(REGISTRY)
+
+
+def _assigned(path):
+    body = ast.parse(path.read_text()).body
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -9,22 +9,13 @@ import pytest
 
 from makespan import tables
 from makespan.config import check_settings
+from makespan.papers import figures
 from makespan.tables import read_csv
 
 pytestmark = pytest.mark.xdist_group("workflow")
 
-SIMULATED_FIGURES = [
-    "table4",
-    "ablation",
-    "jct_cdf",
-    "allocation",
-    "gantt",
-    "load",
-    "large_models",
-    "rounds",
-    "scale",
-]
-FIGURES = ["prediction", "table2", "sensitivity", "sensitivity_cpu", "fig7", "fig8", *SIMULATED_FIGURES]
+FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
+N_SIMULATED_FIGURES = 9
 SCHEMAS = {
     "table2": tables.TABLE2,
     "table2_rows": tables.TABLE2_ROWS,
@@ -59,10 +50,8 @@ EXPERIMENT_RULES = {
     "morphling_fig7",
     "morphling_fig8",
 } | CLUSTER_RULES
-PLOT_RULES = {f"plot_morphling_{name}" for name in FIGURES}
-SIMULATED_PLOT_RULES = {f"plot_morphling_{name}" for name in SIMULATED_FIGURES}
-BESIDE = {"all", "evaluate_claims", "write_provenance"}
-MEASURED_ONLY = {"morphling_fig8", "plot_morphling_fig8"}  # these compare measured times and fit nothing
+BESIDE = {"all", "evaluate_claims", "join_claims"}
+MEASURED_ONLY = {"morphling_fig8"}  # it compares measured times and fits nothing
 
 
 def append(path, text):
@@ -84,9 +73,12 @@ def test_every_figure_is_there_as_pdf_png_and_table(small_run, name):
 
 
 def test_the_claims_are_evaluated(small_run):
-    claims = read_csv(small_run.root / "results/emulated/claims.csv", tables.CLAIMS)
+    claims = read_csv(small_run.root / "results/emulated/morphling/claims.csv", tables.CLAIMS)
     assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
     assert "holds" in set(claims["verdict"])
+    joined = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
+    assert joined["statement"].tolist() == claims["statement"].tolist()
+    assert joined["verdict_emulated"].tolist() == claims["verdict"].tolist()
 
 
 def test_the_merged_configuration_lies_beside_the_results(small_run):
@@ -97,7 +89,7 @@ def test_the_merged_configuration_lies_beside_the_results(small_run):
 
 
 def test_every_job_leaves_its_log_and_its_cost(small_run):
-    for rule in ("emulate_throughput", "morphling/morphling_fig7", "morphling/plot_morphling_fig7"):
+    for rule in ("emulate_throughput", "morphling/morphling_fig7", "morphling/draw_figure/fig7"):
         assert (small_run.root / f"logs/emulated/{rule}.log").is_file()
         cost = (small_run.root / f"benchmarks/results/emulated/{rule}.tsv").read_text().splitlines()
         assert cost[0].startswith("s\th:m:s\tmax_rss")
@@ -120,10 +112,10 @@ def test_touching_everything_without_a_change_reruns_nothing(finished):
 
 
 def test_editing_a_script_reruns_its_rule_and_what_depends_on_it(finished):
-    script = finished.root / "workflow/scripts/plot_morphling_fig7.py"
+    script = finished.root / "workflow/scripts/draw_figure.py"
     before = script.read_text()
     script.write_text(before + "# an edit\n")
-    assert finished.planned() == {"all": 1, "plot_morphling_fig7": 1}
+    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES)}
     script.write_text(before)
 
 
@@ -131,7 +123,7 @@ def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
     figure = finished.root / "results/emulated/morphling/figures/fig7.png"
     before = figure.read_bytes()
     figure.unlink()
-    assert finished.planned() == {"all": 1, "plot_morphling_fig7": 1}
+    assert finished.planned() == {"all": 1, "draw_figure": 1}
     finished.built()
     assert figure.read_bytes() == before
 
@@ -139,25 +131,33 @@ def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
 def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_and_no_emulation(finished):
     module = sorted((finished.root / "src/makespan/perf").glob("_*.py"))[0]
     append(module, "\n\ndef _unused() -> int:\n    return 1\n")
-    dependents = (EXPERIMENT_RULES | PLOT_RULES) - MEASURED_ONLY
-    assert set(finished.planned()) == FIT_RULES | dependents | {"evaluate_claims", "write_provenance", "all"}
+    planned = finished.planned()
+    assert set(planned) == FIT_RULES | EXPERIMENT_RULES - MEASURED_ONLY | {"draw_figure"} | BESIDE
+    assert planned["draw_figure"] == len(FIGURES) - 1
 
 
 def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
     module = sorted((finished.root / "src/makespan/emulator").glob("_*.py"))[0]
     append(module, "\n# changed\n")
-    planned = set(finished.planned())
-    assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES | PLOT_RULES <= planned
+    planned = finished.planned()
+    assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES <= set(planned)
+    assert planned["draw_figure"] == len(FIGURES)
 
 
-def test_editing_a_policy_reruns_the_simulations_and_what_depends_on_them(finished):
+def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
     append(finished.root / "src/makespan/policies/_fifo.py", "\n# changed\n")
-    assert set(finished.planned()) == SIMULATION_RULES | SIMULATED_PLOT_RULES | BESIDE
+    planned = finished.planned()
+    without = {"morphling_perturbed", "morphling_rounds"}
+    assert set(planned) == (SIMULATION_RULES | {"draw_figure"} | BESIDE) - without
+    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 1
 
 
-def test_editing_a_reader_of_public_traces_reruns_nothing_but_the_record(finished):
-    append(finished.root / "src/makespan/traces/_philly.py", "\n# changed\n")
-    assert set(finished.planned()) == {"all", "write_provenance"}
+def test_what_no_rule_reaches_reruns_nothing(finished):
+    package = finished.root / "src/makespan"
+    for name in ("traces/_philly.py", "training/_pipeline.py", "policies/_gavel.py"):
+        append(package / name, "\n# changed\n")
+    append(package / "tables/_catalogue.py", "\nNEW = TableSchema('new', ())\n")
+    assert finished.planned() == {}
 
 
 def test_editing_the_generator_reruns_job_lists_and_studies_and_no_emulation(finished):
@@ -169,18 +169,18 @@ def test_editing_the_generator_reruns_job_lists_and_studies_and_no_emulation(fin
 
 def test_editing_a_plot_redraws_the_figures_and_nothing_else(finished):
     append(finished.root / "src/makespan/plots/_style.py", "\n# changed\n")
-    assert set(finished.planned()) - {"all", "write_provenance"} == PLOT_RULES
+    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES)}
 
 
 def test_changing_an_option_reruns_what_it_changes(finished):
     override = finished.root / "more.yaml"
     override.write_text("morphling: {fig7: {stage_duration_s: 60}}\n")
-    planned = set(finished.planned("--configfile", "config/test/morphling.yaml", "more.yaml", small=False))
-    assert planned == {"all", "plot_morphling_fig7", "write_provenance"}
+    planned = finished.planned("--configfile", "config/test/morphling.yaml", "more.yaml", small=False)
+    assert planned == {"all": 1, "draw_figure": 1, "write_provenance": 1}
 
 
 def test_two_runs_give_the_same_bytes_but_for_wall_times(small_run, finished):
-    finished.built("--forceall", "results/emulated/claims.csv")
+    finished.built("--forceall", "results/emulated/morphling/claims.csv")
     for path in sorted((small_run.root / "results").rglob("*.csv")):
         again = finished.root / path.relative_to(small_run.root)
         if path.read_bytes() == again.read_bytes():

@@ -26,7 +26,7 @@ def test_the_default_target_is_all(project):
 
 def test_any_artifact_can_be_asked_for_by_its_path_and_needs_nothing_else(project):
     planned = project.planned("results/emulated/morphling/figures/fig8.png")
-    assert set(planned) == {"emulate_throughput", "morphling_fig8", "plot_morphling_fig8"}
+    assert set(planned) == {"emulate_throughput", "morphling_fig8", "draw_figure"}
 
 
 def test_the_whole_workflow_is_a_small_number_of_jobs(project):
@@ -41,7 +41,7 @@ def test_the_published_source_can_be_planned_and_needs_no_emulation(project, pub
 
 def test_the_published_source_is_built_from_the_authors_files(project, published_dir):
     figure = "results/published/morphling/figures/prediction.png"
-    project.built("results/published/claims.csv", figure, published=published_dir)
+    project.built("results/published/morphling/claims.csv", figure, published=published_dir)
     assert (project.root / figure).is_file()
     assert set(pd.read_csv(project.root / "results/published/morphling/fig7.csv")["gpus"]) == {32, 16, 4, 1}
 

@@ -20,7 +20,7 @@ from makespan.emulator import (
 )
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec, cluster
-from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_plan
+from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_exec_plan
 from makespan.tables import THROUGHPUT, write_csv
 from makespan.units import format_bytes, format_seconds
 from makespan.workloads import Workload, workload, workload_keys
@@ -106,7 +106,7 @@ def _select(
     points = [
         point
         for point in trace_points(spec, where)
-        if (plan_texts is None or write_plan(point.plan) in plan_texts)
+        if (plan_texts is None or write_exec_plan(point.plan) in plan_texts)
         and (places is None or point.placement in places)
     ]
     if not points:

@@ -207,7 +207,7 @@ def _frame(
     frame = pd.DataFrame(
         {
             "workload": workload.key,
-            "exec_plan": [write_plan(point.plan) for point in points],
+            "exec_plan": [write_plan(point.plan, cpu_threads=point.plan.cpu_threads) for point in points],
             "placement": [point.placement.text for point in points],
             "cpu_threads": [point.plan.cpu_threads for point in points],
             "global_batch_size": workload.global_batch_size,

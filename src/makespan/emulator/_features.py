@@ -163,7 +163,7 @@ def _pipeline_work(setting: _Setting) -> dict[str, float]:
     the chunks. The slowest stage is the one with most matrix products and element-wise work.
     """
     plan = setting.plan
-    works = [_stage_work(stage, setting) for stage in stages(setting.bound.model, plan.pp, plan.partition)]
+    works = [_stage_work(stage, setting) for stage in stages(setting.bound.model, plan)]
     slowest = max(works, key=lambda work: 2.0 * work["gemm_s"] + work["elementwise_s"])
     chunks = plan.interleave
     return {
@@ -187,7 +187,7 @@ def _tensor_features(setting: _Setting) -> dict[str, float]:
 def _transfer_features(setting: _Setting) -> dict[str, float]:
     """Two crossings, forward and backward, of every boundary on the critical path."""
     plan, cluster = setting.plan, setting.cluster
-    held = stages(setting.bound.model, plan.pp, plan.partition)
+    held = stages(setting.bound.model, plan)
     crossings = 2.0 * plan.interleave
     latency_s = inter_s = intra_s = 0.0
     for stage, boundary in zip(held[:-1], setting.layout.boundaries, strict=True):
@@ -341,5 +341,5 @@ def stage_features(
     The plan must have its micro-batch size resolved.
     """
     setting = _setting(workload, plan, Point(plan, placement), cluster)
-    held = stages(setting.bound.model, plan.pp, plan.partition)
+    held = stages(setting.bound.model, plan)
     return [_stage_work(stage, setting) for stage in held]

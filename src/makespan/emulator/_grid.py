@@ -11,13 +11,6 @@ from makespan.workloads import Workload
 
 __all__ = ["data_parallel_placements", "equal_placements", "trace_points"]
 
-_WORDS = {
-    PlanFamily.DP: "ga",
-    PlanFamily.GC: "gc",
-    PlanFamily.ZERO_DP: "zero-dp",
-    PlanFamily.ZERO_OFFLOAD: "zero-offload",
-    PlanFamily.ZERO_OFFLOAD_GC: "zero-offload+gc",
-}
 _MULTISET_GPUS = (1, 2, 4, 8)  # data-parallel plans run in every placement of so many GPUs,
 _EQUAL_SPLIT_GPUS = (16,)  # and in equal splits only of so many
 _ONE_NODE_GPUS = (1, 2, 3, 4)  # tensor parallelism with accumulation stays on one node
@@ -94,12 +87,12 @@ def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
 def _texts(workload: Workload, cluster: ClusterSpec) -> Iterator[tuple[str, Placement]]:
     families = [PlanFamily(name) for name in workload.families]
     for family in families:
-        if family in _WORDS:
-            for placement in data_parallel_placements(cluster):
-                yield _WORDS[family], placement
-        elif family is PlanFamily.TP_GA:
+        if family is PlanFamily.TP_GA:
             for n_gpus in _ONE_NODE_GPUS:
-                yield "tp+ga", Placement((n_gpus,))
+                yield family.word, Placement((n_gpus,))
+        elif family.word:
+            for placement in data_parallel_placements(cluster):
+                yield family.word, placement
     if PlanFamily.TP_PP in families or PlanFamily.DP_TP_PP in families:
         yield from _model_parallel_texts(workload, cluster, families)
 

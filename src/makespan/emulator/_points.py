@@ -30,7 +30,8 @@ class Point:
     @property
     def text(self) -> str:
         """Plan, placement and CPU threads in trace notation."""
-        return f"{write_plan(self.plan)} on {self.placement.text} with {self.plan.cpu_threads} threads"
+        threads = self.plan.cpu_threads
+        return f"{write_plan(self.plan, cpu_threads=threads)} on {self.placement.text} with {threads} threads"
 
 
 def read_point(workload: Workload, exec_plan: str, placement: str, cpu_threads: int) -> Point:

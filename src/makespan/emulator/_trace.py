@@ -19,7 +19,7 @@ from makespan.emulator._points import Point
 from makespan.emulator._provenance import preset_digests
 from makespan.errors import unknown_name
 from makespan.hardware import ClusterSpec
-from makespan.plans import write_plan
+from makespan.plans import write_exec_plan
 from makespan.tables import write_csv, write_text
 from makespan.units import MS
 from makespan.workloads import Workload
@@ -66,7 +66,7 @@ def explanation_record(found: Explanation) -> dict[str, Any]:
     """Return an explanation as a record of plain values, ready for JSON."""
     plan = found.point.plan
     return {
-        "exec_plan": write_plan(plan),
+        "exec_plan": write_exec_plan(plan),
         "placement": found.point.placement.text,
         "cpu_threads": plan.cpu_threads,
         "micro_batch_size": plan.micro_batch_size,

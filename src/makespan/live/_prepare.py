@@ -18,7 +18,7 @@ from makespan.live._workload import (
     live_settings,
     live_workload,
 )
-from makespan.profiling import memory_bytes
+from makespan.runtime import memory_bytes
 from makespan.sim import Observer, Policy
 
 __all__ = ["fitting_workload", "live_experiment", "process_trainer", "slot_cluster", "take_setting"]

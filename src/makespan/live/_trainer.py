@@ -13,18 +13,9 @@ from makespan.hardware import NodeSpec
 from makespan.live._segments import Segment, SegmentResult
 from makespan.plans import ExecutionPlan
 from makespan.profiling import ProfilePoint, model_of, point_plan
+from makespan.runtime import Launcher, LocalLauncher, SlurmLauncher, latest_checkpoint
 from makespan.sim import Configuration
-from makespan.training import (
-    Launcher,
-    LocalLauncher,
-    RunResult,
-    SlurmLauncher,
-    TrainingJob,
-    latest_checkpoint,
-    read_progress,
-    request_stop,
-    train,
-)
+from makespan.training import RunResult, TrainingJob, read_progress, request_stop, train
 from makespan.workloads import JobSpec, workload
 
 __all__ = [

@@ -10,7 +10,7 @@ from makespan.hardware import ClusterSpec
 from makespan.perf._fit import Fit
 from makespan.perf._points import points_from_plans
 from makespan.perf._search import feasible_plans
-from makespan.plans import ExecutionPlan, Placement, PlanFamily, write_plan
+from makespan.plans import ExecutionPlan, Placement, PlanFamily, write_exec_plan
 from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["envelope", "sensitivity_curve", "sensitivity_families"]
@@ -63,7 +63,7 @@ def sensitivity_families(
             "plan_family": [plan.plan_family.title for plan, _ in pairs],
             "gpus": [plan.n_gpus for plan, _ in pairs],
             "cpu_threads": [plan.cpu_threads for plan, _ in pairs],
-            "plan": [write_plan(plan) for plan, _ in pairs],
+            "plan": [write_exec_plan(plan) for plan, _ in pairs],
             "throughput_samples_per_s": fit.points.workload.global_batch_size / times,
         }
     )

@@ -4,7 +4,6 @@ An *execution plan* says how a job uses its devices, a *placement* says how many
 holds on each node. Both are immutable values that check themselves on construction.
 """
 
-from makespan.plans._enumerate import enumerate_placements, enumerate_plans
 from makespan.plans._memory import (
     DEFAULT_MEMORY_RULES,
     MemoryRules,
@@ -12,25 +11,28 @@ from makespan.plans._memory import (
     memory_estimate,
     resolve_micro_batch,
 )
-from makespan.plans._notation import read_plan, write_plan
-from makespan.plans._placement import Placement
+from makespan.plans._notation import PLAN_TEXTS, enumerate_plans, read_plan, write_exec_plan, write_plan
+from makespan.plans._placement import Placement, enumerate_placements
 from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
-from makespan.plans._stages import Stage, stages
+from makespan.plans._stages import Stage, chunk_layers, stages
 
 __all__ = [
     "DEFAULT_CPU_THREADS",
     "DEFAULT_MEMORY_RULES",
     "ExecutionPlan",
     "MemoryRules",
+    "PLAN_TEXTS",
     "Placement",
     "PlanFamily",
     "Stage",
     "Verdict",
+    "chunk_layers",
     "enumerate_placements",
     "enumerate_plans",
     "memory_estimate",
     "read_plan",
     "resolve_micro_batch",
     "stages",
+    "write_exec_plan",
     "write_plan",
 ]

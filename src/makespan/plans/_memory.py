@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from makespan.errors import PlanError
 from makespan.hardware import NodeSpec
 from makespan.plans._placement import Placement
 from makespan.plans._plan import ExecutionPlan
-from makespan.plans._stages import Stage, stages
+from makespan.plans._stages import Stage, chunk_layers, stages
 from makespan.units import format_bytes
 from makespan.workloads import BoundWorkload, Workload
 
@@ -146,10 +147,10 @@ def _structural_problem(
             f"the plan is for a global batch of {plan.global_batch_size}, the workload "
             f"{bound.key!r} has {bound.global_batch_size}"
         )
-    if plan.pp > bound.model.n_layers:
-        return f"{plan.pp} pipeline stages, but the model has {bound.model.n_layers} layers"
-    if plan.partition is not None and sum(plan.partition) != bound.model.n_layers:
-        return f"partition {plan.partition} does not add up to {bound.model.n_layers} layers"
+    try:
+        chunk_layers(bound.model.n_layers, plan)
+    except PlanError as error:
+        return str(error)
     return ""
 
 
@@ -164,7 +165,7 @@ def _fullest_stage(
 ) -> dict[str, float]:
     per_stage = [
         _stage_bytes(plan, bound, index, stage, node, rules)
-        for index, stage in enumerate(stages(bound.model, plan.pp, plan.partition))
+        for index, stage in enumerate(stages(bound.model, plan))
     ]
     return max(per_stage, key=lambda parts: sum(parts.values()))
 
@@ -251,9 +252,10 @@ def resolve_micro_batch(
 ) -> ExecutionPlan:
     """Choose the micro-batch size by the rule of the plan's stack.
 
-    Plans with data parallelism alone start from the whole batch of a replica and halve it until
-    it fits in memory. Model-parallel plans split the batch into as many micro-batches as the
-    workload's traces used, at most.
+    A plan that accumulates already keeps its micro-batch. Otherwise plans with data parallelism
+    alone start from the whole batch of a replica and halve it until it fits in memory, and
+    model-parallel plans split the batch into as many micro-batches as the workload's traces used,
+    at most.
 
     Parameters
     ----------
@@ -271,6 +273,8 @@ def resolve_micro_batch(
     ExecutionPlan
         If no micro-batch fits, the smallest one tried; `memory_estimate` then says why.
     """
+    if plan.grad_accum_steps > 1:
+        return plan
     batch = plan.replica_batch_size
     if plan.is_model_parallel:
         most = min(workload.for_plan(plan).max_microbatches, batch)

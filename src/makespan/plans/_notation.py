@@ -1,29 +1,52 @@
-"""Text of execution plans, as traces and tables write it.
+"""Text of execution plans: one notation that loses nothing, and all plans for a number of devices.
 
-``abc`` is pipeline degree a, tensor degree b, data degree c; degrees above nine are joined by
-``-`` (``1-8-16``). ``ga``, ``gc``, ``zero-dp``, ``zero-offload``, ``zero-offload+gc`` and
-``tp+ga`` name families whose degree follows from the number of devices.
+A text starts with a word or three degrees. ``ga``, ``gc``, ``zero-dp``, ``zero-offload`` and ``tp+ga`` take
+their degree from the number of devices; ``abc`` is pipeline degree a, tensor degree b, data degree c,
+joined by ``-`` above nine (``1-8-16``). Whatever differs from the plain plan of that text follows:
+
+| suffix | meaning |
+| --- | --- |
+| ``+zero3`` | ZeRO stage; 2 for the ``zero`` words, 0 elsewhere |
+| ``+offload`` | optimiser on the host, for plans written by degrees or ``tp+ga`` |
+| ``+gc``, ``+gc0.5`` | activation checkpointing of all layers, or of that share |
+| ``+selective``, ``+selective0.5`` | the same, selective |
+| ``+gpipe``, ``+interleaved2`` | pipeline schedule, with the model chunks a stage |
+| ``+layers1-3`` | layers of each model chunk |
+| ``+sp`` | sequence parallelism |
+| ``+a4`` | gradient accumulation steps (micro-batches in flight) |
+| ``+cpu4`` | CPU threads a GPU, where they are not the usual ones |
+
+Devices, global batch size and usual CPU threads stand beside the text. The notation of published traces is
+that of plain plans, whose micro-batch the rule of the workload chooses (`resolve_micro_batch`).
 """
 
 import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 
 from makespan.errors import NotationError, PlanError
 from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
 
-__all__ = ["read_plan", "write_plan"]
+__all__ = ["PLAN_TEXTS", "enumerate_plans", "read_plan", "write_exec_plan", "write_plan"]
 
-_DIGITS = re.compile(r"[1-9][1-9][1-9]|[1-9]\d*-[1-9]\d*-[1-9]\d*", re.ASCII)
+_WORDS = tuple(family.word for family in PlanFamily if family.word)
 
-_FAMILY_OF_WORD = {
-    "ga": PlanFamily.DP,
-    "gc": PlanFamily.GC,
-    "zero-dp": PlanFamily.ZERO_DP,
-    "zero-offload": PlanFamily.ZERO_OFFLOAD,
-    "zero-offload+gc": PlanFamily.ZERO_OFFLOAD_GC,
-    "tp+ga": PlanFamily.TP_GA,
-}
-_WORD_OF_FAMILY = {family: word for word, family in _FAMILY_OF_WORD.items()}
-_ZERO_STAGE = 2  # the stage of the published zero-dp and zero-offload rows
+PLAN_TEXTS = "three degrees PP, TP, DP such as 244 (1-8-16 above nine) that multiply to the GPUs, "
+PLAN_TEXTS += ", ".join(_WORDS)
+"""What a text may start with, for messages."""
+
+_DEGREES = re.compile(r"[1-9][1-9][1-9]|[1-9]\d*-[1-9]\d*-[1-9]\d*", re.ASCII)
+_SUFFIX = re.compile(
+    r"zero(?P<zero_stage>[0-3])|(?P<offload>offload)"
+    r"|(?P<method>gc|selective)(?P<fraction>\d[\d.e-]*)?"
+    r"|(?P<gpipe>gpipe)|interleaved(?P<interleave>\d+)|layers(?P<partition>\d+(-\d+)*)"
+    r"|(?P<sequence_parallel>sp)|a(?P<grad_accum_steps>\d+)|cpu(?P<cpu_threads>\d+)",
+    re.ASCII,
+)
+_METHODS = {"gc": "full", "selective": "selective"}
+_ZERO_STAGE = 2  # of the words zero-dp and zero-offload, as in the published traces
+_OFFLOADED = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
 
 
 def read_plan(
@@ -33,89 +56,236 @@ def read_plan(
     global_batch_size: int,
     cpu_threads: int = DEFAULT_CPU_THREADS,
 ) -> ExecutionPlan:
-    """Read a plan in trace notation.
+    """Read a plan.
 
-    The plan comes back with the whole batch of a replica as one micro-batch; how much of it
-    fits in memory is decided by the micro-batch rule of the workload.
+    Without ``+a`` the plan comes back with the whole batch of a replica as one micro-batch; how
+    much of it fits in memory is decided by the micro-batch rule of the workload.
 
     Parameters
     ----------
     text
-        The notation, for example ``"244"`` or ``"zero-dp"``.
+        The notation, for example ``"244"``, ``"zero-dp"`` or ``"122+zero1+gc+a2"``.
     n_gpus
         Devices of the placement beside it.
     global_batch_size
         Samples an optimiser step.
     cpu_threads
-        CPU threads a GPU.
+        CPU threads a GPU, unless the text says otherwise.
 
     Raises
     ------
     NotationError
         The text is not a plan.
     PlanError
-        The degrees do not multiply to ``n_gpus``, or the batch cannot be split over the
-        replicas.
+        The degrees do not multiply to ``n_gpus``, the batch cannot be split over the replicas and
+        their passes, or the options contradict each other.
     """
-    word = text.strip().lower()
-    if word in _FAMILY_OF_WORD:
-        family = _FAMILY_OF_WORD[word]
-        pp, tp, dp = (1, n_gpus, 1) if family is PlanFamily.TP_GA else (1, 1, n_gpus)
-    elif _DIGITS.fullmatch(word):
-        pp, tp, dp = (int(part) for part in (word.split("-") if "-" in word else word))
-        family = PlanFamily.TP_PP if dp == 1 else PlanFamily.DP_TP_PP
-    else:
-        raise NotationError(
-            f"execution plan {text!r} cannot be read; accepted: {', '.join(_FAMILY_OF_WORD)}, or "
-            "three degrees PP TP DP such as '244' or '1-8-16'"
-        )
+    start, options = _parse(text)
+    fields: dict[str, Any] = {"cpu_threads": cpu_threads, **_start_fields(start, n_gpus), **options}
+    pp, tp, dp = (fields[name] for name in ("pp", "tp", "dp"))
     if pp * tp * dp != n_gpus:
         raise PlanError(
             f"execution plan {text!r} needs PP {pp} x TP {tp} x DP {dp} = {pp * tp * dp} GPUs, "
             f"but the placement has {n_gpus}"
         )
-    if global_batch_size % dp:
+    steps = fields.get("grad_accum_steps", 1)
+    if steps < 1 or global_batch_size % (dp * steps):
+        passes = f" in {steps} passes" if steps != 1 else ""
         raise PlanError(
             f"execution plan {text!r}: global batch of {global_batch_size} samples cannot be "
-            f"split over {dp} replicas; accepted: a data-parallel degree that divides it"
+            f"split over {dp} replicas{passes}; accepted: a data-parallel degree that divides it"
         )
-    return _build(family, pp, tp, dp, global_batch_size, cpu_threads)
+    micro_batch_size = global_batch_size // (dp * steps)
+    return ExecutionPlan(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, **fields)
 
 
-def _build(
-    family: PlanFamily, pp: int, tp: int, dp: int, global_batch_size: int, cpu_threads: int
-) -> ExecutionPlan:
-    offload = family in (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
-    checkpointed = family in (PlanFamily.GC, PlanFamily.ZERO_OFFLOAD_GC)
-    return ExecutionPlan(
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        global_batch_size=global_batch_size,
-        micro_batch_size=global_batch_size // dp,
-        zero_stage=_ZERO_STAGE if offload or family is PlanFamily.ZERO_DP else 0,
-        offload=offload,
-        checkpoint_fraction=1.0 if checkpointed else 0.0,
-        cpu_threads=cpu_threads,
-        family=family,
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split a text into its start and the fields that its suffixes set, which nobody may change."""
+    start, *suffixes = text.strip().lower().split("+")
+    if start == "tp" and suffixes[:1] == ["ga"]:
+        start, suffixes = "tp+ga", suffixes[1:]
+    if start == "gc":
+        start, suffixes = "ga", ["gc", *suffixes]
+    if start not in _WORDS and not _DEGREES.fullmatch(start):
+        raise _unreadable(text)
+    fields: dict[str, Any] = {}
+    for suffix in suffixes:
+        match = _SUFFIX.fullmatch(suffix)
+        found = _suffix_field(match) if match else {}
+        if not found or found.keys() & fields.keys():
+            raise _unreadable(text)
+        fields |= found
+    return start, fields
+
+
+def _unreadable(text: str) -> NotationError:
+    return NotationError(
+        f"execution plan {text!r} cannot be read; accepted: {PLAN_TEXTS}, each with suffixes such as "
+        "+zero1, +gc, +interleaved2, +layers1-3, +a4"
     )
 
 
-def write_plan(plan: ExecutionPlan) -> str:
-    """Write a plan in trace notation.
+def _start_fields(start: str, n_gpus: int) -> dict[str, Any]:
+    if start == PlanFamily.TP_GA.word:
+        return {"pp": 1, "tp": n_gpus, "dp": 1, "family": PlanFamily.TP_GA}
+    if _DEGREES.fullmatch(start):
+        pp, tp, dp = (int(part) for part in (start.split("-") if "-" in start else start))
+        return {"pp": pp, "tp": tp, "dp": dp, "family": _degrees_family(dp)}
+    offload = start == PlanFamily.ZERO_OFFLOAD.word
+    stage = _ZERO_STAGE if offload or start == PlanFamily.ZERO_DP.word else 0
+    return {"pp": 1, "tp": 1, "dp": n_gpus, "zero_stage": stage, "offload": offload}
 
-    The notation holds family and degrees; micro-batch size, schedule and partition are not
-    part of it. A model-parallel plan with checkpointing or a partitioned optimiser is written
-    by its degrees alone.
+
+def _degrees_family(dp: int) -> PlanFamily:
+    return PlanFamily.TP_PP if dp == 1 else PlanFamily.DP_TP_PP
+
+
+def _suffix_field(match: re.Match[str]) -> dict[str, Any]:
+    given = {name: value for name, value in match.groupdict().items() if value is not None}
+    if "method" in given:
+        try:
+            fraction = float(given.get("fraction", "1"))
+        except ValueError:
+            return {}
+        return {"checkpoint_method": _METHODS[given["method"]], "checkpoint_fraction": fraction}
+    if "gpipe" in given:
+        return {"schedule": "gpipe"}
+    if "interleave" in given:
+        return {"schedule": "interleaved", "interleave": int(given["interleave"])}
+    if "partition" in given:
+        return {"partition": tuple(int(count) for count in given["partition"].split("-"))}
+    ((name, value),) = given.items()
+    return {name: int(value) if value.isdecimal() else True}
+
+
+def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -> str:
+    """Write a plan so that reading the text beside its devices and global batch gives it back.
+
+    Parameters
+    ----------
+    plan
+        Any plan.
+    cpu_threads
+        CPU threads a GPU that stand beside the text, as in `read_plan`; others are written.
 
     Examples
     --------
     >>> write_plan(ExecutionPlan(dp=4, tp=4, pp=2, global_batch_size=16, micro_batch_size=4))
     '244'
+    >>> write_plan(ExecutionPlan(dp=2, pp=2, zero_stage=1, global_batch_size=16, micro_batch_size=8))
+    '212+zero1'
     """
+    start = _start(plan)
+    usual = _start_fields(start, plan.n_gpus)
+    parts = [start]
+    if plan.zero_stage != usual.get("zero_stage", 0):
+        parts.append(f"zero{plan.zero_stage}")
+    if plan.offload != usual.get("offload", False):
+        parts.append("offload")
+    parts += _checkpoint_suffix(plan) + _pipeline_suffixes(plan)
+    if plan.sequence_parallel:
+        parts.append("sp")
+    if plan.grad_accum_steps > 1:
+        parts.append(f"a{plan.grad_accum_steps}")
+    if plan.cpu_threads != cpu_threads:
+        parts.append(f"cpu{plan.cpu_threads}")
+    return "+".join(parts[1:] if parts[:2] == ["ga", "gc"] else parts)
+
+
+def _start(plan: ExecutionPlan) -> str:
     family = plan.plan_family
-    if family in _WORD_OF_FAMILY:
-        return _WORD_OF_FAMILY[family]
-    degrees = (plan.pp, plan.tp, plan.dp)
-    joint = "" if max(degrees) <= 9 else "-"
-    return joint.join(str(degree) for degree in degrees)
+    if family in (PlanFamily.TP_PP, PlanFamily.DP_TP_PP):
+        degrees = (plan.pp, plan.tp, plan.dp)
+        return ("" if max(degrees) <= 9 else "-").join(str(degree) for degree in degrees)
+    if family is PlanFamily.GC:
+        return PlanFamily.DP.word
+    return PlanFamily.ZERO_OFFLOAD.word if family in _OFFLOADED else family.word
+
+
+def _checkpoint_suffix(plan: ExecutionPlan) -> list[str]:
+    fraction, is_full = plan.checkpoint_fraction, plan.checkpoint_method == "full"
+    if is_full and fraction == 0:
+        return []
+    return [("gc" if is_full else "selective") + ("" if fraction == 1 else repr(float(fraction)))]
+
+
+def _pipeline_suffixes(plan: ExecutionPlan) -> list[str]:
+    parts = {"1f1b": [], "gpipe": ["gpipe"], "interleaved": [f"interleaved{plan.interleave}"]}[plan.schedule]
+    if plan.partition is not None:
+        parts.append("layers" + "-".join(str(count) for count in plan.partition))
+    return parts
+
+
+def write_exec_plan(plan: ExecutionPlan) -> str:
+    """Write a plan whose micro-batch the rule of the workload chose, as tables name it in ``exec_plan``.
+
+    Micro-batches and CPU threads are left out: the rule chooses the one, the other has a column.
+    """
+    return write_plan(plan.with_micro_batch(plan.replica_batch_size), cpu_threads=plan.cpu_threads)
+
+
+def enumerate_plans(
+    n_gpus: int,
+    *,
+    global_batch_size: int,
+    families: Iterable[PlanFamily | str],
+    n_layers: int,
+    heads: int,
+    max_tp: int,
+    cpu_threads: int = DEFAULT_CPU_THREADS,
+) -> list[ExecutionPlan]:
+    """Return every plan of the given families whose structure is valid.
+
+    Memory is not looked at here. Plans come with the whole batch of a replica as one
+    micro-batch.
+
+    Parameters
+    ----------
+    n_gpus
+        Devices that each plan must use.
+    global_batch_size
+        Samples an optimiser step; the data-parallel degree must divide it.
+    families
+        Families to search.
+    n_layers
+        Layers of the model, at least the pipeline degree.
+    heads
+        Attention heads of the model; the tensor-parallel degree must divide them.
+    max_tp
+        Largest tensor-parallel degree, usually the devices of a node.
+    cpu_threads
+        CPU threads a GPU.
+
+    Returns
+    -------
+    list of ExecutionPlan
+        In the order of the families, then by pipeline and tensor degree.
+    """
+    texts: list[str] = []
+    for family in dict.fromkeys(PlanFamily(family) for family in families):
+        if family.word:
+            if family is not PlanFamily.TP_GA or (n_gpus <= max_tp and heads % n_gpus == 0):
+                texts.append(family.word)
+        else:
+            texts += _degree_texts(n_gpus, family, n_layers, heads, max_tp)
+    plans = []
+    for text in texts:
+        try:
+            plans.append(
+                read_plan(text, n_gpus=n_gpus, global_batch_size=global_batch_size, cpu_threads=cpu_threads)
+            )
+        except PlanError:
+            continue  # the batch cannot be split over so many replicas
+    return plans
+
+
+def _degree_texts(n_gpus: int, family: PlanFamily, n_layers: int, heads: int, max_tp: int) -> list[str]:
+    texts = []
+    for pp in range(1, min(n_gpus, n_layers) + 1):
+        for tp in range(1, min(n_gpus // pp, max_tp) + 1):
+            dp, rest = divmod(n_gpus, pp * tp)
+            if rest or heads % tp or _degrees_family(dp) is not family:
+                continue
+            texts.append(f"{pp}-{tp}-{dp}")
+    return texts

@@ -1,10 +1,12 @@
-"""The placement: how many devices a job holds on each node."""
+"""The placement: how many devices a job holds on each node, and all placements of a number of devices."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from makespan.errors import NotationError, PlanError
 
-__all__ = ["Placement"]
+__all__ = ["Placement", "enumerate_placements"]
 
 _SEPARATOR = "-"
 
@@ -97,3 +99,34 @@ class Placement:
     def fits(self, gpus_per_node: int, n_nodes: int) -> bool:
         """Whether an empty cluster of equal nodes could hold the placement."""
         return self.n_nodes <= n_nodes and self.gpus_per_node[-1] <= gpus_per_node
+
+
+@lru_cache(maxsize=4096)
+def enumerate_placements(n_gpus: int, gpus_per_node: int, n_nodes: int) -> tuple[Placement, ...]:
+    """Return every placement of some devices on a cluster of equal nodes.
+
+    Parameters
+    ----------
+    n_gpus
+        Devices to place.
+    gpus_per_node, n_nodes
+        Size of the cluster.
+
+    Returns
+    -------
+    tuple of Placement
+        All multisets, fewest nodes first, then by counts; empty if they do not fit.
+    """
+    found = [Placement(counts) for counts in _partitions(n_gpus, gpus_per_node, n_nodes)]
+    return tuple(sorted(found, key=lambda p: (p.n_nodes, p.gpus_per_node)))
+
+
+def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if total == 0:
+        yield ()
+        return
+    if parts == 0:
+        return
+    for first in range(min(total, largest), 0, -1):
+        for rest in _partitions(total - first, first, parts - 1):
+            yield (first, *rest)

@@ -41,9 +41,24 @@ class PlanFamily(Enum):
         return str(self.value)
 
     @property
+    def word(self) -> str:
+        """Text of the family's plain plans; empty for families that are written by their degrees."""
+        return _WORDS.get(self, "")
+
+    @property
     def is_model_parallel(self) -> bool:
         """Whether plans of the family may split the model over devices."""
         return self in (PlanFamily.TP_GA, PlanFamily.TP_PP, PlanFamily.DP_TP_PP)
+
+
+_WORDS = {
+    PlanFamily.DP: "ga",
+    PlanFamily.GC: "gc",
+    PlanFamily.ZERO_DP: "zero-dp",
+    PlanFamily.ZERO_OFFLOAD: "zero-offload",
+    PlanFamily.ZERO_OFFLOAD_GC: "zero-offload+gc",
+    PlanFamily.TP_GA: "tp+ga",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,8 @@ class ExecutionPlan:
     sequence_parallel
         Whether tensor parallelism also shards norms and dropout.
     partition
-        Layers of each pipeline stage; None for an even split.
+        Layers of each model chunk, in the order of the model: one chunk a pipeline stage, or
+        ``interleave`` chunks dealt to the stages in turn; None for an even split.
     family
         Family of the plan; derived from the degrees if not given.
 
@@ -147,16 +163,21 @@ class ExecutionPlan:
             raise PlanError("offload needs a partitioned optimiser; accepted: zero_stage >= 1")
         if self.interleave > 1 and self.schedule != "interleaved":
             raise PlanError(f"interleave {self.interleave} needs schedule 'interleaved'")
-        if self.partition is not None and (len(self.partition) != self.pp or min(self.partition) < 1):
+        if self.partition is not None and (len(self.partition) != self.n_chunks or min(self.partition) < 1):
             raise PlanError(
-                f"partition {self.partition} must give at least one layer to each of pp={self.pp} "
-                "pipeline stages"
+                f"partition {self.partition} must give at least one layer to each of pp={self.pp} x "
+                f"interleave={self.interleave} model chunks"
             )
 
     @property
     def n_gpus(self) -> int:
         """Devices that the plan needs, *d t p*."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def n_chunks(self) -> int:
+        """Model chunks of a pipeline; chunk k belongs to stage k mod *p*."""
+        return self.pp * self.interleave
 
     @property
     def n_microbatches(self) -> int:

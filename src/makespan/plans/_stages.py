@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from makespan.errors import PlanError
+from makespan.plans._plan import ExecutionPlan
 from makespan.workloads import Layer, ModelSpec, head, layers
 
-__all__ = ["Stage", "stages"]
+__all__ = ["Stage", "chunk_layers", "stages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,55 +57,52 @@ class Stage:
     largest: Layer
 
 
-@lru_cache(maxsize=4096)
-def stages(model: ModelSpec, pp: int, partition: tuple[int, ...] | None = None) -> tuple[Stage, ...]:
-    """Split a model into pipeline stages.
+def chunk_layers(n_layers: int, plan: ExecutionPlan) -> tuple[range, ...]:
+    """Return the layers of every model chunk of a plan, in the order of the model.
 
-    Parameters
-    ----------
-    model
-        Architecture with the sequence lengths in use.
-    pp
-        Number of stages.
-    partition
-        Layers of each stage; None for a split as even as possible.
-
-    Returns
-    -------
-    tuple of Stage
-        First to last.
+    The split of everything that knows pipelines: executor, time model and memory estimate. Chunk k
+    belongs to pipeline stage k mod *p*; without interleaving, chunks are stages. The partition of the
+    plan decides, or else a split as even as possible.
 
     Raises
     ------
     PlanError
-        There are fewer layers than stages, or ``partition`` does not add up to the layers.
+        There are fewer layers than chunks, or the partition does not add up to the layers.
     """
-    all_layers = layers(model)
-    if pp > len(all_layers):
-        raise PlanError(f"{pp} pipeline stages, but model {model.key!r} has {len(all_layers)} layers")
-    if partition is not None and sum(partition) != len(all_layers):
-        raise PlanError(
-            f"partition {partition} has {sum(partition)} layers, but model {model.key!r} has "
-            f"{len(all_layers)}"
-        )
-    ends = head(model)
+    count, sizes = plan.n_chunks, plan.partition
+    if count > n_layers:
+        raise PlanError(f"{count} pipeline stages or chunks, but the model has {n_layers} layers")
+    if sizes is None:
+        bounds = [(index * n_layers + count // 2) // count for index in range(count + 1)]
+    elif sum(sizes) == n_layers:
+        bounds = list(accumulate(sizes, initial=0))
+    else:
+        raise PlanError(f"partition {sizes} does not add up to the {n_layers} layers of the model")
+    return tuple(range(low, high) for low, high in pairwise(bounds))
+
+
+def stages(model: ModelSpec, plan: ExecutionPlan) -> tuple[Stage, ...]:
+    """Sum up the layers of each pipeline stage of a plan, first to last.
+
+    Raises
+    ------
+    PlanError
+        As for `chunk_layers`.
+    """
+    return _stages(model, plan.pp, chunk_layers(model.n_layers, plan))
+
+
+@lru_cache(maxsize=4096)
+def _stages(model: ModelSpec, pp: int, chunks: tuple[range, ...]) -> tuple[Stage, ...]:
+    all_layers, ends = layers(model), head(model)
     counted = sum(layer.parameters for layer in all_layers)
     counted += ends.embedding_parameters + ends.head_parameters
     scale = model.parameters / counted
-    bounds = _bounds(len(all_layers), pp, partition)
+    held = [tuple(all_layers[index] for chunk in chunks[stage::pp] for index in chunk) for stage in range(pp)]
     return tuple(
-        _stage(model, all_layers[bounds[i] : bounds[i + 1]], scale, is_first=i == 0, is_last=i == pp - 1)
-        for i in range(pp)
+        _stage(model, part, scale, is_first=stage == 0, is_last=stage == pp - 1)
+        for stage, part in enumerate(held)
     )
-
-
-def _bounds(n_layers: int, pp: int, partition: tuple[int, ...] | None) -> list[int]:
-    if partition is None:
-        return [(i * n_layers + pp // 2) // pp for i in range(pp + 1)]
-    bounds = [0]
-    for count in partition:
-        bounds.append(bounds[-1] + count)
-    return bounds
 
 
 def _stage(

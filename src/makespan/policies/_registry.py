@@ -1,38 +1,62 @@
-"""Finds the policies in the modules of this package."""
+"""Every policy by its name, imported when it is asked for."""
+
+from __future__ import annotations
 
 import importlib
-import pkgutil
-from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
 
 from makespan.errors import unknown_name
-from makespan.sim import Policy
 
-__all__ = ["REGISTRY", "found_in", "policy", "policy_names"]
+if TYPE_CHECKING:
+    from makespan.sim import Policy
+
+__all__ = ["REGISTRY", "policy", "policy_names"]
+
+_MODULES = {
+    "antman": "makespan.policies._antman",
+    "fifo": "makespan.policies._fifo",
+    "gavel": "makespan.policies._gavel",
+    "morphling": "makespan.policies.morphling._variants",
+    "morphling-e": "makespan.policies.morphling._variants",
+    "morphling-n": "makespan.policies.morphling._variants",
+    "morphling-r": "makespan.policies.morphling._variants",
+    "morphling-work": "makespan.policies.morphling._variants",
+    "morphling-work-e": "makespan.policies.morphling._variants",
+    "morphling-work-n": "makespan.policies.morphling._variants",
+    "morphling-work-r": "makespan.policies.morphling._variants",
+    "sia": "makespan.policies._sia",
+    "sjf": "makespan.policies._sjf",
+    "srtf": "makespan.policies._srtf",
+    "synergy": "makespan.policies._synergy",
+    "tiresias": "makespan.policies._tiresias",
+}
 
 
-def found_in(package: str, directory: Path) -> Mapping[str, Policy]:
-    """Return the policies in the modules of a package, by their names, sorted.
-
-    Raises
-    ------
-    ValueError
-        Two modules define policies of one name.
-    """
-    policies: dict[str, Policy] = {}
-    modules = sorted(module.name for module in pkgutil.iter_modules([str(directory)]))
-    for name in modules:
-        if f"{package}.{name}" == __name__:
-            continue
-        for entry in getattr(importlib.import_module(f"{package}.{name}"), "POLICIES", ()):
-            if entry.name in policies:
-                raise ValueError(f"{name}: a policy {entry.name!r} exists already")
-            policies[entry.name] = entry
-    return MappingProxyType(dict(sorted(policies.items())))
+@cache
+def _load(name: str) -> Policy:
+    """Policy of that name in the tuple ``POLICIES`` of its module."""
+    policies: dict[str, Policy] = {
+        entry.name: entry for entry in importlib.import_module(_MODULES[name]).POLICIES
+    }
+    return policies[name]
 
 
-REGISTRY: Mapping[str, Policy] = found_in("makespan.policies", Path(__file__).parent)
+class _Registry(Mapping[str, "Policy"]):
+    """Names that are known without importing a policy, so that a configuration is checked quickly."""
+
+    def __getitem__(self, name: str) -> Policy:
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+REGISTRY: Mapping[str, Policy] = _Registry()
 """Every policy by its name, sorted."""
 
 

@@ -1,11 +1,11 @@
-"""Sia: how many devices each job gets is one integer programme, solved anew whenever jobs change."""
+"""Sia: how many devices each job gets is one multiple-choice knapsack, solved anew whenever jobs change."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
+from makespan.policies._knapsack import Menu, choose
 from makespan.policies._pool import Pool
-from makespan.policies._programme import Menu, choose
 from makespan.policies._sizes import Size, Sizes
 from makespan.sim import Allocation, Catalogue, ClusterView, Decision, JobView
 
@@ -74,7 +74,7 @@ class Sia:
         return Sizes(max(node.n_gpus for node in cluster.nodes), self.max_slowdown)
 
     def decide(self, view: ClusterView, state: Sizes) -> tuple[Decision, Sizes]:
-        """Solve the programme, then find room for what it wants."""
+        """Solve the knapsack, then find room for what it chose."""
         groups = self._groups(view, state)
         menus = [
             Menu(len(group.jobs), tuple(size.n_gpus for size in group.sizes), group.costs) for group in groups
@@ -116,7 +116,7 @@ def _n_gpus(job: JobView) -> int:
 def _realise(
     view: ClusterView, groups: Iterable[Group], counts: Iterable[Sequence[int]]
 ) -> dict[str, Allocation | None]:
-    """Place what the programme wants; jobs whose size stays keep their nodes.
+    """Place what the knapsack chose; jobs whose size stays keep their nodes.
 
     Large jobs are placed first. A job that does not fit at its size keeps what it holds, or takes the
     largest smaller size that fits.

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from makespan.errors import InputError, MakespanError
 from makespan.hardware import NodeSpec
-from makespan.plans import ExecutionPlan, Placement, read_plan, resolve_micro_batch
+from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, resolve_micro_batch
 from makespan.training import SmallModel
 from makespan.workloads import Workload
 
 __all__ = ["ProfilePoint", "model_of", "point_plan", "profile_batches", "profile_points"]
 
-_WORDS = ("ga", "gc", "zero-dp", "zero-offload", "zero-offload+gc")
+_WORDS = tuple(family.word for family in PlanFamily if family.word and not family.is_model_parallel)
 _FAMILIES = {"gpt2": "gpt", "llama": "llama", "bert": "bert", "t5": "t5", "vit": "vit"}
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "FIG7",
     "FIG8",
     "FIT",
+    "JOINED_CLAIMS",
     "SCHEMAS",
     "SENSITIVITY",
     "SENSITIVITY_FAMILIES",
@@ -177,6 +178,25 @@ CLAIMS = TableSchema(
     ),
 )
 
+JOINED_CLAIMS = TableSchema(
+    "joined_claims",
+    _columns(
+        ("paper", "text", "", "paper that makes the statement"),
+        ("artifact", "text", "", "table or figure"),
+        ("statement", "text", "", "the statement in our words"),
+        ("published", "text", "", "published value"),
+        ("tolerance", "text", "", "what counts as agreement"),
+        (
+            "verdict",
+            "text",
+            "",
+            "over all sources: fails if one says so, holds if all that decide it do, else not run; "
+            "reproduced_<source> and verdict_<source> of each source follow",
+        ),
+        ("note", "text", "", "explanation"),
+    ),
+)
+
 SCHEMAS = (
     THROUGHPUT,
     FIT,
@@ -208,5 +228,6 @@ SCHEMAS = (
     LIVE,
     LIVE_JOBS,
     CLAIMS,
+    JOINED_CLAIMS,
 )
 """All of the above, in the order in which a run writes them."""

@@ -6,15 +6,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from makespan.errors import InputError, TraceError
-from makespan.plans import Placement, read_plan, write_plan
+from makespan.plans import PLAN_TEXTS, Placement, read_plan, write_plan
 from makespan.workloads import Workload
 
 __all__ = ["RowNames", "canonical_rows", "check_times", "reject_duplicates"]
-
-_PLANS = (
-    "three degrees PP, TP, DP such as 244 (1-8-16 above nine), ga, gc, zero-dp, zero-offload, "
-    "zero-offload+gc, tp+ga"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +87,9 @@ def _canonical(
             cpu_threads=int(cpu_threads),
         )
     except InputError as error:
-        accepted = f"{_PLANS}, for the {placement.n_gpus} GPU(s) of placement {placement.text} ({error})"
+        accepted = f"{PLAN_TEXTS}, for the {placement.n_gpus} GPU(s) of placement {placement.text} ({error})"
         raise names.error(row, "exec_plan", plan_text, accepted) from error
-    return write_plan(plan), placement.text
+    return write_plan(plan, cpu_threads=int(cpu_threads)), placement.text
 
 
 def check_times(frame: pd.DataFrame, columns: dict[str, str], names: RowNames) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.errors import InputError, TraceError
-from makespan.plans import read_plan, write_plan
+from makespan.plans import PLAN_TEXTS, read_plan, write_plan
 from makespan.tables import JOBS
 from makespan.traces._files import cell_error, is_missing, numbers, read_cells
 from makespan.traces._report import ROW, Finding, ReadReport, finish_report, repair
@@ -31,10 +31,6 @@ _MORPHLING = {
 _CANONICAL = {name: name for name in JOBS.names}
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 _LARGEST_COUNT = 2**53
-_PLANS = (
-    "three degrees PP, TP, DP such as 244 (1-8-16 above nine) that multiply to the GPUs, ga, gc, zero-dp, "
-    "zero-offload, zero-offload+gc, tp+ga"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +233,6 @@ def _plans(
         try:
             plan = read_plan(text, n_gpus=int(gpus), global_batch_size=workload(key).global_batch_size)
         except InputError as error:
-            raise cell_error(where, int(row), column, text, f"{_PLANS} ({error})") from error
+            raise cell_error(where, int(row), column, text, f"{PLAN_TEXTS} ({error})") from error
         known[triple] = write_plan(plan)
     return [known[triple] for triple in triples]

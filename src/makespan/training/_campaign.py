@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from makespan.errors import InputError
 from makespan.plans import ExecutionPlan
+from makespan.runtime import Launcher
 from makespan.training._job import RunResult, TrainingJob
-from makespan.training._launch import Launcher
 from makespan.training._run import train, train_all
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["cost_table", "train_compared", "train_grouped", "train_switching"]
 
@@ -149,7 +151,7 @@ def train_compared(
     return runs | {names[0]: train_switching(job, changes, launcher=launcher)}
 
 
-def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> pd.DataFrame:
+def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> "pd.DataFrame":
     """Return what each run cost.
 
     Parameters
@@ -163,6 +165,8 @@ def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> pd.DataFrame:
         ``run, restarts, restart_s, step_s``: parts that continue from a checkpoint, their mean cost
         [s], median step [s].
     """
+    import pandas as pd
+
     records = []
     for name, parts in runs.items():
         restarts = [part.restart_cost.total_s for part in parts if part.restart_cost is not None]

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
-from makespan.training._checkpoint_files import finish_checkpoint, start_checkpoint
+from makespan.runtime import finish_checkpoint, start_checkpoint
 from makespan.training._engine import Engine
+from makespan.training._job import job_values
 
 __all__ = ["load", "save"]
 
@@ -42,7 +43,8 @@ def save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
     write_state(engine.state(), checkpoint_id=partial)
     answer = []
     if dist.get_rank() == 0:
-        answer = [finish_checkpoint(directory, engine.job, step, time.perf_counter() - begun)]
+        values, save_s = {"job": job_values(engine.job)}, time.perf_counter() - begun
+        answer = [finish_checkpoint(directory, step, save_s, values)]
     return _from_first(answer), time.perf_counter() - begun
 
 

@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from makespan.plans import chunk_layers
 from makespan.training._clock import Clock
 from makespan.training._data import IGNORED, global_batch, targets_per_sample
 from makespan.training._job import PhaseTimes, TrainingJob
 from makespan.training._mesh import Place
 from makespan.training._models import SmallTransformer, build_model
 from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients
-from makespan.training._passes import Accumulation, Passes, stage_layers
+from makespan.training._passes import Accumulation, Passes
 
 __all__ = ["Engine"]
 
@@ -64,7 +65,7 @@ class Engine:
 
     def _build_chunks(self) -> Iterator[SmallTransformer]:
         plan, mesh = self.job.plan, self.place.mesh
-        stages = stage_layers(self.job.model.n_layers, plan)
+        stages = chunk_layers(self.job.model.n_layers, plan)
         for index in range(self.place.rank("pp"), len(stages), plan.pp):
             chunk = build_model(self.job.model, self.job.seed)
             chunk.set_recomputation(plan)

@@ -1,6 +1,5 @@
-"""Forward and backward passes of one optimiser step, and which layers take part where."""
+"""Forward and backward passes of one optimiser step."""
 
-import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -9,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from makespan.plans import ExecutionPlan
 from makespan.training._clock import Clock
 
-__all__ = ["Accumulation", "Loss", "Passes", "stage_layers"]
+__all__ = ["Accumulation", "Loss", "Passes"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From logits and targets of a micro-batch to its share of the loss."""
@@ -51,22 +49,3 @@ class Accumulation:
         if isinstance(self._model, DistributedDataParallel) and not last:
             return self._model.no_sync()
         return nullcontext()
-
-
-def stage_layers(n_layers: int, plan: ExecutionPlan) -> list[range]:
-    """Return the layers of every pipeline stage, in order of the stages.
-
-    Parameters
-    ----------
-    n_layers
-        Layers of the model.
-    plan
-        Its partition decides, or an even split with the earlier stages one layer longer.
-    """
-    count = plan.pp * plan.interleave
-    sizes = plan.partition
-    if sizes is None:
-        share, rest = divmod(n_layers, count)
-        sizes = tuple(share + (number < rest) for number in range(count))
-    bounds = [sum(sizes[:number]) for number in range(count + 1)]
-    return [range(low, high) for low, high in itertools.pairwise(bounds)]

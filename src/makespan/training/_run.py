@@ -8,23 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from makespan.errors import CheckpointError, InputError
-from makespan.training._checkpoint_files import latest_checkpoint
-from makespan.training._files import (
-    GRADIENTS,
-    PROGRESS,
-    REQUEST,
-    RESULT,
-    STOP,
-    STORE,
-    read_json,
-    write_json,
-)
-from makespan.training._job import Progress, RunResult, TrainingJob, job_values, result_from
-from makespan.training._launch import Launcher, LocalLauncher
+from makespan.runtime import Checkpoint, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
+from makespan.training._job import Progress, RunResult, TrainingJob, job_from, job_values, result_from
 from makespan.training._support import check_supported
 
 __all__ = ["read_progress", "request_stop", "train", "train_all"]
 
+_WORKER = "makespan.training._worker"
+_MUST_AGREE = ("model", "seed", "data_seed", "learning_rate", "warmup_steps", "weight_decay")
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +118,7 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
         raise CheckpointError(f"{directory}: no complete checkpoint")
-    checkpoint.check_continues(job)
+    _check_continues(checkpoint, job)
     checkpoint.verify()
     return {
         "path": str(checkpoint.path.resolve()),
@@ -135,6 +126,20 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
         "save_s": checkpoint.save_s,
         "verify_s": time.perf_counter() - begun,
     }
+
+
+def _check_continues(checkpoint: Checkpoint, job: TrainingJob) -> None:
+    """Check that a job continues the run of a checkpoint; plan and processes may differ."""
+    before, path = job_from(checkpoint.values["job"]), checkpoint.path
+    for name in _MUST_AGREE:
+        found, wanted = getattr(before, name), getattr(job, name)
+        if found != wanted:
+            raise CheckpointError(f"{path}: written with {name} {found}, the job has {wanted}")
+    found, wanted = before.plan.global_batch_size, job.plan.global_batch_size
+    if found != wanted:
+        raise CheckpointError(f"{path}: written with global batch {found}, the plan has {wanted}")
+    if checkpoint.step >= job.steps:
+        raise CheckpointError(f"{path}: {checkpoint.step} steps are done, the job asks for {job.steps}")
 
 
 def _execute(
@@ -145,36 +150,22 @@ def _execute(
     source: Mapping[str, Any] | None,
     keep_gradients: bool,
 ) -> list[RunResult]:
-    """Write the request, run it, read the results."""
+    """Run the request and read the results."""
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
         with tempfile.TemporaryDirectory(prefix="makespan-run-") as name:
             return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
-    directory = Path(run_dir).resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    _clear(directory)
-    threads = launcher.threads_per_process
+    directory, plan = Path(run_dir).resolve(), jobs[0].plan
     request = {
         "jobs": [job_values(job) for job in jobs],
-        "device": launcher.device,
-        "threads": threads if threads is not None else jobs[0].plan.cpu_threads,
-        "stall_timeout_s": launcher.stall_timeout_s,
         "checkpoint_dir": None if checkpoint_dir is None else str(Path(checkpoint_dir).resolve()),
         "resume": source,
         "keep_gradients": keep_gradients,
     }
-    write_json(request, directory / REQUEST)
-    _log.info("%d job(s) on %d %s process(es)", len(jobs), jobs[0].plan.n_gpus, launcher.device)
-    launcher.run(jobs[0].plan.n_gpus, directory)
-    return [result_from(values) for values in read_json(directory / RESULT)]
-
-
-def _clear(directory: Path) -> None:
-    """Remove what an earlier run left in the directory."""
-    for pattern in (REQUEST, RESULT, PROGRESS, STOP, STORE, "error-*.json", "log-*.txt", f"*-{GRADIENTS}"):
-        for path in directory.glob(pattern):
-            path.unlink()
+    _log.info("%d job(s) on %d %s process(es)", len(jobs), plan.n_gpus, launcher.device)
+    launcher.run(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads)
+    return [result_from(values) for values in RunDirectory(directory).result()]
 
 
 def request_stop(run_dir: str | Path) -> None:
@@ -182,12 +173,12 @@ def request_stop(run_dir: str | Path) -> None:
 
     The signal SIGTERM to any of its processes does the same.
     """
-    (Path(run_dir) / STOP).touch()
+    RunDirectory(Path(run_dir)).request_stop()
 
 
 def read_progress(run_dir: str | Path) -> Progress | None:
-    """Return the heartbeat of the run in a directory, None before its first one."""
-    values = read_json(Path(run_dir) / PROGRESS)
+    """Heartbeat of the run in a directory, None before its first one."""
+    values = RunDirectory(Path(run_dir)).progress()
     if values is None:
         return None
     return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))

@@ -8,8 +8,6 @@ that a run writes below ``results/<source>/morphling/``:
 - `table2_rows`: all predictions and the paper's cells to ``table2_rows.csv``
 - `table2`, `table2_summary`: ``table2_rows.csv`` to ``table2.csv`` and ``table2_summary.csv``
 - `sensitivity`: throughput tables to ``sensitivity.csv`` and ``sensitivity_families.csv``
-- `sensitivity_figure_table`, `cpu_sensitivity_figure_table`: those two to the tables behind
-  `makespan.plots.plot_sensitivity` and `makespan.plots.plot_cpu_sensitivity`
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
@@ -21,48 +19,59 @@ that a run writes below ``results/<source>/morphling/``:
   over seeds ``<study>_summary.csv``
 - `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
 - `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
-- `evaluate_claims`: the result tables named in `CLAIM_TABLES` to ``results/<source>/claims.csv``
+- `LEDGER`: what `makespan.claims.judge` makes ``claims.csv`` with
 
 The cluster experiments share a `Bench`, which `read_bench` reads; every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
 
-from makespan.papers.morphling._bench import Bench, ImpossibleScheduleError, Run, Setting, run_all, run_one
-from makespan.papers.morphling._checks import CLAIM_TABLES
-from makespan.papers.morphling._claims import evaluate_claims, read_claims
-from makespan.papers.morphling._curves import cpu_sensitivity_figure_table, sensitivity_figure_table
-from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
-from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
-from makespan.papers.morphling._fig9 import (
-    OTHER_SEED,
-    SWITCHING,
-    fig9,
-    fig9_summary,
-    published_loss_statistics,
-)
-from makespan.papers.morphling._figures import allocation_figure_table
-from makespan.papers.morphling._lists import read_job_lists
-from makespan.papers.morphling._measured import measured_fig7, measured_table2
-from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
-from makespan.papers.morphling._open import read_bench, read_times
-from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
-from makespan.papers.morphling._published import read_published
-from makespan.papers.morphling._sensitivity import sensitivity
-from makespan.papers.morphling._studies import (
-    Draw,
-    large_models_study,
-    load_study,
-    perturbed_arrivals,
-    rounds_study,
-    scale_study,
-    seeded_lists,
-)
-from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
-from makespan.papers.morphling._table4 import Table4, compare_policies, getting_started
-from makespan.papers.morphling._workloads import generated_workloads, published_workloads
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.morphling._bench import (
+        Bench,
+        ImpossibleScheduleError,
+        Run,
+        Setting,
+        run_all,
+        run_one,
+    )
+    from makespan.papers.morphling._checks import LEDGER
+    from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
+    from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
+    from makespan.papers.morphling._fig9 import (
+        OTHER_SEED,
+        SWITCHING,
+        fig9,
+        fig9_summary,
+        published_loss_statistics,
+    )
+    from makespan.papers.morphling._lists import read_job_lists
+    from makespan.papers.morphling._measured import measured_fig7, measured_table2
+    from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
+    from makespan.papers.morphling._open import read_bench, read_times
+    from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
+    from makespan.papers.morphling._published import read_published
+    from makespan.papers.morphling._sensitivity import sensitivity
+    from makespan.papers.morphling._settings import Morphling as SETTINGS
+    from makespan.papers.morphling._studies import (
+        Draw,
+        large_models_study,
+        load_study,
+        perturbed_arrivals,
+        rounds_study,
+        scale_study,
+        seeded_lists,
+    )
+    from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
+    from makespan.papers.morphling._table4 import Table4, compare_policies, getting_started
+    from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
-    "CLAIM_TABLES",
+    "SETTINGS",
+    "LEDGER",
     "MORPHLING",
     "NAIVE",
     "SCHEDULERS",
@@ -78,10 +87,7 @@ __all__ = [
     "Stage",
     "PredictionMode",
     "Table4",
-    "allocation_figure_table",
     "compare_policies",
-    "cpu_sensitivity_figure_table",
-    "evaluate_claims",
     "fig7",
     "fig8",
     "fig9",
@@ -97,7 +103,6 @@ __all__ = [
     "measured_fig7",
     "measured_table2",
     "published_loss_statistics",
-    "read_claims",
     "read_job_lists",
     "read_published",
     "read_times",
@@ -107,10 +112,11 @@ __all__ = [
     "scale_study",
     "seeded_lists",
     "sensitivity",
-    "sensitivity_figure_table",
     "predicted_catalogue",
     "predictions",
     "table2",
     "table2_rows",
     "table2_summary",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)

@@ -1,39 +1,35 @@
-"""How each statement of the paper is checked against result tables."""
+"""The ledger of the paper: how each statement is checked against result tables."""
 
 import itertools
 import math
 
 import pandas as pd
 
+from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
 from makespan.papers.morphling._cluster_checks import CLUSTER_CHECKS
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
-from makespan.papers.morphling._finding import Check, Claim, Finding, Tables, number
 from makespan.papers.morphling._names import MORPHLING
-
-__all__ = ["CHECKS", "CLAIM_TABLES"]
-
-CLAIM_TABLES = (
-    "table2",
-    "table2_summary",
-    "sensitivity",
-    "sensitivity_families",
-    "fig7",
-    "fig8",
-    "getting_started",
-    "table4",
-    "perturbed",
-    "load",
-    "large_models",
-    "fig9",
-    "live",
-    "table4_published",
+from makespan.papers.morphling._published import PUBLISHED
+from makespan.tables import (
+    FIG7,
+    FIG8,
+    FIG9,
+    LARGE_MODELS,
+    LIVE,
+    LOAD,
+    PERTURBED,
+    SENSITIVITY,
+    SENSITIVITY_FAMILIES,
+    TABLE2,
+    TABLE4,
 )
-"""Names of the tables that the checks read; the last one holds cells that others printed."""
+
+__all__ = ["LEDGER"]
 
 
 def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["table2"]
-    own = table[(table["model"] == claim.subject) & (table["form"] == claim.form)]
+    own = table[(table["model"] == claim.subject) & (table["form"] == claim.options["form"])]
     judged = own.assign(error=number(own, "avg_error_pct")).dropna(subset=["error"])
     if judged.empty:
         return None
@@ -42,19 +38,6 @@ def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
     note = f"no held-out rows: {', '.join(unmeasured)}" if unmeasured else ""
     text = f"worst {worst['error']:.3f} % ({worst['plan_family']}, {len(judged)} families)"
     return Finding(text, bool(worst["error"] <= claim.limit), note)
-
-
-def _summary(tables: Tables, claim: Claim) -> Finding | None:
-    scope, column = claim.subject.split("/")
-    table = tables["table2_summary"]
-    own = table[(table["scope"] == scope) & (table["form"] == claim.form)]
-    if claim.form != "extended" or own.empty or own[column].isna().all():
-        return None
-    value = float(own[column].iloc[0])
-    note = ""
-    if column == "avg_error_pct":
-        note = f"with flagged rows {float(own['avg_error_all_rows_pct'].iloc[0]):.2f} %"
-    return Finding(f"{value:.2f} %", value <= claim.limit, note)
 
 
 def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
@@ -172,13 +155,8 @@ def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{differences.mean():.1f} %", bool(differences.mean() <= claim.limit), note)
 
 
-def _later(tables: Tables, claim: Claim) -> Finding | None:
-    return None
-
-
-CHECKS: dict[str, Check] = {
+_CHECKS: dict[str, Check] = {
     "worst_family_error": _worst_family_error,
-    "summary": _summary,
     "best_family_changes": _best_family_changes,
     "fig7_never_slower": _fig7_never_slower,
     "fig7_always_runs": _fig7_always_runs,
@@ -190,6 +168,29 @@ CHECKS: dict[str, Check] = {
     "fig8_equals_published": _fig8_equals_published,
     "fig9_reconfiguration": _fig9_reconfiguration,
     "live_fidelity": _live_fidelity,
-    "later": _later,
     **CLUSTER_CHECKS,
 }
+
+LEDGER = Ledger(
+    paper="Morphling",
+    package="makespan.papers.morphling",
+    checks=_CHECKS,
+    tables={
+        schema.name: schema
+        for schema in (
+            TABLE2,
+            SENSITIVITY,
+            SENSITIVITY_FAMILIES,
+            FIG7,
+            FIG8,
+            TABLE4,
+            PERTURBED,
+            LOAD,
+            LARGE_MODELS,
+            FIG9,
+            LIVE,
+        )
+    }
+    | {"getting_started": TABLE4, "table4_published": PUBLISHED["table4"]},
+)
+"""What the paper states; checks know the form of the performance model as the option ``form``."""

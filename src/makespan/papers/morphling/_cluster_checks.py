@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from makespan.papers.morphling._finding import Check, Claim, Finding, Tables, number
+from makespan.claims import Check, Claim, Finding, Tables, number
 
 __all__ = ["CLUSTER_CHECKS"]
 
-_BLIND, _AWARE = "morphling", "morphling-work"
+_NON_CLAIRVOYANT, _CLAIRVOYANT = "morphling", "morphling-work"
 _RIVALS = ("sia", "synergy", "antman")
-_KNOWING = ("sjf", "srtf")
+_CLAIRVOYANT_RIVALS = ("sjf", "srtf")
 _PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
 
 
@@ -23,9 +23,9 @@ def _cells(table: pd.DataFrame, column: str) -> dict[tuple[str, float, str], flo
 def _beats_rivals(tables: Tables, claim: Claim) -> Finding | None:
     cells = _cells(tables["table4"], claim.subject)
     ratios = {
-        (trace, delay_s, policy): value / cells[trace, delay_s, _BLIND]
+        (trace, delay_s, policy): value / cells[trace, delay_s, _NON_CLAIRVOYANT]
         for (trace, delay_s, policy), value in cells.items()
-        if policy in _RIVALS and (trace, delay_s, _BLIND) in cells
+        if policy in _RIVALS and (trace, delay_s, _NON_CLAIRVOYANT) in cells
     }
     if not ratios:
         return None
@@ -42,35 +42,10 @@ def _named(key: tuple[str, float, str]) -> str:
     return f"{policy} on {trace} at {delay_s:g} s"
 
 
-def _ratio(tables: Tables, claim: Claim) -> Finding | None:
-    trace, delay, rival, own = claim.subject.split("/")
-    cells = _cells(tables["table4"], "avg_jct_s")
-    if any((trace, float(delay), name) not in cells for name in (rival, own)):
-        return None
-    ratio = cells[trace, float(delay), rival] / cells[trace, float(delay), own]
-    return Finding(f"{ratio:.2f}x", ratio >= claim.limit)
-
-
-def _at_most(tables: Tables, claim: Claim) -> Finding | None:
-    trace, delay, policy, column = claim.subject.split("/")
-    value = _cells(tables["table4"], column).get((trace, float(delay), policy))
-    return None if value is None else Finding(f"{value:.0f} s", value <= claim.limit)
-
-
-def _perturbed_at_most(tables: Tables, claim: Claim) -> Finding | None:
-    trace, delay, policy, column = claim.subject.split("/")
-    key = (trace, float(delay), policy)
-    value = _cells(tables["perturbed"], column).get(key)
-    if value is None:
-        return None
-    spread = _cells(tables["perturbed"], f"{column.removesuffix('_s')}_std_s")[key]
-    return Finding(f"{value:.0f} s, standard deviation {spread:.0f} s", value <= claim.limit)
-
-
 def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
     kept: list[float] = []
     for name in ("table4", "perturbed"):
-        rows = tables[name][tables[name]["policy"].isin((_BLIND, _AWARE))]
+        rows = tables[name][tables[name]["policy"].isin((_NON_CLAIRVOYANT, _CLAIRVOYANT))]
         kept += number(rows, "sla_attainment").dropna().tolist()
     if not kept:
         return None
@@ -106,8 +81,8 @@ def _leads(tables: Tables, claim: Claim) -> Finding | None:
 
 def _pairs(policies: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return each rival with the variant that knows no more than it."""
-    rivals = [name for name in policies if not name.startswith(_BLIND)]
-    paired = [(name, _AWARE if name in _KNOWING else _BLIND) for name in rivals]
+    rivals = [name for name in policies if not name.startswith(_NON_CLAIRVOYANT)]
+    paired = [(name, _CLAIRVOYANT if name in _CLAIRVOYANT_RIVALS else _NON_CLAIRVOYANT) for name in rivals]
     return [(rival, own) for rival, own in paired if own in policies]
 
 
@@ -120,7 +95,7 @@ def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
     delay_s, interval_s = (float(printed[name].iloc[0]) for name in ("restart_delay_s", "interval_s"))
     rows = own[
         (own["trace"] == claim.subject)
-        & (own["policy"] == _AWARE)
+        & (own["policy"] == _CLAIRVOYANT)
         & (number(own, "restart_delay_s") == delay_s)
         & (number(own, "interval_s") == interval_s)
     ]
@@ -133,9 +108,6 @@ def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
 
 CLUSTER_CHECKS: dict[str, Check] = {
     "beats_rivals": _beats_rivals,
-    "ratio": _ratio,
-    "at_most": _at_most,
-    "perturbed_at_most": _perturbed_at_most,
     "guarantees": _guarantees,
     "identical": _identical,
     "leads": _leads,

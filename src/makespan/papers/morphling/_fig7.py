@@ -9,7 +9,7 @@ from makespan.errors import PlanError, TraceError
 from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._online import Choice, Limit, known_from, settle
 from makespan.perf import fit_table, load_cluster, load_environment
-from makespan.plans import ExecutionPlan, Placement, read_plan, write_plan
+from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, write_exec_plan
 from makespan.tables import FIG7
 
 __all__ = ["STRATEGIES", "Stage", "fig7"]
@@ -48,7 +48,7 @@ def _megatron_3d(placement: Placement) -> str:
 
 
 def _offload_with_checkpointing(placement: Placement) -> str:
-    return "zero-offload+gc"
+    return PlanFamily.ZERO_OFFLOAD_GC.word
 
 
 def _degrees(pp: int, tp: int, dp: int) -> str:
@@ -180,7 +180,7 @@ def _record(strategy: str, stage: Stage, choice: Choice, job: _Job) -> dict[str,
 def _by_rule(job: _Job, text: str, stage: Stage) -> Choice:
     times = job.times(stage)
     try:
-        plan = write_plan(job.read(text, stage))
+        plan = write_exec_plan(job.read(text, stage))
     except PlanError:
         return Choice("", 0.0)  # the rule gives no valid plan for this limit
     if plan not in times:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.perf import Fit, TableFit, measured_from_table, points_from_table, rank_plans
-from makespan.plans import ExecutionPlan, Placement, write_plan
+from makespan.plans import ExecutionPlan, Placement, write_exec_plan
 from makespan.tables import THROUGHPUT
 
 __all__ = ["Choice", "Knowledge", "Limit", "known_from", "settle"]
@@ -108,7 +108,7 @@ def _expected_fastest(
     ranked = rank_plans(knowledge.fit, limit.placement, cluster, limit.cpu_threads, list(candidates.values()))
     expected: list[tuple[float, int, str]] = []
     for rank, entry in enumerate(ranked):
-        plan = write_plan(entry.plan)
+        plan = write_exec_plan(entry.plan)
         known = knowledge.observed.get((plan, limit.placement.text, limit.cpu_threads))
         if known != 0.0:  # a plan that failed is not expected to run
             expected.append((entry.iter_time_s if known is None else known, rank, plan))

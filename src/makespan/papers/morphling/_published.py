@@ -7,7 +7,7 @@ import pandas as pd
 from makespan.errors import unknown_name
 from makespan.tables import Column, TableSchema, read_csv
 
-__all__ = ["read_published"]
+__all__ = ["PUBLISHED", "read_published"]
 
 
 def _text(name: str, description: str) -> Column:
@@ -16,7 +16,7 @@ def _text(name: str, description: str) -> Column:
 
 _SOURCE = _text("source", "where the cell is printed")
 
-_SCHEMAS = {
+PUBLISHED = {
     "table2": TableSchema(
         "published_table2",
         (
@@ -97,6 +97,6 @@ def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
     TraceError
         A column is missing or a cell has no accepted value.
     """
-    if artifact not in _SCHEMAS:
-        raise unknown_name("artifact", artifact, _SCHEMAS)
-    return read_csv(path, _SCHEMAS[artifact])
+    if artifact not in PUBLISHED:
+        raise unknown_name("artifact", artifact, PUBLISHED)
+    return read_csv(path, PUBLISHED[artifact])

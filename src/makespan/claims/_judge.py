@@ -1,0 +1,141 @@
+"""Verdicts: of one source from its tables, and over all sources."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from makespan.claims._ledger import Claim, Ledger, Tables
+from makespan.tables import CLAIMS, JOINED_CLAIMS
+
+__all__ = ["join_claims", "judge"]
+
+_KEY = ("paper", "artifact", "statement")
+
+
+class _NotBuilt(Exception):
+    """A check asks for a table that its source does not have; the ledger then says so."""
+
+
+class _Built(dict[str, pd.DataFrame]):
+    """The tables of a source; those that it lacks are told apart from names that no paper has."""
+
+    def __init__(self, tables: Tables, ledger: Ledger) -> None:
+        super().__init__(tables)
+        self._known = ledger.tables
+
+    def __missing__(self, name: str) -> pd.DataFrame:
+        if name in self._known:
+            raise _NotBuilt(name)
+        raise KeyError(name)
+
+
+def judge(ledger: Ledger, tables: Tables, source: str, options: Mapping[str, str]) -> pd.DataFrame:
+    """Compare every statement of a paper with the results of one source.
+
+    Parameters
+    ----------
+    ledger
+        The statements and their checks.
+    tables
+        Result tables by name; a statement about a table that is absent is not judged.
+    source
+        Name of the throughput source behind the tables.
+    options
+        What the checks must know of the configuration.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails``
+        if the results decide it, and ``not run`` with the reason in the note if they do not.
+
+    Raises
+    ------
+    UnknownNameError, TraceError
+        The ledger is malformed, see `Ledger.statements`.
+    """
+    built = _Built(tables, ledger)
+    records = [_judged(row, ledger, built, source, options) for row in _records(ledger.statements())]
+    return CLAIMS.validate(pd.DataFrame(records), where="claims")
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, str]]:
+    return [{str(name): str(cell) for name, cell in row.items()} for row in table.to_dict("records")]
+
+
+def _judged(
+    row: Mapping[str, str], ledger: Ledger, tables: Tables, source: str, options: Mapping[str, str]
+) -> dict[str, str]:
+    record = {"paper": ledger.paper, "reproduced": "", "verdict": "not run"}
+    record |= {name: row[name] for name in ("artifact", "statement", "published", "tolerance", "note")}
+    if row["sources"] and source not in row["sources"].split():
+        return record | {"note": _joined(row["note"], f"applies to source {row['sources']}")}
+    if not row["check"]:
+        return record
+    limit = float(row["limit"]) if row["limit"] else math.nan
+    try:
+        finding = ledger.checks[row["check"]](tables, Claim(row["subject"], limit, options))
+    except _NotBuilt as absent:
+        return record | {"note": _joined(row["note"], f"no table {absent} of the paper's models")}
+    if finding is None:
+        return record | {"note": _joined(row["note"], "the results have no row that decides it")}
+    return record | {
+        "reproduced": finding.reproduced,
+        "verdict": "holds" if finding.holds else "fails",
+        "note": _joined(row["note"], finding.note),
+    }
+
+
+def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
+    """Judge every statement over all sources.
+
+    A statement fails if it fails on any source that decides it, holds if it holds on all of those,
+    and is not run only if no source decides it. A source to which a statement does not apply, or
+    whose tables do not decide it, has no say.
+
+    Parameters
+    ----------
+    by_source
+        Ledgers of the papers (schema `makespan.tables.CLAIMS`), by source.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.JOINED_CLAIMS`, one row a statement, with the columns
+        ``reproduced_<source>`` and ``verdict_<source>`` of each source. The note is that of the sources
+        that decide, or the reason why none does; what only some of them say names the source.
+    """
+    statements: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for source, ledgers in by_source.items():
+        for row in (row for ledger in ledgers for row in _records(ledger)):
+            statements.setdefault(tuple(row[name] for name in _KEY), {})[source] = row
+    rows = [_over_sources(found, list(by_source)) for found in statements.values()]
+    further = [f"{kind}_{source}" for source in by_source for kind in ("reproduced", "verdict")]
+    frame = pd.DataFrame(rows, columns=[*JOINED_CLAIMS.names, *further])
+    return JOINED_CLAIMS.validate(frame, where="joined claims")
+
+
+def _over_sources(found: Mapping[str, Mapping[str, str]], sources: Sequence[str]) -> dict[str, str]:
+    deciding = {source: row for source, row in found.items() if row["verdict"] != "not run"}
+    verdicts = {row["verdict"] for row in deciding.values()}
+    first = next(iter(found.values()))
+    record = {name: first[name] for name in (*_KEY, "published", "tolerance")}
+    record["verdict"] = "fails" if "fails" in verdicts else "holds" if verdicts else "not run"
+    record["note"] = _note({source: row["note"] for source, row in (deciding or found).items()})
+    for source in sources:
+        own = found.get(source, {"reproduced": "", "verdict": "not run"})
+        record |= {f"{name}_{source}": own[name] for name in ("reproduced", "verdict")}
+    return record
+
+
+def _note(notes: Mapping[str, str]) -> str:
+    """Say once what all sources say, and who says the rest."""
+    parts = {source: note.split("; ") for source, note in notes.items()}
+    shared = [part for part in next(iter(parts.values())) if all(part in others for others in parts.values())]
+    rest = {source: "; ".join(part for part in own if part not in shared) for source, own in parts.items()}
+    return _joined(*shared, *(f"{source}: {text}" for source, text in rest.items() if text))
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)

@@ -1,0 +1,142 @@
+"""What a paper hands in: statements, the tables that decide them, and the checks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+import pandas as pd
+
+from makespan.errors import TraceError, unknown_name
+from makespan.tables import TableSchema
+from makespan.throughput import SOURCE_NAMES
+
+__all__ = ["Check", "Claim", "Finding", "Ledger", "Tables", "number"]
+
+Tables = Mapping[str, pd.DataFrame]
+
+_COLUMNS = (
+    "artifact", "statement", "published", "tolerance", "check", "subject", "limit", "sources", "fails_on",
+    "note",
+)  # fmt: skip
+_OF_SOURCES = ("sources", "fails_on")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a check is about.
+
+    Parameters
+    ----------
+    subject
+        Model, column or jobs; its meaning depends on the check.
+    limit
+        Number that decides, NaN if the check needs none.
+    options
+        What the checks of this paper must know of the configuration.
+    """
+
+    subject: str
+    limit: float
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Parameters
+    ----------
+    reproduced
+        The value, for people.
+    holds
+        Whether the statement holds.
+    note
+        What a reader must know.
+    """
+
+    reproduced: str
+    holds: bool
+    note: str = ""
+
+
+Check = Callable[[Tables, Claim], Finding | None]
+"""Return what the tables say of a claim, or None if they have no row that decides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The statements of a paper and what decides them.
+
+    Parameters
+    ----------
+    paper
+        Name of the paper, for people.
+    package
+        Package that holds ``claims.csv``.
+    checks
+        How statements are checked, by the name in the column ``check``.
+    tables
+        Schemas of all tables that the checks may read, by the name under which they ask for them.
+    """
+
+    paper: str
+    package: str
+    checks: Mapping[str, Check]
+    tables: Mapping[str, TableSchema]
+
+    def statements(self) -> pd.DataFrame:
+        """Read the statements and how each is checked.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns ``artifact, statement, published, tolerance, check, subject, limit, sources,
+            fails_on, note``, all text. ``sources`` names the only sources that decide a statement, if
+            not all do; ``fails_on`` those on which it is known to fail. Without a ``check`` the note
+            says why nothing decides it.
+
+        Raises
+        ------
+        UnknownNameError
+            A row names a check or a source that does not exist.
+        TraceError
+            A column is missing, a statement occurs twice, or nothing decides one and no note says why.
+        """
+        with resources.files(self.package).joinpath("claims.csv").open(encoding="utf-8") as stream:
+            table: pd.DataFrame = pd.read_csv(stream, dtype=str, keep_default_na=False)
+        where = f"{self.package}: claims.csv"
+        missing = [name for name in _COLUMNS if name not in table.columns]
+        if missing:
+            raise TraceError(
+                f"{where}: lacks column(s) {', '.join(missing)}; required: {', '.join(_COLUMNS)}"
+            )
+        self._check_rows(table, where)
+        return table[list(_COLUMNS)]
+
+    def _check_rows(self, table: pd.DataFrame, where: str) -> None:
+        for name in table["check"]:
+            if name and name not in self.checks:
+                raise unknown_name(f"{where}: check", name, self.checks)
+        for name in " ".join(table[column].str.cat(sep=" ") for column in _OF_SOURCES).split():
+            if name not in SOURCE_NAMES:
+                raise unknown_name(f"{where}: source", name, SOURCE_NAMES)
+        again = table[table.duplicated(["artifact", "statement"])]
+        for artifact, statement in zip(again["artifact"], again["statement"], strict=True):
+            raise TraceError(f"{where}: {artifact}: {statement!r} occurs twice; accepted: once")
+        for statement in table["statement"][(table["check"] == "") & (table["note"] == "")]:
+            raise TraceError(
+                f"{where}: {statement!r} has no check; accepted: a check, or a note that says why"
+            )
+
+
+def number(table: pd.DataFrame, column: str) -> "pd.Series[float]":
+    """Return a column as numbers; columns that no schema names come as text from a file.
+
+    Parameters
+    ----------
+    table
+        Any table.
+    column
+        Its name; missing cells become NaN.
+    """
+    return pd.to_numeric(table[column]).astype("float64")

@@ -1,0 +1,179 @@
+"""Goals that this project sets itself beyond what papers state, and what the results reach."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.claims._ledger import number
+from makespan.errors import MissingDataError, TraceError, unknown_name
+
+__all__ = ["Target", "measured_targets", "read_targets"]
+
+_STATISTICS = {
+    "value": lambda values: float(values.iloc[0]),
+    "mean absolute": lambda values: float(values.abs().mean()),
+}
+_COMPARISONS = ("<=", ">=")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A goal: a number of a result table, and the threshold that it must keep.
+
+    Parameters
+    ----------
+    name
+        What is measured.
+    table
+        Result table, as ``<source>/<paper>/<table>``.
+    column
+        Its column.
+    rows
+        Which rows count, as ``column=value; column=value``; all if empty.
+    relative_to
+        Columns of ``rows`` and the values that they have in the row by which the number is divided;
+        empty for the number itself.
+    statistic
+        ``value`` of the only row, or ``mean absolute`` over the rows.
+    comparison
+        ``<=`` or ``>=``.
+    threshold
+        In the unit of the column.
+    unit
+        Unit, for people.
+    kind
+        What the goal guards: ``prediction``, ``schedule``, ``lead`` or ``live``.
+
+    Raises
+    ------
+    UnknownNameError
+        Statistic or comparison does not exist.
+    """
+
+    name: str
+    table: str
+    column: str
+    rows: str
+    relative_to: str
+    statistic: str
+    comparison: str
+    threshold: float
+    unit: str
+    kind: str
+
+    def __post_init__(self) -> None:
+        if self.statistic not in _STATISTICS:
+            raise unknown_name(f"target {self.name!r}: statistic", self.statistic, _STATISTICS)
+        if self.comparison not in _COMPARISONS:
+            raise unknown_name(f"target {self.name!r}: comparison", self.comparison, _COMPARISONS)
+
+    def value(self, table: pd.DataFrame) -> float:
+        """Return the number in a table.
+
+        Raises
+        ------
+        TraceError
+            The table lacks a column, or the rows are none or, for ``value``, several.
+        """
+        wanted, divisor = _cells(self.rows), _cells(self.relative_to)
+        value = self._statistic(table, wanted)
+        return value / self._statistic(table, wanted | divisor) if divisor else value
+
+    def is_met(self, value: float) -> bool:
+        """Say whether a number keeps the threshold."""
+        return value <= self.threshold if self.comparison == "<=" else value >= self.threshold
+
+    def _statistic(self, table: pd.DataFrame, wanted: dict[str, str]) -> float:
+        missing = [column for column in (*wanted, self.column) if column not in table.columns]
+        if missing:
+            raise TraceError(f"target {self.name!r}: table {self.table} lacks column(s) {', '.join(missing)}")
+        kept = table
+        for column, text in wanted.items():
+            kept = kept[kept[column].map(lambda cell, text=text: _equal(cell, text)).astype(bool)]
+        if len(kept) != 1 and (self.statistic == "value" or kept.empty):
+            where = f"target {self.name!r}: table {self.table}"
+            raise TraceError(f"{where} has {len(kept)} rows with {wanted}; accepted: one")
+        return _STATISTICS[self.statistic](number(kept, self.column))
+
+
+def _cells(text: str) -> dict[str, str]:
+    """Read ``column=value; column=value``."""
+    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
+    return {column.strip(): value.strip() for column, _, value in pairs}
+
+
+def _equal(cell: object, text: str) -> bool:
+    try:
+        return float(str(cell)) == float(text)
+    except ValueError:
+        return str(cell) == text
+
+
+def read_targets(path: str | Path) -> list[Target]:
+    """Read a list of goals.
+
+    Parameters
+    ----------
+    path
+        CSV file whose columns are the fields of `Target`.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    TraceError
+        A column is missing or a threshold is no number.
+    UnknownNameError
+        A row names a statistic or comparison that does not exist.
+    """
+    names = [field.name for field in fields(Target)]
+    try:
+        table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except FileNotFoundError:
+        raise MissingDataError(f"{path}: no such file; expected a list of targets") from None
+    if list(table.columns) != names:
+        raise TraceError(f"{path}: found columns {', '.join(table.columns)}; accepted: {', '.join(names)}")
+    try:
+        return [
+            _target(dict(zip(names, map(str, cells), strict=True)))
+            for cells in table.itertuples(index=False, name=None)
+        ]
+    except ValueError as error:
+        raise TraceError(f"{path}: column 'threshold': {error}; accepted: a number") from None
+
+
+def _target(cells: dict[str, str]) -> Target:
+    return Target(threshold=float(cells.pop("threshold")), **cells)
+
+
+def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataFrame:
+    """Compare goals with what was built.
+
+    Parameters
+    ----------
+    targets
+        The goals.
+    results
+        Directory of the results.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns ``kind, name, value, goal, state``, one row a goal; ``state`` is ``met``, ``missed``
+        or ``not built``, and the value is then NaN.
+
+    Raises
+    ------
+    TraceError
+        A table that was built has no row or several for a goal.
+    """
+    rows = []
+    for target in targets:
+        path = Path(results) / f"{target.table}.csv"
+        value = target.value(pd.read_csv(path)) if path.is_file() else float("nan")
+        state = ("met" if target.is_met(value) else "missed") if path.is_file() else "not built"
+        goal = f"{target.comparison} {target.threshold:g} {target.unit}"
+        rows.append((target.kind, target.name, value, goal, state))
+    return pd.DataFrame(rows, columns=["kind", "name", "value", "goal", "state"])

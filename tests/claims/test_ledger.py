@@ -1,0 +1,47 @@
+"""The ledger on what was built: complete, and statements hold or fail as they are marked."""
+
+import pandas as pd
+import pytest
+
+from makespan.claims import measured_targets, read_targets
+from makespan.papers.morphling import LEDGER
+from makespan.tables import JOINED_CLAIMS, read_csv
+
+pytestmark = pytest.mark.claims
+
+# What is measured here depends on the machine and on whatever else it does.
+SAME_EVERYWHERE = ("emulated", "published")
+
+
+@pytest.fixture
+def joined(root):
+    path = root / "results" / "claims.csv"
+    if not path.is_file():
+        pytest.skip("results/claims.csv is not built")
+    return read_csv(path, JOINED_CLAIMS)
+
+
+def test_every_statement_is_in_the_ledger_and_says_why_it_is_not_judged(joined):
+    statements = LEDGER.statements()
+    own = joined[joined["paper"] == LEDGER.paper]
+    columns = ["artifact", "statement", "published", "tolerance"]
+    pd.testing.assert_frame_equal(own[columns].reset_index(drop=True), statements[columns], check_dtype=False)
+    assert (own["note"][own["verdict"] == "not run"] != "").all()
+
+
+def test_statements_hold_or_fail_as_they_are_marked(joined):
+    built = [name for name in SAME_EVERYWHERE if f"verdict_{name}" in joined.columns]
+    marked = LEDGER.statements()["fails_on"].str.split()
+    for source in built:
+        verdicts = joined.loc[joined["paper"] == LEDGER.paper, f"verdict_{source}"].reset_index(drop=True)
+        expected = marked.map(lambda names, source=source: source in names) & (verdicts != "not run")
+        wrong = joined["statement"].to_numpy()[: len(verdicts)][(verdicts == "fails") != expected]
+        assert not wrong.size, (source, list(wrong))
+
+
+def test_goals_are_met_by_what_was_built(root):
+    goals = [goal for goal in read_targets(root / "benchmarks" / "targets.csv") if goal.kind != "live"]
+    found = measured_targets(goals, root / "results")
+    if (found["state"] == "not built").all():
+        pytest.skip("no table that a goal is about is built")
+    assert found[found["state"] == "missed"].empty

@@ -1,0 +1,172 @@
+"""The ledger of any paper: statements that are read and refused, verdicts of a source and over all, goals."""
+
+import shutil
+import sys
+
+import pandas as pd
+import pytest
+
+from makespan.claims import Finding, Ledger, join_claims, judge, measured_targets, read_targets
+from makespan.errors import MissingDataError, TraceError, UnknownNameError
+from makespan.tables import CLAIMS, JOINED_CLAIMS, Column, TableSchema, read_csv, write_csv
+
+HEADER = "artifact,statement,published,tolerance,check,subject,limit,sources,fails_on,note\n"
+ROWS = """\
+Table 1,it is small,3,at most 4,at_most,size,4,,,
+Table 1,it is green,yes,yes,at_most,shade,1,published,,"a colour; not a shape"
+Table 2,it is old,yes,yes,,,,,,needs the year that nobody wrote down
+"""
+SIZES = TableSchema("sizes", (Column("name", "text", "", "what"), Column("value", "float", "1", "how much")))
+
+
+def at_most(tables, claim):
+    rows = tables["sizes"].set_index("name")["value"]
+    if claim.subject not in rows.index:
+        return None
+    value = rows[claim.subject]
+    return Finding(f"{value:g} {claim.options['unit']}", value <= claim.limit, f"{len(rows)} things")
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """Return a function that makes a ledger of a paper that was not there before."""
+    numbers = iter(range(100))
+
+    def make(rows=ROWS, header=HEADER):
+        name = f"paper_of_a_test_{next(numbers)}"
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "claims.csv").write_text(header + rows)
+        return Ledger("Toy", name, {"at_most": at_most}, {"sizes": SIZES, "colours": SIZES})
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield make
+    for name in [name for name in sys.modules if name.startswith("paper_of_a_test")]:
+        del sys.modules[name]
+    shutil.rmtree(tmp_path)
+
+
+def sizes(**values):
+    return {"sizes": pd.DataFrame({"name": list(values), "value": list(values.values())})}
+
+
+def test_a_source_judges_what_its_tables_decide(paper):
+    found = judge(paper(), sizes(size=3.0), "emulated", {"unit": "m"})
+    assert list(found.columns) == CLAIMS.names
+    assert found["verdict"].tolist() == ["holds", "not run", "not run"]
+    assert found["reproduced"].tolist() == ["3 m", "", ""]
+    assert found["note"].tolist() == [
+        "1 things",
+        "a colour; not a shape; applies to source published",
+        "needs the year that nobody wrote down",
+    ]
+    other = judge(paper(), sizes(shade=2.0), "published", {"unit": "m"})
+    assert other["verdict"].tolist() == ["not run", "fails", "not run"]
+    assert other["note"][0] == "the results have no row that decides it"
+    assert judge(paper(), {}, "published", {})["note"][0] == "no table sizes of the paper's models"
+
+
+def test_a_check_that_asks_for_a_table_of_no_paper_is_an_error(paper):
+    def misspelt(tables, claim):
+        return tables["size"]
+
+    ledger = paper()
+    with pytest.raises(KeyError, match="size"):
+        judge(Ledger("Toy", ledger.package, {"at_most": misspelt}, ledger.tables), {}, "emulated", {})
+
+
+def test_malformed_statements_are_refused(paper):
+    good = "Table 1,it is small,3,at most 4,at_most,size,4,,,\n"
+    for rows, error, message in (
+        (good.replace("at_most", "guess"), UnknownNameError, "check 'guess'; accepted: at_most"),
+        (good.replace(",,,", ",emulatd,,"), UnknownNameError, "source 'emulatd'; accepted: emulated"),
+        (good.replace(",,,", ",,measurd,"), UnknownNameError, "source 'measurd'; accepted: emulated"),
+        (good + good, TraceError, "'it is small' occurs twice"),
+        (good.replace("at_most", ""), TraceError, "'it is small' has no check"),
+    ):
+        with pytest.raises(error, match=message):
+            paper(rows).statements()
+    with pytest.raises(TraceError, match=r"lacks column\(s\) fails_on; required: artifact"):
+        paper(header=HEADER.replace("fails_on", "fails")).statements()
+
+
+def test_a_statement_is_judged_over_all_sources(paper, tmp_path):
+    ledger = paper()
+    emulated = judge(ledger, sizes(size=3.0), "emulated", {"unit": "m"})
+    published = judge(ledger, sizes(size=5.0, shade=0.5), "published", {"unit": "m"})
+    absent = judge(ledger, {}, "measured", {})
+    joined = join_claims({"emulated": [emulated], "published": [published], "measured": [absent]})
+    assert list(joined.columns) == [
+        *JOINED_CLAIMS.names,
+        *("reproduced_emulated", "verdict_emulated", "reproduced_published", "verdict_published"),
+        *("reproduced_measured", "verdict_measured"),
+    ]
+    # One source that fails is enough; a source that decides nothing has no say.
+    assert joined["verdict"].tolist() == ["fails", "holds", "not run"]
+    assert joined["verdict_measured"].tolist() == ["not run"] * 3
+    assert joined["reproduced_published"].tolist() == ["5 m", "0.5 m", ""]
+    assert joined["note"].tolist() == [
+        "emulated: 1 things; published: 2 things",
+        "a colour; not a shape; 2 things",
+        "needs the year that nobody wrote down",
+    ]
+    write_csv(joined, tmp_path / "claims.csv", JOINED_CLAIMS)
+    assert read_csv(tmp_path / "claims.csv", JOINED_CLAIMS).to_csv() == joined.to_csv()
+
+
+def test_a_statement_that_no_built_source_decides_gives_the_reason(paper):
+    emulated = judge(paper(), sizes(size=3.0), "emulated", {"unit": "m"})
+    joined = join_claims({"emulated": [emulated]})
+    assert joined["verdict"].tolist() == ["holds", "not run", "not run"]
+    assert joined["note"][1] == "a colour; not a shape; applies to source published"
+
+
+def test_papers_that_one_source_alone_builds_stand_in_the_joined_ledger(paper):
+    first = judge(paper(), sizes(size=3.0), "emulated", {"unit": "m"})
+    second = first.assign(paper="Other")
+    joined = join_claims({"emulated": [first, second], "measured": [first]})
+    assert joined["paper"].tolist() == ["Toy"] * 3 + ["Other"] * 3
+    assert joined.loc[3, ["verdict", "verdict_emulated", "verdict_measured"]].tolist() == [
+        *("holds", "holds", "not run"),
+    ]
+
+
+TARGETS = """\
+name,table,column,rows,relative_to,statistic,comparison,threshold,unit,kind
+size of a,emulated/toy/sizes,value,name=a; run=1,,value,<=,2,m,small
+b over a,emulated/toy/sizes,value,name=b; run=1.0,name=a,value,>=,3,x,lead
+all,emulated/toy/sizes,value,,,mean absolute,<=,2,m,small
+absent,emulated/toy/colours,value,,,mean absolute,<=,2,m,small
+"""
+
+
+def test_goals_are_compared_with_what_was_built(tmp_path):
+    (tmp_path / "targets.csv").write_text(TARGETS)
+    folder = tmp_path / "results/emulated/toy"
+    folder.mkdir(parents=True)
+    (folder / "sizes.csv").write_text("name,run,value\na,1,1.5\nb,1,-3\na,2,4\n")
+    found = measured_targets(read_targets(tmp_path / "targets.csv"), tmp_path / "results")
+    assert found["value"].tolist()[:3] == [1.5, -2.0, pytest.approx(8.5 / 3)]
+    assert found["state"].tolist() == ["met", "missed", "missed", "not built"]
+    assert found["goal"].tolist()[:2] == ["<= 2 m", ">= 3 x"]
+
+
+def test_goals_that_cannot_be_measured_are_refused(tmp_path):
+    path = tmp_path / "targets.csv"
+    with pytest.raises(MissingDataError, match="expected a list of targets"):
+        read_targets(path)
+    for old, new, error, message in (
+        ("<=,2,m", "<,2,m", UnknownNameError, "target 'size of a': comparison '<'"),
+        ("value,<=,2", "median,<=,2", UnknownNameError, "target 'size of a': statistic 'median'"),
+        ("<=,2,m", "<=,two,m", TraceError, "column 'threshold'.*'two'"),
+        ("kind", "sort", TraceError, "found columns name, table.*accepted: name"),
+    ):
+        path.write_text(TARGETS.replace(old, new, 1))
+        with pytest.raises(error, match=message):
+            read_targets(path)
+    path.write_text(TARGETS)
+    goal = read_targets(path)[0]
+    with pytest.raises(TraceError, match=r"'size of a': table emulated/toy/sizes has 0 rows"):
+        goal.value(pd.DataFrame({"name": ["b"], "run": [1], "value": [1.0]}))
+    with pytest.raises(TraceError, match=r"lacks column\(s\) run"):
+        goal.value(pd.DataFrame({"name": ["a"], "value": [1.0]}))

@@ -1,0 +1,22 @@
+"""Draw a figure of a paper: results/<source>/<paper>/figures/<figure>.pdf, .png and the .csv behind them."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from makespan.logs import logged_to
+from makespan.plots import save_figure
+
+
+def main(draw: str, paths: Mapping[str, str], stem: str, source: str, options: Mapping[str, Any]) -> None:
+    """Call the drawing function, ``module:function``, and save the figure with the table behind it."""
+    module, function = draw.split(":")
+    figure, table = getattr(import_module(module), function)(paths, source, **options)
+    save_figure(figure, table, stem)
+
+
+if "snakemake" in globals():
+    with logged_to(snakemake.log[0]):
+        stem = snakemake.output.pdf.removesuffix(".pdf")
+        given = snakemake.params
+        main(given.draw, dict(snakemake.input.items()), stem, snakemake.wildcards.source, given.options)
