@@ -165,10 +165,10 @@ def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) 
             job.first_start_s,
             finish_time_s,
             job.restart_count,
-            job.attained_service_gpu_s,
-            job.waiting_time_s,
-            job.running_time_s,
-            job.restart_time_s,
+            job._held_gpu_s,
+            job._waiting_s,
+            job._running_s,
+            job._restart_s,
         )
         for job, finish_time_s in jobs
     ]

@@ -7,7 +7,7 @@ from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import NodeEvent
-from makespan.sim._view import ClusterView, JobView, write
+from makespan.sim._view import ClusterView, JobView, unlocked, write
 
 __all__ = ["ClusterState", "Nodes"]
 
@@ -67,16 +67,15 @@ class Nodes:
     def shortage(self, allocation: Allocation) -> str:
         """Return what an allocation lacks, empty if it fits."""
         configuration = allocation.configuration
-        for rank, (node, count) in enumerate(
-            zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True)
-        ):
+        if configuration.gpu_types:
+            wrong = self._wrong_type(allocation)
+            if wrong:
+                return wrong
+        for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
             if not 0 <= node < len(self.up):
                 return f"there is no node {node}; accepted: 0 to {len(self.up) - 1}"
             if not self.up[node]:
                 return f"node {node} is down"
-            if configuration.gpu_types and configuration.gpu_types[rank] != self.gpu_types[node]:
-                wanted = configuration.gpu_types[rank]
-                return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
             if self.free_gpus[node] < count:
                 return f"node {node} has {self.free_gpus[node]} free GPU(s), {count} are needed"
             cpus = count * configuration.cpu_threads
@@ -87,6 +86,12 @@ class Nodes:
                 return (
                     f"node {node} has {self.free_host_bytes[node]} B of host memory free, {host} are needed"
                 )
+        return ""
+
+    def _wrong_type(self, allocation: Allocation) -> str:
+        for node, wanted in zip(allocation.nodes, allocation.configuration.gpu_types, strict=True):
+            if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
+                return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
         return ""
 
     def fail(self, node: int) -> None:
@@ -185,21 +190,22 @@ class ClusterState:
     def hold(self, job: JobView, allocation: Allocation) -> float:
         """Give devices to a job that has none; return when its restart delay will be over [s]."""
         now_s = self.view.time_s
+        ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
+        self.nodes.move(allocation, -1)
+        kind = unlocked(job)
         if job.spec.job_id in self._pending:
             self._running[job.spec.job_id] = self._pending.pop(job.spec.job_id)
-            write(job, "_waiting_s", job._waiting_s + (now_s - job.waiting_since_s))
-            write(job, "waiting_since_s", _NAN)
-        self.nodes.move(allocation, -1)
-        ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
-        write(job, "allocation", allocation)
-        write(job, "_last", allocation)
-        write(job, "_held_text", allocation.text)
-        write(job, "held_since_s", now_s)
-        write(job, "ready_time_s", ready_s)
+            job._waiting_s += now_s - job.waiting_since_s
+            job.waiting_since_s = _NAN
+        job.allocation = job._last = allocation
+        job._held_text = allocation.text
+        job.held_since_s = now_s
+        job.ready_time_s = ready_s
         if job.first_start_s is None:
-            write(job, "first_start_s", now_s)
+            job.first_start_s = now_s
         else:
-            write(job, "restart_count", job.restart_count + 1)
+            job.restart_count += 1
+        job.__class__ = kind
         return ready_s
 
     def release(self, job: JobView) -> None:
@@ -208,15 +214,15 @@ class ClusterState:
         if held is None:
             return
         steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
-        write(job, "_held_gpu_s", job.attained_service_gpu_s)
-        write(job, "_steps_left", steps_left)
-        write(job, "_running_s", running_s)
-        write(job, "_restart_s", restart_s)
+        held_gpu_s = job.attained_service_gpu_s
         self.nodes.move(held, 1)
-        write(job, "allocation", None)
-        write(job, "held_since_s", _NAN)
-        write(job, "ready_time_s", _NAN)
-        write(job, "generation", job.generation + 1)
+        kind = unlocked(job)
+        job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
+        job._held_gpu_s = held_gpu_s
+        job.allocation = None
+        job.held_since_s = job.ready_time_s = _NAN
+        job.generation += 1
+        job.__class__ = kind
 
     def queue_again(self, jobs: Iterable[JobView]) -> None:
         """Put jobs that lost their devices back to their places in the queue."""
@@ -250,13 +256,12 @@ class ClusterState:
         held_gpu_s: float,
     ) -> None:
         """Bring a job that holds nothing to where it was: waiting, running and restart time, devices held."""
-        write(job, "generation", generation)
-        write(job, "first_start_s", first_start_s)
-        write(job, "restart_count", restart_count)
-        for name, value in zip(("_waiting_s", "_running_s", "_restart_s"), times_s, strict=True):
-            write(job, name, value)
-        write(job, "_held_gpu_s", held_gpu_s)
-        write(job, "waiting_since_s", self.view.time_s)
+        kind = unlocked(job)
+        job.generation, job.restart_count = generation, restart_count
+        job.first_start_s, job.waiting_since_s = first_start_s, self.view.time_s
+        job._waiting_s, job._running_s, job._restart_s = times_s
+        job._held_gpu_s = held_gpu_s
+        job.__class__ = kind
 
     def set_ready(self, job: JobView, time_s: float) -> None:
         """Correct when the restart delay of a job is over [s]."""
