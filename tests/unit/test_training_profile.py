@@ -46,7 +46,7 @@ def test_small_workloads_stand_apart_from_those_of_the_papers():
 @pytest.mark.parametrize("key", small_workload_keys())
 def test_the_parameters_of_a_small_workload_are_those_of_the_model_that_trains(key):
     pytest.importorskip("torch")
-    from makespan.training._models import build_model
+    from makespan.training.zoo._models import build_model
 
     spec = workload(key)
     net = build_model(model_of(spec), seed=0)

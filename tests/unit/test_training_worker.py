@@ -32,7 +32,7 @@ PLANS = [
 def worker(tmp_path, monkeypatch):
     """Return a function that runs a request as the only process."""
     from makespan.training import _worker
-    from makespan.training._mesh import _MESHES
+    from makespan.training._engine import _MESHES
 
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "PARENT": os.getppid(), "DEVICE": "cpu"}

@@ -44,32 +44,6 @@ def watch(
 
     With ``on_loss="tell"`` a failed process is written into the directory, the others go on, and the
     run is well if one of them ends well.
-
-    Parameters
-    ----------
-    processes
-        Processes of the run, or the one that starts them on other machines.
-    directory
-        Where they leave heartbeats and errors.
-    n_processes
-        Ranks of the run.
-    limits
-        Times after which it is brought down.
-    on_loss
-        Whether the others go on without a process that failed.
-    interrupts
-        Interrupts that a process gets before it is killed, for one that must end others first.
-
-    Returns
-    -------
-    dict
-        Lost processes by rank, with the reason.
-
-    Raises
-    ------
-    WorkerError
-        A process failed, or all did, or a time limit passed. The message is the first error that was
-        reported; a process that was killed comes before errors of those that then missed it.
     """
     begun = time.monotonic()
     beat, beat_time = None, begun

@@ -14,11 +14,26 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.training._campaign import cost_table, train_compared, train_grouped, train_switching
-    from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
-    from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
-    from makespan.training._run import read_progress, request_stop, train, train_all
-    from makespan.training._support import check_supported, unsupported_reasons
+    from makespan.training._job import (
+        PhaseTimes,
+        Progress,
+        RestartCost,
+        RunResult,
+        TrainingJob,
+        check_supported,
+        unsupported_reasons,
+    )
+    from makespan.training._run import (
+        cost_table,
+        read_progress,
+        request_stop,
+        train,
+        train_all,
+        train_compared,
+        train_grouped,
+        train_switching,
+    )
+    from makespan.training.zoo import MODEL_FAMILIES, SmallModel, small_model, small_models
 
 __all__ = [
     "MODEL_FAMILIES",

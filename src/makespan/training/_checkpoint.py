@@ -18,22 +18,6 @@ def save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
     """Write a checkpoint; all processes must call it.
 
     Every tensor is stored under its name and in its global shape, so any other plan can read it.
-
-    Parameters
-    ----------
-    engine
-        The run.
-    directory
-        Directory of checkpoints, seen by all processes.
-    step
-        Optimiser steps done.
-
-    Returns
-    -------
-    path
-        Directory of the checkpoint.
-    save_s
-        Time from the first to the last byte, checksums included.
     """
     begun = time.perf_counter()
     answer: list[Path] = []
@@ -49,22 +33,7 @@ def save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
 
 
 def load(engine: Engine, path: Path, step: int) -> float:
-    """Read a checkpoint into a run; all processes must call it, each reads what it holds.
-
-    Parameters
-    ----------
-    engine
-        The run, under whatever plan.
-    path
-        Directory of a complete checkpoint.
-    step
-        Optimiser steps done in it.
-
-    Returns
-    -------
-    float
-        Time taken [s].
-    """
+    """Read a checkpoint into a run; all processes must call it, each reads what it holds."""
     begun = time.perf_counter()
     state = engine.state()
     read_state(state, checkpoint_id=path)

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
-from makespan.training._engine import Engine
+from makespan.training._engine import Engine, place
 from makespan.training._job import PhaseTimes, TrainingJob, job_from
-from makespan.training._mesh import place
 
 __all__ = ["main", "run_jobs"]
 

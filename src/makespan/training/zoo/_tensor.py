@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from makespan.training._models import Attention, Layer, SmallTransformer
+from makespan.training.zoo._models import Attention, Layer, SmallTransformer
 
 __all__ = ["shard_tensors"]
 
@@ -24,15 +24,6 @@ def shard_tensors(model: SmallTransformer, mesh: DeviceMesh, sequence_parallel: 
     Queries, keys, values and the first MLP layers are cut by columns, the layers after them by rows,
     the classifier by columns where the axis divides it. Embeddings and norms stay whole. With
     sequence parallelism the hidden states between layers are cut along the sequence.
-
-    Parameters
-    ----------
-    model
-        Parts of a model.
-    mesh
-        The tensor-parallel axis, one dimension.
-    sequence_parallel
-        Whether norms see a share of the sequence each.
     """
     between = Shard(1) if sequence_parallel else Replicate()
     for layer in (module for module in model.modules() if isinstance(module, Layer)):

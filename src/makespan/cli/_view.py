@@ -1,14 +1,20 @@
-"""The live view of a simulation."""
+"""What a terminal or a log shows of simulations while they run."""
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from makespan.cli._terminal import Panel, bar, clock, is_terminal
 from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
+from makespan.studies import Run
 from makespan.workloads import JobSpec
 
-__all__ = ["LiveView"]
+__all__ = ["LiveView", "Progress", "clock"]
+
+_UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_COLUMNS, _LINES = 80, 24  # of a terminal that does not say
 
 _FRAME_S = 0.1  # least wall time between two frames in a terminal
 _HEARTBEAT_S = 5.0  # longest wall time without a line elsewhere
@@ -32,28 +38,70 @@ _FINISHED, _SUBMITTED, _READY = (
     kind.value for kind in (EventKind.FINISHED, EventKind.SUBMITTED, EventKind.READY)
 )
 
+_POLICY_FRAME_S = 0.2
+_LINE_S = 10.0  # between two lines where nothing can be replaced
+_PROGRESS_WIDTH = 30
+
+
+def clock(time_s: float) -> str:
+    """Format a time [s] as hours, minutes and seconds, ``'3:41:20'``; ``'-'`` if it is not a number."""
+    if time_s != time_s:
+        return "-"
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def bar(share: float, width: int) -> str:
+    """Draw a share within 0 and 1 as a bar of a number of characters."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return f"[{'#' * full}{'-' * (width - full)}]"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether text can be replaced where it stands."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Panel:
+    """Lines of a terminal that are written again and again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._height = 0
+
+    def room(self) -> tuple[int, int]:
+        """Return columns and lines that may be used."""
+        try:
+            columns, lines = os.get_terminal_size(self._stream.fileno())
+        except OSError:
+            columns, lines = 0, 0
+        return (columns or _COLUMNS) - 1, (lines or _LINES) - 1
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Replace what is shown."""
+        columns, rows = self.room()
+        kept = [line[:columns] for line in lines[:rows]]
+        above = _UP.format(self._height) if self._height else _HIDE_CURSOR
+        body = "".join(f"{line}{_CLEAR_LINE}\n" for line in kept)
+        self._height = len(kept)
+        self._stream.write(above + body + _CLEAR_BELOW)
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove what is shown and give the cursor back."""
+        if self._height:
+            self._stream.write(_UP.format(self._height) + _CLEAR_BELOW + _SHOW_CURSOR)
+            self._stream.flush()
+            self._height = 0
+
 
 class LiveView:
     """An observer that shows the cluster: in place in a terminal, else as lines now and then.
 
     It looks at every event but draws only when some wall clock time is over, at moments when no
-    decision is half carried out.
-
-    Parameters
-    ----------
-    title
-        First line.
-    jobs
-        The trace.
-    stream
-        Where to write.
-    pace_s
-        In a terminal, wait so that the whole run takes about this long [s]; 0 for full speed.
-
-    Attributes
-    ----------
-    spent_s
-        Wall clock time that drawing and waiting took [s].
+    decision is half carried out. In a terminal it waits so that the whole run takes about ``pace_s``;
+    ``spent_s`` is the wall clock time that drawing and waiting took [s].
     """
 
     def __init__(self, title: str, jobs: Sequence[JobSpec], stream: TextIO, pace_s: float = 0.0) -> None:
@@ -185,3 +233,60 @@ def _nodes(held: Allocation) -> str:
         else:
             groups.append([node, node, count])
     return " ".join(f"{first}:{n}" if first == last else f"{first}-{last}:{n}" for first, last, n in groups)
+
+
+class Progress:
+    """How far several simulations are: a bar a policy in a terminal, else a line now and then.
+
+    Elsewhere a line also tells of every simulation that ends.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._told: set[int] = set()
+        self._stream = sys.stderr
+        self._panel = Panel(self._stream) if is_terminal(self._stream) else None
+        self._began = time.perf_counter()
+        self._next = self._began + (0.0 if self._panel else _LINE_S)
+
+    def __call__(self, shares: Sequence[float], done: Sequence[Run | None]) -> None:
+        """Show the share of finished jobs of each, and what is over; as for `makespan.studies.run_all`."""
+        if self._panel is None:
+            self._tell(done)
+        now = time.perf_counter()
+        if now < self._next:
+            return
+        if self._panel is not None:
+            self._panel.show([self._line(*row) for row in zip(self._names, shares, done, strict=True)])
+            self._next = time.perf_counter() + _POLICY_FRAME_S
+        else:
+            going = [
+                f"{name} {share:.0%}"
+                for name, share, run in zip(self._names, shares, done, strict=True)
+                if share > 0 and run is None
+            ]
+            self._write(f"{len(self._told)}/{len(self._names)} policies done; {', '.join(going)}")
+            self._next = now + _LINE_S
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._panel is not None:
+            self._panel.clear()
+
+    def _tell(self, done: Sequence[Run | None]) -> None:
+        for number, run in enumerate(done):
+            if run is not None and number not in self._told:
+                self._told.add(number)
+                count = f"{len(self._told)}/{len(self._names)}"
+                self._write(f"{count} {self._names[number]}: average JCT {run.metrics.avg_jct_s:.0f} s")
+
+    def _line(self, name: str, share: float, run: Run | None) -> str:
+        name = f"{name:<{max(map(len, self._names))}}"
+        if run is not None:
+            jct_s = run.metrics.avg_jct_s
+            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, average JCT {jct_s:.0f} s"
+        return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{clock(time.perf_counter() - self._began):>8}  {text}\n")
+        self._stream.flush()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from makespan.training._model_spec import SmallModel
+from makespan.training.zoo import SmallModel
 
 __all__ = ["IGNORED", "Batch", "global_batch", "targets_per_sample"]
 
@@ -23,16 +23,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples of one optimiser step.
-
-    Parameters
-    ----------
-    inputs
-        Tokens ``(batch, seq)``, for ``t5`` ``(batch, 2, seq)``: encoder and decoder; for ``vit``
-        float32 patches ``(batch, seq, patch_features)``.
-    targets
-        Tokens ``(batch, seq)`` with `IGNORED` where nothing is asked, classes ``(batch,)`` for ``vit``.
-    """
+    """Samples of one optimiser step."""
 
     inputs: npt.NDArray[np.int64] | npt.NDArray[np.float32]
     targets: Tokens
@@ -50,20 +41,6 @@ def global_batch(spec: SmallModel, batch_size: int, data_seed: int, step: int) -
 
     Tokens follow a random successor table and, now and then, a random jump; images are a class
     pattern under noise. Model, batch size, seed and step decide, no plan does.
-
-    Parameters
-    ----------
-    spec
-        Model that reads the samples.
-    batch_size
-        Samples of the global batch.
-    data_seed, step
-        Seed of the stream, and number of the step from 0.
-
-    Returns
-    -------
-    Batch
-        All samples in order; a replica takes its own consecutive ones.
     """
     rng, fixed = _rng(data_seed, step), _rng(data_seed, -1)
     if spec.family == "vit":

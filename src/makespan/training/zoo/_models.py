@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from makespan.plans import ExecutionPlan
-from makespan.training._model_spec import SmallModel
+from makespan.training.zoo import SmallModel
 
 __all__ = ["Attention", "Layer", "Mlp", "SmallTransformer", "build_model", "n_hidden_states"]
 
@@ -34,7 +34,6 @@ class Attention(nn.Module):
     """Multi-head attention with grouped key-value heads; heads may be a shard of all heads."""
 
     def __init__(self, spec: SmallModel, causal: bool, rotary: bool) -> None:
-        """Create the projections."""
         super().__init__()
         self.head_size = spec.hidden // spec.heads
         self.causal, self.rotary = causal, rotary
@@ -81,7 +80,6 @@ class Mlp(nn.Module):
     """Two linear layers, or three with a gate; only the first may have a bias."""
 
     def __init__(self, spec: SmallModel, activation: Callable[[Tensor], Tensor], bias: bool) -> None:
-        """Create the layers; only a model with gated MLP has ``gate``."""
         super().__init__()
         self.activation = activation
         self.gate = nn.Linear(spec.hidden, spec.ffn, bias=False) if spec.family == "llama" else None
@@ -110,7 +108,6 @@ class Layer(nn.Module):
     """One transformer layer; ``recompute`` says which activations its backward pass recomputes."""
 
     def __init__(self, spec: SmallModel, causal: bool, cross: bool) -> None:
-        """Create attention, cross attention of a decoder, and MLP, each behind a norm."""
         super().__init__()
         self.recompute = "none"
         self.attention_norm = _norm(spec)
@@ -147,7 +144,6 @@ class EncoderLayer(nn.Module):
     """A layer of the encoder of ``t5``; the decoder's state passes by."""
 
     def __init__(self, spec: SmallModel) -> None:
-        """Create the layer."""
         super().__init__()
         self.layer = Layer(spec, causal=False, cross=False)
 
@@ -160,7 +156,6 @@ class DecoderLayer(nn.Module):
     """A layer of the decoder of ``t5``; it reads the encoder's state."""
 
     def __init__(self, spec: SmallModel) -> None:
-        """Create the layer."""
         super().__init__()
         self.layer = Layer(spec, causal=True, cross=True)
 
@@ -173,7 +168,6 @@ class Embedding(nn.Module):
     """Tokens or image patches to hidden states."""
 
     def __init__(self, spec: SmallModel) -> None:
-        """Create the table, and learned positions where the model has them."""
         super().__init__()
         self.is_vit, self.n_states = spec.family == "vit", n_hidden_states(spec)
         self.table: nn.Module
@@ -196,7 +190,6 @@ class Head(nn.Module):
     """Final norm and classifier."""
 
     def __init__(self, spec: SmallModel) -> None:
-        """Create both."""
         super().__init__()
         self.pools = spec.family == "vit"
         self.norm = _norm(spec)
@@ -213,7 +206,6 @@ class SmallTransformer(nn.Module):
     """A whole model, or the part of it that one pipeline stage holds."""
 
     def __init__(self, spec: SmallModel) -> None:
-        """Create all parts; `build_model` sets the weights."""
         super().__init__()
         self.embedding: Embedding | None = Embedding(spec)
         self.layers = nn.ModuleDict({str(index): _layer(spec, index) for index in range(spec.n_layers)})
@@ -256,20 +248,7 @@ def _layer(spec: SmallModel, index: int) -> nn.Module:
 
 
 def build_model(spec: SmallModel, seed: int) -> SmallTransformer:
-    """Build a whole model on the CPU; each weight follows from the seed and its own name.
-
-    Parameters
-    ----------
-    spec
-        Sizes of the model.
-    seed
-        Seed of the initial weights.
-
-    Returns
-    -------
-    SmallTransformer
-        Float32; matrices are normal with variance one over their inputs, norms are ones.
-    """
+    """Build a whole model on the CPU; each weight follows from the seed and its own name."""
     model = SmallTransformer(spec)
     with torch.no_grad():
         for name, weight in model.named_parameters():
