@@ -1,4 +1,4 @@
-"""Placing: configurations that are worth a look, what is free on the nodes, and best fit on large clusters."""
+"""Placing: configurations worth a look, what is free on the nodes, and best fit that scales."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
