@@ -17,7 +17,7 @@ from toy_cluster import (
 from makespan.errors import InputError, MakespanError
 from makespan.metrics import fragmentation_over_time, summary
 from makespan.plans import Placement
-from makespan.policies import policy
+from makespan.policies import REGISTRY, policy
 from makespan.sim import (
     Allocation,
     Configuration,
@@ -110,7 +110,7 @@ def test_types_are_given_one_a_node_in_order():
             replace(item, gpu_types=types, key=None)
 
 
-@pytest.mark.parametrize("name", ["morphling-work", "morphling", "sia", "fifo"])
+@pytest.mark.parametrize("name", REGISTRY)
 def test_policies_serve_a_cluster_of_two_types(name):
     jobs = [
         toy_job(f"job-{n}", 3.0 * n, n_gpus=1 + n % 2, steps=20 + n, is_guaranteed=n % 3 == 0)
