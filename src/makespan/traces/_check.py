@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from makespan.errors import MakespanError, TraceError
+from makespan.errors import MakespanError, TraceError, cell_error
 from makespan.hardware import ClusterSpec
-from makespan.throughput._reference import ReferenceTimes
-from makespan.traces._files import cell_error
+from makespan.throughput import ReferenceTimes
 from makespan.workloads import JobSpec
 
 __all__ = ["check_jobs"]
