@@ -165,7 +165,7 @@ rule profile_fig7:
     params:
         environment=lambda wildcards, input: input.environment or PROFILE.environment,
         form=SETTINGS.performance_model.experiment_form,
-        stages=[stage.model_dump() for stage in PROFILE.stages],
+        stages=[stage.model_dump() for stage in SETTINGS.morphling.fig7.profiled_stages],
         code=code_hash("profile_fig7"),
     script:
         "../workflow/scripts/profile_fig7.py"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from makespan.plans import ExecutionPlan
-from makespan.training import LocalLauncher, TrainingJob, small_model, train_all
+from makespan.runtime import LocalLauncher
+from makespan.training import TrainingJob, small_model, train_all
 
 pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from toy_cluster import toy_catalogue, toy_nodes, traces
 
 from makespan.policies import REGISTRY
-from makespan.policies.morphling import WORK_AWARE, MorphlingWork
+from makespan.policies.morphling import CLAIRVOYANT, MorphlingWork
 from makespan.sim import simulate, validate_schedule
 
 CATALOGUE = toy_catalogue()
@@ -80,7 +80,7 @@ def test_watching_threads_that_never_run_out_changes_nothing(jobs):
 
 @given(tenants())
 @some
-def test_without_takers_no_best_effort_job_is_ever_stopped(jobs):
-    calm = MorphlingWork(tuning=replace(WORK_AWARE, max_takers=0))
+def test_without_preemption_no_best_effort_job_is_ever_stopped(jobs):
+    calm = MorphlingWork(tuning=replace(CLAIRVOYANT, max_preempting=0))
     events = simulate(jobs, SPEC, CATALOGUE, calm, restart_delay_s=DELAY_S).events
     assert "suspended" not in set(events["kind"])

@@ -1,10 +1,9 @@
-"""A training worker that misbehaves: ``python odd_worker.py <what> <run directory>``."""
+"""A training worker that misbehaves: ``python odd_worker.py <what> -m <worker> <run directory>``."""
 
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from makespan.training import _checkpoint, _worker
 from makespan.training._engine import Engine
@@ -29,11 +28,11 @@ def _step(self, step, stop):
     return _proper_step(self, step, stop)
 
 
-def _finish(directory, job, step, save_s):
+def _finish(directory, step, *what):
     """Die in the middle of saving: the state is written, the checkpoint is not complete."""
     if sys.argv[1] == "kill-in-save" and step > _AT_STEP:
         os.kill(os.getpid(), signal.SIGKILL)
-    return _proper_finish(directory, job, step, save_s)
+    return _proper_finish(directory, step, *what)
 
 
 if __name__ == "__main__":
@@ -41,5 +40,5 @@ if __name__ == "__main__":
         os._exit(7)
     Engine.step = _step
     _checkpoint.finish_checkpoint = _finish
-    status = _worker.main(Path(sys.argv[2]))
+    status = _worker.main(sys.argv[-1])
     os._exit(status)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from makespan.cli import _live, _runs, main
-from makespan.cli._live import LiveView
+from makespan.cli import _view, main
 from makespan.cli._setup import Request, machines, prepare
+from makespan.cli._view import LiveView
 from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.policies import REGISTRY
@@ -166,7 +166,7 @@ def test_jobs_run_by_true_times_whatever_policies_decide_by(times: str, tmp_path
 
 def test_an_impossible_schedule_is_said_and_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Violation("capacity", 12.5, 7, "vit-0", "node 3 gives 9 devices; accepted: 8")
-    monkeypatch.setattr(_runs, "validate_schedule", lambda *_, **__: [found])
+    monkeypatch.setattr("makespan.studies._runs.validate_schedule", lambda *_, **__: [found])
     result = run("simulate", "--quiet")
     assert result.exit_code == 1
     assert "IMPOSSIBLE, 1 violations" in result.output
@@ -373,7 +373,7 @@ def test_lines_are_few_whatever_the_number_of_jobs(base) -> None:
 
 
 def test_without_progress_a_line_still_comes_now_and_then(base, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_live, "_HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(_view, "_HEARTBEAT_S", 0.0)
     stream = io.StringIO()
     watch(base, stream)
     assert len(stream.getvalue().splitlines()) > 200
@@ -381,7 +381,7 @@ def test_without_progress_a_line_still_comes_now_and_then(base, monkeypatch: pyt
 
 def test_frames_replace_each_other_and_the_cursor_comes_back(base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(_live, "_FRAME_S", 0.0)
+    monkeypatch.setattr(_view, "_FRAME_S", 0.0)
     stream = Terminal()
     watch(base, stream)
     frames = stream.getvalue().split("\x1b[J")
@@ -397,7 +397,7 @@ def test_frames_replace_each_other_and_the_cursor_comes_back(base, monkeypatch: 
 
 def test_frames_keep_a_distance_in_time(base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(_live, "_FRAME_S", 3600.0)
+    monkeypatch.setattr(_view, "_FRAME_S", 3600.0)
     stream = Terminal()
     watch(base, stream)
     assert stream.getvalue().count("\x1b[J") == 2  # one frame, and its removal

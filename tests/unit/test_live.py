@@ -313,7 +313,7 @@ def test_seeds_differ_and_unknown_workloads_are_refused():
 
 
 def test_requests_for_more_slots_than_there_are_are_left_out():
-    spec = live.fitting_workload(live.live_workload("live-small"), 1)
+    spec = live.live_workload("live-small").fitting(1)
     jobs = live.live_jobs(spec, lambda *what: 0.05, 0)
     assert {item.n_gpus for item in jobs} == {1}
     assert len(jobs) == 10

@@ -15,8 +15,8 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.cli._live_run import live_command
-from makespan.live._profile import measure_restarts_s, measure_tables
-from makespan.live._trainer import configuration_plan
+from makespan.live._prepare import measure_restarts_s, measure_tables
+from makespan.live._segments import configuration_plan
 from makespan.policies import policy
 from makespan.profiling._design import model_of
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
@@ -61,7 +61,7 @@ def until(condition, limit_s=60.0):
 
 def undisturbed_loss(what, name):
     spec = next(item for item in what.jobs if item.job_id == name)
-    item = live.stretched_catalogue(what).requested(spec)
+    item = what.catalogue().requested(spec)
     plan = configuration_plan(item, WHERE.nodes[0])
     model = model_of(workload(spec.workload))
     seed = what.seeds[name]

@@ -7,6 +7,7 @@ import pytest
 from makespan.errors import FitError, TraceError
 from makespan.perf import (
     FORMS,
+    Learner,
     fit_table,
     forward_profile,
     load_environment,
@@ -16,7 +17,7 @@ from makespan.perf import (
     sampling_design,
 )
 from makespan.perf._forms import Profile, Terms
-from makespan.tables import TABLE2, TABLE2_ROWS, THROUGHPUT
+from makespan.tables import THROUGHPUT
 from makespan.workloads import workload
 
 ENVIRONMENT = load_environment("a800-64")
@@ -138,29 +139,26 @@ def test_table_fit_predicts_all_feasible_rows(bert):
     frame.loc[4, ["feasible", "iter_time_s"]] = [False, np.nan]
     result = fit_table(frame, "bert", "extended", ENVIRONMENT)
     assert len(result.predicted_s) == len(frame) - 1
-    rows = result.rows()
-    assert list(rows.columns) == TABLE2_ROWS.names
-    assert rows["fitted"].sum() == 7
-    assert rows.loc[~rows["fitted"], "error_pct"].max() < 2.0
+    assert result.fitted.sum() == 7
+    assert result.error_pct[~result.fitted].max() < 2.0
 
 
-def test_errors_leave_fitted_rows_out_and_add_up(bert):
-    errors = fit_table(bert, "bert", "extended", ENVIRONMENT).errors().set_index("plan_family")
-    assert list(errors.reset_index().columns[: len(TABLE2.names)]) != []
-    assert errors.loc["all", "n_fit"] == 7
-    assert errors.loc["all", "n_validate"] == len(bert) - 7
-    assert errors.drop("all")["n_validate"].sum() == errors.loc["all", "n_validate"]
-    assert errors.loc["GC", "n_fit"] == 0
-
-
-def test_flagged_rows_count_in_the_all_rows_figure_only(bert):
+def test_a_learner_fits_what_ran_and_stops_when_its_choice_is_known(bert):
     frame = bert.copy()
-    odd = (frame["exec_plan"] == "gc") & (frame["placement"] == "35")
-    frame.loc[odd, ["clean", "flag"]] = [False, "made slow"]
-    frame.loc[odd, "iter_time_s"] *= 4.0
-    errors = fit_table(frame, "bert", "extended", ENVIRONMENT).errors().set_index("plan_family")
-    assert errors.loc["GC", "max_error_pct"] < 5.0
-    assert errors.loc["GC", "avg_error_all_rows_pct"] > errors.loc["GC", "avg_error_pct"] + 5.0
+    frame.loc[4, ["feasible", "iter_time_s"]] = [False, np.nan]
+    odd = frame.index[(frame["exec_plan"] == "gc") & (frame["placement"] == "35")][0]
+    frame.loc[odd, ["clean", "iter_time_s"]] = [False, 4.0 * frame["iter_time_s"][odd]]
+    learner = Learner.from_table(frame, "extended", ENVIRONMENT)
+    sampled = [row for row, reason in enumerate(learner.reasons) if reason == "sampled"]
+    assert len(sampled) == 7 and learner.fit() is learner.first
+    asked = iter([[4, odd], [sampled[0]]])
+    assert learner.learn_until_known(lambda fit: next(asked), "tried") == ([sampled[0]], 2)
+    # A failed run and a flagged one are known, but they are not fitted.
+    assert learner.fit() is learner.first and learner.times_s[4] == 0
+    further = next(row for row, reason in enumerate(learner.reasons) if not reason and frame["clean"][row])
+    learner.learn([further, sampled[0]], "requested")
+    assert (learner.reasons[further], learner.reasons[sampled[0]]) == ("requested", "sampled")
+    assert len(learner.fit().measured) == 8
 
 
 def test_one_sample_a_micro_batch_is_found_where_the_trace_used_it():

@@ -3,17 +3,19 @@
 from dataclasses import replace
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from toy_cluster import find, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies._gavel import FairShares
+from makespan.policies._knapsack import Menu, choose
 from makespan.policies._placing import Room
-from makespan.policies._pool import Pool, make_room
-from makespan.policies._programme import Menu, choose
-from makespan.policies._sizes import Sizes
+from makespan.policies._queue import preempt
+from makespan.policies._sia import Sizes
 from makespan.policies._synergy import CpuDemands
 from makespan.sim import simulate
 from makespan.studies import TableCatalogue
@@ -53,34 +55,34 @@ def story(result, *kinds):
     return list(zip(rows["time_s"].tolist(), rows["job_id"].tolist(), strict=True))
 
 
-# --- the pool -------------------------------------------------------------------------------
+# --- placing and preemption -----------------------------------------------------------------
 
 
 def test_best_fit_takes_the_node_with_the_least_room_and_the_first_of_equals() -> None:
-    pool = Pool(Room([4, 2, 2, 8], [64] * 4, [0.0] * 4))
-    assert pool.fit(find(CATALOGUE, "ga", "2")).nodes == (1,)
-    assert set(pool.fit(find(CATALOGUE, "ga", "22")).nodes) == {1, 2}
-    assert pool.fit(find(CATALOGUE, "gc", "8")).nodes == (3,)
+    room = Room([4, 2, 2, 8], [64] * 4, [0.0] * 4)
+    assert room.fit(find(CATALOGUE, "ga", "2")) == (1,)
+    assert set(room.fit(find(CATALOGUE, "ga", "22"))) == {1, 2}
+    assert room.fit(find(CATALOGUE, "gc", "8")) == (3,)
 
 
 def test_a_node_without_threads_is_passed_over() -> None:
-    pool = Pool(Room([2, 4], [7, 8], [0.0, 0.0]))  # two GPUs want four threads each
-    assert pool.fit(find(CATALOGUE, "ga", "2")).nodes == (1,)
-    assert pool.fit(find(CATALOGUE, "ga", "22")) is None
+    room = Room([2, 4], [7, 8], [0.0, 0.0])  # two GPUs want four threads each
+    assert room.fit(find(CATALOGUE, "ga", "2")) == (1,)
+    assert room.fit(find(CATALOGUE, "ga", "22")) is None
 
 
 def test_a_node_without_host_memory_is_passed_over() -> None:
     hungry = replace(find(CATALOGUE, "ga", "2"), host_memory_bytes_per_gpu=3.0)
-    pool = Pool(Room([2, 4], [64, 64], [5.0, 6.0]))
-    allocation = pool.fit(hungry)
-    assert allocation.nodes == (1,)
-    pool.take(allocation)
-    assert pool.fit(hungry) is None
-    assert not pool.take_if_free(hungry.on([1]))  # two GPUs are left, but no memory
-    assert not pool.take_if_free(hungry.on([0]))
-    pool.give(allocation)
-    assert pool.n_gpus == 6
-    assert pool.take_if_free(allocation) and pool.n_gpus == 4
+    room = Room([2, 4], [64, 64], [5.0, 6.0])
+    nodes = room.fit(hungry)
+    assert nodes == (1,)
+    room.take(hungry, nodes)
+    assert room.fit(hungry) is None
+    assert not room.take_if_free(hungry, [1])  # two GPUs are left, but no memory
+    assert not room.take_if_free(hungry, [0])
+    room.give(hungry, nodes)
+    assert room.n_gpus == 6
+    assert room.take_if_free(hungry, nodes) and room.n_gpus == 4
 
 
 class _Running:
@@ -90,18 +92,19 @@ class _Running:
 
 def test_room_is_made_by_as_few_victims_as_needed() -> None:
     small, large = _Running("ga", "1", 0), _Running("ga", "2", 1)
-    pool = Pool(Room([1, 0], [64, 64], [0.0, 0.0]))
-    allocation, gone = make_room(pool, [find(CATALOGUE, "ga", "2")], [large, small])
-    assert (allocation.nodes, gone) == ((1,), [large])
-    pool = Pool(Room([1, 0], [64, 64], [0.0, 0.0]))
-    allocation, gone = make_room(pool, [find(CATALOGUE, "ga", "2")], [small, large])
-    assert (allocation.nodes, gone, pool.room.gpus) == ((0,), [small], [0, 0])
+    pair = find(CATALOGUE, "ga", "2")
+    before = Room([1, 0], [64, 64], [0.0, 0.0])
+    _, found, gone = preempt(before, (pair,), [large, small])
+    assert (found, gone) == ((pair, (1,)), [large])
+    room, found, gone = preempt(before, (pair,), [small, large])
+    assert (found, gone, room.gpus) == ((pair, (0,)), [small], [2, 0])
+    assert before.gpus == [1, 0]
 
 
 def test_nobody_goes_if_all_together_are_not_enough() -> None:
-    pool = Pool(Room([0, 0], [64, 64], [0.0, 0.0]))
-    assert make_room(pool, [find(CATALOGUE, "ga", "4")], [_Running("ga", "2", 0)]) is None
-    assert pool.room.gpus == [0, 0]
+    room = Room([0, 0], [64, 64], [0.0, 0.0])
+    assert preempt(room, (find(CATALOGUE, "ga", "4"),), [_Running("ga", "2", 0)]) is None
+    assert room.gpus == [0, 0]
 
 
 # --- SJF and SRTF ---------------------------------------------------------------------------
@@ -274,8 +277,14 @@ def programmes(draw):
     return menus, draw(st.integers(1, 14))
 
 
+def _cost(menus, counts):
+    return sum(
+        n * c for menu, row in zip(menus, counts, strict=True) for n, c in zip(row, menu.costs, strict=True)
+    )
+
+
 def _least_cost(menus, n_gpus):
-    """Try everything: costs by devices used, job after job."""
+    """Dynamic programming: costs by devices used, job after job."""
     best = {0: 0.0}
     for menu in menus:
         for _ in range(menu.n_jobs):
@@ -290,18 +299,18 @@ def _least_cost(menus, n_gpus):
 
 @given(programmes())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_the_integer_programme_finds_the_least_cost(case) -> None:
+def test_the_integer_knapsack_finds_the_least_cost(case) -> None:
     menus, n_gpus = case
     counts = choose(menus, n_gpus, gap=0.0)
     used = sum(
         n * g for menu, row in zip(menus, counts, strict=True) for n, g in zip(row, menu.sizes, strict=True)
     )
-    cost = sum(
-        n * c for menu, row in zip(menus, counts, strict=True) for n, c in zip(row, menu.costs, strict=True)
-    )
+    cost = _cost(menus, counts)
     assert used <= n_gpus
     assert all(sum(row) <= menu.n_jobs and min(row) >= 0 for menu, row in zip(menus, counts, strict=True))
-    assert cost == pytest.approx(_least_cost(menus, n_gpus))
+    least = _least_cost(menus, n_gpus)
+    assert cost == pytest.approx(least)
+    assert _cost(menus, choose(menus, n_gpus, gap=0.05)) <= least + 0.05 * abs(least) + 1e-9
 
 
 # --- Gavel ----------------------------------------------------------------------------------
@@ -313,6 +322,23 @@ def test_fair_shares_rise_together_until_a_job_runs_all_the_time() -> None:
     # Five jobs share 4 GPUs: 0.8 each.
     assert FairShares().of({1: 4, 2: 1}, 4) == {1: pytest.approx(0.8), 2: pytest.approx(0.4)}
     assert FairShares().of({1: 1, 2: 1}, 4) == {1: 1.0, 2: 1.0}
+
+
+@given(st.dictionaries(st.integers(1, 64), st.integers(1, 12), max_size=9), st.integers(0, 128))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_fair_shares_solve_the_linear_programme(sizes, n_gpus) -> None:
+    # The level is cut at the sizes; lower cuts are worth more a device, so that they fill first.
+    levels = np.array(sorted(sizes))
+    rising = np.array([sum(n for size, n in sizes.items() if size >= level) for level in levels])
+    shares = FairShares().of(sizes, n_gpus)
+    if not sizes:
+        assert shares == {}
+        return
+    worth = rising * np.arange(len(levels), 0, -1)
+    bounds = np.column_stack([np.zeros(len(levels)), np.diff(levels, prepend=0)])
+    solution = linprog(-worth, A_ub=rising.reshape(1, -1), b_ub=[n_gpus], bounds=bounds)
+    level = solution.x.sum()
+    assert shares == pytest.approx({size: min(level / size, 1.0) for size in sizes})
 
 
 def test_gavel_takes_turns_and_displaces_nobody_before_its_turn_is_over() -> None:

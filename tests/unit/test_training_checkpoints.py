@@ -12,16 +12,16 @@ import pytest
 
 from makespan.errors import CheckpointError, ChecksumError, WorkerError
 from makespan.plans import ExecutionPlan
+from makespan.runtime import LocalLauncher, checkpoints, latest_checkpoint
 from makespan.training import (
-    LocalLauncher,
     SmallModel,
     TrainingJob,
-    latest_checkpoint,
     read_progress,
     request_stop,
     train,
     train_switching,
 )
+from makespan.training._job import job_from
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("training")
@@ -68,7 +68,8 @@ def test_the_newest_two_are_kept_with_what_a_reader_needs(written):
     directory, result = written
     assert sorted(path.name for path in directory.iterdir()) == ["step-00000002", "step-00000004"]
     newest = latest_checkpoint(directory)
-    assert (newest.step, newest.job) == (4, JOB)
+    assert [one.step for one in checkpoints(directory)] == [2, newest.step] == [2, 4]
+    assert job_from(newest.values["job"]) == JOB
     assert str(newest.path) == result.checkpoint
     assert len(result.save_s) == 2
     newest.verify()
@@ -92,7 +93,7 @@ def test_a_damaged_file_is_refused_before_a_process_starts(copied, harm):
     else:
         victim.unlink()
     with pytest.raises(ChecksumError, match=victim.name):
-        train(replace(JOB, steps=6), resume=copied, launcher=LocalLauncher(command=("no-such-command",)))
+        train(replace(JOB, steps=6), resume=copied, launcher=LocalLauncher(interpreter=("no-such-command",)))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_without_a_checkpoint_nothing_continues(tmp_path):
 
 def test_a_kill_during_saving_leaves_the_previous_one(copied):
     before = {path: path.read_bytes() for path in sorted(copied.rglob("*")) if path.is_file()}
-    killed = LocalLauncher(command=(sys.executable, str(ODD), "kill-in-save"))
+    killed = LocalLauncher(interpreter=(sys.executable, str(ODD), "kill-in-save"))
     longer = replace(JOB, steps=6)
     with pytest.raises(WorkerError, match="SIGKILL"):
         train(longer, launcher=killed, checkpoint_dir=copied, resume=copied)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from makespan.training import small_model, small_models
-from makespan.training._data import IGNORED, global_batch, targets_per_sample
+from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
 
 
 @pytest.mark.parametrize("name", small_models())

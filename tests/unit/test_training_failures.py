@@ -11,7 +11,8 @@ import pytest
 
 from makespan.errors import WorkerError
 from makespan.plans import ExecutionPlan
-from makespan.training import LocalLauncher, SlurmLauncher, SmallModel, TrainingJob, read_progress, train
+from makespan.runtime import LocalLauncher, RunDirectory, SlurmLauncher
+from makespan.training import SmallModel, TrainingJob, read_progress, train
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("training")
@@ -24,7 +25,7 @@ SOON_S = 6.0
 
 
 def launcher(what, **limits):
-    return LocalLauncher(command=(sys.executable, str(ODD), what), timeout_s=120.0, **limits)
+    return LocalLauncher(interpreter=(sys.executable, str(ODD), what), timeout_s=120.0, **limits)
 
 
 def is_running(pid):
@@ -58,9 +59,9 @@ def test_a_process_that_ends_before_it_can_report_is_named(tmp_path):
 
 
 def test_a_run_without_progress_is_brought_down(tmp_path):
-    with pytest.raises(WorkerError, match="no step ended within 8 s"):
-        train(JOB, launcher=launcher("hang", stall_timeout_s=8.0), run_dir=tmp_path)
-    assert not any(map(is_running, read_progress(tmp_path).pids))
+    with pytest.raises(WorkerError, match="no progress within 3 s"):
+        train(JOB, launcher=launcher("hang", stall_timeout_s=3.0), run_dir=tmp_path)
+    assert not any(map(is_running, RunDirectory(tmp_path).meeting()))
 
 
 def test_a_run_may_not_take_longer_than_allowed():
@@ -70,7 +71,7 @@ def test_a_run_may_not_take_longer_than_allowed():
 
 def test_a_command_that_does_not_exist_is_named():
     with pytest.raises(WorkerError, match="cannot start no-such-command"):
-        train(JOB, launcher=LocalLauncher(command=("no-such-command",)))
+        train(JOB, launcher=LocalLauncher(interpreter=("no-such-command",)))
 
 
 def test_workers_do_not_outlive_the_process_that_started_them(tmp_path):

@@ -14,7 +14,6 @@ from makespan.perf import fit_table, load_cluster, load_environment, sampling_de
 from makespan.plans import Placement, PlanFamily
 from makespan.profiling import (
     Procedure,
-    describe_machine,
     measure_points,
     model_of,
     profile_batches,
@@ -28,8 +27,9 @@ from makespan.profiling import _rates as rates_module
 from makespan.profiling._design import point_plan
 from makespan.profiling._environment import MachineRates, environment_text
 from makespan.profiling._rates import _added_by_division, _rates, allocation_launcher
+from makespan.runtime import LocalLauncher, describe_machine
 from makespan.tables import THROUGHPUT, read_csv
-from makespan.training import LocalLauncher, PhaseTimes, RunResult, unsupported_reasons
+from makespan.training import PhaseTimes, RunResult, unsupported_reasons
 from makespan.workloads import small_workload_keys, workload, workload_keys
 
 ONE, TWO = Placement((1,)), Placement((2,))
@@ -46,7 +46,7 @@ def test_small_workloads_stand_apart_from_those_of_the_papers():
 @pytest.mark.parametrize("key", small_workload_keys())
 def test_the_parameters_of_a_small_workload_are_those_of_the_model_that_trains(key):
     pytest.importorskip("torch")
-    from makespan.training._models import build_model
+    from makespan.training.zoo._models import build_model
 
     spec = workload(key)
     net = build_model(model_of(spec), seed=0)

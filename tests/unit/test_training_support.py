@@ -4,12 +4,11 @@ import pytest
 
 from makespan.errors import InfeasiblePlanError, InputError, UnknownNameError
 from makespan.plans import ExecutionPlan
+from makespan.runtime import LocalLauncher, local_launcher
 from makespan.training import (
-    LocalLauncher,
     SmallModel,
     TrainingJob,
     check_supported,
-    local_launcher,
     small_model,
     small_models,
     train,
@@ -62,7 +61,7 @@ def test_all_reasons_come_at_once_and_devices_count():
 
 
 def test_an_impossible_run_starts_no_process(tmp_path):
-    launcher = LocalLauncher(command=("no-such-command",))
+    launcher = LocalLauncher(interpreter=("no-such-command",))
     with pytest.raises(InfeasiblePlanError, match="kv_heads"):
         train(TrainingJob(LLAMA, plan(tp=4), 1), launcher=launcher, run_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,5 @@
 """One worker, run inside the test: its request, its result, its report of an error."""
 
-import json
 import os
 import signal
 import time
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 
 from makespan.plans import ExecutionPlan
-from makespan.training import SmallModel, TrainingJob, latest_checkpoint
-from makespan.training._files import PROGRESS, REQUEST, RESULT, STOP, error_file
+from makespan.runtime import RunDirectory, latest_checkpoint
+from makespan.training import SmallModel, TrainingJob, read_progress, request_stop
 from makespan.training._job import job_values, result_from
 
 torch = pytest.importorskip("torch")
@@ -33,32 +32,32 @@ PLANS = [
 def worker(tmp_path, monkeypatch):
     """Return a function that runs a request as the only process."""
     from makespan.training import _worker
-    from makespan.training._mesh import _MESHES
+    from makespan.training._engine import _MESHES
 
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    monkeypatch.setenv("MAKESPAN_RANK", "0")
-    monkeypatch.setenv("MAKESPAN_WORLD_SIZE", "1")
-    monkeypatch.setenv("MAKESPAN_PARENT", str(os.getppid()))
-    monkeypatch.setenv("MAKESPAN_LAUNCHED_AT", repr(time.time()))
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "PARENT": os.getppid(), "DEVICE": "cpu"}
+    variables |= {"THREADS": 1, "TIMEOUT_S": 60.0, "LAUNCHED_AT": time.time()}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"MAKESPAN_{name}", str(value))
 
-    def run(jobs, **changes):
+    def run(jobs, stop=False, **changes):
         request = {
             "jobs": [job_values(job) for job in jobs],
-            "device": "cpu",
-            "threads": 1,
-            "stall_timeout_s": 60.0,
             "checkpoint_dir": None,
             "resume": None,
             "keep_gradients": False,
         }
-        (tmp_path / REQUEST).write_text(json.dumps(request | changes))
+        directory = RunDirectory(tmp_path)
+        directory.prepare(request | changes)
+        if stop:
+            request_stop(tmp_path)
         _MESHES.clear()
         status = _worker.main(tmp_path)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         if status:
-            return status, json.loads(error_file(tmp_path, 0).read_text())
-        return status, [result_from(values) for values in json.loads((tmp_path / RESULT).read_text())]
+            return status, directory.error(0)
+        return status, [result_from(values) for values in directory.result()]
 
     yield run
     signal.signal(signal.SIGTERM, handler)
@@ -100,11 +99,10 @@ def test_a_run_goes_on_from_its_checkpoint_under_another_plan(worker, tmp_path):
 
 
 def test_a_stop_request_ends_the_job_and_those_after_it(worker, tmp_path):
-    (tmp_path / STOP).touch()
     job = TrainingJob(SmallModel("llama", **SIZES), ALONE, 50)
-    _, results = worker([job, job], checkpoint_dir=str(tmp_path / "checkpoints"))
+    _, results = worker([job, job], stop=True, checkpoint_dir=str(tmp_path / "checkpoints"))
     assert [(result.stopped, result.last_step) for result in results] == [(True, 1)]
-    assert json.loads((tmp_path / PROGRESS).read_text())["step"] == 1
+    assert read_progress(tmp_path).step == 1
 
 
 def test_an_error_is_reported_with_its_traceback(worker):
@@ -119,7 +117,8 @@ def test_an_error_is_reported_with_its_traceback(worker):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_gpu_trains_like_the_cpu(plan):
-    from makespan.training import LocalLauncher, train
+    from makespan.runtime import LocalLauncher
+    from makespan.training import train
 
     job = TrainingJob(SmallModel("llama", **SIZES), plan, 5)
     on_gpu, on_cpu = train(job, launcher=LocalLauncher("cuda")), train(job)

@@ -6,8 +6,9 @@ from typing import Any
 from makespan.logs import logged_to
 from makespan.papers.morphling import OTHER_SEED, SWITCHING, fig9, fig9_summary, read_published
 from makespan.plans import ExecutionPlan
+from makespan.runtime import local_launcher
 from makespan.tables import FIG9, FIG9_SUMMARY, write_csv
-from makespan.training import SmallModel, TrainingJob, cost_table, local_launcher, train_compared
+from makespan.training import SmallModel, TrainingJob, cost_table, train_compared
 
 
 def main(published: str, table: str, summary: str, experiment: Mapping[str, Any]) -> None:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from makespan.logs import logged_to
-from makespan.profiling import describe_machine, environment_text, measure_rates, profiling_launcher
+from makespan.profiling import environment_text, measure_rates, profiling_launcher
+from makespan.runtime import describe_machine
 from makespan.tables import write_text
 from makespan.workloads import workload
 

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from makespan.errors import InputError
+
+if TYPE_CHECKING:
+    from makespan.studies import Run
 
 __all__ = [
     "CALIBRATION",
@@ -18,6 +21,7 @@ __all__ = [
     "check_target",
     "cluster_option",
     "scenario_options",
+    "verdict_lines",
 ]
 
 CALIBRATION = "L1"
@@ -170,3 +174,14 @@ def scenario_options(command: Command) -> Command:
     for option in reversed(_SCENARIO):
         command = option(command)
     return command
+
+
+def verdict_lines(done: "Run") -> list[str]:
+    """Return what the validator found, in words."""
+    from makespan.studies import violation_lines
+
+    if not done.violations:
+        return [f"schedule of {done.policy}: possible, {done.n_events} events replayed"]
+    found = f"{len(done.violations)} violations in {done.n_events} events"
+    lines = (f"  {line}" for line in violation_lines(done))
+    return [f"schedule of {done.policy}: IMPOSSIBLE, {found}", *lines]

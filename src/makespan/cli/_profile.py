@@ -10,7 +10,6 @@ from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.profiling import (
     Procedure,
-    describe_machine,
     environment_text,
     measure_points,
     measure_rates,
@@ -20,6 +19,7 @@ from makespan.profiling import (
     profile_table,
     profiling_launcher,
 )
+from makespan.runtime import describe_machine
 from makespan.tables import THROUGHPUT, write_csv, write_text
 from makespan.workloads import small_workload_keys, workload
 

@@ -15,7 +15,7 @@ from makespan.errors import InputError, MissingDataError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue
-from makespan.studies import TableCatalogue
+from makespan.studies import Scenario, TableCatalogue
 from makespan.throughput import (
     EmulatedSource,
     MeasuredSource,
@@ -38,7 +38,7 @@ from makespan.traces import Request as StatedRequest
 from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
-__all__ = ["Request", "Scenario", "machines", "prepare"]
+__all__ = ["Request", "machines", "prepare"]
 
 _FORM = "extended"
 _NAIVE_SPAN_S = (
@@ -66,46 +66,8 @@ class Request:
     gpus_per_node: int | None = None
     seed: int = 1
     predictions: str = "exact"
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything that a simulation needs, except the policy.
-
-    Parameters
-    ----------
-    trace
-        Name of the workload.
-    source
-        Name of the source of throughput.
-    jobs
-        In order of submission.
-    cluster
-        The nodes.
-    catalogue
-        What jobs may run as.
-    predictions
-        Which times policies decide by: ``fitted`` or ``exact``.
-    report
-        What was dropped or repaired, as text.
-    """
-
-    trace: str
-    source: str
-    jobs: tuple[JobSpec, ...]
-    cluster: ClusterSpec
-    catalogue: Catalogue
-    predictions: str
-    report: str
-
-    @property
-    def title(self) -> str:
-        """Workload, source and cluster in a few words."""
-        where = self.cluster
-        return (
-            f"{self.trace} ({self.source}), {len(self.jobs)} jobs on {where.n_nodes} x "
-            f"{where.gpus_per_node} GPUs"
-        )
+    restart_delay_s: float = 78.0
+    interval_s: float | None = None
 
 
 def prepare(request: Request) -> Scenario:
@@ -125,7 +87,17 @@ def prepare(request: Request) -> Scenario:
     used = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     catalogue = _catalogue(request, used, jobs, where.nodes[0])
     name = request.workload if request.workload in WORKLOADS else Path(request.workload).stem
-    return Scenario(name, source.name, jobs, where, catalogue, request.predictions, trace.report.text)
+    return Scenario(
+        name,
+        jobs,
+        where,
+        catalogue,
+        request.restart_delay_s,
+        request.interval_s,
+        source=source.name,
+        predictions=request.predictions,
+        report=trace.report.text,
+    )
 
 
 def machines(name: str, n_nodes: int | None, gpus_per_node: int | None) -> ClusterSpec:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from makespan.config._settings import Settings
+from makespan.config._settings import Settings, settings_model
 
 __all__ = ["configuration_page", "json_schema", "reference_table"]
 
@@ -35,7 +35,10 @@ _HEADER = ("option", "type", "default", "unit", "meaning", "source", "changes")
 
 def json_schema() -> str:
     """Return the JSON schema (draft 2020-12) of the whole configuration, as text."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **settings_model().model_json_schema(),
+    }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -63,7 +66,7 @@ def reference_table(settings: Settings) -> str:
     str
         Header and one row an option: name, type, default, unit, meaning, source, what it changes.
     """
-    rows = [_HEADER, ("---",) * len(_HEADER), *_rows(Settings, settings.model_dump(mode="json"), "")]
+    rows = [_HEADER, ("---",) * len(_HEADER), *_rows(settings_model(), settings.model_dump(mode="json"), "")]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 

@@ -3,52 +3,91 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ValidationError, field_validator
+from pydantic import ValidationError, create_model, model_validator
 
-from makespan.config._fields import Block, option
 from makespan.config._messages import explain
-from makespan.config._morphling import Morphling
-from makespan.config._performance import PerformanceModel
 from makespan.config._throughput import Throughput
 from makespan.errors import ConfigError, MissingDataError
 from makespan.hardware import cluster_names
+from makespan.papers import PAPERS
+from makespan.settings import Block, PaperSettings, option, taken_from, unlike
 
 __all__ = [
     "DEFAULT_FILES",
     "PUBLISHED_VARIABLE",
+    "PerformanceModel",
     "Settings",
     "check_settings",
     "load_settings",
     "merge",
     "published_directory",
+    "settings_model",
 ]
 
-DEFAULT_FILES = ("config/config.yaml", "config/papers/morphling.yaml")
+DEFAULT_FILES = ("config/config.yaml", *(f"config/papers/{name}.yaml" for name in PAPERS))
 PUBLISHED_VARIABLE = "MAKESPAN_PUBLISHED_DIR"
 
 
-class Settings(Block):
-    """Everything that can be configured."""
+FormName = Literal["published", "extended"]
 
-    cluster: str = option(
+
+class PerformanceModel(Block):
+    """How iteration times are fitted."""
+
+    forms: Annotated[tuple[FormName, ...], unlike("each form once")] = option(
+        "forms that are fitted and compared",
+        source="docs/background/performance-model.md",
+        changes="table2, fits",
+        min_length=1,
+    )
+    experiment_form: FormName = option(
+        "form that the experiments use; one of forms",
+        source="the form with the smaller error",
+        changes="sensitivity, fig7, fig8",
+    )
+
+    @model_validator(mode="after")
+    def _experiment_form_is_fitted(self) -> "PerformanceModel":
+        if self.experiment_form not in self.forms:
+            raise ValueError(f"experiment_form among the fitted forms ({', '.join(self.forms)})")
+        return self
+
+
+class Settings(Block):
+    """Everything that can be configured, but for the options of papers; `settings_model` adds those."""
+
+    cluster: Annotated[str, taken_from(cluster_names)] = option(
         "name of the cluster preset on which the experiments run",
         source="Morphling, section 7: 8 nodes with 8 A800-80GB each",
         changes="all",
     )
     throughput: Throughput = option("where iteration times come from")
     performance_model: PerformanceModel = option("how iteration times are fitted")
-    morphling: Morphling = option("experiments of the Morphling paper")
 
-    @field_validator("cluster")
-    @classmethod
-    def _known_cluster(cls, name: str) -> str:
-        if name not in cluster_names():
-            raise ValueError(f"one of {', '.join(cluster_names())}")
-        return name
+    def papers(self) -> dict[str, PaperSettings]:
+        """Return the options of each paper by its name."""
+        return {name: getattr(self, name) for name in PAPERS}
+
+    def throughput_workloads(self) -> list[str]:
+        """Return the workloads whose iteration times some paper needs."""
+        needed = [paper.throughput_workloads() for paper in self.papers().values()]
+        return list(dict.fromkeys(key for keys in needed for key in keys))
+
+
+@cache
+def settings_model() -> type[Settings]:
+    """Return the model of the whole configuration: the general options and those of every paper."""
+    blocks: dict[str, Any] = {}
+    for name in PAPERS:
+        block = import_module(f"makespan.papers.{name}").SETTINGS
+        blocks[name] = (block, option(block.__doc__.splitlines()[0].rstrip(".")))
+    return create_model("Settings", __base__=Settings, __doc__="Everything that can be configured.", **blocks)
 
 
 def check_settings(values: Mapping[str, Any]) -> Settings:
@@ -71,9 +110,9 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
     """
     text = json.dumps(values, default=str)
     try:
-        return Settings.model_validate_json(text)
+        return settings_model().model_validate_json(text)
     except ValidationError as error:
-        lines = explain(error.errors(), Settings)
+        lines = explain(error.errors(), settings_model())
     raise ConfigError("the configuration is not accepted:\n" + "\n".join(f"  {line}" for line in lines))
 
 

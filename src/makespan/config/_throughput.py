@@ -1,17 +1,24 @@
-"""Block ``throughput``: where iteration times come from."""
+"""Block ``throughput``: where iteration times come from, and what is profiled."""
 
 from importlib import resources
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import field_validator
 
-from makespan.config._fields import Block, option
-from makespan.config._profile import Profile
+from makespan.plans import Placement
+from makespan.settings import Block, option, readable, taken_from, unlike
+from makespan.workloads import small_workload_keys
 
 __all__ = ["Emulated", "Measured", "Published", "SourceName", "Throughput"]
 
 SourceName = Literal["emulated", "published", "measured"]
 EVERYTHING = "all"
+_TIMES = "measured throughput, table2, fig7"
+
+SmallWorkload = Annotated[str, taken_from(small_workload_keys)]
+Processes = Annotated[
+    str, readable(lambda text: Placement.parse(text).text, "processes on each node, for example 2 or 44")
+]
 
 
 def shipped_calibrations() -> list[str]:
@@ -76,6 +83,52 @@ class Published(Block):
     )
 
 
+class Profile(Block):
+    """Profile small workloads where no directory with tables is given."""
+
+    workloads: tuple[SmallWorkload, ...] = option(
+        "small workloads that are profiled", source="a choice", changes=_TIMES, min_length=1
+    )
+    placements: tuple[Processes, ...] = option(
+        "processes on each node; without GPUs at most as many as there are cores",
+        source="two cores",
+        changes=_TIMES,
+        min_length=1,
+    )
+    cpu_threads: int = option(
+        "CPU threads a process", unit="threads", source="a choice", changes=_TIMES, ge=1
+    )
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "where models train; auto: GPUs if there are any", source="a choice", changes=_TIMES
+    )
+    environment: str | None = option(
+        "constants of the machine: name of an environment or path of a .toml file; null: they are measured",
+        changes=_TIMES,
+    )
+    warmup_steps: int = option("steps of a run that are thrown away", source="a choice", changes=_TIMES, ge=0)
+    steps: int = option("steps of a run that are timed", source="a choice", changes=_TIMES, ge=1)
+    repetitions: int = option(
+        "runs of each point; their scatter is the repeatability", source="a choice", changes=_TIMES, ge=1
+    )
+    points_per_job: int | None = option(
+        "most points that one job measures; null: all of a placement, which saves the start of processes",
+        source="a choice",
+        changes="",
+        ge=1,
+    )
+    gpu_model: str | None = option(
+        "kind of GPU that jobs ask for, as many as a point has processes; null: jobs ask for CPU cores",
+        source="a choice",
+        changes="",
+    )
+    mem_mb_per_process: int = option(
+        "memory that a job asks for", unit="MB", source="measured on CPU, with room", changes="", ge=1
+    )
+    runtime_min: int = option(
+        "time that a job asks for", unit="min", source="measured on two cores, with room", changes="", ge=1
+    )
+
+
 class Measured(Block):
     """Options of the measured source."""
 
@@ -90,16 +143,9 @@ class Measured(Block):
 class Throughput(Block):
     """Where iteration times come from."""
 
-    sources: tuple[SourceName, ...] = option(
+    sources: Annotated[tuple[SourceName, ...], unlike("each source once")] = option(
         "sources that the target all builds", source="a choice", changes=EVERYTHING, min_length=1
     )
     emulated: Emulated = option("the emulated source")
     published: Published = option("the published source")
     measured: Measured = option("the measured source")
-
-    @field_validator("sources")
-    @classmethod
-    def _no_repeats(cls, names: tuple[SourceName, ...]) -> tuple[SourceName, ...]:
-        if len(set(names)) != len(names):
-            raise ValueError("each source once")
-        return names

@@ -46,13 +46,13 @@ def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, 
                 known[resolve_workload_key(parts[2])] = entry
             except UnknownNameError:
                 continue
-    missing = [key for key in settings.morphling.workloads if key not in known]
+    missing = [key for key in settings.throughput_workloads() if key not in known]
     if missing:
         raise MissingDataError(
             f"{settings.throughput.published.register_file}: no published trace of {', '.join(missing)}; "
             f"it has: {', '.join(sorted(known))}"
         )
-    return {key: known[key] for key in settings.morphling.workloads}
+    return {key: known[key] for key in settings.throughput_workloads()}
 
 
 def published_files(settings: Settings, root: str | Path = ".") -> list[str]:

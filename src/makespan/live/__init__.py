@@ -1,31 +1,17 @@
 """Live scheduling: policies decide, and processes really train.
 
 - `live_experiment` does everything that follows
-- `live_workload` and `take_setting` say what is run: they profile the machine at hand and make jobs
+- `live_workload` and `prepare_setting` say what is run: they make jobs and profile the machine at hand
 - `run_live` runs them under any policy of the simulator with a `Trainer`; `process_trainer` is the
-  one that starts processes, on `local_slots` or `slurm_slots`
+  one that starts processes, on `local_slots` or on steps of Slurm
 - `compare_live` simulates the same and compares
 """
 
-from makespan.live._engine import LiveClock, LiveEngine, LiveJob
-from makespan.live._prepare import (
-    fitting_workload,
-    live_experiment,
-    process_trainer,
-    slot_cluster,
-    take_setting,
-)
-from makespan.live._run import (
-    LiveResult,
-    LiveSetting,
-    compare_live,
-    discard_run,
-    run_live,
-    stretched_catalogue,
-)
-from makespan.live._segments import Executor, Segment, SegmentEnd, SegmentResult, Target, Trainer
-from makespan.live._trainer import LaunchOn, ProcessTrainer, local_slots, slots_of, slurm_slots
+from makespan.live._prepare import prepare_setting, process_trainer, slot_cluster
+from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
+from makespan.live._segments import ProcessTrainer, Segment, SegmentResult, Trainer, local_slots, slots_of
 from makespan.live._workload import (
+    LiveSetting,
     LiveSettings,
     LiveWorkload,
     live_jobs,
@@ -35,35 +21,24 @@ from makespan.live._workload import (
 )
 
 __all__ = [
-    "Executor",
-    "LaunchOn",
-    "LiveClock",
-    "LiveEngine",
-    "LiveJob",
     "LiveResult",
     "LiveSetting",
     "LiveSettings",
     "LiveWorkload",
     "ProcessTrainer",
     "Segment",
-    "SegmentEnd",
     "SegmentResult",
-    "Target",
     "Trainer",
     "compare_live",
-    "discard_run",
-    "fitting_workload",
     "live_experiment",
     "live_jobs",
     "live_settings",
     "live_workload",
     "live_workloads",
     "local_slots",
+    "prepare_setting",
     "process_trainer",
     "run_live",
     "slot_cluster",
     "slots_of",
-    "slurm_slots",
-    "stretched_catalogue",
-    "take_setting",
 ]

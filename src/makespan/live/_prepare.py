@@ -1,27 +1,32 @@
-"""What stands at the beginning of a live run: the slots as a cluster, the profile, the jobs."""
+"""What a live run begins with: the slots as a cluster, and a profile of them with all slots busy."""
 
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from makespan.hardware import ClusterSpec, cluster, homogeneous
-from makespan.live._profile import measure_restarts_s, measure_tables
-from makespan.live._run import LiveResult, LiveSetting, compare_live, discard_run, run_live
-from makespan.live._trainer import LaunchOn, ProcessTrainer, slots_of
-from makespan.live._workload import (
-    LiveSettings,
-    LiveWorkload,
-    live_jobs,
-    live_settings,
-    live_workload,
-)
-from makespan.profiling import memory_bytes
-from makespan.sim import Observer, Policy
+from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
+from makespan.live._segments import LaunchOn, ProcessTrainer, steady_wall_s
+from makespan.live._workload import LiveSetting, LiveSettings, LiveWorkload, live_jobs
+from makespan.plans import Placement
+from makespan.profiling import Procedure, ProfilePoint, measure_points, model_of, point_plan, profile_table
+from makespan.runtime import memory_bytes
+from makespan.training import TrainingJob, train
+from makespan.workloads import workload
 
-__all__ = ["fitting_workload", "live_experiment", "process_trainer", "slot_cluster", "take_setting"]
+__all__ = [
+    "measure_restarts_s", "measure_tables", "prepare_setting", "process_trainer", "profile", "slot_cluster",
+]  # fmt: skip
+
+Slots = tuple[int, ...]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _PATTERN = "a800-64"
 _SMALL_BYTES = 2e9  # of a slot where memory cannot be divided into something sensible
@@ -48,13 +53,7 @@ def slot_cluster(n_slots: int) -> ClusterSpec:
     return homogeneous(node, 1, base.network, name=f"slots-{n_slots}")
 
 
-def fitting_workload(spec: LiveWorkload, n_slots: int) -> LiveWorkload:
-    """Return a workload without the requests for which there are not enough slots."""
-    slots = {count: share for count, share in spec.slots.items() if count <= n_slots}
-    return replace(spec, slots=slots, plans={count: spec.plans[count] for count in slots})
-
-
-def take_setting(
+def prepare_setting(
     directory: Path,
     policy: str,
     spec: LiveWorkload,
@@ -70,14 +69,10 @@ def take_setting(
     ----------
     directory
         Where the run keeps its state.
-    policy, spec, seed
-        What runs.
-    where
-        The slots.
-    launch_on
-        Where processes run.
-    settings
-        How it is measured.
+    policy, spec, where, seed
+        What runs: policy by name, workload, slots, and which jobs.
+    launch_on, settings
+        Where processes run, and how they are measured.
     tell
         Is told what is done.
 
@@ -91,7 +86,7 @@ def take_setting(
         left.check_same(policy, spec.name, where.n_gpus, seed)
         tell("continuing the run that was left")
         return left
-    tables, delay_s = _profile(spec, where, launch_on, settings, tell)
+    tables, delay_s = profile(spec, where, launch_on, settings, tell)
     jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
     setting = LiveSetting(
         policy=policy,
@@ -108,7 +103,7 @@ def take_setting(
     return setting
 
 
-def _profile(
+def profile(
     spec: LiveWorkload,
     where: ClusterSpec,
     launch_on: LaunchOn,
@@ -157,53 +152,83 @@ def process_trainer(
     )
 
 
-def live_experiment(
-    policy: Policy,
-    workload: str,
-    directory: Path,
-    *,
-    n_slots: int = 2,
-    seed: int = 0,
-    launcher: str = "local",
-    device: str = "cpu",
-    observe: Callable[[LiveSetting], Sequence[Observer]] = lambda setting: (),
-    tell: Callable[[str], None] = lambda text: None,
-) -> LiveResult:
-    """Profile, run live, profile again, simulate and compare; go on with a run that was left.
+def measure_tables(
+    spec: LiveWorkload, n_slots: int, node: NodeSpec, launch_on: LaunchOn, settings: LiveSettings
+) -> dict[str, pd.DataFrame]:
+    """Profile every plan of a live workload.
 
-    The speed of a machine that others use too drifts within minutes. The simulation therefore takes the
-    mean of the profiles before and after; nothing of the run itself enters it.
-
-    Parameters
-    ----------
-    policy
-        What decides.
-    workload
-        Name of a live workload.
-    directory
-        Where state and checkpoints are kept until the end; then it is removed.
-    n_slots, seed
-        Devices to use; which jobs.
-    launcher, device
-        As for `slots_of`.
-    observe
-        From the setting to who is told of every event.
-    tell
-        Is told what is done.
-
-    Raises
-    ------
-    InputError
-        The run that was left is another one, or a name is unknown.
-    WorkerError
-        The processes of a job died several times without getting any further.
+    Runs that need few slots are measured side by side on all of them, because that is how they will
+    run: processes share caches and memory.
     """
-    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
-    spec = fitting_workload(live_workload(workload), n_slots)
-    setting = take_setting(directory, policy.name, spec, where, seed, slots, settings, tell)
-    trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
-    engine = run_live(setting, policy, where, trainer, directory, observe(setting))
-    again = setting.averaged(*_profile(spec, where, slots, settings, tell))
-    result = compare_live(setting, policy, where, engine, again)
-    discard_run(directory)
-    return result
+    procedure = Procedure(settings.warmup_steps, settings.steps, settings.repetitions)
+    parts: dict[str, list[dict[str, Any]]] = {key: [] for key in spec.workloads}
+    for size in sorted(spec.slots):
+        points = [ProfilePoint(plan, Placement((size,)), 1) for plan in spec.plans[size]]
+
+        def measure(key: str, slots: Slots, points: Sequence[ProfilePoint] = points) -> dict[str, Any]:
+            return measure_points(workload(key), points, node, launch_on(slots), procedure)
+
+        for part in _side_by_side(measure, list(spec.workloads), size, n_slots):
+            parts[part["workload"]].append(part)
+    return {key: profile_table([_joined(found)], workload(key)) for key, found in parts.items()}
+
+
+def _side_by_side(
+    measure: Callable[[Item, Slots], Result], items: Sequence[Item], size: int, n_slots: int
+) -> list[Result]:
+    """Measure every item once on each group of slots, all groups at once, each with another item."""
+    n_lanes = max(n_slots // size, 1)
+    results: list[Result] = []
+    with ThreadPoolExecutor(n_lanes) as pool:
+        for turn in range(len(items)):
+            chosen = [items[(turn + lane) % len(items)] for lane in range(n_lanes)]
+            groups = [tuple(range(lane * size, (lane + 1) * size)) for lane in range(n_lanes)]
+            results += pool.map(measure, chosen, groups)
+    return results
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the runs of each point; parts of one size hold the same points in the same order."""
+    by_key: dict[tuple[str, str], dict[str, Any]] = {}
+    for part in parts:
+        for point in part["points"]:
+            key = (point["exec_plan"], point["placement"])
+            known = by_key.setdefault(key, {**point, "runs": []})
+            known["runs"] = [*known["runs"], *point["runs"]]
+    return {**parts[0], "points": list(by_key.values())}
+
+
+def measure_restarts_s(
+    spec: LiveWorkload, n_slots: int, node: NodeSpec, launch_on: LaunchOn, settings: LiveSettings
+) -> list[float]:
+    """Measure what a start, a stop and a continuation under another plan cost."""
+    overheads_s: list[float] = []
+    for size in sorted(spec.slots):
+
+        def measure(key: str, slots: Slots, size: int = size) -> list[float]:
+            return _restarts_s(key, spec.plans[size], slots, node, launch_on, settings.restart_steps)
+
+        for found in _side_by_side(measure, list(spec.workloads)[:1], size, n_slots):
+            overheads_s += found
+    return overheads_s
+
+
+def _restarts_s(
+    key: str, plans: Sequence[str], slots: Slots, node: NodeSpec, launch_on: LaunchOn, n_steps: int
+) -> list[float]:
+    overheads_s = []
+    with tempfile.TemporaryDirectory(prefix="makespan-restart-") as name:
+        directory = Path(name)
+        for turn in range(2):
+            point = ProfilePoint(plans[turn % len(plans)], Placement((len(slots),)), 1)
+            plan = point_plan(point, workload(key), node)
+            job = TrainingJob(model_of(workload(key)), plan, n_steps * (turn + 1))
+            began = time.monotonic()
+            result = train(
+                job,
+                launcher=launch_on(slots),
+                checkpoint_dir=directory,
+                resume=directory if turn else None,
+            )
+            overheads_s.append(time.monotonic() - began - steady_wall_s(result))
+    return overheads_s

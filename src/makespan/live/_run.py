@@ -1,22 +1,20 @@
 """A live run from profile to comparison with the simulation."""
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.live._engine import LiveClock, LiveEngine
-from makespan.live._segments import Executor, Trainer
+from makespan.live._prepare import prepare_setting, process_trainer, profile, slot_cluster
+from makespan.live._segments import Executor, Trainer, slots_of
 from makespan.live._state import read_state, restore, save_state
+from makespan.live._workload import LiveSetting, live_settings, live_workload
 from makespan.metrics import summary
 from makespan.sim import (
-    Catalogue,
     Observer,
     Policy,
     Violation,
@@ -27,107 +25,13 @@ from makespan.sim import (
     simulate,
     validate_schedule,
 )
-from makespan.studies import TableCatalogue
-from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_text
-from makespan.workloads import JobSpec
+from makespan.tables import LIVE, LIVE_JOBS
 
-__all__ = ["LiveResult", "LiveSetting", "compare_live", "discard_run", "run_live", "stretched_catalogue"]
+__all__ = ["LiveResult", "compare_live", "live_experiment", "run_live"]
 
-_POINT = ["exec_plan", "placement", "cpu_threads"]
-_SETTING, _STATE = "setting.json", "state.json"
+_STATE = "state.json"
 _RULES = ("order", "row", "life", "capacity")
 """What must hold of a schedule that happened; the other rules are about times as simulated."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSetting:
-    """What a live run is given; all times on the wall.
-
-    Parameters
-    ----------
-    policy, workload
-        Names.
-    n_slots, seed
-        Slots of the machine; which jobs.
-    restart_delay_s
-        Measured mean of what a start or a change costs [s].
-    scale
-        Seconds that policies see in a second on the wall.
-    jobs
-        The trace.
-    seeds
-        Seed of each job's training by its name.
-    tables
-        Throughput tables just measured, by workload.
-    """
-
-    policy: str
-    workload: str
-    n_slots: int
-    seed: int
-    restart_delay_s: float
-    scale: float
-    jobs: tuple[JobSpec, ...]
-    seeds: Mapping[str, int]
-    tables: Mapping[str, pd.DataFrame]
-
-    def save(self, directory: Path) -> None:
-        """Write the setting where the run keeps its state."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values["jobs"] = [asdict(job) for job in self.jobs]
-        values["tables"] = {
-            key: json.loads(table.to_json(orient="split")) for key, table in self.tables.items()
-        }
-        directory.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(values), directory / _SETTING)
-
-    @classmethod
-    def load(cls, directory: Path) -> "LiveSetting | None":
-        """Read the setting of a run that was left in a directory; None if there is none."""
-        path = directory / _SETTING
-        if not path.is_file():
-            return None
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        values["jobs"] = tuple(JobSpec(**job) for job in values["jobs"])
-        values["tables"] = {
-            key: THROUGHPUT.validate(pd.DataFrame(table["data"], columns=table["columns"]), where=str(path))
-            for key, table in values["tables"].items()
-        }
-        return cls(**values)
-
-    def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
-        """Return the same with the mean of its profile and of another one.
-
-        Parameters
-        ----------
-        tables, restart_delay_s
-            The other profile, as the fields; points that it lacks keep their times.
-        """
-        means = {}
-        for key, table in self.tables.items():
-            there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
-            there.index = table.index
-            times = [name for name in table.columns if name.endswith("_s")]
-            means[key] = table.assign(
-                **{name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
-            )
-        return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
-
-    def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
-        """Check that a run which was left is the one that is asked for.
-
-        Raises
-        ------
-        InputError
-            It is another one.
-        """
-        wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
-        for name, value in wanted.items():
-            if getattr(self, name) != value:
-                raise InputError(
-                    f"the run that was left has {name} {getattr(self, name)!r}, asked for is {value!r}; "
-                    "accepted: the same, or another directory"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +96,7 @@ def run_live(
     WorkerError
         The processes of a job died several times without getting any further.
     """
-    catalogue, jobs = stretched_catalogue(setting).on(cluster), _stretched_jobs(setting)
+    catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     check_jobs(jobs, cluster, catalogue)
     state = None if directory is None else read_state(directory / _STATE)
     clock = LiveClock(setting.scale, 0.0 if state is None else state["time_s"])
@@ -214,17 +118,6 @@ def run_live(
     return engine
 
 
-def stretched_catalogue(setting: LiveSetting) -> Catalogue:
-    """Return what may run, with times as policies see them."""
-    return TableCatalogue.from_tables(
-        [table.assign(iter_time_s=table["iter_time_s"] * setting.scale) for table in setting.tables.values()]
-    )
-
-
-def _stretched_jobs(setting: LiveSetting) -> list[JobSpec]:
-    return [replace(job, submit_time_s=job.submit_time_s * setting.scale) for job in setting.jobs]
-
-
 def compare_live(
     setting: LiveSetting,
     policy: Policy,
@@ -244,12 +137,12 @@ def compare_live(
         The setting with the profile that the simulation uses; by default that of the run.
     """
     profiled = profiled or setting
-    catalogue, jobs = stretched_catalogue(setting).on(cluster), _stretched_jobs(setting)
+    catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     delay_s = setting.restart_delay_s * setting.scale
     simulated = simulate(
         jobs,
         cluster,
-        stretched_catalogue(profiled).on(cluster),
+        profiled.catalogue().on(cluster),
         policy,
         restart_delay_s=profiled.restart_delay_s * setting.scale,
         extra_steps=0,
@@ -340,6 +233,53 @@ def _job_table(
     return LIVE_JOBS.validate(table, where="live run")
 
 
-def discard_run(directory: Path) -> None:
-    """Remove state and checkpoints of a run that is complete."""
+def live_experiment(
+    policy: Policy,
+    workload: str,
+    directory: Path,
+    *,
+    n_slots: int = 2,
+    seed: int = 0,
+    launcher: str = "local",
+    device: str = "cpu",
+    observe: Callable[[LiveSetting], Sequence[Observer]] = lambda setting: (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> LiveResult:
+    """Profile, run live, profile again, simulate and compare; go on with a run that was left.
+
+    The speed of a machine that others use too drifts within minutes. The simulation therefore takes the
+    mean of the profiles before and after; nothing of the run itself enters it.
+
+    Parameters
+    ----------
+    policy
+        What decides.
+    workload
+        Name of a live workload.
+    directory
+        Where state and checkpoints are kept until the end; then it is removed.
+    n_slots, seed
+        Devices to use; which jobs.
+    launcher, device
+        As for `slots_of`.
+    observe
+        From the setting to who is told of every event.
+    tell
+        Is told what is done.
+
+    Raises
+    ------
+    InputError
+        The run that was left is another one, or a name is unknown.
+    WorkerError
+        The processes of a job died several times without getting any further.
+    """
+    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
+    spec = live_workload(workload).fitting(n_slots)
+    setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell)
+    trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
+    engine = run_live(setting, policy, where, trainer, directory, observe(setting))
+    again = setting.averaged(*profile(spec, where, slots, settings, tell))
+    result = compare_live(setting, policy, where, engine, again)
     shutil.rmtree(directory, ignore_errors=True)
+    return result

@@ -1,20 +1,32 @@
-"""Workloads of the live scheduler, from the packaged preset."""
+"""What is run live: workloads of the packaged preset, their jobs, and the setting of one run."""
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from makespan.errors import unknown_name
+from makespan.errors import InputError, unknown_name
+from makespan.files import read_json, write_json
 from makespan.presets import read_preset
+from makespan.sim import Catalogue
+from makespan.studies import TableCatalogue
+from makespan.tables import THROUGHPUT
 from makespan.workloads import JobSpec
 
-__all__ = ["LiveSettings", "LiveWorkload", "live_jobs", "live_settings", "live_workload", "live_workloads"]
+__all__ = [
+    "LiveSetting", "LiveSettings", "LiveWorkload", "live_jobs", "live_settings", "live_workload",
+    "live_workloads",
+]  # fmt: skip
 
 _PACKAGE, _PRESET, _SETTINGS = "makespan.live", "live", "measurement"
 _GAP_JITTER = 0.4  # of the mean interval, to both sides
+_POINT = ["exec_plan", "placement", "cpu_threads"]
+_SETTING = "setting.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,11 @@ class LiveWorkload:
     mean_interval_s: float
     source: str
 
+    def fitting(self, n_slots: int) -> "LiveWorkload":
+        """Leave out the requests for which there are not enough slots."""
+        slots = {count: share for count, share in self.slots.items() if count <= n_slots}
+        return replace(self, slots=slots, plans={count: self.plans[count] for count in slots})
+
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
@@ -61,7 +78,7 @@ class LiveSettings:
     ----------
     policy_restart_delay_s
         The restart delay for which parameters of policies are made [s]; the time that they see is
-        stretched so that the measured one looks as long.
+        scaled so that the measured one looks as long.
     warmup_steps, steps, repetitions
         Of the profile, see `Procedure`.
     restart_steps
@@ -159,3 +176,103 @@ def _apportion(shares: Mapping[Any, float], total: int) -> list[Any]:
     for value in rest[: total - sum(counts.values())]:
         counts[value] += 1
     return [value for value, count in counts.items() for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSetting:
+    """What a live run is given; all times on the wall.
+
+    Parameters
+    ----------
+    policy, workload
+        Names.
+    n_slots, seed
+        Slots of the machine; which jobs.
+    restart_delay_s
+        Measured mean of what a start or a change costs [s].
+    scale
+        Seconds that policies see in a second on the wall.
+    jobs
+        The trace.
+    seeds
+        Seed of each job's training by its name.
+    tables
+        Throughput tables just measured, by workload.
+    """
+
+    policy: str
+    workload: str
+    n_slots: int
+    seed: int
+    restart_delay_s: float
+    scale: float
+    jobs: tuple[JobSpec, ...]
+    seeds: Mapping[str, int]
+    tables: Mapping[str, pd.DataFrame]
+
+    def save(self, directory: Path) -> None:
+        """Write the setting where the run keeps its state."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["jobs"] = [asdict(job) for job in self.jobs]
+        values["tables"] = {
+            key: json.loads(table.to_json(orient="split")) for key, table in self.tables.items()
+        }
+        write_json(values, directory / _SETTING)
+
+    @classmethod
+    def load(cls, directory: Path) -> "LiveSetting | None":
+        """Read the setting of a run that was left in a directory; None if there is none."""
+        path = directory / _SETTING
+        values: dict[str, Any] | None = read_json(path)
+        if values is None:
+            return None
+        values["jobs"] = tuple(JobSpec(**job) for job in values["jobs"])
+        values["tables"] = {
+            key: THROUGHPUT.validate(pd.DataFrame(table["data"], columns=table["columns"]), where=str(path))
+            for key, table in values["tables"].items()
+        }
+        return cls(**values)
+
+    def catalogue(self) -> Catalogue:
+        """Catalogue of what may run, with times as policies see them."""
+        return TableCatalogue.from_tables(
+            [table.assign(iter_time_s=table["iter_time_s"] * self.scale) for table in self.tables.values()]
+        )
+
+    def scaled_jobs(self) -> list[JobSpec]:
+        """List the jobs with submission times as policies see them."""
+        return [replace(job, submit_time_s=job.submit_time_s * self.scale) for job in self.jobs]
+
+    def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
+        """Return the same with the mean of its profile and of another one.
+
+        Parameters
+        ----------
+        tables, restart_delay_s
+            The other profile, as the fields; points that it lacks keep their times.
+        """
+        means = {}
+        for key, table in self.tables.items():
+            there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
+            there.index = table.index
+            times = [name for name in table.columns if name.endswith("_s")]
+            means[key] = table.assign(
+                **{name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
+            )
+        return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
+
+    def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
+        """Check that a run which was left is the one that is asked for.
+
+        Raises
+        ------
+        InputError
+            It is another one.
+        """
+        wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
+        for name, value in wanted.items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    f"the run that was left has {name} {getattr(self, name)!r}, asked for is {value!r}; "
+                    "accepted: the same, or another directory"
+                )

@@ -1,5 +1,14 @@
-"""One package a paper: its experiments as functions from tables to tables, its figures and its claims."""
+"""One package a paper: its experiments as functions from tables to tables, its figures and its claims.
+
+A paper is a package here and one name in `PAPERS`. The face of the package shows ``SETTINGS``, its options
+(`makespan.settings.PaperSettings`), ``SCHEMAS``, its tables, and ``LEDGER``, its statements with checks;
+``figures.yaml`` lists its figures. Beside the package stand ``rules/<paper>.smk``,
+``config/papers/<paper>.yaml``, ``config/published/<paper>_*.csv`` and ``docs/papers/<paper>.md``.
+"""
 
 from makespan.papers._figure import FigureEntry, figures
 
-__all__ = ["FigureEntry", "figures"]
+__all__ = ["PAPERS", "FigureEntry", "figures"]
+
+PAPERS: tuple[str, ...] = ("morphling",)
+"""Every paper, by the name of its package."""

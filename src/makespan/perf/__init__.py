@@ -7,8 +7,8 @@ plan and placement::
     environment = load_environment("a800-64")
     result = fit_table(frame, "gpt2", "extended", environment)  # samples, fits, predicts
     result.fit.table()  # fitted parameters, standard errors, what the data determine
-    result.rows()  # predicted beside measured
-    result.errors()  # one row a plan family
+    result.predicted_s  # beside result.frame, the feasible rows
+    Learner.from_table(frame, "extended", environment)  # a model that learns from what ran
     rank_plans(result.fit, Placement.parse("44"), cluster("a800-64"))  # fastest feasible plan first
     envelope(sensitivity_families(result.fit, cluster("a800-64"), range(1, 65)))
 """
@@ -25,6 +25,7 @@ from makespan.perf._environment import (
 )
 from makespan.perf._fit import FORMS, Fit, fit
 from makespan.perf._forms import Form, Phases, Profile, p_norm
+from makespan.perf._learning import Learner
 from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
 from makespan.perf._profile import forward_profile
 from makespan.perf._search import RankedPlan, best_plan, feasible_plans, rank_plans
@@ -37,6 +38,7 @@ __all__ = [
     "Environment",
     "Fit",
     "Form",
+    "Learner",
     "Measured",
     "Phases",
     "Points",

@@ -9,9 +9,7 @@ import pandas as pd
 from makespan.perf._design import sampling_design
 from makespan.perf._environment import Environment
 from makespan.perf._fit import Fit, fit
-from makespan.perf._points import measured_from_table, plans_from_table, points_from_table
-from makespan.plans import PlanFamily
-from makespan.tables import TABLE2, TABLE2_ROWS
+from makespan.perf._points import measured_from_table, points_from_table
 from makespan.workloads import Workload
 from makespan.workloads import workload as load_workload
 
@@ -49,50 +47,6 @@ class TableFit:
         """Relative error of each prediction [%], not negative, (n,)."""
         measured = self.frame["iter_time_s"].to_numpy(dtype=np.float64)
         return np.asarray(100.0 * np.abs(self.predicted_s - measured) / measured)
-
-    def rows(self) -> pd.DataFrame:
-        """Return one row a feasible row of the table, schema `makespan.tables.TABLE2_ROWS`."""
-        table = pd.DataFrame(
-            {
-                "model": self.frame["workload"],
-                "exec_plan": self.frame["exec_plan"],
-                "placement": self.frame["placement"],
-                "form": self.fit.form.name,
-                "fitted": self.fitted,
-                "clean": self.frame["clean"],
-                "measured_s": self.frame["iter_time_s"],
-                "predicted_s": self.predicted_s,
-                "error_pct": self.error_pct,
-            }
-        )
-        return TABLE2_ROWS.validate(table, where=f"rows of {self.fit.workload}")
-
-    def errors(self) -> pd.DataFrame:
-        """Return errors a plan family and, as ``all``, of every family; schema `makespan.tables.TABLE2`."""
-        pairs = plans_from_table(self.frame, self.fit.points.workload)
-        families = np.array([plan.plan_family.title for plan, _ in pairs])
-        present = [family.title for family in PlanFamily if (families == family.title).any()]
-        masks = {title: families == title for title in present} | {"all": families != ""}
-        return TABLE2.validate(
-            pd.DataFrame([self._error_row(name, mask) for name, mask in masks.items()]),
-            where=f"errors of {self.fit.workload}",
-        )
-
-    def _error_row(self, family: str, mask: Bools) -> dict[str, object]:
-        held_out = mask & ~self.fitted
-        clean = self.error_pct[held_out & self.frame["clean"].to_numpy(dtype=bool)]
-        every = self.error_pct[held_out]
-        return {
-            "model": self.fit.workload,
-            "plan_family": family,
-            "form": self.fit.form.name,
-            "n_fit": int((mask & self.fitted).sum()),
-            "n_validate": len(clean),
-            "avg_error_pct": float(clean.mean()) if clean.size else float("nan"),
-            "p95_error_pct": float(np.quantile(clean, 0.95)) if clean.size else float("nan"),
-            "max_error_pct": float(clean.max()) if clean.size else float("nan"),
-            "avg_error_all_rows_pct": float(every.mean()) if every.size else float("nan"),
-        }
 
 
 def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Environment) -> TableFit:

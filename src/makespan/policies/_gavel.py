@@ -1,16 +1,13 @@
-"""Gavel: shares of time from a fairness programme, realised round by round."""
+"""Gavel: max-min fair shares of time by water filling, realised round by round."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint
 
-from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
-from makespan.policies._solver import solve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
 __all__ = ["POLICIES", "FairShares", "Gavel"]
@@ -18,26 +15,12 @@ __all__ = ["POLICIES", "FairShares", "Gavel"]
 
 @dataclass(frozen=True, slots=True)
 class FairShares:
-    """Fair shares by the mix of jobs, computed once for each mix.
-
-    Parameters
-    ----------
-    known
-        From the number of jobs of each size and the devices to the share of time of each size.
-    """
+    """Fair shares by the mix of jobs, computed once for each mix: (size, number) pairs and devices."""
 
     known: dict[tuple[tuple[tuple[int, int], ...], int], Mapping[int, float]] = field(default_factory=dict)
 
     def of(self, sizes: Mapping[int, int], n_gpus: int) -> Mapping[int, float]:
-        """Return the share of time that each job of a size should run.
-
-        Parameters
-        ----------
-        sizes
-            Number of jobs by the devices each needs.
-        n_gpus
-            Devices that are up.
-        """
+        """Share of time that each job of a size should run, from the number of jobs by size."""
         key = (tuple(sorted(sizes.items())), n_gpus)
         if key not in self.known:
             self.known[key] = _fair_shares(*key)
@@ -45,34 +28,26 @@ class FairShares:
 
 
 def _fair_shares(sizes: tuple[tuple[int, int], ...], n_gpus: int) -> dict[int, float]:
-    """Raise all jobs' shares of the cluster together until each runs all the time or nothing is left.
+    """Water filling: all jobs' devices rise together until each has its size or nothing is left.
 
-    The level to which jobs are raised is cut where one more size of job begins to run all the time.
-    A step of the level costs as many devices as there are jobs still rising; earlier steps earn more
-    a device, so that the programme takes them first.
+    Between two sizes the level rises as far as the devices left carry all jobs that still rise.
     """
-    levels = [size for size, _ in sizes]
     if sum(size * number for size, number in sizes) <= n_gpus:  # nothing to share out
-        return dict.fromkeys(levels, 1.0)
-    rising = np.array([sum(number for size, number in sizes if size >= level) for level in levels])
-    heights = np.diff([0, *levels])
-    earnings = rising * np.arange(len(levels), 0, -1)
-    solution = solve(
-        -earnings.astype(float),
-        bounds=Bounds(0, heights),
-        constraints=LinearConstraint(rising.reshape(1, -1), -np.inf, n_gpus),
-    )
-    if solution.x is None:
-        raise MakespanError(f"programme of fair shares for {sizes} jobs: {solution.message}")
-    level = float(solution.x.sum())
-    return {size: min(level / size, 1.0) for size in levels}
+        return dict.fromkeys((size for size, _ in sizes), 1.0)
+    levels, numbers = (np.array(values) for values in zip(*sizes, strict=True))
+    rising = np.cumsum(numbers[::-1])[::-1]
+    heights = np.diff(levels, prepend=0)
+    used = np.cumsum(heights * rising)
+    left = np.maximum(n_gpus - (used - heights * rising), 0)
+    level = float(np.minimum(heights, left / rising).sum())
+    return {size: min(level / size, 1.0) for size, _ in sizes}
 
 
 @dataclass(frozen=True, slots=True)
 class Gavel:
     """Give all jobs the same share of the cluster's time, as far as they can use it.
 
-    A programme gives each job the share of time in which it should hold what it asked for, so that the
+    Water filling gives each job the share of time in which it should hold what it asked for, so that the
     least share, counted in devices, is as large as possible, then the next one. A job's priority is this
     share over the share of its time in the system that it has held devices. Waiting jobs are served by
     priority; one may displace running jobs of clearly lower priority whose turn is over.

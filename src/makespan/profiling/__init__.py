@@ -9,7 +9,6 @@
 
 from makespan.profiling._design import ProfilePoint, model_of, point_plan, profile_batches, profile_points
 from makespan.profiling._environment import MachineRates, environment_text
-from makespan.profiling._machine import describe_machine, memory_bytes
 from makespan.profiling._profile import Procedure, measure_points, profile_record, profile_table
 from makespan.profiling._rates import allocation_launcher, measure_rates, profiling_launcher
 
@@ -17,13 +16,11 @@ __all__ = [
     "MachineRates",
     "Procedure",
     "ProfilePoint",
-    "memory_bytes",
     "model_of",
     "point_plan",
     "profile_batches",
     "profile_points",
     "allocation_launcher",
-    "describe_machine",
     "environment_text",
     "measure_points",
     "measure_rates",

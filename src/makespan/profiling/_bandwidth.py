@@ -3,16 +3,14 @@
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
-from makespan.training._files import PROGRESS, REQUEST, RESULT, read_json, write_error, write_json
-from makespan.training._worker import choose_device, identity, join
+from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
 
-__all__ = ["main"]
+__all__ = ["measure"]
 
 _WARM_UP, _REPEATS = 3, 9
 _FLOAT_BYTES = 4
@@ -54,24 +52,15 @@ def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -
     return found
 
 
-def main(run_dir: Path) -> int:
-    """Take part in the measurement that the request asks for and return the exit status."""
-    who = identity()
-    try:
-        request = read_json(run_dir / REQUEST)
-        torch.set_num_threads(request["threads"])
-        device = choose_device(request["device"], who)
-        join(run_dir, who, device, request["stall_timeout_s"])
-        found = _measure(request["gradient_bytes"], request["activation_bytes"], device)
-        if who.rank == 0:
-            write_json({}, run_dir / PROGRESS)
-            write_json(found, run_dir / RESULT)
-        dist.destroy_process_group()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
-        write_error(error, run_dir, who.rank)
-        return 1
-    return 0
+def measure(directory: RunDirectory, who: Identity) -> None:
+    """Take part in the measurement that the request asks for."""
+    request, device = directory.request(), choose_device(who)
+    join(directory, who)
+    found = _measure(request["gradient_bytes"], request["activation_bytes"], device)
+    if who.rank == 0:
+        directory.write_result(found)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    end_worker(run_worker(sys.argv[1], measure))

@@ -2,22 +2,22 @@
 
 import itertools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from makespan.errors import InputError
 from makespan.hardware import NodeSpec
 from makespan.profiling._design import ProfilePoint, model_of, point_plan
-from makespan.profiling._machine import describe_machine
-from makespan.tables import THROUGHPUT
-from makespan.training import Launcher, RunResult, TrainingJob, train_all, unsupported_reasons
+from makespan.runtime import Launcher, describe_machine
+from makespan.training import RunResult, TrainingJob, train_all, unsupported_reasons
 from makespan.workloads import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Procedure", "measure_points", "profile_record", "profile_table"]
 
@@ -142,7 +142,7 @@ def _medians(run: RunResult, procedure: Procedure) -> dict[str, float]:
     return {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
 
 
-def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> pd.DataFrame:
+def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd.DataFrame":
     """Join what several jobs measured into the throughput table of a workload.
 
     Parameters
@@ -163,6 +163,10 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> pd.
     InputError
         A part belongs to another workload.
     """
+    import pandas as pd  # the design is read without it
+
+    from makespan.tables import THROUGHPUT
+
     for part in parts:
         if part["workload"] != workload.key:
             raise InputError(f"a profile of {part['workload']!r}; accepted: profiles of {workload.key!r}")
@@ -172,7 +176,7 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> pd.
 
 def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
     runs = point["runs"]
-    times = {phase: float(np.median([run[phase] for run in runs])) if runs else np.nan for phase in _PHASES}
+    times = {phase: median(run[phase] for run in runs) if runs else math.nan for phase in _PHASES}
     return {
         "workload": workload.key,
         **{name: point[name] for name in _KEYS},

@@ -1,25 +1,30 @@
 """Measure the machine itself: bandwidths between processes, and what a pass costs without samples."""
 
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Literal
+from typing import Literal
 
 from makespan.plans import ExecutionPlan
 from makespan.profiling._design import ProfilePoint, model_of
 from makespan.profiling._environment import MachineRates
-from makespan.profiling._machine import has_gpu, memory_bytes, usable_cpus, visible_gpus
-from makespan.training import LocalLauncher, RunResult, SlurmLauncher, TrainingJob, train_all
-from makespan.training._files import REQUEST, RESULT, read_json, write_json
+from makespan.runtime import (
+    LocalLauncher,
+    ProcessOptions,
+    RunDirectory,
+    SlurmLauncher,
+    memory_bytes,
+    usable_cpus,
+    visible_gpus,
+)
+from makespan.training import RunResult, TrainingJob, train_all
 from makespan.units import GIB
 from makespan.workloads import Workload
 
 __all__ = ["allocation_launcher", "measure_rates", "profiling_launcher"]
 
-_BANDWIDTH_WORKER = (sys.executable, "-m", "makespan.profiling._bandwidth")
+_BANDWIDTH_WORKER = "makespan.profiling._bandwidth"
 _FLOAT_BYTES = 4
 _MIB = GIB / 1024
 _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
@@ -39,8 +44,9 @@ def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int)
     cpu_threads
         CPU threads a process.
     """
-    kind: Literal["cpu", "cuda"] = "cuda" if device == "cuda" or (device == "auto" and has_gpu()) else "cpu"
-    return LocalLauncher(device=kind, threads_per_process=cpu_threads)
+    if device == "auto":
+        device = "cuda" if visible_gpus() else "cpu"
+    return LocalLauncher(device, threads_per_process=cpu_threads)
 
 
 def allocation_launcher(
@@ -119,18 +125,14 @@ def _rates(times: dict[str, float], n_processes: int) -> dict[str, float]:
 def _exchange_times(
     workloads: Sequence[Workload], n_processes: int, cpu_threads: int, launcher: LocalLauncher
 ) -> dict[str, float]:
-    request: dict[str, Any] = {
-        "device": launcher.device,
-        "threads": cpu_threads,
-        "stall_timeout_s": launcher.stall_timeout_s,
+    request = {
         "gradient_bytes": round(mean(_FLOAT_BYTES * spec.model.parameters for spec in workloads)),
         "activation_bytes": round(mean(_activation_bytes(spec) for spec in workloads)),
     }
-    with tempfile.TemporaryDirectory(prefix="makespan-") as directory:
-        run_dir = Path(directory)
-        write_json(request, run_dir / REQUEST)
-        replace(launcher, command=_BANDWIDTH_WORKER).run(n_processes, run_dir)
-        found: dict[str, float] = read_json(run_dir / RESULT)
+    with tempfile.TemporaryDirectory(prefix="makespan-") as name:
+        options = [ProcessOptions(threads=cpu_threads)] * n_processes
+        launcher.run(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options)
+        found: dict[str, float] = RunDirectory(Path(name)).result()
     return found
 
 

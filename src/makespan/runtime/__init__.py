@@ -1,1 +1,57 @@
-"""Processes that work together: launch, rendezvous, watch, run directory, checkpoint files, machine facts."""
+"""Processes that work together: launch, rendezvous, watch, run directory, checkpoint files, machine facts.
+
+What the processes do is no concern of this package; nothing here imports torch before a worker
+calls `join` or `choose_device`.
+
+- `LocalLauncher` and `SlurmLauncher` start any worker with a request, and watch it: when one process
+  dies all end, or the others are told
+- a worker calls `run_worker` with what it does, `join` to meet the others, and finds request, stop
+  request and lost processes in its `RunDirectory`
+- `start_checkpoint`, `finish_checkpoint`, `latest_checkpoint` keep checkpoints complete or absent
+- `describe_machine` says on what a measurement was made
+"""
+
+from makespan.runtime._checkpoints import (
+    Checkpoint,
+    checkpoints,
+    finish_checkpoint,
+    latest_checkpoint,
+    prune_checkpoints,
+    start_checkpoint,
+)
+from makespan.runtime._directory import RunDirectory
+from makespan.runtime._launch import Launcher, LocalLauncher, ProcessOptions, SlurmLauncher, local_launcher
+from makespan.runtime._machine import (
+    describe_machine,
+    memory_bytes,
+    n_visible_gpus,
+    usable_cpus,
+    visible_gpus,
+)
+from makespan.runtime._rendezvous import Identity, choose_device, end_worker, identity, join, run_worker
+
+__all__ = [
+    "Checkpoint",
+    "Identity",
+    "Launcher",
+    "LocalLauncher",
+    "ProcessOptions",
+    "RunDirectory",
+    "SlurmLauncher",
+    "checkpoints",
+    "choose_device",
+    "describe_machine",
+    "end_worker",
+    "finish_checkpoint",
+    "identity",
+    "join",
+    "latest_checkpoint",
+    "local_launcher",
+    "memory_bytes",
+    "n_visible_gpus",
+    "prune_checkpoints",
+    "run_worker",
+    "start_checkpoint",
+    "usable_cpus",
+    "visible_gpus",
+]

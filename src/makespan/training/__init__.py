@@ -4,35 +4,47 @@ The calls of this package start worker processes and wait for them; only the wor
 
 - `TrainingJob` says what is trained: a `SmallModel` under an `makespan.plans.ExecutionPlan`
 - `check_supported` says whether a plan can train a model, and why not
-- `train` runs a job on a `LocalLauncher` or `SlurmLauncher` and returns a `RunResult`; with
+- `train` runs a job with a launcher of `makespan.runtime` and returns a `RunResult`; with
   checkpoints it continues under another plan and another number of processes
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 
-from makespan.training._campaign import cost_table, train_compared, train_grouped, train_switching
-from makespan.training._checkpoint_files import Checkpoint, latest_checkpoint
-from makespan.training._job import PhaseTimes, Progress, RestartCost, RunResult, TrainingJob
-from makespan.training._launch import Launcher, LocalLauncher, SlurmLauncher, local_launcher
-from makespan.training._model_spec import MODEL_FAMILIES, SmallModel, small_model, small_models
-from makespan.training._run import read_progress, request_stop, train, train_all
-from makespan.training._support import check_supported, unsupported_reasons
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.training._job import (
+        PhaseTimes,
+        Progress,
+        RestartCost,
+        RunResult,
+        TrainingJob,
+        check_supported,
+        unsupported_reasons,
+    )
+    from makespan.training._run import (
+        cost_table,
+        read_progress,
+        request_stop,
+        train,
+        train_all,
+        train_compared,
+        train_grouped,
+        train_switching,
+    )
+    from makespan.training.zoo import MODEL_FAMILIES, SmallModel, small_model, small_models
 
 __all__ = [
     "MODEL_FAMILIES",
-    "Checkpoint",
-    "Launcher",
-    "LocalLauncher",
     "PhaseTimes",
     "Progress",
     "RestartCost",
     "RunResult",
-    "SlurmLauncher",
     "SmallModel",
     "TrainingJob",
     "check_supported",
     "cost_table",
-    "latest_checkpoint",
-    "local_launcher",
     "read_progress",
     "request_stop",
     "small_model",
@@ -44,3 +56,5 @@ __all__ = [
     "train_switching",
     "unsupported_reasons",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)

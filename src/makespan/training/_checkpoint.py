@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
-from makespan.training._checkpoint_files import finish_checkpoint, start_checkpoint
+from makespan.runtime import finish_checkpoint, start_checkpoint
 from makespan.training._engine import Engine
+from makespan.training._job import job_values
 
 __all__ = ["load", "save"]
 
@@ -17,22 +18,6 @@ def save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
     """Write a checkpoint; all processes must call it.
 
     Every tensor is stored under its name and in its global shape, so any other plan can read it.
-
-    Parameters
-    ----------
-    engine
-        The run.
-    directory
-        Directory of checkpoints, seen by all processes.
-    step
-        Optimiser steps done.
-
-    Returns
-    -------
-    path
-        Directory of the checkpoint.
-    save_s
-        Time from the first to the last byte, checksums included.
     """
     begun = time.perf_counter()
     answer: list[Path] = []
@@ -42,27 +27,13 @@ def save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
     write_state(engine.state(), checkpoint_id=partial)
     answer = []
     if dist.get_rank() == 0:
-        answer = [finish_checkpoint(directory, engine.job, step, time.perf_counter() - begun)]
+        values, save_s = {"job": job_values(engine.job)}, time.perf_counter() - begun
+        answer = [finish_checkpoint(directory, step, save_s, values)]
     return _from_first(answer), time.perf_counter() - begun
 
 
 def load(engine: Engine, path: Path, step: int) -> float:
-    """Read a checkpoint into a run; all processes must call it, each reads what it holds.
-
-    Parameters
-    ----------
-    engine
-        The run, under whatever plan.
-    path
-        Directory of a complete checkpoint.
-    step
-        Optimiser steps done in it.
-
-    Returns
-    -------
-    float
-        Time taken [s].
-    """
+    """Read a checkpoint into a run; all processes must call it, each reads what it holds."""
     begun = time.perf_counter()
     state = engine.state()
     read_state(state, checkpoint_id=path)

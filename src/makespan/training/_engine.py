@@ -4,26 +4,58 @@ What only some plans need of torch is imported by their runs alone: it takes up 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from makespan.plans import chunk_layers
-from makespan.training._clock import Clock
-from makespan.training._data import IGNORED, global_batch, targets_per_sample
+from makespan.plans import ExecutionPlan, chunk_layers
 from makespan.training._job import PhaseTimes, TrainingJob
-from makespan.training._mesh import Place
-from makespan.training._models import SmallTransformer, build_model
 from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients
-from makespan.training._passes import Accumulation, Passes
+from makespan.training._passes import Accumulation, Clock, Passes
+from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
+from makespan.training.zoo._models import SmallTransformer, build_model
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Place", "place"]
 
+_AXES = ("pp", "dp", "tp")
+_MESHES: dict[tuple[str, int, int, int], DeviceMesh] = {}
 _SHARDED_STAGES = (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands in the mesh of its plan."""
+
+    mesh: DeviceMesh
+    device: torch.device
+
+    def rank(self, axis: str) -> int:
+        """Coordinate of this process along an axis."""
+        return self.mesh.get_local_rank(axis)
+
+    def group(self, axis: str) -> ProcessGroup:
+        """Return the processes that differ from this one along one axis only."""
+        return self.mesh.get_group(axis)
+
+
+def place(plan: ExecutionPlan, device: torch.device) -> Place:
+    """Arrange all processes as a plan asks; all must call it, with the same plan.
+
+    Meshes are kept, because each axis of one costs communication groups.
+    """
+    key = (device.type, plan.pp, plan.dp, plan.tp)
+    if key not in _MESHES:
+        if plan.n_gpus != dist.get_world_size():
+            raise RuntimeError(f"the plan needs {plan.n_gpus} processes, found {dist.get_world_size()}")
+        _MESHES[key] = init_device_mesh(device.type, key[1:], mesh_dim_names=_AXES)
+    return Place(_MESHES[key], device)
 
 
 class Engine:
@@ -35,17 +67,9 @@ class Engine:
     and update are with one owner. Stages 2 and 3 are ``fully_shard``: gradients, optimiser state
     and, between steps, parameters are sharded; stage 3 also frees parameters between forward and
     backward pass.
-
-    Parameters
-    ----------
-    job
-        What to train.
-    place
-        Position of this process in the mesh of the plan.
     """
 
     def __init__(self, job: TrainingJob, place: Place) -> None:
-        """Build this process's share of the model."""
         self.job, self.place = job, place
         plan = job.plan
         self._chunks = list(self._build_chunks())
@@ -72,7 +96,7 @@ class Engine:
             chunk.keep_stage(stages[index], index == 0, index == len(stages) - 1)
             chunk.to(self.place.device)
             if plan.tp > 1:
-                from makespan.training._tensor import shard_tensors
+                from makespan.training.zoo._tensor import shard_tensors
 
                 shard_tensors(chunk, mesh["tp"], plan.sequence_parallel)
             yield chunk
@@ -98,15 +122,7 @@ class Engine:
         return total * (plan.dp / count)
 
     def gradients(self, step: int, clock: Clock) -> Tensor:
-        """Compute the gradients of a step and return this process's share of its mean loss.
-
-        Parameters
-        ----------
-        step
-            Number of the step from 0.
-        clock
-            Receives the times of the forward passes.
-        """
+        """Compute the gradients of a step and return this process's share of its mean loss."""
         for parameter in self.parameters.values():
             parameter.grad = None
         loss = self._passes.run(*self._samples(step), clock)
@@ -125,24 +141,7 @@ class Engine:
         return torch.from_numpy(batch.inputs[own]).to(device), torch.from_numpy(batch.targets[own]).to(device)
 
     def step(self, step: int, stop: bool) -> tuple[float, bool, PhaseTimes]:
-        """Do one optimiser step.
-
-        Parameters
-        ----------
-        step
-            Number of the step from 0.
-        stop
-            Whether this process was asked to stop.
-
-        Returns
-        -------
-        loss
-            Mean loss of the global batch.
-        stop
-            Whether any process was asked to stop.
-        times
-            Wall times of this process.
-        """
+        """Do one optimiser step."""
         clock = Clock(self.place.device)
         loss = self.gradients(step, clock)
         clock.next_phase()

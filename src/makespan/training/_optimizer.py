@@ -25,13 +25,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(name: str, parameter: torch.nn.Parameter) -> Tensor:
-    """Return the gradient of what this process holds of a parameter.
-
-    Raises
-    ------
-    RuntimeError
-        The backward pass left no gradient.
-    """
+    """Return the gradient of what this process holds of a parameter."""
     if parameter.grad is None:
         raise RuntimeError(f"the backward pass left no gradient for {name}")
     return local_part(parameter.grad)
@@ -63,25 +57,11 @@ def _scatter(flat: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 class Optimizer:
-    """AdamW whose state may be partitioned over replicas and kept on the host.
-
-    Parameters
-    ----------
-    parameters
-        Parameters of this process by name.
-    job
-        Gives the settings.
-    replicas
-        Group over which the state is partitioned by whole parameters (ZeRO stage 1): each is updated
-        by its owner, who then sends it to the others. None if every process updates all it holds.
-    offload
-        Whether moments and a copy of the parameters are in host memory and the step runs there.
-    """
+    """AdamW whose state may be partitioned over replicas and kept on the host."""
 
     def __init__(
         self, parameters: Parameters, job: TrainingJob, replicas: ProcessGroup | None, offload: bool
     ) -> None:
-        """Create moments of zero for the parameters owned here."""
         self._parameters, self._job = parameters, job
         self._replicas, self._offload = replicas, offload
         self._owners = _owners(parameters, replicas.size() if replicas is not None else 1)
@@ -117,13 +97,7 @@ class Optimizer:
                 state.setdefault(name, torch.zeros_like(leaf))
 
     def step(self, step: int) -> None:
-        """Update all parameters of this process.
-
-        Parameters
-        ----------
-        step
-            Number of the step from 0; it decides the learning rate.
-        """
+        """Update all parameters of this process."""
         if self._adam is not None:
             ramp = min(1.0, (step + 1) / max(1, self._job.warmup_steps))
             for group in self._adam.param_groups:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from makespan.plans import ExecutionPlan
-from makespan.training._clock import Clock
-from makespan.training._mesh import Place
-from makespan.training._model_spec import SmallModel
-from makespan.training._models import SmallTransformer, n_hidden_states
-from makespan.training._passes import Loss
+from makespan.training._engine import Place
+from makespan.training._passes import Clock, Loss
+from makespan.training.zoo import SmallModel
+from makespan.training.zoo._models import SmallTransformer, n_hidden_states
 
 __all__ = ["Pipeline"]
 
@@ -31,7 +30,6 @@ class Pipeline:
         place: Place,
         loss: Loss,
     ) -> None:
-        """Build the stages; ``chunks`` are those of this process, first to last."""
         self._is_first = place.rank("pp") == 0
         self._is_last = place.rank("pp") == plan.pp - 1
         self._clock: Clock | None = None

@@ -1,30 +1,38 @@
 """Train: the calls that start processes and return what they did."""
 
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
 from makespan.errors import CheckpointError, InputError
-from makespan.training._checkpoint_files import latest_checkpoint
-from makespan.training._files import (
-    GRADIENTS,
-    PROGRESS,
-    REQUEST,
-    RESULT,
-    STOP,
-    STORE,
-    read_json,
-    write_json,
+from makespan.plans import ExecutionPlan
+from makespan.runtime import Checkpoint, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
+from makespan.training._job import (
+    Progress,
+    RunResult,
+    TrainingJob,
+    check_supported,
+    job_from,
+    job_values,
+    result_from,
 )
-from makespan.training._job import Progress, RunResult, TrainingJob, job_values, result_from
-from makespan.training._launch import Launcher, LocalLauncher
-from makespan.training._support import check_supported
 
-__all__ = ["read_progress", "request_stop", "train", "train_all"]
+if TYPE_CHECKING:
+    import pandas as pd
 
+__all__ = [
+    "cost_table", "read_progress", "request_stop", "train", "train_all", "train_compared", "train_grouped",
+    "train_switching",
+]  # fmt: skip
+
+_WORKER = "makespan.training._worker"
+_MUST_AGREE = ("model", "seed", "data_seed", "learning_rate", "warmup_steps", "weight_decay")
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +135,7 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
         raise CheckpointError(f"{directory}: no complete checkpoint")
-    checkpoint.check_continues(job)
+    _check_continues(checkpoint, job)
     checkpoint.verify()
     return {
         "path": str(checkpoint.path.resolve()),
@@ -135,6 +143,20 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
         "save_s": checkpoint.save_s,
         "verify_s": time.perf_counter() - begun,
     }
+
+
+def _check_continues(checkpoint: Checkpoint, job: TrainingJob) -> None:
+    """Check that a job continues the run of a checkpoint; plan and processes may differ."""
+    before, path = job_from(checkpoint.values["job"]), checkpoint.path
+    for name in _MUST_AGREE:
+        found, wanted = getattr(before, name), getattr(job, name)
+        if found != wanted:
+            raise CheckpointError(f"{path}: written with {name} {found}, the job has {wanted}")
+    found, wanted = before.plan.global_batch_size, job.plan.global_batch_size
+    if found != wanted:
+        raise CheckpointError(f"{path}: written with global batch {found}, the plan has {wanted}")
+    if checkpoint.step >= job.steps:
+        raise CheckpointError(f"{path}: {checkpoint.step} steps are done, the job asks for {job.steps}")
 
 
 def _execute(
@@ -145,36 +167,22 @@ def _execute(
     source: Mapping[str, Any] | None,
     keep_gradients: bool,
 ) -> list[RunResult]:
-    """Write the request, run it, read the results."""
+    """Run the request and read the results."""
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
         with tempfile.TemporaryDirectory(prefix="makespan-run-") as name:
             return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
-    directory = Path(run_dir).resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    _clear(directory)
-    threads = launcher.threads_per_process
+    directory, plan = Path(run_dir).resolve(), jobs[0].plan
     request = {
         "jobs": [job_values(job) for job in jobs],
-        "device": launcher.device,
-        "threads": threads if threads is not None else jobs[0].plan.cpu_threads,
-        "stall_timeout_s": launcher.stall_timeout_s,
         "checkpoint_dir": None if checkpoint_dir is None else str(Path(checkpoint_dir).resolve()),
         "resume": source,
         "keep_gradients": keep_gradients,
     }
-    write_json(request, directory / REQUEST)
-    _log.info("%d job(s) on %d %s process(es)", len(jobs), jobs[0].plan.n_gpus, launcher.device)
-    launcher.run(jobs[0].plan.n_gpus, directory)
-    return [result_from(values) for values in read_json(directory / RESULT)]
-
-
-def _clear(directory: Path) -> None:
-    """Remove what an earlier run left in the directory."""
-    for pattern in (REQUEST, RESULT, PROGRESS, STOP, STORE, "error-*.json", "log-*.txt", f"*-{GRADIENTS}"):
-        for path in directory.glob(pattern):
-            path.unlink()
+    _log.info("%d job(s) on %d %s process(es)", len(jobs), plan.n_gpus, launcher.device)
+    launcher.run(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads)
+    return [result_from(values) for values in RunDirectory(directory).result()]
 
 
 def request_stop(run_dir: str | Path) -> None:
@@ -182,12 +190,171 @@ def request_stop(run_dir: str | Path) -> None:
 
     The signal SIGTERM to any of its processes does the same.
     """
-    (Path(run_dir) / STOP).touch()
+    RunDirectory(Path(run_dir)).request_stop()
 
 
 def read_progress(run_dir: str | Path) -> Progress | None:
-    """Return the heartbeat of the run in a directory, None before its first one."""
-    values = read_json(Path(run_dir) / PROGRESS)
+    """Heartbeat of the run in a directory, None before its first one."""
+    values = RunDirectory(Path(run_dir)).progress()
     if values is None:
         return None
     return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))
+
+
+def train_grouped(
+    jobs: Mapping[str, TrainingJob], *, launcher: Launcher | None = None
+) -> dict[str, RunResult]:
+    """Train several jobs; those with equally many processes share one group of processes.
+
+    Parameters
+    ----------
+    jobs
+        Jobs by name.
+    launcher
+        As for `train`.
+
+    Returns
+    -------
+    dict
+        Results by name, in the order of ``jobs``.
+
+    Raises
+    ------
+    InfeasiblePlanError, WorkerError
+        As for `train`.
+    """
+    results: dict[str, RunResult] = {}
+    for count in sorted({job.plan.n_gpus for job in jobs.values()}):
+        group = {name: job for name, job in jobs.items() if job.plan.n_gpus == count}
+        results |= zip(group, train_all(list(group.values()), launcher=launcher), strict=True)
+    return {name: results[name] for name in jobs}
+
+
+def train_switching(
+    job: TrainingJob,
+    switches: Sequence[tuple[int, ExecutionPlan]],
+    *,
+    launcher: Launcher | None = None,
+    checkpoint_dir: str | Path | None = None,
+) -> tuple[RunResult, ...]:
+    """Train a job that changes its plan on the way, each time through checkpoint and restart.
+
+    Parameters
+    ----------
+    job
+        The job under its first plan.
+    switches
+        Steps after which the plan changes, in growing order, and the plan from then on.
+    launcher
+        As for `train`.
+    checkpoint_dir
+        Directory of checkpoints; None for a temporary one.
+
+    Returns
+    -------
+    tuple of RunResult
+        One for each plan in turn.
+
+    Raises
+    ------
+    InputError
+        The steps of the switches do not grow from 1 to less than those of the job.
+    InfeasiblePlanError, CheckpointError, ChecksumError, WorkerError
+        As for `train`.
+    """
+    bounds = [0, *(step for step, _ in switches), job.steps]
+    if sorted(set(bounds)) != bounds:
+        found = f"plans change after steps {bounds[1:-1]}"
+        raise InputError(f"{found}; accepted: growing numbers from 1 to {job.steps - 1}")
+    if checkpoint_dir is None:
+        with tempfile.TemporaryDirectory(prefix="makespan-checkpoints-") as name:
+            return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)
+    results: list[RunResult] = []
+    plans = [job.plan, *(plan for _, plan in switches)]
+    for plan, end in zip(plans, bounds[1:], strict=True):
+        part = replace(job, plan=plan, steps=end)
+        source = checkpoint_dir if results else None
+        results.append(train(part, launcher=launcher, checkpoint_dir=checkpoint_dir, resume=source))
+    return tuple(results)
+
+
+def train_compared(
+    job: TrainingJob,
+    plans: Mapping[str, ExecutionPlan],
+    switches: Sequence[tuple[int, str]],
+    other_seed: int,
+    names: tuple[str, str],
+    *,
+    launcher: Launcher,
+) -> dict[str, tuple[RunResult, ...]]:
+    """Train a job under several plans, under changing plans, and with another seed.
+
+    Plans for which there are too few devices are left out, with their switches; the log names them.
+
+    Parameters
+    ----------
+    job
+        The job under the plan with which the changing run starts.
+    plans
+        Plans by name.
+    switches
+        Steps after which the changing run takes up another plan, and its name.
+    other_seed
+        Seed of the initial weights of the last run.
+    names
+        Names of the changing run and of the one with another seed.
+    launcher
+        Where to train.
+
+    Returns
+    -------
+    dict
+        Parts of each run by its name: the plans in order, then the other two.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        There are too few devices for the plan of ``job``.
+    WorkerError
+        As for `train`.
+    """
+    available = launcher.n_devices
+    fitting = {name: plan for name, plan in plans.items() if available is None or plan.n_gpus <= available}
+    for name in [name for name in plans if name not in fitting]:
+        _log.warning("plan %s left out: %d devices needed, %s at hand", name, plans[name].n_gpus, available)
+    jobs = {name: replace(job, plan=plan) for name, plan in fitting.items()}
+    results = train_grouped(jobs | {names[1]: replace(job, seed=other_seed)}, launcher=launcher)
+    runs = {name: (result,) for name, result in results.items()}
+    changes = [(step, fitting[name]) for step, name in switches if name in fitting]
+    return runs | {names[0]: train_switching(job, changes, launcher=launcher)}
+
+
+def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> "pd.DataFrame":
+    """Return what each run cost.
+
+    Parameters
+    ----------
+    runs
+        The parts of each run in order, by the name of the run.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``run, restarts, restart_s, step_s``: parts that continue from a checkpoint, their mean cost
+        [s], median step [s].
+    """
+    import pandas as pd
+
+    records = []
+    for name, parts in runs.items():
+        restarts = [part.restart_cost.total_s for part in parts if part.restart_cost is not None]
+        steps = [time.step_s for part in parts for time in part.times]
+        records.append(
+            {
+                "run": name,
+                "restarts": len(restarts),
+                "restart_s": fmean(restarts) if restarts else math.nan,
+                "step_s": median(steps),
+            }
+        )
+    return pd.DataFrame(records)

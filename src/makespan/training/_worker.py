@@ -1,20 +1,9 @@
-"""One process of a run: ``python -m makespan.training._worker <run directory>``.
+"""One process of a training run: ``python -m makespan.training._worker <run directory>``."""
 
-Rank and number of processes come from the launcher (``MAKESPAN_RANK``, ...) or from ``srun``
-(``SLURM_PROCID``, ...). A process that fails writes why and exits with status 1; the launcher then
-brings down the others.
-"""
-
-import os
 import resource
 import signal
-import socket
 import sys
-import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,68 +11,28 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
-from makespan.training._engine import Engine
-from makespan.training._files import (
-    GRADIENTS,
-    PROGRESS,
-    REQUEST,
-    RESULT,
-    STOP,
-    STORE,
-    read_json,
-    write_error,
-    write_json,
-)
+from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
+from makespan.training._engine import Engine, place
 from makespan.training._job import PhaseTimes, TrainingJob, job_from
-from makespan.training._mesh import place
 
-__all__ = ["Identity", "choose_device", "identity", "join", "main"]
+__all__ = ["main", "run_jobs"]
 
-_STORE_TIMEOUT_S = 120.0
-_ORPHAN_CHECK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this process is among those of the run."""
-
-    rank: int
-    size: int
-    local_rank: int
-    parent: int | None
-
-
-def identity(environment: Mapping[str, str] = os.environ) -> Identity:
-    """Read rank, number of processes and rank within the node from the environment."""
-    if "MAKESPAN_RANK" in environment:
-        rank, size, parent = (
-            int(environment[f"MAKESPAN_{name}"]) for name in ("RANK", "WORLD_SIZE", "PARENT")
-        )
-        return Identity(rank, size, rank, parent)
-    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-    rank, size, local_rank = (int(environment[name]) for name in names)
-    return Identity(rank, size, local_rank, None)
+_TIMES = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
 
 
 class _Run:
     """The jobs of a request, in this process."""
 
-    def __init__(self, run_dir: Path, who: Identity) -> None:
-        """Read the request and join the other processes."""
-        self.run_dir, self.who = run_dir, who
-        self.request: dict[str, Any] = read_json(run_dir / REQUEST)
+    def __init__(self, directory: RunDirectory, who: Identity) -> None:
+        self.directory, self.who = directory, who
+        self.request: dict[str, Any] = directory.request()
         self.stop = False
         signal.signal(signal.SIGTERM, self._on_signal)
-        torch.set_num_threads(self.request["threads"])
         torch.set_float32_matmul_precision("highest")
-        self.device = choose_device(self.request["device"], who)
-        join(run_dir, who, self.device, self.request["stall_timeout_s"])
-        self.started_s = time.time() - float(os.environ["MAKESPAN_LAUNCHED_AT"])
-        pids: list[Any] = [None] * who.size
-        dist.all_gather_object(pids, os.getpid())
-        self.pids = pids
+        self.device = choose_device(who)
+        self.pids = join(directory, who)
+        self.started_s = time.time() - who.launched_s
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
@@ -96,7 +45,7 @@ class _Run:
             if results[-1]["stopped"]:
                 break
         if self.who.rank == 0:
-            write_json(results, self.run_dir / RESULT)
+            self.directory.write_result(results)
 
     def _train(self, job: TrainingJob, number: int) -> dict[str, Any]:
         begun = time.perf_counter()
@@ -109,10 +58,9 @@ class _Run:
             self._resume(engine, result)
         self._progress(result["first_step"], float("nan"))
         losses, times = self._steps(engine, result, number)
-        names = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
         result |= {
             "losses": losses,
-            "times": [dict(zip(names, row, strict=True)) for row in self._means(times)],
+            "times": [dict(zip(_TIMES, row, strict=True)) for row in self._means(times)],
         }
         result |= {"device": self._device_name(), "peak_memory_bytes": self._peak_memory()}
         return result
@@ -156,25 +104,25 @@ class _Run:
         return losses, times
 
     def _must_stop(self) -> bool:
-        return self.stop or (self.who.rank == 0 and (self.run_dir / STOP).exists())
+        return self.stop or (self.who.rank == 0 and self.directory.is_stop_requested())
 
     def _progress(self, step: int, loss: float) -> None:
         if self.who.rank == 0:
             values = {"step": step, "loss": loss, "time_s": time.time(), "pids": self.pids}
-            write_json(values, self.run_dir / PROGRESS)
+            self.directory.write_progress(values)
 
     def _keep_gradients(self, engine: Engine, number: int) -> str:
         """Write the gradients of all processes into one file; those held twice are equal."""
         gathered: list[Any] | None = [None] * self.who.size if self.who.rank == 0 else None
         dist.gather_object(engine.full_gradients(), gathered)
-        path = self.run_dir / f"{number}-{GRADIENTS}"
+        path = self.directory.path / f"{number}-gradients.npz"
         if gathered is not None:
             arrays = {name: tensor.numpy() for part in gathered for name, tensor in part.items()}
             np.savez(path, allow_pickle=False, **arrays)
         return str(path)
 
     def _means(self, times: list[PhaseTimes]) -> list[list[float]]:
-        rows = [[one.step_s, one.forward_s, one.backward_sync_s, one.optimizer_s] for one in times]
+        rows = [[getattr(one, name) for name in _TIMES] for one in times]
         total = torch.tensor(rows, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         means: list[list[float]] = (total / self.who.size).tolist()
@@ -193,65 +141,16 @@ class _Run:
         return int(largest.item())
 
 
-def choose_device(kind: str, who: Identity) -> torch.device:
-    """Return the device of this process: the CPU, or the GPU of its rank within the node."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    index = who.local_rank if torch.cuda.device_count() > 1 else 0
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+def run_jobs(directory: RunDirectory, who: Identity) -> None:
+    """Take part in the jobs that the request asks for."""
+    _Run(directory, who).run()
+    dist.destroy_process_group()
 
 
-def join(run_dir: Path, who: Identity, device: torch.device, timeout_s: float) -> None:
-    """Meet the other processes: the first one opens a port that is free and writes its address."""
-    timeout = timedelta(seconds=timeout_s)
-    if who.rank == 0:
-        host = "127.0.0.1" if who.parent is not None else socket.gethostname()
-        store = TCPStore(host, 0, who.size, True, timeout, wait_for_workers=False)
-        write_json({"host": host, "port": store.port}, run_dir / STORE)
-    else:
-        address = _wait_for(run_dir / STORE)
-        store = TCPStore(address["host"], address["port"], who.size, False, timeout)
-    backend = "gloo" if device.type == "cpu" else "nccl"
-    dist.init_process_group(backend, store=store, rank=who.rank, world_size=who.size, timeout=timeout)
-
-
-def _wait_for(path: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + _STORE_TIMEOUT_S
-    while time.monotonic() < deadline:
-        values: dict[str, Any] | None = read_json(path)
-        if values is not None:
-            return values
-        time.sleep(0.01)
-    raise TimeoutError(f"the first process wrote no address within {_STORE_TIMEOUT_S:g} s")
-
-
-def _watch_parent(parent: int) -> None:
-    """End this process when the one that started it is gone."""
-    while os.getppid() == parent:
-        time.sleep(_ORPHAN_CHECK_S)
-    os._exit(1)
-
-
-def main(run_dir: Path) -> int:
+def main(run_dir: str | Path) -> int:
     """Run this process's part of the request in a directory and return its exit status."""
-    who = identity()
-    if os.environ.get("MAKESPAN_CPUS"):
-        os.sched_setaffinity(0, {int(cpu) for cpu in os.environ["MAKESPAN_CPUS"].split(",")})
-    if who.parent is not None:
-        threading.Thread(target=_watch_parent, args=(who.parent,), daemon=True).start()
-    try:
-        _Run(run_dir, who).run()
-        dist.destroy_process_group()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
-        write_error(error, run_dir, who.rank)
-        return 1
-    return 0
+    return run_worker(run_dir, run_jobs)
 
 
 if __name__ == "__main__":
-    status = main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without the usual clean-up, which may wait for processes that are gone.
-    os._exit(status)
+    end_worker(main(sys.argv[1]))

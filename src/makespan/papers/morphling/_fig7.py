@@ -1,18 +1,19 @@
 """Fig. 7: one job under a shrinking resource limit, with five ways of choosing its plan."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from makespan.errors import PlanError, TraceError
 from makespan.papers.morphling._names import MORPHLING
-from makespan.papers.morphling._online import Choice, Limit, known_from, settle
-from makespan.perf import fit_table, load_cluster, load_environment
+from makespan.perf import Fit, Learner, load_cluster, load_environment, rank_plans
 from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, write_exec_plan
 from makespan.tables import FIG7
 
 __all__ = ["STRATEGIES", "Stage", "fig7"]
+
+_TRIED = "tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def fig7(
         The table has no row of a stage, or not the plan that a strategy chose there.
     """
     limits = [stage if isinstance(stage, Stage) else _stage(stage) for stage in stages]
-    job = _Job(throughput, int(throughput["global_batch_size"].iloc[0]))
+    job = _Job(throughput.reset_index(drop=True), int(throughput["global_batch_size"].iloc[0]))
     records = [
         _record(MORPHLING, stage, choice, job)
         for stage, choice in zip(limits, _by_model(job, limits, cluster_name, form), strict=True)
@@ -134,12 +135,21 @@ def _stage(fields: Mapping[str, object]) -> Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class _Choice:
+    """A plan, its iteration time [s], and how many plans ran to find it; nothing where none can run."""
+
+    plan: str = ""
+    iter_time_s: float = 0.0
+    n_tried: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     throughput: pd.DataFrame
     batch: int
 
-    def times(self, stage: Stage) -> dict[str, float]:
-        """Look up the iteration time [s] of each plan of a stage, 0 where it failed."""
+    def rows(self, stage: Stage) -> dict[str, int]:
+        """Look up the row of each plan of a stage."""
         table = self.throughput
         here = table[
             (table["placement"] == stage.placement.text) & (table["cpu_threads"] == stage.cpu_threads)
@@ -150,7 +160,12 @@ class _Job:
                 f"{stage.placement.text} and {stage.cpu_threads} CPU threads a GPU; it has: "
                 + ", ".join(sorted(set(table["placement"])))
             )
-        return dict(zip(here["exec_plan"], here["iter_time_s"].fillna(0.0), strict=True))
+        return dict(zip(here["exec_plan"], (int(row) for row in here.index), strict=True))
+
+    def times(self, stage: Stage) -> dict[str, float]:
+        """Look up the iteration time [s] of each plan of a stage, 0 where it failed."""
+        times_s = self.throughput["iter_time_s"].fillna(0.0)
+        return {plan: float(times_s[row]) for plan, row in self.rows(stage).items()}
 
     def read(self, text: str, stage: Stage) -> ExecutionPlan:
         """Read a plan for the GPUs of a stage; PlanError if there is no such plan."""
@@ -162,7 +177,7 @@ class _Job:
         )
 
 
-def _record(strategy: str, stage: Stage, choice: Choice, job: _Job) -> dict[str, object]:
+def _record(strategy: str, stage: Stage, choice: _Choice, job: _Job) -> dict[str, object]:
     time_s = choice.iter_time_s
     return {
         "strategy": strategy,
@@ -177,36 +192,55 @@ def _record(strategy: str, stage: Stage, choice: Choice, job: _Job) -> dict[str,
     }
 
 
-def _by_rule(job: _Job, text: str, stage: Stage) -> Choice:
+def _by_rule(job: _Job, text: str, stage: Stage) -> _Choice:
     times = job.times(stage)
     try:
         plan = write_exec_plan(job.read(text, stage))
     except PlanError:
-        return Choice("", 0.0)  # the rule gives no valid plan for this limit
+        return _Choice()  # the rule gives no valid plan for this limit
     if plan not in times:
         raise TraceError(
             f"stage {stage.name!r}: the throughput table has no row of plan {plan} on placement "
             f"{stage.placement.text}; it has: {', '.join(sorted(times))}"
         )
-    return Choice(plan, times[plan]) if times[plan] > 0 else Choice("", 0.0)
+    return _Choice(plan, times[plan]) if times[plan] > 0 else _Choice()
 
 
-def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) -> Iterator[Choice]:
-    workload = str(job.throughput["workload"].iloc[0])
-    knowledge = known_from(fit_table(job.throughput, workload, form, load_environment(cluster_name)))
+def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) -> Iterator[_Choice]:
+    learner = Learner.from_table(job.throughput, form, load_environment(cluster_name))
     for stage in stages:
-        times = job.times(stage)
-        limit = Limit(stage.placement, stage.cpu_threads)
-        choice, knowledge = settle(
-            knowledge, limit, _candidates(job, stage, times), times, load_cluster(cluster_name)
-        )
-        yield choice
+        chosen, n_tried = learner.learn_until_known(_fastest(job, stage, learner, cluster_name), _TRIED)
+        time_s = [float(learner.times_s[row]) for row in chosen]
+        plan = [str(job.throughput["exec_plan"][row]) for row in chosen]
+        yield _Choice(plan[0], time_s[0], n_tried) if chosen else _Choice(n_tried=n_tried)
 
 
-def _candidates(job: _Job, stage: Stage, times: Mapping[str, float]) -> dict[str, ExecutionPlan]:
+def _fastest(job: _Job, stage: Stage, learner: Learner, cluster_name: str) -> Callable[[Fit], list[int]]:
+    """Return what chooses the row of a stage that is expected to be fastest, if any can run.
+
+    A plan that has run is expected to take what it took, one that failed is not expected to run, and any
+    other takes what the model predicts.
+    """
+    rows, cluster = job.rows(stage), load_cluster(cluster_name)
+    plans = list(_candidates(job, stage, rows).values())
+
+    def choose(fit: Fit) -> list[int]:
+        expected: list[tuple[float, int, int]] = []
+        ranked = rank_plans(fit, stage.placement, cluster, stage.cpu_threads, plans)
+        for rank, entry in enumerate(ranked):
+            row = rows[write_exec_plan(entry.plan)]
+            time_s = float(learner.times_s[row]) if learner.reasons[row] else entry.iter_time_s
+            if time_s > 0:
+                expected.append((time_s, rank, row))
+        return [min(expected)[2]] if expected else []
+
+    return choose
+
+
+def _candidates(job: _Job, stage: Stage, texts: Iterable[str]) -> dict[str, ExecutionPlan]:
     """Plans that the table knows in the placement and whose structure is valid."""
     plans: dict[str, ExecutionPlan] = {}
-    for text in times:
+    for text in texts:
         try:
             plans[text] = job.read(text, stage)
         except PlanError:

@@ -1,39 +1,37 @@
-"""From files to what simulations share."""
+"""From files to the scenarios of the experiments."""
 
 from collections.abc import Mapping
 
 from makespan.hardware import cluster
-from makespan.papers.morphling._bench import Bench
-from makespan.papers.morphling._lists import read_job_lists
 from makespan.papers.morphling._predictions import predicted_catalogue
+from makespan.studies import Scenario
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
+from makespan.traces import read_jobs
 
-__all__ = ["read_bench", "read_times"]
+__all__ = ["read_scenarios", "read_times"]
 
 
-def read_bench(
-    tables: Mapping[str, str], knowledge: str, lists: Mapping[str, str], cluster_name: str, n_processes: int
-) -> Bench:
-    """Read what simulations share.
+def read_scenarios(
+    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
+) -> dict[str, Scenario]:
+    """Read a scenario for each job list, without restart delay and rounds.
 
     Parameters
     ----------
     tables
         Path of the throughput table by workload.
-    knowledge
+    predictions
         Path of a table of `makespan.papers.morphling.predictions`.
     lists
         Path of each job list by name.
     cluster_name
         Where jobs run.
-    n_processes
-        Simulations that run at the same time.
     """
     frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
     hardware = cluster(cluster_name)
-    catalogue = predicted_catalogue(frames, read_csv(knowledge, PREDICTIONS), hardware.nodes[0])
-    return Bench(hardware, catalogue, read_job_lists(lists), n_processes)
+    catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
+    return {name: Scenario(name, read_jobs(path).jobs, hardware, catalogue) for name, path in lists.items()}
 
 
 def read_times(tables: Mapping[str, str]) -> ReferenceTimes:

@@ -13,7 +13,6 @@ All of this is decided before the simulation and stays as it is.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -21,14 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from makespan.hardware import NodeSpec
-from makespan.perf import (
-    Environment,
-    Fit,
-    fit_table,
-    load_environment,
-    measured_from_table,
-    points_from_table,
-)
+from makespan.perf import Environment, Fit, Learner, load_environment, points_from_table
 from makespan.plans import Placement
 from makespan.sim import Catalogue
 from makespan.studies import TableCatalogue
@@ -41,7 +33,7 @@ PredictionMode = Literal["fitted", "exact"]
 Floats = npt.NDArray[np.float64]
 _Pair = tuple[str, str, int]
 _PAIR = ["exec_plan", "placement", "cpu_threads"]
-_TRUSTED, _SAMPLED, _REQUESTED, _TRIED = "trusted", "sampled", "requested", "tried first"
+_TRUSTED, _REQUESTED, _TRIED = "trusted", "requested", "tried first"
 
 
 def predictions(
@@ -90,15 +82,17 @@ def _table(rows: pd.DataFrame, predicted_s: Floats, reasons: list[str]) -> pd.Da
 
 
 def _learned(rows: pd.DataFrame, requested: set[_Pair], form: str, environment: Environment) -> pd.DataFrame:
-    learner = _Learner.of(rows, form, environment)
+    learner = Learner.from_table(rows, form, environment)
     pairs = zip(*(rows[name].tolist() for name in _PAIR), strict=True)
     learner.learn([row for row, pair in enumerate(pairs) if pair in requested], _REQUESTED)
-    while True:
-        predicted_s = learner.predicted_s()
-        tried = [row for row in _first_choices(rows, predicted_s) if not learner.reasons[row]]
-        if not tried:
-            return _table(rows, predicted_s, learner.reasons)
-        learner.learn(tried, _TRIED)
+    learner.learn_until_known(lambda fit: _first_choices(rows, _expected_s(learner, fit)), _TRIED)
+    return _table(rows, _expected_s(learner, learner.fit()), learner.reasons)
+
+
+def _expected_s(learner: Learner, fit: Fit) -> Floats:
+    """Return true times where they are known, and predictions elsewhere."""
+    everywhere = fit.predict(points_from_table(learner.rows, fit.points.workload, fit.environment))
+    return np.where([bool(reason) for reason in learner.reasons], learner.times_s, everywhere)
 
 
 def _first_choices(rows: pd.DataFrame, predicted_s: Floats) -> list[int]:
@@ -113,38 +107,6 @@ def _first_choices(rows: pd.DataFrame, predicted_s: Floats) -> list[int]:
     )
     densest = frame[frame["nodes"] == frame.groupby("gpus")["nodes"].transform("min")]
     return [int(str(row)) for row in densest.groupby("gpus")["time_s"].idxmin()]
-
-
-@dataclass(slots=True)
-class _Learner:
-    """A model fitted to sampled rows, and why each row is known; flagged rows are known but not fitted."""
-
-    rows: pd.DataFrame
-    first: Fit
-    reasons: list[str]
-
-    @classmethod
-    def of(cls, rows: pd.DataFrame, form: str, environment: Environment) -> "_Learner":
-        """Start with the sampled rows."""
-        result = fit_table(rows, str(rows["workload"].iloc[0]), form, environment)
-        return cls(rows, result.fit, [_SAMPLED if mark else "" for mark in result.fitted])
-
-    def learn(self, which: list[int], reason: str) -> None:
-        """Note that rows are known."""
-        for row in which:
-            self.reasons[row] = self.reasons[row] or reason
-
-    def predicted_s(self) -> Floats:
-        """Return true times where they are known, and elsewhere those of a fit to all known rows."""
-        workload, environment = self.first.points.workload, self.first.environment
-        known = np.array([bool(reason) for reason in self.reasons])
-        sampled = np.array([reason == _SAMPLED for reason in self.reasons])
-        further = self.rows[known & ~sampled & self.rows["clean"].to_numpy(dtype=bool)]
-        fit = self.first
-        if len(further):
-            fit = fit.refit(points_from_table(further, workload, environment), measured_from_table(further))
-        everywhere = fit.predict(points_from_table(self.rows, workload, environment))
-        return np.where(known, self.rows["iter_time_s"].to_numpy(dtype=np.float64), everywhere)
 
 
 def predicted_catalogue(

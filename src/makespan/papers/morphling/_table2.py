@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.perf import FORMS, fit_table, load_environment, regret
+from makespan.perf import FORMS, TableFit, fit_table, load_environment, regret
 from makespan.plans import Placement, PlanFamily, read_plan
 from makespan.tables import FIT, TABLE2, TABLE2_ROWS, TABLE2_SUMMARY
 
@@ -51,7 +51,7 @@ def fit_workload(
     for form in forms:
         result = fit_table(throughput, workload, form, constants)
         parameters.append(result.fit.table().assign(**_residuals(result.fit.residual)))
-        rows.append(_with_details(result.rows(), throughput))
+        rows.append(_rows(result))
     fits = FIT.validate(pd.concat(parameters, ignore_index=True), where=f"fit of {workload}")
     return fits, TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where=f"rows of {workload}")
 
@@ -65,15 +65,29 @@ def _residuals(residual: npt.NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _with_details(rows: pd.DataFrame, throughput: pd.DataFrame) -> pd.DataFrame:
-    feasible = throughput[throughput["feasible"]].reset_index(drop=True)
-    pairs = zip(feasible["exec_plan"], feasible["placement"], feasible["global_batch_size"], strict=True)
+def _rows(result: TableFit) -> pd.DataFrame:
+    """Put predictions beside measurements, one row a feasible row of the table."""
+    frame = result.frame
+    cells = zip(frame["exec_plan"], frame["placement"], frame["global_batch_size"], strict=True)
     families = [
         read_plan(plan, n_gpus=Placement.parse(text).n_gpus, global_batch_size=int(batch)).plan_family.title
-        for plan, text, batch in pairs
+        for plan, text, batch in cells
     ]
-    return rows.reset_index(drop=True).assign(
-        plan_family=families, flag=feasible["flag"], cpu_threads=feasible["cpu_threads"]
+    return pd.DataFrame(
+        {
+            "model": frame["workload"],
+            "exec_plan": frame["exec_plan"],
+            "placement": frame["placement"],
+            "form": result.fit.form.name,
+            "fitted": result.fitted,
+            "clean": frame["clean"],
+            "measured_s": frame["iter_time_s"],
+            "predicted_s": result.predicted_s,
+            "error_pct": result.error_pct,
+            "plan_family": families,
+            "flag": frame["flag"],
+            "cpu_threads": frame["cpu_threads"],
+        }
     )
 
 

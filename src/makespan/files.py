@@ -1,0 +1,62 @@
+"""Small files that other processes read while they are written: whole or not there."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["atomic_path", "read_json", "write_json", "write_text"]
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Temporary path that replaces ``path`` when the block ends without error.
+
+    The directory is created. A failed block leaves neither the target nor the temporary
+    file behind, so a reader never sees half a file.
+
+    Parameters
+    ----------
+    path
+        Where the finished file goes.
+
+    Yields
+    ------
+    pathlib.Path
+        Where to write; in the same directory and with the same suffix as ``path``.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a text file atomically, in UTF-8 with Unix line ends."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(values: Any, path: str | Path) -> None:
+    """Write plain values atomically, as JSON."""
+    write_text(json.dumps(values), path)
+
+
+def read_json(path: str | Path) -> Any:
+    """Plain values of a JSON file, None if there is no such file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,236 @@
+"""Block ``morphling``: the experiments of the paper and their options."""
+
+from typing import Annotated, Literal
+
+from pydantic import model_validator
+
+from makespan.errors import MakespanError
+from makespan.papers.morphling._settings_simulation import Simulation
+from makespan.plans import ExecutionPlan, Placement
+from makespan.settings import Block, Count, PaperSettings, option, readable, taken_from
+from makespan.training import MODEL_FAMILIES, SmallModel, check_supported
+from makespan.workloads import workload_keys
+
+__all__ = ["Morphling"]
+
+WorkloadKey = Annotated[str, taken_from(workload_keys)]
+PlacementText = Annotated[
+    str, readable(lambda text: Placement.parse(text).text, "GPUs on each node, for example 4444")
+]
+_OURS = "choice: a model that two CPU cores train in seconds"
+
+
+class Sensitivity(Block):
+    """Throughput of the best plan against the number of GPUs."""
+
+    workloads: tuple[WorkloadKey, ...] = option(
+        "workloads whose curves are drawn", source="Morphling, motivation", changes="sensitivity"
+    )
+    max_gpus: int = option(
+        "the curve is computed at 1, 2, ..., max_gpus GPUs",
+        unit="GPU",
+        source="Morphling, motivation: the 64 GPUs of the cluster",
+        changes="sensitivity",
+        ge=1,
+    )
+    cpu_threads: tuple[Count, ...] = option(
+        "CPU threads a GPU at which offload plans are computed, besides the node's even share",
+        unit="threads",
+        source="Morphling, motivation",
+        changes="sensitivity_families",
+    )
+
+
+class Fig7Stage(Block):
+    """One resource limit of the adaptation experiment."""
+
+    name: str = option("label of the stage", source="Morphling, Fig. 7", changes="fig7", min_length=1)
+    placement: PlacementText = option(
+        "GPUs on each node", unit="GPU", source="Morphling, Fig. 7", changes="fig7"
+    )
+    cpu_threads: int = option(
+        "CPU threads a GPU",
+        unit="threads",
+        source="trace of the batch-16 runs of the artifact",
+        changes="fig7",
+        ge=1,
+    )
+
+
+class Fig7(Block):
+    """Adaptation of one job to a shrinking resource limit."""
+
+    workload: WorkloadKey = option(
+        "workload of the job", source="Morphling, Fig. 7: LLaMA-2-7B, global batch 16", changes="fig7"
+    )
+    stage_duration_s: float = option(
+        "how long each limit lasts", unit="s", source="Morphling, Fig. 7: 30 minutes", changes="fig7", gt=0
+    )
+    stages: tuple[Fig7Stage, ...] = option(
+        "the limits in order", source="Morphling, Fig. 7", changes="fig7", min_length=1
+    )
+
+    profiled_stages: tuple[Fig7Stage, ...] = option(
+        "the limits of the workload that is profiled where no tables of measurements are given",
+        source="after Morphling, Fig. 7",
+        changes="measured fig7",
+        min_length=1,
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Fig7":
+        for stages in (self.stages, self.profiled_stages):
+            if len({stage.name for stage in stages}) != len(stages):
+                raise ValueError("stages with different names")
+        return self
+
+
+class Fig8(Block):
+    """Division of one node between jobs."""
+
+    workloads: tuple[WorkloadKey, ...] = option(
+        "workloads that are submitted together", source="Morphling, Fig. 8", changes="fig8", min_length=2
+    )
+    gpus: int = option(
+        "GPUs to divide, all in one node", unit="GPU", source="Morphling, Fig. 8", changes="fig8", ge=2
+    )
+
+
+class Fig9Model(Block):
+    """Sizes of the model that is trained."""
+
+    family: Literal["llama", "gpt", "bert", "t5", "vit"] = option(
+        f"kind of model: {', '.join(MODEL_FAMILIES)}", source="Morphling, Fig. 9: LLaMA-2", changes="fig9"
+    )
+    n_layers: int = option("transformer layers", source=_OURS, changes="fig9", ge=1)
+    hidden: int = option("width", source=_OURS, changes="fig9", ge=2)
+    heads: int = option("attention heads", source=_OURS, changes="fig9", ge=1)
+    kv_heads: int = option("key-value heads", source=_OURS, changes="fig9", ge=1)
+    ffn: int = option("width of the MLP", source=_OURS, changes="fig9", ge=1)
+    seq: int = option("tokens a sample", unit="tokens", source=_OURS, changes="fig9", ge=2)
+    vocab: int = option("tokens of the vocabulary", source=_OURS, changes="fig9", ge=2)
+
+
+class Fig9Plan(Block):
+    """One execution plan and the name of its run."""
+
+    name: str = option("name of the run", changes="fig9", min_length=1)
+    dp: Count = option("data-parallel degree", changes="fig9")
+    tp: Count = option("tensor-parallel degree", changes="fig9")
+    pp: Count = option("pipeline-parallel degree", changes="fig9")
+    grad_accum_steps: Count = option("passes an optimiser step and replica", changes="fig9")
+    zero_stage: int = option("0 none, 1 optimiser, 2 gradients, 3 parameters", changes="fig9", ge=0, le=3)
+    offload: bool = option("whether optimiser state and step are on the host", changes="fig9")
+    checkpoint_fraction: float = option(
+        "share of the layers with activation checkpointing", changes="fig9", ge=0, le=1
+    )
+
+    def plan(self, global_batch_size: int) -> ExecutionPlan:
+        """Return the execution plan for a global batch.
+
+        Raises
+        ------
+        PlanError
+            Counts, passes and batch contradict each other.
+        """
+        return ExecutionPlan(
+            **self.model_dump(exclude={"name"}),
+            global_batch_size=global_batch_size,
+            micro_batch_size=global_batch_size // (self.dp * self.grad_accum_steps),
+        )
+
+
+class Fig9Switch(Block):
+    """One change of plan of the switching run."""
+
+    step: int = option("optimiser steps done at the change", unit="steps", changes="fig9", ge=1)
+    name: str = option("run whose plan is used from then on", changes="fig9", min_length=1)
+
+
+class Fig9(Block):
+    """Accuracy under reconfiguration, measured by training."""
+
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "where to train; auto uses GPUs if there is one for every process of the largest plan, and "
+        "cuda leaves out plans for which there are too few",
+        source="choice: reproducible everywhere",
+        changes="fig9",
+    )
+    model: Fig9Model = option("the model")
+    global_batch_size: int = option(
+        "samples an optimiser step", unit="samples", source=_OURS, changes="fig9", ge=1
+    )
+    steps: int = option(
+        "optimiser steps of each run", unit="steps",
+        source="choice; Morphling, Fig. 9: 3000 mini-batches", changes="fig9", ge=2,
+    )  # fmt: skip
+    learning_rate: float = option("learning rate of AdamW", source=_OURS, changes="fig9", gt=0)
+    seed: int = option("seed of the initial weights", source="choice", changes="fig9", ge=0)
+    other_seed: int = option(
+        "seed of the initial weights of the run to compare with; samples and order are the same",
+        source="choice", changes="fig9", ge=0,
+    )  # fmt: skip
+    data_seed: int = option("seed of the samples and their order", source="choice", changes="fig9", ge=0)
+    plans: tuple[Fig9Plan, ...] = option(
+        "plans to train under; the first is the reference", source="choice", changes="fig9", min_length=2
+    )
+    switches: tuple[Fig9Switch, ...] = option(
+        "changes of plan of the switching run, which starts under the reference plan",
+        source="choice", changes="fig9", min_length=1,
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _plans_can_train(self) -> "Fig9":
+        if len({plan.name for plan in self.plans}) != len(self.plans):
+            raise ValueError("plans with different names")
+        try:
+            model = SmallModel(**self.model.model_dump())
+            for plan in self.plans:
+                check_supported(plan.plan(self.global_batch_size), model)
+        except MakespanError as error:
+            raise ValueError(f"plans that can train the model ({error})") from None
+        return self
+
+    @model_validator(mode="after")
+    def _switches_fit(self) -> "Fig9":
+        steps = [switch.step for switch in self.switches]
+        if sorted(set(steps)) != steps or steps[-1] >= self.steps:
+            raise ValueError(f"switches after growing steps below {self.steps}")
+        unknown = {switch.name for switch in self.switches} - {plan.name for plan in self.plans}
+        if unknown:
+            raise ValueError(f"switches to plans that are listed (not there: {', '.join(sorted(unknown))})")
+        if self.seed == self.other_seed:
+            raise ValueError("an other_seed that differs from seed")
+        return self
+
+
+class Morphling(PaperSettings):
+    """Experiments of the Morphling paper."""
+
+    workloads: tuple[WorkloadKey, ...] = option(
+        "workloads whose iteration times are read, fitted and compared; fig7 and fig8 are left out if "
+        "theirs are not among them",
+        source="Morphling, Table 2 and Fig. 7",
+        changes="table2, fits",
+        min_length=1,
+    )
+    sensitivity: Sensitivity = option("sensitivity curves")
+    fig7: Fig7 = option("adaptation to changing limits")
+    fig8: Fig8 = option("throughput across jobs")
+    simulation: Simulation = option("cluster experiments")
+    fig9: Fig9 = option("accuracy under reconfiguration")
+
+    @model_validator(mode="after")
+    def _curves_and_jobs_have_input(self) -> "Morphling":
+        for name, used in (
+            ("sensitivity", self.sensitivity.workloads),
+            ("simulation", self.simulation.workloads),
+        ):
+            missing = sorted(set(used) - set(self.workloads))
+            if missing:
+                raise ValueError(f"{name}.workloads among workloads (not there: {', '.join(missing)})")
+        return self
+
+    def throughput_workloads(self) -> tuple[str, ...]:
+        """Return the workloads whose iteration times are read."""
+        return self.workloads

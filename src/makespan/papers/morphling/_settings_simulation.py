@@ -1,0 +1,180 @@
+"""Block ``morphling.simulation``: the cluster experiments."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from makespan.policies import policy_names
+from makespan.settings import Block, option, taken_from
+
+__all__ = ["Simulation"]
+
+PolicyName = Annotated[str, taken_from(policy_names)]
+TraceName = Literal["base", "bp", "mt"]
+Time = Annotated[float, Field(ge=0)]
+PositiveTime = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class JobLists(Block):
+    """Generated job lists; the published source has the authors' own."""
+
+    jobs: int = option("jobs of each list", source="Morphling, section 7.3: 406", changes="table4", ge=2)
+    seed: int = option("seed of models, durations and arrivals", source="a choice", changes="table4", ge=0)
+    naive_jobs: int = option(
+        "jobs of the short list", source="artifact, naive list: 10", changes="getting_started", ge=2
+    )
+    naive_span_s: float = option(
+        "time from the first to the last submission of the short list",
+        unit="s",
+        source="artifact, naive list: 5586 s",
+        changes="getting_started",
+        gt=0,
+    )
+
+
+class Perturbed(Block):
+    """Shifted arrivals: whether a result rests on one file."""
+
+    seeds: tuple[Seed, ...] = option(
+        "seeds of the shifts", source="a choice", changes="perturbed", min_length=1
+    )
+    std_s: float = option(
+        "standard deviation of the shifts",
+        unit="s",
+        source="a choice: more than a restart, less than the span",
+        changes="perturbed, load, large_models, rounds",
+        gt=0,
+    )
+    policies: tuple[PolicyName, ...] = option(
+        "policies", source="a choice", changes="perturbed", min_length=1
+    )
+
+
+class Load(Block):
+    """Arrival rates."""
+
+    factors: tuple[PositiveTime, ...] = option(
+        "arrival rates over that of the list",
+        source="Morphling, simulation figures",
+        changes="load",
+        min_length=1,
+    )
+    seeds: tuple[Seed, ...] = option(
+        "seeds of the job lists", source="a choice", changes="load", min_length=1
+    )
+    policies: tuple[PolicyName, ...] = option(
+        "policies", source="Morphling, Table 4", changes="load", min_length=1
+    )
+
+
+class LargeModels(Block):
+    """Shares of large models."""
+
+    shares: tuple[Share, ...] = option(
+        "shares of jobs that train large models",
+        source="Morphling, simulation figures",
+        changes="large_models",
+        min_length=1,
+    )
+    seeds: tuple[Seed, ...] = option(
+        "seeds of the job lists", source="a choice", changes="large_models", min_length=1
+    )
+    policies: tuple[PolicyName, ...] = option(
+        "policies", source="Morphling, Table 4", changes="large_models", min_length=1
+    )
+
+
+class Rounds(Block):
+    """Lengths of a scheduling round."""
+
+    intervals_s: tuple[Time, ...] = option(
+        "lengths of a round; 0 asks after each event",
+        unit="s",
+        source="a choice",
+        changes="rounds",
+        min_length=1,
+    )
+    seeds: tuple[Seed, ...] = option(
+        "seeds of the job lists", source="a choice", changes="rounds", min_length=1
+    )
+    policies: tuple[PolicyName, ...] = option("policies", source="a choice", changes="rounds", min_length=1)
+
+
+class ScaleSize(Block):
+    """One size of the scale study."""
+
+    jobs: int = option("copies of each job", source="a choice", changes="scale", ge=1)
+    gpus: int = option("copies of the cluster", source="a choice", changes="scale", ge=1)
+
+
+class Scale(Block):
+    """Larger clusters with more jobs."""
+
+    sizes: tuple[ScaleSize, ...] = option(
+        "sizes", source="Morphling, scalability: 10x jobs, 8x GPUs", changes="scale", min_length=1
+    )
+    policies: tuple[PolicyName, ...] = option("policies", source="a choice", changes="scale", min_length=1)
+
+
+class Simulation(Block):
+    """Cluster experiments."""
+
+    workloads: tuple[str, ...] = option(
+        "workloads that jobs train; among morphling.workloads, others are left out of the job lists",
+        source="Morphling, section 7.3",
+        changes="all tables of simulations",
+        min_length=1,
+    )
+    predictions: Literal["fitted", "exact"] = option(
+        "what policies know: fitted, predictions of the fitted model and the true times of what was sampled, "
+        "requested or tried; exact, all true times",
+        source="Morphling, section 5: policies decide by the fitted model",
+        changes="all tables of simulations",
+    )
+    restart_delays_s: tuple[Time, ...] = option(
+        "time without progress after every start and change; studies and figures use the first",
+        unit="s",
+        source="released simulator: 260 s; paper, measured: 78 s",
+        changes="all tables of simulations",
+        min_length=1,
+    )
+    interval_s: float = option(
+        "length of a scheduling round; 0 asks after each event",
+        unit="s",
+        source="released simulator: 60 s",
+        changes="all tables of simulations",
+        ge=0,
+    )
+    traces: tuple[TraceName, ...] = option(
+        "job lists: user-chosen plans, best plans, guarantees for a part; figures over time show the first",
+        source="Morphling, Table 4",
+        changes="table4, perturbed",
+        min_length=1,
+    )
+    policies: tuple[PolicyName, ...] = option(
+        "policies that are compared",
+        source="Morphling, Table 4",
+        changes="table4, getting_started",
+        min_length=1,
+    )
+    shown: tuple[PolicyName, ...] = option(
+        "policies whose GPUs are drawn over time; of the first one also who held which",
+        source="a choice",
+        changes="allocation, gantt",
+        min_length=1,
+    )
+    job_lists: JobLists = option("generated job lists")
+    perturbed: Perturbed = option("shifted arrivals")
+    load: Load = option("load study")
+    large_models: LargeModels = option("study of large models")
+    rounds: Rounds = option("study of round lengths")
+    scale: Scale = option("scale study")
+
+    @model_validator(mode="after")
+    def _shown_are_compared(self) -> "Simulation":
+        missing = sorted(set(self.shown) - set(self.policies))
+        if missing:
+            raise ValueError(f"shown among policies (not there: {', '.join(missing)})")
+        return self

@@ -1,0 +1,161 @@
+"""Checkpoints on disk: complete or not there, with a checksum of every file.
+
+A directory of checkpoints holds ``step-<number>`` directories. One is written beside them under a
+name that readers ignore, gets its manifest with checksums last, and is renamed then. Whatever kills
+the writer, the checkpoints before it stay as they were.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from makespan.errors import ChecksumError
+from makespan.files import read_json, write_json
+
+__all__ = [
+    "Checkpoint", "checkpoints", "finish_checkpoint", "latest_checkpoint", "prune_checkpoints",
+    "start_checkpoint",
+]  # fmt: skip
+
+_MANIFEST = "manifest.json"
+_PARTIAL = ".partial"
+_NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
+_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    Parameters
+    ----------
+    path
+        Its directory.
+    step
+        Steps done.
+    save_s
+        Time that writing it took [s].
+    values
+        Plain values that its writer left in the manifest.
+    checksums
+        Digest of every file by name.
+    """
+
+    path: Path
+    step: int
+    save_s: float
+    values: Mapping[str, Any]
+    checksums: Mapping[str, str]
+
+    def verify(self) -> None:
+        """Check every file.
+
+        Raises
+        ------
+        ChecksumError
+            A file is missing or differs from what was written.
+        """
+        for name, wanted in self.checksums.items():
+            path = self.path / name
+            if not path.is_file():
+                raise ChecksumError(f"{path}: the file of the checkpoint is missing")
+            if (found := _digest(path)) != wanted:
+                raise ChecksumError(f"{path}: checksum is {found}, the checkpoint was written with {wanted}")
+
+
+def checkpoints(directory: str | Path) -> list[Checkpoint]:
+    """Complete checkpoints of a directory, oldest first."""
+    return [_read(path) for path in _complete(Path(directory))]
+
+
+def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
+    """Newest complete checkpoint of a directory, None if there is none."""
+    found = _complete(Path(directory))
+    return _read(found[-1]) if found else None
+
+
+def prune_checkpoints(directory: str | Path, keep: int, spare: Path | None = None) -> None:
+    """Remove all complete checkpoints of a directory but the newest ``keep``, and the one to ``spare``."""
+    found = _complete(Path(directory))
+    for path in found[: max(len(found) - keep, 0)]:
+        if path != spare:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def start_checkpoint(directory: Path) -> Path:
+    """Empty directory in which a checkpoint can be written; what a killed run left there is removed."""
+    partial = directory / _PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish_checkpoint(
+    directory: Path, step: int, save_s: float, values: Mapping[str, Any], keep: int = _KEPT
+) -> Path:
+    """Turn what was written since `start_checkpoint` into a complete checkpoint.
+
+    Parameters
+    ----------
+    directory
+        Directory of checkpoints.
+    step, save_s, values
+        Fields of the `Checkpoint`.
+    keep
+        Newest checkpoints that stay.
+
+    Returns
+    -------
+    pathlib.Path
+        Directory of the checkpoint.
+    """
+    partial = directory / _PARTIAL
+    files = sorted(path for path in partial.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(partial)): _digest(path) for path in files}
+    write_json({**values, "step": step, "save_s": save_s, "files": digests}, partial / _MANIFEST)
+    for path in [*files, partial / _MANIFEST, partial]:
+        _to_disk(path)
+    target = directory / f"step-{step:08d}"
+    again = 0
+    while target.exists():
+        again += 1
+        target = directory / f"step-{step:08d}.{again}"
+    partial.rename(target)
+    _to_disk(directory)
+    prune_checkpoints(directory, keep, spare=target)
+    return target
+
+
+def _complete(directory: Path) -> list[Path]:
+    """Directories of complete checkpoints by step, and of one step in the order of writing."""
+    named = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step-*"))
+    keyed = [
+        (int(match[1]), int(match[2] or 0), path)
+        for match, path in named
+        if match and (path / _MANIFEST).is_file()
+    ]
+    return [path for _, _, path in sorted(keyed)]
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest = read_json(path / _MANIFEST)
+    step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
+    return Checkpoint(path, step, save_s, manifest, files)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,98 @@
+"""What a measurement was made on: processor, memory, devices, libraries, and who else was busy."""
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["describe_machine", "memory_bytes", "n_visible_gpus", "usable_cpus", "visible_gpus"]
+
+_LIBRARIES = ("makespan", "numpy", "torch")
+_SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
+_QUERY_LIMIT_S = 30
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe this machine in plain values, for the record beside a measurement.
+
+    Returns
+    -------
+    dict
+        ``processor``, ``cpus`` (usable by this process), ``memory_bytes``, ``system``,
+        ``gpus`` (one mapping each), ``visible_devices`` (as granted, None without a grant),
+        ``slurm`` (job, nodes and partition, where there is one), ``load`` (processes that wanted
+        to run, mean over the last minute) and ``versions``.
+    """
+    return {
+        "processor": _processor(),
+        "cpus": usable_cpus(),
+        "memory_bytes": memory_bytes(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "gpus": visible_gpus(),
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "slurm": {name: os.environ[name] for name in _SLURM if name in os.environ},
+        "load": round(os.getloadavg()[0], 2),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on, counted."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """Memory of the machine [B]."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def n_visible_gpus() -> int:
+    """GPUs that processes started here will see, counted without torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([one for one in named.split(",") if one.strip()])
+    return len(visible_gpus())
+
+
+def visible_gpus() -> list[dict[str, str]]:
+    """Name, memory and driver of each GPU, with the keys of nvidia-smi; empty where there is no driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    fields = ("name", "memory.total", "driver_version")
+    try:
+        done = subprocess.run(
+            [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    if done.returncode:
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
+    return [dict(zip(fields, row, strict=False)) for row in rows]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,200 @@
+"""What a worker process calls: who it is, meeting the others, and ending with a report.
+
+Rank and number of processes come from the launcher (``MAKESPAN_RANK``, ...) or from ``srun``
+(``SLURM_PROCID``, ...). Torch is imported by the calls that need it.
+"""
+
+import importlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from makespan.files import read_json, write_json
+from makespan.runtime._directory import RunDirectory
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Identity", "choose_device", "end_worker", "identity", "join", "run_worker"]
+
+_ADDRESS_TIMEOUT_S = 120.0
+_ORPHAN_CHECK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a process is among those of its run, and what it was given.
+
+    Parameters
+    ----------
+    rank, size
+        Its number, and the number of processes.
+    local_rank
+        Its number among those of its node.
+    device
+        Kind of device, ``cpu`` or ``cuda``.
+    threads
+        CPU threads.
+    timeout_s
+        Longest wait for other processes [s].
+    launched_s
+        Time of the launch [s since the epoch].
+    parent
+        Process id of the launcher where that is on the same machine, else None.
+    cpus
+        CPUs to which it shall be bound, None for no binding.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: str
+    threads: int
+    timeout_s: float
+    launched_s: float
+    parent: int | None
+    cpus: tuple[int, ...] | None
+
+
+def identity(environment: Mapping[str, str] = os.environ) -> Identity:
+    """Identity of this process, from the variables of the launcher or of ``srun``."""
+    by_launcher = "MAKESPAN_RANK" in environment
+    rank, size = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE") if by_launcher else ("SLURM_PROCID", "SLURM_NTASKS")
+    local_rank = "MAKESPAN_LOCAL_RANK" if "MAKESPAN_LOCAL_RANK" in environment else "SLURM_LOCALID"
+    parent, cpus = environment.get("MAKESPAN_PARENT"), environment.get("MAKESPAN_CPUS")
+    return Identity(
+        rank=int(environment[rank]),
+        size=int(environment[size]),
+        local_rank=int(environment[local_rank]),
+        device=environment["MAKESPAN_DEVICE"],
+        threads=int(environment["MAKESPAN_THREADS"]),
+        timeout_s=float(environment["MAKESPAN_TIMEOUT_S"]),
+        launched_s=float(environment["MAKESPAN_LAUNCHED_AT"]),
+        parent=None if parent is None else int(parent),
+        cpus=tuple(map(int, cpus.split(","))) if cpus else None,
+    )
+
+
+def choose_device(who: Identity) -> "torch.device":
+    """Device of this process: the CPU, or the GPU of its rank within the node."""
+    import torch
+
+    if who.device == "cpu":
+        return torch.device("cpu")
+    index = who.local_rank if torch.cuda.device_count() > 1 else 0
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def join(
+    directory: RunDirectory, who: Identity, *, members: Sequence[int] | None = None, meeting: int = 0
+) -> list[int]:
+    """Meet other processes: form the process group of ``torch.distributed``.
+
+    The first member opens a port that is free and writes its address into the directory. Processes
+    that go on without a lost one destroy the group and meet again.
+
+    Parameters
+    ----------
+    directory
+        Directory of the run.
+    who
+        This process.
+    members
+        Ranks of those who meet, this one among them; their order gives the ranks in the group. None
+        for all.
+    meeting
+        Number of the meeting, another one each time.
+
+    Returns
+    -------
+    list of int
+        Process id of each member.
+
+    Raises
+    ------
+    TimeoutError
+        The first member wrote no address.
+    """
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(who.threads)
+    ranks = list(range(who.size)) if members is None else list(members)
+    timeout, rank = timedelta(seconds=who.timeout_s), ranks.index(who.rank)
+    store = _store(directory.store_path(meeting), who, rank, len(ranks), timeout)
+    backend = "gloo" if who.device == "cpu" else "nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=len(ranks), timeout=timeout)
+    pids: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        directory.write_meeting(meeting, pids)
+    return pids
+
+
+def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) -> Any:
+    # The stubs of torch hide its public TCPStore behind a private module.
+    tcp_store = importlib.import_module("torch.distributed").TCPStore
+    if rank == 0:
+        host = "127.0.0.1" if who.parent is not None else socket.gethostname()
+        store = tcp_store(host, 0, size, True, timeout, wait_for_workers=False)
+        write_json({"host": host, "port": store.port}, path)
+        return store
+    deadline = time.monotonic() + _ADDRESS_TIMEOUT_S
+    while (address := read_json(path)) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the first process wrote no address within {_ADDRESS_TIMEOUT_S:g} s")
+        time.sleep(0.01)
+    return tcp_store(address["host"], address["port"], size, False, timeout)
+
+
+def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
+    """Do a process's part of a run.
+
+    The process is bound to its CPUs and ends when the launcher is gone. What it raises is written
+    into the directory, where the launcher finds it.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of the run.
+    body
+        What the process does.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    who, directory = identity(), RunDirectory(Path(run_dir))
+    if who.cpus is not None:
+        os.sched_setaffinity(0, who.cpus)
+    if who.parent is not None:
+        threading.Thread(target=_watch_parent, args=(who.parent,), daemon=True).start()
+    try:
+        body(directory, who)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
+        directory.write_error(who.rank, error)
+        return 1
+    return 0
+
+
+def end_worker(status: int) -> NoReturn:
+    """End this process at once, without the usual clean-up, which may wait for processes that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _watch_parent(parent: int) -> None:
+    """End this process when the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_CHECK_S)
+    os._exit(1)

@@ -1,0 +1,90 @@
+"""What every group of options has in common, in the configuration and in the papers that add to it."""
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from makespan.errors import MakespanError
+
+__all__ = ["Block", "Count", "PaperSettings", "option", "readable", "taken_from", "unlike"]
+
+
+class Block(BaseModel):
+    """A group of options: immutable, without defaults of its own, closed to unknown keys.
+
+    Defaults stand once, in the YAML files under ``config/``; a block only says what is accepted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=1)]
+"""A whole number of at least one."""
+
+
+class PaperSettings(Block):
+    """The options of one paper."""
+
+    def throughput_workloads(self) -> tuple[str, ...]:
+        """Return the workloads whose iteration times the paper needs."""
+        return ()
+
+
+def option(description: str, *, unit: str = "", source: str = "", changes: str = "", **limits: Any) -> Any:
+    """Describe one required option.
+
+    Parameters
+    ----------
+    description
+        What the value means.
+    unit
+        Unit of the value; empty for names, switches and pure numbers.
+    source
+        Where the default comes from: a section of a paper, a data sheet, a choice.
+    changes
+        Tables and figures that depend on the option.
+    limits
+        Constraints in the words of `pydantic.Field`, for example ``ge=1``.
+
+    Returns
+    -------
+    pydantic.fields.FieldInfo
+        Typed as ``Any``, so that it can stand at the right of an annotated field.
+    """
+    extra = {"unit": unit, "source": source, "changes": changes}
+    return Field(description=description, json_schema_extra=dict(extra), **limits)
+
+
+def taken_from(names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Accept the names that a registry has when a configuration is checked, for example `policy_names`."""
+
+    def check(name: str) -> str:
+        if name not in set(names()):
+            raise ValueError(f"one of {', '.join(names())}")
+        return name
+
+    return AfterValidator(check)
+
+
+def readable(read: Callable[[str], str], accepted: str) -> AfterValidator:
+    """Accept texts that a reader of the package accepts and puts into their usual form."""
+
+    def check(text: str) -> str:
+        try:
+            return read(text)
+        except MakespanError as error:
+            raise ValueError(f"{accepted} ({error})") from None
+
+    return AfterValidator(check)
+
+
+def unlike(accepted: str) -> AfterValidator:
+    """Accept lists without repeats; ``accepted`` says what is accepted, for example "each form once"."""
+
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) != len(values):
+            raise ValueError(accepted)
+        return values
+
+    return AfterValidator(check)
