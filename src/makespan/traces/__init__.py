@@ -12,7 +12,6 @@ row, column and what is accepted, if it is empty, lacks a column, a cell cannot 
 
 from makespan.traces._artifacts import EASYSCALE_JOBS, read_easyscale_jobs, read_oobleck_nodes
 from makespan.traces._cells import Finding, ReadReport
-from makespan.traces._check import check_jobs
 from makespan.traces._flat_lists import (
     NODE_LIST,
     read_helios_jobs,
@@ -57,7 +56,6 @@ __all__ = [
     "RequestTrace",
     "WorkloadMapping",
     "WorkloadStatistics",
-    "check_jobs",
     "generate_jobs",
     "jobs_from_table",
     "jobs_table",
