@@ -23,6 +23,7 @@ COPIED = [
     "requirements.txt",
 ]
 SMALL = "config/test/morphling.yaml"
+LONGEST_S = 3600  # only against a run that hangs: a small one takes a minute or two, many times that on a busy machine
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=LONGEST_S,
             check=False,
         )
 
