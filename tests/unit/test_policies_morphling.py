@@ -91,20 +91,16 @@ def test_a_guaranteed_job_has_only_options_as_fast_as_its_request():
     assert {item.plan for item in options} == {"ga"}
 
 
-@pytest.mark.parametrize(
-    ("freedom", "n_gpus", "plans"),
-    [
+def test_ablations_take_choices_away():
+    for freedom, n_gpus, plans in (
         (Freedom(resources=False), {4}, {"ga"}),
         (Freedom(plan=False), {1, 2, 4, 8}, {"gc"}),
         (Freedom(plan=False, resources=False), {4}, {"gc"}),
         (Freedom(), {1, 2, 4, 8}, {"ga"}),
-    ],
-    ids=["plan-only", "resources-only", "neither", "both"],
-)
-def test_ablations_take_choices_away(freedom, n_gpus, plans):
-    options = OptionTable(CATALOGUE, freedom).of(toy_job(n_gpus=4, plan="gc"))
-    assert {item.n_gpus for item in options} == n_gpus
-    assert {item.plan for item in options} == plans
+    ):
+        options = OptionTable(CATALOGUE, freedom).of(toy_job(n_gpus=4, plan="gc"))
+        assert {item.n_gpus for item in options} == n_gpus, freedom
+        assert {item.plan for item in options} == plans, freedom
 
 
 def test_a_plan_in_digits_scales_along_data_parallelism_only():
@@ -296,14 +292,12 @@ def test_growth_stops_where_device_time_is_dear():
         assert now.slots[job].item.n_gpus == expected
 
 
-@pytest.mark.parametrize(
-    ("ran_s", "restarts", "passes"), [(999.0, 0, False), (1001.0, 0, True), (1001.0, 1, False)]
-)
-def test_the_gate_bounds_the_share_of_time_lost_to_restarts(ran_s, restarts, passes):
-    job = SimpleNamespace(first_start_s=500.0, restart_count=restarts)
+def test_the_gate_bounds_the_share_of_time_lost_to_restarts():
     tuning = replace(NON_CLAIRVOYANT, gate_share=0.99)
-    assert passes_gate(job, context(500.0 + ran_s, tuning=tuning)) is passes
-    assert passes_gate(job, context(500.0 + ran_s, tuning=CLAIRVOYANT))
+    for ran_s, restarts, passes in ((999.0, 0, False), (1001.0, 0, True), (1001.0, 1, False)):
+        job = SimpleNamespace(first_start_s=500.0, restart_count=restarts)
+        assert passes_gate(job, context(500.0 + ran_s, tuning=tuning)) is passes
+        assert passes_gate(job, context(500.0 + ran_s, tuning=CLAIRVOYANT))
 
 
 def test_the_gate_keeps_a_running_job_as_it_is():
@@ -394,9 +388,7 @@ def test_the_last_job_grows_although_nothing_happens():
     assert result.outcomes["finish_time_s"].max() < slow.outcomes["finish_time_s"].max()
 
 
-@pytest.mark.parametrize(
-    ("time_s", "every_s"), [(0.0, 900.0), (900.0, 900.0), (1.0, 0.1), (0.3, 0.1), (899.9, 900.0)]
-)
-def test_the_next_look_is_later(time_s, every_s):
-    found = _next_multiple(time_s, every_s)
-    assert time_s < found <= time_s + every_s * (1 + 1e-9)
+def test_the_next_look_is_later():
+    for time_s, every_s in ((0.0, 900.0), (900.0, 900.0), (1.0, 0.1), (0.3, 0.1), (899.9, 900.0)):
+        found = _next_multiple(time_s, every_s)
+        assert time_s < found <= time_s + every_s * (1 + 1e-9)
