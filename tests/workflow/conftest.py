@@ -23,7 +23,7 @@ COPIED = [
     "requirements.txt",
 ]
 SMALL = "config/test/morphling.yaml"
-LONGEST_S = 3600  # only against a run that hangs: a small one takes a minute or two, many times that on a busy machine
+LONGEST_S = 3600  # against runs that hang; a small one takes a minute or two, more on a busy machine
 
 
 @dataclass(frozen=True)
