@@ -72,22 +72,7 @@ class LiveWorkload:
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """How a live run is measured and timed.
-
-    Parameters
-    ----------
-    policy_restart_delay_s
-        The restart delay for which parameters of policies are made [s]; the time that they see is
-        scaled so that the measured one looks as long.
-    warmup_steps, steps, repetitions
-        Of the profile, see `Procedure`.
-    restart_steps
-        Steps of each run with which the restart delay is measured.
-    checkpoint_interval_s
-        Wall time between the checkpoints of a job [s].
-    source
-        Where the numbers come from.
-    """
+    """How a live run is measured and timed."""
 
     policy_restart_delay_s: float
     warmup_steps: int

@@ -10,6 +10,7 @@ from makespan.plans import ExecutionPlan
 from makespan.profiling._design import ProfilePoint, model_of
 from makespan.profiling._environment import MachineRates
 from makespan.runtime import (
+    Launch,
     LocalLauncher,
     ProcessOptions,
     RunDirectory,
@@ -131,7 +132,7 @@ def _exchange_times(
     }
     with tempfile.TemporaryDirectory(prefix="makespan-") as name:
         options = [ProcessOptions(threads=cpu_threads)] * n_processes
-        launcher.run(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options)
+        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options))
         found: dict[str, float] = RunDirectory(Path(name)).result()
     return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from makespan.errors import CheckpointError, InputError
 from makespan.plans import ExecutionPlan
-from makespan.runtime import Checkpoint, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
+from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training._job import (
     Progress,
     RunResult,
@@ -181,7 +181,7 @@ def _execute(
         "keep_gradients": keep_gradients,
     }
     _log.info("%d job(s) on %d %s process(es)", len(jobs), plan.n_gpus, launcher.device)
-    launcher.run(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads)
+    launcher.run(Launch(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads))
     return [result_from(values) for values in RunDirectory(directory).result()]
 
 
