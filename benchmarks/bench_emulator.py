@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from makespan.emulator import (
-    FeatureTable,
     Point,
     calibrate,
     emulate,
     feature_table,
-    geometry,
     iteration_time_s,
     load_calibration,
     observe,
@@ -21,6 +19,8 @@ from makespan.emulator import (
     read_point,
     trace_points,
 )
+from makespan.emulator._features import FeatureTable
+from makespan.emulator._geometry import geometry
 from makespan.hardware import cluster
 from makespan.plans import enumerate_placements
 from makespan.workloads import workload

@@ -14,11 +14,11 @@ from makespan.emulator import (
     calibration_set,
     load_calibration,
     observe,
-    points_from_frame,
-    predict_terms,
     targets,
     validate,
 )
+from makespan.emulator._points import points_from_frame
+from makespan.emulator._timemodel import predict_terms
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.plans import memory_estimate, resolve_micro_batch

@@ -11,7 +11,7 @@ import pytest
 from makespan.claims import read_targets
 from makespan.hardware import cluster
 from makespan.metrics import Summary
-from makespan.papers.morphling import Bench, Setting, predicted_catalogue, predictions, run_one
+from makespan.studies import Case, Scenario, predicted_catalogue, predictions, run_all
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
 
@@ -28,7 +28,7 @@ GOALS = [goal for goal in read_targets(TARGETS) if goal.table in SEEDS_OF]
 
 
 @cache
-def bench(directory: Path) -> Bench:
+def scenarios(directory: Path) -> dict[str, Scenario]:
     """Return the job lists, and what was measured as far as policies know it."""
     source = PublishedSource(directory, default_cpu_threads=SPEC.nodes[0].cpu_threads // SPEC.nodes[0].n_gpus)
     tables = {key: source.load(key) for key in ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30")}
@@ -36,18 +36,17 @@ def bench(directory: Path) -> Bench:
     jobs = {name: read_morphling_jobs(folder / f"workload-{name}.csv").jobs for name in ("base", "bp", "mt")}
     requests = [job for trace in jobs.values() for job in trace]
     knowledge = predictions(tables, requests, SPEC.name, "extended", "fitted")
-    return Bench(SPEC, predicted_catalogue(tables, knowledge, SPEC.nodes[0]), jobs)
+    catalogue = predicted_catalogue(tables, knowledge, SPEC.nodes[0])
+    return {name: Scenario(name, jobs[name], SPEC, catalogue, interval_s=ROUND_S) for name in jobs}
 
 
 @cache
 def found(directory: Path, policy: str, trace: str, seed: int = 0, delay_s: float = DELAY_S) -> Summary:
     """Return the metrics of a schedule that the validator accepts."""
-    shared = bench(directory)
+    scenario = replace(scenarios(directory)[trace], restart_delay_s=delay_s)
     if seed:
-        shared = replace(
-            shared, jobs={trace: with_perturbed_arrivals(shared.jobs[trace], ARRIVAL_STD_S, seed)}
-        )
-    return run_one(Setting(trace, policy, delay_s, ROUND_S), shared).found
+        scenario = replace(scenario, jobs=with_perturbed_arrivals(scenario.jobs, ARRIVAL_STD_S, seed))
+    return run_all([Case(scenario, policy)])[0].metrics
 
 
 def reached(directory: Path, policy: str, trace: str, seed: int = 0) -> tuple[float, float]:

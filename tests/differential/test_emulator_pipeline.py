@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from makespan.emulator import (
-    closed_form_time_s,
-    exact_pipeline,
-    explain,
-    load_calibration,
-    one_f_one_b_order,
-    pipeline_time_s,
-    read_point,
-)
+from makespan.emulator import exact_pipeline, explain, load_calibration, read_point
+from makespan.emulator._schedule import closed_form_time_s, one_f_one_b_order, pipeline_time_s
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.workloads import workload

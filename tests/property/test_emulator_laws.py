@@ -13,14 +13,14 @@ from makespan.emulator import (
     emulate,
     explain,
     feature_table,
-    geometry,
     iteration_time_s,
     load_calibration,
     predict,
-    predict_terms,
     read_point,
     trace_points,
 )
+from makespan.emulator._geometry import geometry
+from makespan.emulator._timemodel import predict_terms
 from makespan.hardware import ClusterSpec, cluster
 from makespan.plans import ExecutionPlan, Placement, memory_estimate, resolve_micro_batch
 from makespan.workloads import Workload, workload, workload_keys

@@ -1,34 +1,22 @@
 """The verb ``compare``: the table, the processes behind it, and the progress."""
 
 import io
-import multiprocessing
-import os
-import signal
-import time
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from makespan.cli import _pool, _progress, main
-from makespan.cli._pool import run_all
-from makespan.cli._progress import Progress
-from makespan.cli._setup import Request, machines, prepare
-from makespan.errors import MakespanError
+from makespan.cli import main
+from makespan.cli._view import Progress
 from makespan.policies import policy_names
-from makespan.tables import TABLE4, read_csv
+from makespan.tables import COMPARISON, read_csv
 
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["compare", *arguments])
-
-
-@pytest.fixture(scope="module")
-def naive():
-    return prepare(Request(workload="naive", source="emulated"))
 
 
 def test_compare_prints_and_writes_the_table(tmp_path: Path) -> None:
@@ -36,11 +24,11 @@ def test_compare_prints_and_writes_the_table(tmp_path: Path) -> None:
     path = tmp_path / "new" / "table.csv"
     result = run("--policies", names, "--workload", "mt", "--jobs", "60", "--output", str(path))
     assert result.exit_code == 0, result.output
-    table = read_csv(path, TABLE4)
+    table = read_csv(path, COMPARISON)
     assert table["policy"].tolist() == ["morphling", "sjf", "fifo"]
     assert table["jobs"].tolist() == [60, 60, 60]
     assert (table["trace"] == "mt").all() and (table["interval_s"] == 60).all()
-    assert table["jct_ratio_to_morphling"].iloc[0] == 1.0
+    assert table["jct_ratio"].iloc[0] == 1.0
     assert list(path.parent.iterdir()) == [path]
     for row in table.itertuples():
         line = next(line for line in result.output.splitlines() if line.startswith(f"{row.policy} "))
@@ -50,12 +38,19 @@ def test_compare_prints_and_writes_the_table(tmp_path: Path) -> None:
     assert "schedules: 3 of 3 possible" in result.output
 
 
-def test_ratios_are_missing_without_morphling_and_quiet_shows_no_progress() -> None:
-    result = run("--policies", "fifo,sjf", "--quiet")
-    assert result.exit_code == 0
-    assert "average JCT" not in result.output
-    line = next(line for line in result.output.splitlines() if line.startswith("fifo"))
-    assert line.split()[8:10] == ["-", "-"]
+def test_the_baseline_is_the_first_policy_or_the_one_named_and_quiet_shows_no_progress() -> None:
+    for options, column in (((), "sjf"), (("--baseline", "fifo"), "fifo")):
+        result = run("--policies", "sjf,fifo", "--quiet", *options)
+        assert result.exit_code == 0
+        assert "average JCT" not in result.output
+        lines = {
+            name: line
+            for line in result.output.splitlines()
+            for name in ("fifo", "sjf")
+            if line.startswith(name)
+        }
+        assert lines[column].split()[8:10] == ["1.00", "1.00"]
+        assert f"/B: over that of {column}" in result.output
 
 
 def test_all_means_all() -> None:
@@ -71,49 +66,8 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
         result = run("--policies", "fifo,sia,morphling", "--workers", workers, "--output", str(path))
         assert result.exit_code == 0, result.output
         assert "3/3" in result.output
-        tables.append(read_csv(path, TABLE4).drop(columns="wall_s"))
+        tables.append(read_csv(path, COMPARISON).drop(columns="wall_s"))
     pd.testing.assert_frame_equal(*tables)
-    assert ended()
-
-
-def test_an_error_in_a_process_is_one_message_and_ends_the_others(naive) -> None:
-    impossible = replace(naive, cluster=machines("a800-64", 1, 4))
-    with pytest.raises(MakespanError, match="asks for"):
-        run_all(impossible, ("fifo", "sjf", "srtf"), 78.0, None, 2, True)
-    assert ended()
-
-
-def ended(patience_s: float = 20.0) -> bool:
-    """Wait until no process is left."""
-    until = time.monotonic() + patience_s
-    while multiprocessing.active_children() and time.monotonic() < until:
-        time.sleep(0.05)
-    return not multiprocessing.active_children()
-
-
-class _Killer:
-    """Progress that kills a worker as soon as there is one."""
-
-    def __init__(self, names, quiet) -> None:
-        self.shares = [0.0] * len(names)
-
-    def draw(self) -> None:
-        for child in multiprocessing.active_children():
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
-
-    def finish(self, number, avg_jct_s) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_killed_process_is_told_apart(naive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pool, "Progress", _Killer)
-    with pytest.raises(MakespanError, match="was killed"):
-        run_all(naive, ("fifo", "sjf") * 200, 78.0, None, 2, True)
-    assert ended()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +76,10 @@ def test_a_killed_process_is_told_apart(naive, monkeypatch: pytest.MonkeyPatch) 
         (("--policies", "fifo,siaa"), "unknown policy 'siaa'"),
         (("--policies", ""), "unknown policy ''"),
         (("--workload", "bass"), "unknown workload or file 'bass'"),
+        (
+            ("--baseline", "sia", "--policies", "fifo,sjf"),
+            "--baseline 'sia' does not take part; accepted: fifo, sjf",
+        ),
         (("--workers", "0"), "Invalid value for '--workers'"),
         (("--delay", "nan"), "restart_delay_s is nan"),
         (("--output", "."), "--output .: accepted: a file"),
@@ -148,15 +106,16 @@ class Terminal(io.StringIO):
         return True
 
 
+def done(avg_jct_s: float) -> Any:
+    return SimpleNamespace(metrics=SimpleNamespace(avg_jct_s=avg_jct_s))
+
+
 def test_progress_in_a_terminal_is_a_bar_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(_progress, "_FRAME_S", 0.0)
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress(["fifo", "morphling", "sia"], quiet=False)
-    progress.shares[0] = 0.5
-    progress.finish(1, 1234.4)
-    progress.draw()
+    progress = Progress(["fifo", "morphling", "sia"])
+    progress([0.5, 1.0, 0.0], [None, done(1234.4), None])
     lines = stream.getvalue().splitlines()
     assert "fifo       [###############---------------]  50%" in lines[0]
     assert "morphling  [##############################] done, average JCT 1234 s" in lines[1]
@@ -165,15 +124,20 @@ def test_progress_in_a_terminal_is_a_bar_a_policy(monkeypatch: pytest.MonkeyPatc
     assert stream.getvalue().endswith("\x1b[3F\x1b[J\x1b[?25h")
 
 
-def test_progress_elsewhere_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_elsewhere_is_a_line_now_and_then_and_one_for_each_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress(["fifo", "sia"], quiet=False)
-    progress.shares[1] = 0.25
-    progress.draw()
+    progress = Progress(["fifo", "sia"])
+    progress([0.0, 0.25], [None, None])
     assert stream.getvalue() == ""
     monkeypatch.setattr(progress, "_next", 0.0)
-    progress.draw()
-    progress.draw()
+    for _ in range(2):
+        progress([0.0, 0.25], [None, None])
     assert stream.getvalue().endswith("  0/2 policies done; sia 25%\n")
     assert stream.getvalue().count("\n") == 1
+    for _ in range(2):
+        progress([0.0, 1.0], [None, done(99.6)])
+    assert stream.getvalue().endswith("  1/2 sia: average JCT 100 s\n")
+    assert stream.getvalue().count("\n") == 2

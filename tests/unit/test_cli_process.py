@@ -29,7 +29,7 @@ def test_each_verb_says_in_the_list_what_it_says_itself() -> None:
 
 def test_help_starts_without_the_heavy_libraries() -> None:
     code = (
-        "import sys; from makespan.cli import main, _simulate, _compare, _policies; "
+        "import sys; from makespan.cli import main, _simulate, _compare; "
         "heavy = {'pandas', 'numpy', 'scipy', 'pydantic', 'matplotlib'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -172,11 +172,11 @@ def test_editing_the_pipeline_concerns_the_scripts_that_train_and_no_other(chang
 def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
     schema = '\nNEW = TableSchema("new", _columns(("a", "int", "1", "a number")))\n'
     assert changed("tables/_catalogue.py", "", schema) == set()
-    entry = '_MODULES = {\n    "mine": "makespan.policies._sjf",'
+    entry = '_MODULES = {\n    "mine": "makespan.policies._shortest",'
     assert changed("policies/_registry.py", "_MODULES = {", entry, chosen=["fifo"]) == set()
     simulate = {"morphling_table4", "morphling_getting_started", "morphling_scale"}
-    assert changed("policies/_sjf.py", "", "\n# changed\n", chosen=["fifo"]) == set()
-    assert simulate <= changed("policies/_sjf.py", "", "\n# changed\n", chosen=["sjf"])
+    assert changed("policies/_shortest.py", "", "\n# changed\n", chosen=["fifo"]) == set()
+    assert simulate <= changed("policies/_shortest.py", "", "\n# changed\n", chosen=["sjf"])
 
 
 def test_editing_the_performance_model_concerns_fits_and_no_emulation(changed):

@@ -7,34 +7,33 @@ import pandas as pd
 import pytest
 
 from makespan.emulator import (
-    CONSTANT_NAMES,
     CalibrationSet,
     Observations,
-    agreement,
-    anchor_rows,
-    anchor_scale,
-    anchored,
     calibrate,
     calibration_names,
     calibration_set,
     calibration_text,
-    data_digest,
     emulate,
-    few_shot,
-    five_fold,
-    leave_out,
     load_calibration,
     observe,
     predict,
-    preset_digests,
     preset_sources,
-    prior_theta,
-    public_constants,
     refined_set,
-    theta_array,
-    theta_mapping,
     trace_points,
 )
+from makespan.emulator._calibration import CONSTANT_NAMES, prior_theta, theta_array, theta_mapping
+from makespan.emulator._protocols import (
+    anchor_rows,
+    anchor_scale,
+    anchored,
+    data_digest,
+    few_shot,
+    five_fold,
+    leave_out,
+    public_constants,
+)
+from makespan.emulator._trace import preset_digests
+from makespan.emulator._validate import agreement
 from makespan.errors import FitError, InputError, MissingDataError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.workloads import model_keys, workload

@@ -15,11 +15,11 @@ from makespan.emulator import (
     explain,
     iteration_time_s,
     load_calibration,
-    points_from_frame,
     read_point,
-    row_seed,
     trace_points,
 )
+from makespan.emulator._emulate import row_seed
+from makespan.emulator._points import points_from_frame
 from makespan.errors import InputError, PlanError, TraceError
 from makespan.hardware import ClusterSpec, cluster, cluster_names
 from makespan.plans import Placement

@@ -4,21 +4,18 @@ import numpy as np
 import pytest
 
 from makespan.emulator import (
-    CONSTANT_NAMES,
     CONSTANTS,
-    FEATURE_NAMES,
     TERM_NAMES,
     explain,
     feature_table,
     load_calibration,
     predict,
-    predict_terms,
-    prior_theta,
     read_point,
-    theta_array,
-    theta_mapping,
     trace_points,
 )
+from makespan.emulator._calibration import CONSTANT_NAMES, prior_theta, theta_array, theta_mapping
+from makespan.emulator._features import FEATURE_NAMES
+from makespan.emulator._timemodel import predict_terms
 from makespan.errors import InputError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.workloads import Workload, workload

@@ -6,19 +6,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from makespan.emulator import (
-    data_parallel_placements,
-    emulate,
-    equal_placements,
-    legacy_frame,
-    load_calibration,
-    read_point,
-    trace_points,
-    write_trace,
-)
+from makespan.emulator import emulate, load_calibration, read_point, trace_points, write_trace
+from makespan.emulator._points import data_parallel_placements, equal_placements
+from makespan.emulator._trace import legacy_frame
 from makespan.errors import UnknownNameError
 from makespan.hardware import cluster
-from makespan.plans import Placement, write_plan
+from makespan.plans import Placement, write_exec_plan
 from makespan.workloads import workload
 
 WHERE = cluster("a800-64")
@@ -85,7 +78,7 @@ def test_phases_can_be_written_in_seconds() -> None:
 def test_the_grid_has_every_placement_of_small_data_parallel_jobs() -> None:
     spec = workload("bert")
     points = trace_points(spec, WHERE)
-    places = {point.placement.text for point in points if write_plan(point.plan) == "zero-dp"}
+    places = {point.placement.text for point in points if write_exec_plan(point.plan) == "zero-dp"}
     assert {"1", "11", "2", "112", "1111", "44", "26", "35", "1111112", "11111111"} <= places
     assert len(points) == len(set(points)) == 4 * 33
     assert len(data_parallel_placements(WHERE)) == 1 + 2 + 5 + 22 + 3
@@ -93,7 +86,7 @@ def test_the_grid_has_every_placement_of_small_data_parallel_jobs() -> None:
 
 def test_the_grid_of_model_parallel_plans_is_packed_and_spread() -> None:
     points = trace_points(workload("llama7"), WHERE)
-    found = {(write_plan(point.plan), point.placement.text) for point in points}
+    found = {(write_exec_plan(point.plan), point.placement.text) for point in points}
     assert {("244", "8888"), ("244", "44444444"), ("188", "88888888"), ("821", "22222222")} <= found
     assert not any(plan.startswith("3") for plan, _ in found)
     straddling = {point.placement.text for point in trace_points(workload("llama30"), WHERE)}
@@ -102,7 +95,9 @@ def test_the_grid_of_model_parallel_plans_is_packed_and_spread() -> None:
 
 def test_the_grid_covers_the_threads_of_the_published_traces() -> None:
     spec = workload("llama7_b16")
-    rows = {(write_plan(p.plan), p.placement.text, p.plan.cpu_threads) for p in trace_points(spec, WHERE)}
+    rows = {
+        (write_exec_plan(p.plan), p.placement.text, p.plan.cpu_threads) for p in trace_points(spec, WHERE)
+    }
     for threads in (2, 4):
         assert ("zero-offload+gc", "1", threads) in rows
         assert ("111", "1", threads) in rows
@@ -112,7 +107,7 @@ def test_the_grid_covers_the_threads_of_the_published_traces() -> None:
 
 def test_tensor_parallelism_with_accumulation_stays_on_one_node() -> None:
     points = trace_points(workload("t5_3B"), WHERE)
-    places = [point.placement.text for point in points if write_plan(point.plan) == "tp+ga"]
+    places = [point.placement.text for point in points if write_exec_plan(point.plan) == "tp+ga"]
     assert places == ["1", "2", "3", "4"]
 
 

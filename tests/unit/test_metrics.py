@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 from toy_cluster import one_gpu_catalogue, throughput_rows, toy_catalogue, toy_job, toy_nodes
@@ -19,15 +18,13 @@ from makespan.metrics import (
     job_metrics,
     sla_attainment,
     summary,
-    table4,
-    table4_row,
     time_average,
 )
 from makespan.metrics._steps import integral
 from makespan.policies import REGISTRY
 from makespan.sim import NodeEvent, NodeEventKind, simulate
 from makespan.studies import TableCatalogue
-from makespan.tables import EVENTS, JOB_METRICS, OUTCOMES, TABLE4
+from makespan.tables import EVENTS, JOB_METRICS, OUTCOMES
 
 
 def events(*rows):
@@ -255,33 +252,6 @@ def test_the_summary_collects_the_metrics_of_a_schedule() -> None:
     assert found.avg_slowdown == pytest.approx((20 / 11 + 16 / 5) / 2)
     assert found.max_finish_time_fairness == pytest.approx(16 / 5)
     assert (found.reconfigurations_per_job, found.sla_attainment) == (1.0, 0.5)
-
-
-def test_ratios_compare_with_morphling_in_the_same_setting_only() -> None:
-    found = summary(TWO, TWO_DONE, toy_nodes(2, 2), restart_delay_s=1.0)
-    setting = {"interval_s": 60.0, "wall_s": 0.1}
-    rows = [
-        table4_row("base", "morphling", found, restart_delay_s=260.0, **setting),
-        table4_row("base", "sia", found, restart_delay_s=260.0, **setting) | {"avg_jct_s": 54.0},
-        table4_row("base", "sia", found, restart_delay_s=78.0, **setting),
-    ]
-    table = table4(rows)
-    assert list(table)[: len(TABLE4.names)] == list(TABLE4.names)
-    assert table["p95_jct_s"].tolist() == [found.p95_jct_s] * 3
-    assert table["avg_slowdown"].tolist() == [found.avg_slowdown] * 3
-    assert table["jct_ratio_to_morphling"].tolist()[:2] == [1.0, 3.0]
-    assert table["makespan_ratio_to_morphling"].tolist()[:2] == [1.0, 1.0]
-    assert table.loc[2, ["jct_ratio_to_morphling", "makespan_ratio_to_morphling"]].isna().all()
-
-
-def test_rows_without_rounds_find_their_base_too() -> None:
-    found = summary(TWO, TWO_DONE, toy_nodes(2, 2), restart_delay_s=1.0)
-    rows = [
-        table4_row("base", name, found, restart_delay_s=78.0, interval_s=interval_s, wall_s=0.1)
-        for name, interval_s in (("morphling", None), ("fifo", 0.0))
-    ]
-    assert np.isnan(table4(rows)["interval_s"]).all()
-    assert table4(rows)["jct_ratio_to_morphling"].tolist() == [1.0, 1.0]
 
 
 def test_metrics_refuse_a_table_of_another_kind() -> None:

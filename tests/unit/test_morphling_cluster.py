@@ -8,17 +8,16 @@ import pandas as pd
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
-from makespan.errors import TraceError, UnknownNameError
+from makespan.errors import TraceError
 from makespan.hardware import cluster
 from makespan.papers import morphling as paper
-from makespan.papers.morphling import _bench
-from makespan.papers.morphling._bands import study_summary
 from makespan.papers.morphling._draw_cluster import allocation_by_family
-from makespan.papers.morphling._studies import enlarged
+from makespan.papers.morphling._studies import enlarged, large_models_study, load_study, rounds_study
 from makespan.policies import REGISTRY
-from makespan.sim import Violation
+from makespan.studies import Scenario, predictions, read_scenarios, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
+from makespan.traces import read_jobs
 
 TESTBED = cluster("a800-64")
 KEYS = ("roberta", "llama7")
@@ -42,9 +41,12 @@ def files(tables, lists, tmp_path_factory):
     for name, frame in {**tables, **lists}.items():
         write_csv(frame, folder / f"{name}.csv")
     paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
-    jobs = paper.read_job_lists({name: paths[name] for name in lists})
-    knowledge = paper.predictions(
-        tables, [job for trace in jobs.values() for job in trace], "a800-64", "extended", "fitted"
+    knowledge = predictions(
+        tables,
+        [job for name in lists for job in read_jobs(paths[name]).jobs],
+        "a800-64",
+        "extended",
+        "fitted",
     )
     write_csv(knowledge, folder / "steering.csv", PREDICTIONS)
     return SimpleNamespace(
@@ -55,14 +57,15 @@ def files(tables, lists, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bench(files):
-    return paper.read_bench(files.tables, files.knowledge, files.lists, "a800-64", 2)
+def scenarios(files):
+    return read_scenarios(files.tables, files.knowledge, files.lists, "a800-64")
 
 
 @pytest.fixture
 def toys():
     jobs = tuple(toy_job(f"job-{number}", 10.0 * number, steps=40) for number in range(6))
-    return paper.Bench(toy_nodes(2, 4), toy_catalogue(), {"base": jobs, "naive": jobs[:2]}, 2)
+    base = Scenario("base", jobs, toy_nodes(2, 4), toy_catalogue())
+    return {"base": base, "naive": replace(base, name="naive", jobs=jobs[:2])}
 
 
 def test_generated_lists_request_what_the_source_has(tables, lists):
@@ -117,14 +120,14 @@ def test_the_expected_fastest_plan_of_each_size_is_known_in_the_end(tables, file
 
 
 def test_exact_knowledge_is_the_truth(tables):
-    exact = paper.predictions(tables, [], "a800-64", "extended", "exact")
+    exact = predictions(tables, [], "a800-64", "extended", "exact")
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     assert exact["known"].all() and set(exact["reason"]) == {"trusted"}
     assert exact["predicted_iter_time_s"].tolist() == truth["iter_time_s"].tolist()
 
 
-def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(bench, tables, files):
-    items = [item for key in KEYS for item in bench.catalogue.all(key)]
+def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, tables, files):
+    items = [item for key in KEYS for item in scenarios["base"].catalogue.all(key)]
     assert any(not item.is_known for item in items)
     for item in items:
         assert (item.predicted_iter_time_s == item.iter_time_s) == item.is_known or not item.is_known
@@ -132,34 +135,9 @@ def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(bench, tables
     assert len(items) == feasible
 
 
-def test_runs_come_in_order_and_do_not_depend_on_the_processes(toys):
-    settings = [paper.Setting("base", name, 5.0, 0.0, repeats=1) for name in ("fifo", "sjf", "morphling")]
-    parallel, serial = paper.run_all(settings, toys), paper.run_all(settings, replace(toys, n_processes=1))
-    assert [run.setting for run in parallel] == settings
-    assert [repr(run.found) for run in parallel] == [repr(run.found) for run in serial]
-    assert all(run.n_identical == 1 and run.events.empty for run in parallel)
-
-
-def test_unknown_policies_are_refused_before_anything_runs(toys, monkeypatch):
-    monkeypatch.setattr(_bench, "simulate", None)
-    with pytest.raises(UnknownNameError, match="magic"):
-        paper.run_all(
-            [paper.Setting("base", "fifo", 5.0, 0.0), paper.Setting("base", "magic", 5.0, 0.0)], toys
-        )
-
-
-def test_an_impossible_schedule_is_an_error(toys, monkeypatch):
-    planted = Violation("capacity", 3.0, 7, "job-0", "node 0 gives 9 of 4 GPUs")
-    monkeypatch.setattr(_bench, "validate_schedule", lambda *_, **__: [planted])
-    with pytest.raises(
-        paper.ImpossibleScheduleError, match=r"'fifo' on 'base'.*1 violation.*capacity at 3.0 s"
-    ):
-        paper.run_one(paper.Setting("base", "fifo", 5.0, 0.0), toys)
-
-
-def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(bench):
+def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios):
     found = paper.compare_policies(
-        bench, ["base", "mt"], ["morphling", "fifo"], [260.0, 78.0], 60.0, ["morphling", "fifo", "sia"]
+        scenarios, ["base", "mt"], ["morphling", "fifo"], [260.0, 78.0], 60.0, ["morphling", "fifo", "sia"], 2
     )
     assert len(found.table) == 8
     assert found.table["n_repeats"].sum() == found.table["n_identical"].sum() == 2
@@ -184,8 +162,8 @@ def test_getting_started_runs_the_short_list(toys):
     assert table["jobs"].tolist() == [2, 2]
 
 
-def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, bench):
-    times, base = ReferenceTimes(tables), bench.jobs["base"]
+def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, scenarios):
+    times, base = ReferenceTimes(tables), scenarios["base"].jobs
     new = paper.seeded_lists(base, times, [1, 2], "generated", 900.0)
     assert new[1] == base and new[2] != base and len(new[2]) == len(base)
     shifted = paper.seeded_lists(base, times, [1, 2], "perturbed", 900.0)
@@ -193,40 +171,21 @@ def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, bench):
     assert shifted[1] != shifted[2]
 
 
-def test_studies_have_a_row_a_simulation_and_a_summary(tables, bench):
-    times, lists = ReferenceTimes(tables), {1: bench.jobs["base"][:12], 2: bench.jobs["bp"][:12]}
-    rows, means = paper.load_study(bench, lists, ["fifo", "morphling"], [0.5, 2.0], 260.0, 60.0)
+def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
+    times, lists = ReferenceTimes(tables), {1: scenarios["base"].jobs[:12], 2: scenarios["bp"].jobs[:12]}
+    base = scenarios["base"]
+    rows, means = load_study(base, lists, times, ["fifo", "morphling"], [0.5, 2.0], 260.0, 60.0)
     assert rows.groupby(["load_factor", "policy"]).size().tolist() == [2] * 4
     assert means["parameter"].eq("load_factor").all() and means["seeds"].tolist() == [2] * 4
     one = rows[(rows["policy"] == "fifo") & (rows["load_factor"] == 2)]["avg_jct_s"]
     mean = means[(means["policy"] == "fifo") & (means["value"] == 2)]["jct_mean_s"].iloc[0]
     assert mean == pytest.approx(float(np.exp(np.log(one).mean())))
-    shares, _ = paper.large_models_study(bench, lists, times, ["fifo"], [0.0, 1.0], 260.0, 60.0)
+    shares, _ = large_models_study(base, lists, times, ["fifo"], [0.0, 1.0], 260.0, 60.0)
     by_share = shares.groupby("large_share")["avg_jct_s"].mean()
     assert by_share[1.0] > by_share[0.0]
-    rounds, _ = paper.rounds_study(bench, lists, ["fifo"], [0.0, 600.0], 260.0)
+    rounds, _ = rounds_study(base, lists, times, ["fifo"], [0.0, 600.0], 260.0)
     by_round = rounds.groupby("interval_s")["avg_jct_s"].mean()
     assert by_round[600.0] > by_round[0.0]
-
-
-def test_a_band_is_symmetric_in_logarithms_and_missing_for_one_seed():
-    rows = pd.DataFrame(
-        {
-            "policy": ["a", "a", "b"],
-            "x": 1.0,
-            "seed": [1, 2, 1],
-            "avg_jct_s": [10.0, 40.0, 5.0],
-            "makespan_s": 9.0,
-        }
-    )
-    table = study_summary(rows, "x").set_index("policy")
-    assert table.loc["a", "jct_mean_s"] == pytest.approx(20.0)
-    assert table.loc["a", "jct_low_s"] * table.loc["a", "jct_high_s"] == pytest.approx(400.0)
-    half = (
-        12.706204736 * np.log(4.0) / np.sqrt(2) / np.sqrt(2)
-    )  # quantile of Student's t, one degree of freedom
-    assert np.log(table.loc["a", "jct_high_s"] / 20.0) == pytest.approx(half)
-    assert np.isnan(table.loc["b", "jct_low_s"]) and table.loc["b", "jct_mean_s"] == pytest.approx(5.0)
 
 
 def test_shifted_arrivals_are_summarised(toys):
@@ -237,15 +196,14 @@ def test_shifted_arrivals_are_summarised(toys):
 
 
 def test_scale_repeats_jobs_and_nodes(toys):
-    table = paper.scale_study(toys, ["fifo"], [(1, 1), (3, 2)], 5.0, 0.0)
+    table = paper.scale_study(toys["base"], ["fifo"], [(1, 1), (3, 2)], 5.0, 0.0)
     assert table["jobs"].tolist() == [6, 18] and table["gpus"].tolist() == [8, 16]
     assert (table["wall_s"] > 0).all()
-    assert enlarged(toys.cluster, 3).n_nodes == 6
+    assert enlarged(toys["base"].cluster, 3).n_nodes == 6
 
 
-def test_guarantees_hold_in_truth_for_every_policy_that_declares_them(bench):
+def test_guarantees_hold_in_truth_for_every_policy_that_declares_them(scenarios):
+    guaranteed = replace(scenarios["mt"], restart_delay_s=260.0, interval_s=60.0)
     for name in sorted(REGISTRY):
         if REGISTRY[name].honours_guarantees:
-            assert paper.run_one(paper.Setting("mt", name, 260.0, 60.0), bench).found.sla_attainment == 1.0, (
-                name
-            )
+            assert run(guaranteed, name).metrics.sla_attainment == 1.0, name

@@ -16,7 +16,7 @@ from makespan.papers.morphling import (
     published_loss_statistics,
     read_published,
 )
-from makespan.plots import plot_accuracy
+from makespan.papers.morphling._draw_jobs import plot_accuracy
 
 LOSSES = {
     "one": [2.0, 1.0, 0.5],

@@ -143,6 +143,19 @@ def test_table_fit_predicts_all_feasible_rows(bert):
     assert result.error_pct[~result.fitted].max() < 2.0
 
 
+def test_errors_leave_fitted_rows_out_and_flagged_rows_count_beside(bert):
+    frame = bert.copy()
+    odd = (frame["exec_plan"] == "gc") & (frame["placement"] == "35")
+    frame.loc[odd, ["clean", "flag"]] = [False, "made slow"]
+    frame.loc[odd, "iter_time_s"] *= 4.0
+    errors = fit_table(frame, "bert", "extended", ENVIRONMENT).errors().set_index("plan_family")
+    assert errors.loc["all", "n_fit"] == 7 and errors.loc["GC", "n_fit"] == 0
+    assert errors.loc["all", "n_validate"] == len(bert) - 7 - odd.sum()
+    assert errors.drop("all")["n_validate"].sum() == errors.loc["all", "n_validate"]
+    assert errors.loc["GC", "max_error_pct"] < 5.0
+    assert errors.loc["GC", "avg_error_all_rows_pct"] > errors.loc["GC", "avg_error_pct"] + 5.0
+
+
 def test_a_learner_fits_what_ran_and_stops_when_its_choice_is_known(bert):
     frame = bert.copy()
     frame.loc[4, ["feasible", "iter_time_s"]] = [False, np.nan]

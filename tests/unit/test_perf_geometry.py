@@ -2,7 +2,7 @@
 
 import pytest
 
-from makespan.perf._geometry import geometry
+from makespan.perf._points import geometry
 
 PER_NIC = 2
 

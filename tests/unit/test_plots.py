@@ -6,16 +6,15 @@ import pandas as pd
 import pytest
 
 from makespan.errors import TraceError
+from makespan.papers.morphling._draw_jobs import plot_adaptation, plot_sharing
 from makespan.plots import (
     ENVELOPE,
-    FAMILY_COLOURS,
+    FAMILIES,
     TWO_COLUMNS_IN,
-    plot_adaptation,
     plot_cpu_sensitivity,
     plot_error_bars,
     plot_prediction,
     plot_sensitivity,
-    plot_sharing,
     save_figure,
 )
 
@@ -202,8 +201,8 @@ def test_curves_join_the_counts_at_which_more_gpus_help():
     slower = pd.DataFrame([("vit", "DP", 6, 15.0)], columns=table.columns)
     figure = plot_sensitivity(pd.concat([table, slower], ignore_index=True), "emulated")
     lines = {(line.get_color(), line.get_marker()): list(line.get_xdata()) for line in figure.axes[0].lines}
-    assert lines[FAMILY_COLOURS["DP"], "o"] == [1, 2, 4, 8]
-    assert lines[FAMILY_COLOURS["DP"], "."] == [6]
+    assert lines[FAMILIES["DP"].colour, "o"] == [1, 2, 4, 8]
+    assert lines[FAMILIES["DP"].colour, "."] == [6]
     assert "fewer GPUs are faster" in texts(figure)
     assert ENVELOPE + " (envelope)" in texts(figure)
 
@@ -211,7 +210,7 @@ def test_curves_join_the_counts_at_which_more_gpus_help():
 def test_curves_leave_out_what_cannot_run():
     figure = FIGURES["sensitivity"][1](curve_table())
     shown = [
-        list(line.get_xdata()) for line in figure.axes[0].lines if line.get_color() == FAMILY_COLOURS["GC"]
+        list(line.get_xdata()) for line in figure.axes[0].lines if line.get_color() == FAMILIES["GC"].colour
     ]
     assert [1, 2, 4] in shown and not any(8 in counts for counts in shown)
     assert "fewer GPUs are faster" not in texts(figure)

@@ -6,24 +6,23 @@ import pytest
 from scipy import stats
 
 from makespan.errors import TraceError
+from makespan.papers.morphling import _draw_cluster
+from makespan.papers.morphling._draw_cluster import LOOKS, at_delay, parts_worth
 from makespan.plots import (
-    FAMILY_COLOURS,
+    FAMILIES,
     job_spans,
-    plot_ablation,
+    look_of,
+    ordered,
     plot_allocation,
+    plot_bands,
+    plot_cdf,
+    plot_costs,
     plot_gantt,
-    plot_jct_cdf,
-    plot_large_models,
-    plot_load,
-    plot_rounds,
-    plot_scale,
-    plot_table4,
-    policy_order,
-    policy_style,
+    plot_grouped_bars,
+    plot_ratio_bars,
     save_figure,
 )
-from makespan.plots._cluster import _bin_means
-from makespan.plots._policy_style import is_ablation
+from makespan.plots._schedules import _bin_means
 
 EVENTS = pd.DataFrame(
     [
@@ -87,7 +86,7 @@ def test_bins_hold_the_mean_of_the_step_function():
 
 
 def test_allocation_stacks_to_the_gpus_held_and_marks_the_size_of_the_cluster():
-    figure = plot_allocation(ALLOCATION, "emulated", 8)
+    figure = plot_allocation(ALLOCATION, "emulated", 8, {})
     (axes,) = figure.axes
     tops = [patch.get_data().values.max() for patch in axes.patches]
     assert max(tops) == pytest.approx(8.0)
@@ -99,8 +98,8 @@ def test_allocation_stacks_to_the_gpus_held_and_marks_the_size_of_the_cluster():
 
 def test_allocation_draws_a_panel_for_each_policy():
     both = pd.concat([ALLOCATION.assign(policy="Sia"), ALLOCATION.assign(policy="FIFO")])
-    figure = plot_allocation(both, "emulated", 8)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Sia", "FIFO"]
+    figure = plot_allocation(both, "emulated", 8, {"Sia": "the other"})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["the other", "FIFO"]
 
 
 def test_gantt_shows_every_span_in_the_colour_of_its_family():
@@ -131,11 +130,18 @@ def table4(delays=(260.0, 78.0)):
     return pd.DataFrame(rows, columns=columns.split())
 
 
-def test_table4_has_a_bar_a_policy_with_its_ratio_and_the_published_mark():
+METRICS = [
+    ("avg_jct_s", "jct_ratio_to_morphling", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
+]
+
+
+def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
     published = pd.DataFrame(
         {"trace": ["base"], "policy": ["morphling"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
     )
-    figure = plot_table4(table4(), "published", 260.0, published)
+    shown = at_delay(table4(), 260.0)
+    figure = plot_ratio_bars(shown, "published", METRICS, "ratios", LOOKS, {}, published)
     assert len(figure.axes) == 4
     base_jct = figure.axes[0]
     assert [bar.get_width() for bar in base_jct.patches] == pytest.approx(
@@ -150,30 +156,31 @@ def test_table4_has_a_bar_a_policy_with_its_ratio_and_the_published_mark():
     assert sum(pale[:3]) > sum(strong[:3])
 
 
-def test_table4_shows_one_restart_delay_and_refuses_one_that_was_not_run():
-    widths = [bar.get_width() for bar in plot_table4(table4(), "emulated", 78.0).axes[0].patches]
-    assert widths[0] == pytest.approx(3678 / 3600)
-    with pytest.raises(TraceError, match="table4 at 5 s"):
-        plot_table4(table4(), "emulated", 5.0)
+def test_one_restart_delay_is_shown_and_one_that_was_not_run_is_refused():
+    assert set(at_delay(table4(), 78.0)["avg_jct_s"]) == {3678.0, 7278.0, 10878.0}
+    with pytest.raises(TraceError, match="delay of 5 s"):
+        at_delay(table4(), 5.0)
 
 
 def test_cdf_steps_from_first_to_last_completion():
     table = pd.DataFrame({"policy": ["sia"] * 4 + ["fifo"] * 2, "jct_s": [4.0, 1.0, 3.0, 2.0, 10.0, 20.0]})
-    (axes,) = plot_jct_cdf(table, "emulated").axes
+    (axes,) = plot_cdf(table, "emulated").axes
     assert axes.get_xscale() == "log"
     line = axes.lines[0]
     assert line.get_xdata().tolist() == [1.0, 2.0, 3.0, 4.0]
     assert line.get_ydata().tolist() == [0.25, 0.5, 0.75, 1.0]
-    assert line.get_color() == policy_style("sia").colour
-    panels = plot_jct_cdf(pd.concat([table.assign(trace="base"), table.assign(trace="mt")]), "emulated").axes
-    assert [panel.get_title() for panel in panels] == ["Base", "multi-tenant (MT)"]
+    assert line.get_color() == LOOKS["sia"].colour
+    both = pd.concat([table.assign(trace="base"), table.assign(trace="mt")])
+    panels = plot_cdf(both, "emulated", titles={"base": "Base"}).axes
+    assert [panel.get_title() for panel in panels] == ["Base", "mt"]
 
 
-def test_ablation_compares_with_the_whole_policy():
-    (axes,) = plot_ablation(table4(), "emulated", 260.0).axes
+def test_ablations_are_compared_with_the_whole_policy():
+    worth = parts_worth(at_delay(table4(), 260.0))
+    series = dict.fromkeys(("", "-n"), LOOKS["sia"])
+    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio").axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 7460 / 3860] * 2)
-    with pytest.raises(TraceError, match="ablation at 260 s"):
-        plot_ablation(table4()[table4()["policy"] == "sia"], "emulated", 260.0)
+    assert parts_worth(table4()[table4()["policy"] == "sia"]).empty
 
 
 def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
@@ -186,14 +193,10 @@ def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
     return pd.DataFrame(rows, columns=["policy", parameter, "seed", "avg_jct_s", "makespan_s"])
 
 
-@pytest.mark.parametrize(
-    ("draw", "parameter", "scale"),
-    [(plot_load, "load_factor", 1), (plot_large_models, "large_share", 100), (plot_rounds, "interval_s", 1)],
-)
-def test_studies_show_means_with_confidence_bands_over_seeds(draw, parameter, scale):
-    left, right = draw(study(parameter), "emulated").axes
+def test_bands_show_means_with_confidence_over_seeds():
+    left, right = plot_bands(study("load_factor"), "emulated", "load_factor", "load", LOOKS).axes
     line = left.lines[0]
-    assert line.get_xdata() == pytest.approx(np.array([0.5, 1.0, 2.0]) * scale)
+    assert line.get_xdata() == pytest.approx([0.5, 1.0, 2.0])
     logs = np.log([[value + 0.1 * seed for seed in range(3)] for value in (0.5, 1.0, 2.0)])
     assert line.get_ydata() == pytest.approx(np.exp(logs.mean(axis=1)))
     half = stats.t.ppf(0.975, 2) * logs.std(axis=1, ddof=1) / np.sqrt(3)
@@ -210,7 +213,7 @@ def test_axes_hold_the_lines_and_are_not_stretched_by_wide_bands(spread):
     table.loc[table["policy"] == "morphling", "avg_jct_s"] *= np.where(
         table["seed"] == 0, spread, 1.0 / spread
     )[:9]
-    axes = plot_load(table, "emulated").axes[0]
+    axes = plot_bands(table, "emulated", "load_factor", "load").axes[0]
     lines = np.concatenate([line.get_ydata() for line in axes.lines])
     low, high = axes.get_ylim()
     assert 0.5 * lines.min() < low < lines.min()
@@ -218,17 +221,30 @@ def test_axes_hold_the_lines_and_are_not_stretched_by_wide_bands(spread):
     assert 3 <= sum(low <= tick <= high for tick in axes.get_yticks()) <= 30
 
 
-def test_rounds_without_length_count_as_zero():
-    table = study("interval_s", values=(0.0, 60.0)).assign(avg_jct_s=3600.0)
-    table["interval_s"] = table["interval_s"].where(table["interval_s"] > 0)
-    assert plot_rounds(table, "emulated").axes[0].lines[0].get_xdata().tolist() == [0.0, 60.0]
+def test_large_shares_are_in_percent_and_rounds_without_length_at_zero(monkeypatch):
+    shares = study("large_share")
+    lengths = study("interval_s", values=(0.0, 60.0)).assign(avg_jct_s=3600.0)
+    lengths["interval_s"] = lengths["interval_s"].where(lengths["interval_s"] > 0)
+    tables = {"large_models": shares, "rounds": lengths}
+    monkeypatch.setattr(_draw_cluster, "read_csv", lambda path, schema: tables[path])
+    figure, table = _draw_cluster.large_models({"large_models": "large_models"}, "emulated")
+    assert figure.axes[0].lines[0].get_xdata() == pytest.approx([50.0, 100.0, 200.0])
+    assert table is shares
+    figure, _ = _draw_cluster.rounds({"rounds": "rounds"}, "emulated")
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [0.0, 60.0]
 
 
 def test_a_single_seed_has_no_band_and_the_legend_does_not_promise_one():
-    figure = plot_load(study("load_factor", seeds=1), "emulated")
+    figure = plot_bands(study("load_factor", seeds=1), "emulated", "load_factor", "load")
     assert not figure.axes[0].collections
     assert figure.legends[0].get_title().get_text() == ""
-    assert "3 seeds" in plot_load(study("load_factor"), "emulated").legends[0].get_title().get_text()
+    assert (
+        "3 seeds"
+        in plot_bands(study("load_factor"), "emulated", "load_factor", "load")
+        .legends[0]
+        .get_title()
+        .get_text()
+    )
 
 
 def test_scale_shows_cost_against_jobs_and_names_the_gpus():
@@ -236,7 +252,8 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
         [("sia", 406, 64, 0.5, 0.001), ("sia", 4060, 512, 20.0, 0.004), ("fifo", 406, 64, 0.02, 1e-5)],
         columns=["policy", "jobs", "gpus", "wall_s", "decision_wall_s"],
     )
-    left, right = plot_scale(table, "emulated").axes
+    metrics = [("wall_s", 1.0, "trace [s]"), ("decision_wall_s", 1e3, "decision [ms]")]
+    left, right = plot_costs(table, "emulated", metrics).axes
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert right.lines[0].get_ydata() == pytest.approx([1.0, 4.0])
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["406\n64", "4,060\n512"]
@@ -245,11 +262,11 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
 @pytest.mark.parametrize(
     ("draw", "table"),
     [
-        (lambda t: plot_load(t, "emulated"), study("load_factor")),
-        (lambda t: plot_table4(t, "emulated", 260.0), table4()),
-        (lambda t: plot_allocation(t, "emulated", 8), ALLOCATION),
+        (lambda t: plot_bands(t, "emulated", "load_factor", "load"), study("load_factor")),
+        (lambda t: plot_ratio_bars(t, "emulated", METRICS, "ratios"), at_delay(table4(), 260.0)),
+        (lambda t: plot_allocation(t, "emulated", 8, {}), ALLOCATION),
         (lambda t: plot_gantt(t, "emulated"), job_spans(EVENTS)),
-        (lambda t: plot_jct_cdf(t, "emulated"), pd.DataFrame({"policy": ["sia"], "jct_s": [3.0]})),
+        (lambda t: plot_cdf(t, "emulated"), pd.DataFrame({"policy": ["sia"], "jct_s": [3.0]})),
     ],
 )
 def test_figures_are_saved_whole_and_refuse_tables_without_their_columns(draw, table, tmp_path):
@@ -265,23 +282,16 @@ def test_figures_are_saved_whole_and_refuse_tables_without_their_columns(draw, t
 
 
 def test_policies_have_an_order_and_distinct_looks():
-    names = ["fifo", "other", "sia", "morphling", "sia"]
-    assert policy_order(names) == ["morphling", "sia", "fifo", "other"]
-    known = [
-        "morphling-work",
+    assert ordered(["fifo", "other", "sia", "morphling", "sia"], LOOKS) == [
         "morphling",
         "sia",
-        "synergy",
-        "antman",
-        "gavel",
-        "tiresias",
-        "srtf",
-        "sjf",
         "fifo",
+        "other",
     ]
-    looks = {(policy_style(name).colour, policy_style(name).marker) for name in known}
-    assert len(looks) == len(known)
-    assert policy_style("other").title == "other"
-    assert is_ablation("morphling-e")
-    assert not is_ablation("morphling-work")
-    assert set(FAMILY_COLOURS) >= set(EVENTS["family"]) - {""}
+    assert len({(look.title, look.colour, look.marker, look.line) for look in LOOKS.values()}) == len(LOOKS)
+    assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(LOOKS)
+    assert look_of(LOOKS, "other").title == "other"
+    assert {name for name, look in LOOKS.items() if look.strength < 1} == {
+        name for name in LOOKS if name.endswith(("-e", "-r", "-n"))
+    }
+    assert set(FAMILIES) >= set(EVENTS["family"]) - {""}

@@ -14,8 +14,8 @@ from makespan.policies import REGISTRY
 from makespan.policies._gavel import FairShares
 from makespan.policies._knapsack import Menu, choose
 from makespan.policies._placing import Room
-from makespan.policies._pool import Pool, make_room
-from makespan.policies._sizes import Sizes
+from makespan.policies._queue import preempt
+from makespan.policies._sia import Sizes
 from makespan.policies._synergy import CpuDemands
 from makespan.sim import simulate
 from makespan.studies import TableCatalogue
@@ -55,34 +55,34 @@ def story(result, *kinds):
     return list(zip(rows["time_s"].tolist(), rows["job_id"].tolist(), strict=True))
 
 
-# --- the pool -------------------------------------------------------------------------------
+# --- placing and preemption -----------------------------------------------------------------
 
 
 def test_best_fit_takes_the_node_with_the_least_room_and_the_first_of_equals() -> None:
-    pool = Pool(Room([4, 2, 2, 8], [64] * 4, [0.0] * 4))
-    assert pool.fit(find(CATALOGUE, "ga", "2")).nodes == (1,)
-    assert set(pool.fit(find(CATALOGUE, "ga", "22")).nodes) == {1, 2}
-    assert pool.fit(find(CATALOGUE, "gc", "8")).nodes == (3,)
+    room = Room([4, 2, 2, 8], [64] * 4, [0.0] * 4)
+    assert room.fit(find(CATALOGUE, "ga", "2")) == (1,)
+    assert set(room.fit(find(CATALOGUE, "ga", "22"))) == {1, 2}
+    assert room.fit(find(CATALOGUE, "gc", "8")) == (3,)
 
 
 def test_a_node_without_threads_is_passed_over() -> None:
-    pool = Pool(Room([2, 4], [7, 8], [0.0, 0.0]))  # two GPUs want four threads each
-    assert pool.fit(find(CATALOGUE, "ga", "2")).nodes == (1,)
-    assert pool.fit(find(CATALOGUE, "ga", "22")) is None
+    room = Room([2, 4], [7, 8], [0.0, 0.0])  # two GPUs want four threads each
+    assert room.fit(find(CATALOGUE, "ga", "2")) == (1,)
+    assert room.fit(find(CATALOGUE, "ga", "22")) is None
 
 
 def test_a_node_without_host_memory_is_passed_over() -> None:
     hungry = replace(find(CATALOGUE, "ga", "2"), host_memory_bytes_per_gpu=3.0)
-    pool = Pool(Room([2, 4], [64, 64], [5.0, 6.0]))
-    allocation = pool.fit(hungry)
-    assert allocation.nodes == (1,)
-    pool.take(allocation)
-    assert pool.fit(hungry) is None
-    assert not pool.take_if_free(hungry.on([1]))  # two GPUs are left, but no memory
-    assert not pool.take_if_free(hungry.on([0]))
-    pool.give(allocation)
-    assert pool.n_gpus == 6
-    assert pool.take_if_free(allocation) and pool.n_gpus == 4
+    room = Room([2, 4], [64, 64], [5.0, 6.0])
+    nodes = room.fit(hungry)
+    assert nodes == (1,)
+    room.take(hungry, nodes)
+    assert room.fit(hungry) is None
+    assert not room.take_if_free(hungry, [1])  # two GPUs are left, but no memory
+    assert not room.take_if_free(hungry, [0])
+    room.give(hungry, nodes)
+    assert room.n_gpus == 6
+    assert room.take_if_free(hungry, nodes) and room.n_gpus == 4
 
 
 class _Running:
@@ -92,18 +92,19 @@ class _Running:
 
 def test_room_is_made_by_as_few_victims_as_needed() -> None:
     small, large = _Running("ga", "1", 0), _Running("ga", "2", 1)
-    pool = Pool(Room([1, 0], [64, 64], [0.0, 0.0]))
-    allocation, gone = make_room(pool, [find(CATALOGUE, "ga", "2")], [large, small])
-    assert (allocation.nodes, gone) == ((1,), [large])
-    pool = Pool(Room([1, 0], [64, 64], [0.0, 0.0]))
-    allocation, gone = make_room(pool, [find(CATALOGUE, "ga", "2")], [small, large])
-    assert (allocation.nodes, gone, pool.room.gpus) == ((0,), [small], [0, 0])
+    pair = find(CATALOGUE, "ga", "2")
+    before = Room([1, 0], [64, 64], [0.0, 0.0])
+    _, found, gone = preempt(before, (pair,), [large, small])
+    assert (found, gone) == ((pair, (1,)), [large])
+    room, found, gone = preempt(before, (pair,), [small, large])
+    assert (found, gone, room.gpus) == ((pair, (0,)), [small], [2, 0])
+    assert before.gpus == [1, 0]
 
 
 def test_nobody_goes_if_all_together_are_not_enough() -> None:
-    pool = Pool(Room([0, 0], [64, 64], [0.0, 0.0]))
-    assert make_room(pool, [find(CATALOGUE, "ga", "4")], [_Running("ga", "2", 0)]) is None
-    assert pool.room.gpus == [0, 0]
+    room = Room([0, 0], [64, 64], [0.0, 0.0])
+    assert preempt(room, (find(CATALOGUE, "ga", "4"),), [_Running("ga", "2", 0)]) is None
+    assert room.gpus == [0, 0]
 
 
 # --- SJF and SRTF ---------------------------------------------------------------------------

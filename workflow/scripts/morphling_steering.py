@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import predictions, read_job_lists
+from makespan.studies import predictions
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, write_csv
+from makespan.traces import read_jobs
 
 
 def main(
@@ -13,7 +14,7 @@ def main(
 ) -> None:
     """Write predicted times, and which of them are known."""
     frames = {workload: read_csv(path, THROUGHPUT) for workload, path in tables.items()}
-    jobs = [job for jobs in read_job_lists(lists).values() for job in jobs]
+    jobs = [job for path in lists.values() for job in read_jobs(path).jobs]
     write_csv(predictions(frames, jobs, **options), knowledge, PREDICTIONS)
 
 

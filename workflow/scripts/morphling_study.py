@@ -1,34 +1,26 @@
-"""Vary one thing over seeds: one row a simulation, and means with confidence bands."""
+"""Vary one thing over seeds: one row a simulation, and means with confidence intervals."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers import morphling
-from makespan.papers.morphling import Bench, read_bench, read_times, seeded_lists
-from makespan.tables import LARGE_MODELS, LOAD, ROUNDS, STUDY, write_csv
+from makespan.papers.morphling import STUDIES, seeded_lists
+from makespan.studies import Scenario, read_scenarios, read_times
+from makespan.tables import STUDY, write_csv
 from makespan.throughput import ReferenceTimes
-
-# What runs, the schema of its rows, and whether it draws other jobs, which takes their iteration times.
-STUDIES = {
-    "load": (morphling.load_study, LOAD, False),
-    "large_models": (morphling.large_models_study, LARGE_MODELS, True),
-    "rounds": (morphling.rounds_study, ROUNDS, False),
-}
 
 
 def main(
     name: str,
-    bench: Bench,
+    base: Scenario,
     times: ReferenceTimes,
     paths: Mapping[str, str],
     drawn: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> None:
     """Write the table of a study and its summary."""
-    study, schema, draws_jobs = STUDIES[name]
-    more = {"times": times} if draws_jobs else {}
-    rows, means = study(bench, seeded_lists(bench.jobs["base"], times, **drawn), **more, **options)
+    study, schema = STUDIES[name]
+    rows, means = study(base, seeded_lists(base.jobs, times, **drawn), times, **options)
     write_csv(rows, paths["table"], schema)
     write_csv(means, paths["summary"], STUDY)
 
@@ -38,6 +30,6 @@ if "snakemake" in globals():
         inputs, given = snakemake.input, snakemake.params
         tables = dict(zip(given.workloads, inputs.tables, strict=True))
         lists = dict(zip(given.lists, inputs.lists, strict=True))
-        bench = read_bench(tables, inputs.knowledge, lists, given.cluster, snakemake.threads)
-        outputs = dict(snakemake.output.items())
-        main(given.study, bench, read_times(tables), outputs, given.drawn, given.options)
+        scenarios = read_scenarios(tables, inputs.knowledge, lists, given.cluster)
+        outputs, options = dict(snakemake.output.items()), dict(given.options, n_processes=snakemake.threads)
+        main(given.study, scenarios["base"], read_times(tables), outputs, given.drawn, options)

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import Bench, compare_policies, read_bench
+from makespan.papers.morphling import compare_policies
+from makespan.studies import Scenario, read_scenarios
 from makespan.tables import ALLOCATION, EVENTS, JCT, TABLE4, write_csv
 
 
-def main(bench: Bench, paths: Mapping[str, str], options: Mapping[str, Any]) -> None:
+def main(scenarios: Mapping[str, Scenario], paths: Mapping[str, str], options: Mapping[str, Any]) -> None:
     """Write Table 4, completion times, GPUs over time and one schedule."""
-    found = compare_policies(bench, **options)
+    found = compare_policies(scenarios, **options)
     write_csv(found.table, paths["table"], TABLE4)
     write_csv(found.jct, paths["jct"], JCT)
     write_csv(found.allocation, paths["allocation"], ALLOCATION)
@@ -22,5 +23,6 @@ if "snakemake" in globals():
         inputs, given = snakemake.input, snakemake.params
         tables = dict(zip(given.workloads, inputs.tables, strict=True))
         lists = dict(zip(given.lists, inputs.lists, strict=True))
-        bench = read_bench(tables, inputs.knowledge, lists, given.cluster, snakemake.threads)
-        main(bench, dict(snakemake.output.items()), given.options)
+        scenarios = read_scenarios(tables, inputs.knowledge, lists, given.cluster)
+        options = dict(given.options, n_processes=snakemake.threads)
+        main(scenarios, dict(snakemake.output.items()), options)

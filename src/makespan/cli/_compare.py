@@ -1,17 +1,18 @@
 """The verb ``compare``."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from makespan.cli._options import check_target, scenario_options
+from makespan.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from makespan.cli._runs import Run
+    from makespan.studies import Run
 
 __all__ = ["compare_command"]
 
@@ -28,13 +29,13 @@ _COLUMNS = (
     ("gpu_allocation_ratio", "GPUs", "{:.1%}"),
     ("reconfigurations_per_job", "restarts", "{:.2f}"),
     ("sla_attainment", "SLA", "{:.1%}"),
-    ("jct_ratio_to_morphling", "JCT/M", "{:.2f}"),
-    ("makespan_ratio_to_morphling", "span/M", "{:.2f}"),
+    ("jct_ratio", "JCT/B", "{:.2f}"),
+    ("makespan_ratio", "span/B", "{:.2f}"),
     ("wall_s", "wall", "{:.2f}"),
 )
 _LEGEND = (
     "JCT, its percentiles, makespan and wall clock time in s; GPUs: share of their time that jobs hold\n"
-    "them; restarts: of a job, the first start included; SLA: guarantees kept; /M: over that of morphling"
+    "them; restarts: of a job, the first start included; SLA: guarantees kept; /B: over that of {baseline}"
 )
 
 
@@ -45,6 +46,9 @@ _LEGEND = (
     show_default=True,
     metavar="NAMES",
     help="Joined by commas, or all.",
+)
+@click.option(
+    "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
 )
 @scenario_options
 @click.option(
@@ -70,8 +74,7 @@ def compare_command(
     ctx: click.Context,
     /,
     policies: str,
-    restart_delay_s: float,
-    interval_s: float,
+    baseline: str | None,
     workers: int | None,
     output: Path | None,
     quiet: bool,
@@ -79,27 +82,35 @@ def compare_command(
 ) -> None:
     """Run a workload under several policies.
 
-    Prints one row a policy, ratios to the policy morphling where it takes part, and the verdict of the
+    Prints one row a policy, ratios to one of them, and the verdict of the
     schedule validator. The exit status is 1 if a schedule is impossible.
     """
-    from makespan.cli._pool import run_all
-    from makespan.cli._runs import verdict_lines
-    from makespan.cli._setup import Request, prepare
-    from makespan.metrics import table4
-    from makespan.tables import TABLE4, write_csv
+    from makespan.cli._options import verdict_lines
+    from makespan.cli._view import Progress
+    from makespan.studies import Case, comparison, run_all
+    from makespan.studies import scenario as assemble
+    from makespan.tables import COMPARISON, write_csv
 
     names = _names(policies)
+    base = names[0] if baseline is None else _baseline(baseline, names)
     check_target(output, is_directory=False)
-    scenario = prepare(Request(**request))
+    scenario = assemble(**request)
     click.echo(scenario.report, err=True)
-    done = run_all(scenario, names, restart_delay_s, interval_s, workers, quiet)
-    table = table4(item.row(scenario.trace) for item in done)
+    progress = None if quiet else Progress(names)
+    try:
+        cases = [Case(scenario, name) for name in names]
+        done = run_all(cases, workers, progress=progress, is_strict=False, can_spawn=True)
+    finally:
+        if progress is not None:
+            progress.close()
+    table = comparison(done, base)
     if output is not None:
-        write_csv(table, output, TABLE4)
-    setting = f"restart delay {restart_delay_s:g} s, {_rounds(interval_s)}, by {scenario.predictions} times"
+        write_csv(table, output, COMPARISON)
+    rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
+    setting = f"restart delay {scenario.restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
     click.echo(f"{scenario.title}\n{setting}\n")
     click.echo(_text(table))
-    click.echo(f"\n{_LEGEND}\n\n{_verdict(done)}")
+    click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{_verdict(done)}")
     wrong = [item for item in done if item.violations]
     for item in wrong:
         click.echo("\n".join(verdict_lines(item)))
@@ -124,14 +135,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(policy(name).name for name in dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def _rounds(interval_s: float) -> str:
-    return f"rounds of {interval_s:g} s" if interval_s else "decisions after each event"
+def _baseline(name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise InputError(f"--baseline {name!r} does not take part; accepted: {', '.join(names)}")
+    return name
 
 
 def _verdict(done: "Iterable[Run]") -> str:
     runs = list(done)
     possible = sum(not item.violations for item in runs)
-    events = sum(len(item.result.events) for item in runs)
+    events = sum(item.n_events for item in runs)
     return f"schedules: {possible} of {len(runs)} possible, {events} events replayed"
 
 

@@ -1,11 +1,23 @@
-"""The entry point and the list of its verbs."""
+"""The entry point, the list of its verbs, and the reference page made from their help texts."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from makespan import __version__
-from makespan.cli._group import LazyGroup
+from makespan.errors import MakespanError
 
-__all__ = ["VERBS", "main"]
+__all__ = ["VERBS", "cli_page", "main"]
+
+_WIDTH = 96
+_HEAD = """# Command line
+
+Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
+error stream, exit status 2, and leaves no file behind. Exit status 1 means that the work was done and
+the answer is no: a schedule is impossible, a bound is missed.
+"""
 
 VERBS = {
     "simulate": (
@@ -16,7 +28,7 @@ VERBS = {
         "makespan.cli._compare:compare_command",
         "Run a workload under several policies.",
     ),
-    "policies": ("makespan.cli._policies:policies_command", "List the scheduling policies."),
+    "policies": ("makespan.cli._simulate:policies_command", "List the scheduling policies."),
     "emulate": ("makespan.cli._emulator:emulate_command", "Write emulated traces, one a workload."),
     "explain": (
         "makespan.cli._emulator:explain_command",
@@ -43,6 +55,48 @@ VERBS = {
 """Where each verb is defined, and what it does in one line."""
 
 
+class Failure(click.ClickException):
+    """One line on the error stream and exit status 2."""
+
+    exit_code = 2
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on demand and whose expected errors become one message."""
+
+    def __init__(self, verbs: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        super().__init__(**options)
+        self.verbs = dict(verbs)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order in which they were given."""
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None if there is no such verb."""
+        if cmd_name not in self.verbs:
+            return None
+        module, attribute = self.verbs[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in self.verbs.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that the package raises on purpose has no traceback."""
+        try:
+            return super().invoke(ctx)
+        except MakespanError as error:
+            raise Failure(str(error)) from None
+        except BrokenPipeError:  # whoever reads has seen enough; click ends quietly
+            raise
+        except OSError as error:
+            raise Failure(f"{error.filename or 'file'}: {error.strerror or error}") from None
+
+
 @click.group(
     cls=LazyGroup,
     verbs=VERBS,
@@ -54,3 +108,20 @@ VERBS = {
 @click.version_option(__version__, prog_name="makespan")
 def main() -> None:
     """Simulate shared GPU clusters, emulate a GPU testbed, and check the emulator."""
+
+
+def cli_page() -> str:
+    """Return the page as Markdown."""
+    root = click.Context(main, info_name="makespan", terminal_width=_WIDTH, **main.context_settings)
+    parts = [_HEAD, _block(main.get_help(root))]
+    for verb in VERBS:
+        command = main.get_command(root, verb)
+        if command is not None:
+            context = click.Context(command, root, verb, terminal_width=_WIDTH)
+            parts.append(f"## `{verb}`\n\n{_block(command.get_help(context))}")
+    return "\n".join(parts)
+
+
+def _block(text: str) -> str:
+    lines = (line.rstrip() for line in text.splitlines())
+    return "```text\n" + "\n".join(lines) + "\n```\n"

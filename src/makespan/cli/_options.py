@@ -3,21 +3,23 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from makespan.errors import InputError
 
+if TYPE_CHECKING:
+    from makespan.studies import Run
+
 __all__ = [
     "CALIBRATION",
-    "NAIVE_JOBS",
     "TRACE_CPU_THREADS",
-    "WORKLOADS",
     "calibration_option",
     "check_target",
     "cluster_option",
     "scenario_options",
+    "verdict_lines",
 ]
 
 CALIBRATION = "L1"
@@ -25,12 +27,6 @@ CALIBRATION = "L1"
 
 TRACE_CPU_THREADS = 12
 """CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
-
-WORKLOADS = ("naive", "base", "bp", "mt")
-"""Workloads that are known by name."""
-
-NAIVE_JOBS = 10
-"""Jobs of the workload for getting started."""
 
 _RESTART_DELAY_S = 78.0  # Morphling, section 8: measured mean of checkpoint and restart
 
@@ -109,7 +105,7 @@ _SCENARIO = (
         help="Format easyscale: duration of an epoch with all logical workers.",
     ),
     cluster_option,
-    click.option("--nodes", type=click.IntRange(1), metavar="N", help="Another number of nodes."),
+    click.option("--nodes", "n_nodes", type=click.IntRange(1), metavar="N", help="Another number of nodes."),
     click.option(
         "--gpus-per-node",
         type=click.IntRange(1),
@@ -170,3 +166,14 @@ def scenario_options(command: Command) -> Command:
     for option in reversed(_SCENARIO):
         command = option(command)
     return command
+
+
+def verdict_lines(done: "Run") -> list[str]:
+    """Return what the validator found, in words."""
+    from makespan.studies import violation_lines
+
+    if not done.violations:
+        return [f"schedule of {done.policy}: possible, {done.n_events} events replayed"]
+    found = f"{len(done.violations)} violations in {done.n_events} events"
+    lines = (f"  {line}" for line in violation_lines(done))
+    return [f"schedule of {done.policy}: IMPOSSIBLE, {found}", *lines]

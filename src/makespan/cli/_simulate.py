@@ -1,6 +1,7 @@
-"""The verb ``simulate``."""
+"""The verbs ``simulate`` and ``policies``."""
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,12 @@ import click
 from makespan.cli._options import check_target, scenario_options
 
 if TYPE_CHECKING:
-    from makespan.cli._runs import Run
-    from makespan.cli._setup import Scenario
+    from makespan.sim import Policy
+    from makespan.studies import Run, Scenario
 
-__all__ = ["simulate_command"]
+__all__ = ["policies_command", "simulate_command"]
+
+_WIDTH = 100
 
 
 @click.command("simulate")
@@ -49,8 +52,6 @@ def simulate_command(
     ctx: click.Context,
     /,
     policy_name: str,
-    restart_delay_s: float,
-    interval_s: float | None,
     output: Path | None,
     quiet: bool,
     pace_s: float,
@@ -62,17 +63,15 @@ def simulate_command(
     and makespan while it runs, in place in a terminal and as lines elsewhere. Then prints a summary and
     the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
     """
-    from makespan.cli._runs import verdict_lines
-    from makespan.cli._setup import Request, prepare
+    from makespan.cli._options import verdict_lines
     from makespan.policies import policy
+    from makespan.studies import scenario as assemble
 
     title = policy(policy_name).title
     check_target(output, is_directory=True)
-    scenario = prepare(Request(**request))
+    scenario = assemble(**request)
     click.echo(scenario.report, err=True)
-    done, wall_s = _watched(
-        scenario, policy_name, restart_delay_s, interval_s, f"{title} on {scenario.title}", quiet, pace_s
-    )
+    done, wall_s = _watched(scenario, policy_name, f"{title} on {scenario.title}", quiet, pace_s)
     if output is not None:
         _write(done, output)
     click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", scenario.predictions, done, wall_s)))
@@ -84,24 +83,18 @@ def simulate_command(
 
 
 def _watched(
-    scenario: "Scenario",
-    policy_name: str,
-    restart_delay_s: float,
-    interval_s: float | None,
-    title: str,
-    quiet: bool,
-    pace_s: float,
+    scenario: "Scenario", policy_name: str, title: str, quiet: bool, pace_s: float
 ) -> "tuple[Run, float]":
     """Run under the eyes of the live view; return the run and its wall clock time without the view [s]."""
-    from makespan.cli._live import LiveView
-    from makespan.cli._runs import run
+    from makespan.cli._view import LiveView
+    from makespan.studies import run
 
     if quiet:
-        done = run(scenario, policy_name, restart_delay_s, interval_s)
+        done = run(scenario, policy_name)
         return done, done.result.wall_s
     live = LiveView(title, scenario.jobs, sys.stdout, pace_s)
     try:
-        done = run(scenario, policy_name, restart_delay_s, interval_s, [live])
+        done = run(scenario, policy_name, [live])
     finally:
         live.close()
     return done, done.result.wall_s - live.spent_s
@@ -117,7 +110,7 @@ def _write(done: "Run", directory: Path) -> None:
 
 
 def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> list[str]:
-    from makespan.cli._terminal import clock
+    from makespan.cli._view import clock
 
     found, result = done.metrics, done.result
     times = {
@@ -142,3 +135,28 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
         "",
     ]
     return lines
+
+
+@click.command("policies")
+def policies_command() -> None:
+    """List the scheduling policies.
+
+    For each its name, title, what it needs or promises, and what it implements.
+    """
+    from makespan.policies import REGISTRY
+
+    width = max(len(name) for name in REGISTRY)
+    indent = " " * (width + 2)
+    for entry in REGISTRY.values():
+        click.echo(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
+        for reference in entry.references:
+            click.echo(textwrap.fill(reference, _WIDTH, initial_indent=indent, subsequent_indent=indent))
+
+
+def _needs(entry: "Policy") -> str:
+    found = ["knows the steps left"] if entry.is_clairvoyant else ["knows nothing of the steps left"]
+    if entry.interval_s is not None:
+        found.append(f"rounds of {entry.interval_s:g} s")
+    if entry.honours_guarantees:
+        found.append("keeps guarantees")
+    return ", ".join(found)

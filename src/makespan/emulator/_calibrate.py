@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, least_squares
 
-from makespan.emulator._constants import CONSTANT_NAMES, CONSTANTS, prior_theta
+from makespan.emulator._calibration import CONSTANT_NAMES, CONSTANTS, prior_theta
 from makespan.emulator._observations import Observations
-from makespan.emulator._phases import phases
-from makespan.emulator._timemodel import predict_terms
+from makespan.emulator._timemodel import phases, predict_terms
 from makespan.errors import FitError
 
 __all__ = ["CalibrationFit", "calibrate"]

@@ -1,6 +1,8 @@
 """Features of the time model: what depends on workload, plan and placement, not on constants."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,70 +15,40 @@ from makespan.plans import (
     ExecutionPlan,
     Placement,
     Stage,
+    Verdict,
+    memory_estimate,
+    resolve_micro_batch,
     stages,
 )
 from makespan.workloads import BoundWorkload, Workload
 
-__all__ = ["FEATURE_NAMES", "Features", "feature_row", "stage_features", "stage_nodes"]
+__all__ = [
+    "FEATURE_NAMES",
+    "FeatureTable",
+    "Features",
+    "feature_row",
+    "feature_table",
+    "stage_features",
+    "stage_nodes",
+]
 
 Features = dict[str, NDArray[np.float64]]
-
 _FIRST_BUCKET_BYTES = 1e6  # the first bucket of a bucketed exchange is small, so that it starts early
 _HOST_BYTES_PER_PARAMETER = 24.0  # fp32 weight and two moments, each read and written
 _RING_PASSES = 2  # reduce-scatter and all-gather
+_NAMES = """
+gemm_s elementwise_s layer_passes again_gemm_s again_elementwise_s again_layer_passes tensor_bytes
+tensor_reductions launch_s tensor_passes tensor_intra_bytes_per_s tensor_inter_bytes_per_s
+tensor_crosses transfer_inter_s transfer_intra_s transfer_latency_s hand_overs ring_bytes
+scatter_bytes gather_bytes sharded_bytes plain_buckets partitioned_buckets buckets network_hops
+local_hops_s data_intra_bytes_per_s data_inter_bytes_per_s data_crosses overlaps hierarchical
+hierarchical_intra_bytes hierarchical_card_s device_update_fused_s_per_b
+device_update_unfused_s_per_b host_parameters host_threads host_thread_rate host_memory_rate
+host_is_slow host_link_s offloaded_parameters on_host microbatches loader_s steps further_nodes
+is_async is_3d
+"""
 
-
-FEATURE_NAMES = (
-    "gemm_s",
-    "elementwise_s",
-    "layer_passes",
-    "again_gemm_s",
-    "again_elementwise_s",
-    "again_layer_passes",
-    "tensor_bytes",
-    "tensor_reductions",
-    "launch_s",
-    "tensor_passes",
-    "tensor_intra_bytes_per_s",
-    "tensor_inter_bytes_per_s",
-    "tensor_crosses",
-    "transfer_inter_s",
-    "transfer_intra_s",
-    "transfer_latency_s",
-    "hand_overs",
-    "ring_bytes",
-    "scatter_bytes",
-    "gather_bytes",
-    "sharded_bytes",
-    "plain_buckets",
-    "partitioned_buckets",
-    "buckets",
-    "network_hops",
-    "local_hops_s",
-    "data_intra_bytes_per_s",
-    "data_inter_bytes_per_s",
-    "data_crosses",
-    "overlaps",
-    "hierarchical",
-    "hierarchical_intra_bytes",
-    "hierarchical_card_s",
-    "device_update_fused_s_per_b",
-    "device_update_unfused_s_per_b",
-    "host_parameters",
-    "host_threads",
-    "host_thread_rate",
-    "host_memory_rate",
-    "host_is_slow",
-    "host_link_s",
-    "offloaded_parameters",
-    "on_host",
-    "microbatches",
-    "loader_s",
-    "steps",
-    "further_nodes",
-    "is_async",
-    "is_3d",
-)
+FEATURE_NAMES = tuple(_NAMES.split())
 """Names of the features, in the order of their columns."""
 
 
@@ -316,19 +288,7 @@ def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: Clu
 def feature_row(
     workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
-    """Compute the features of a point, (n_features,), in the order of `FEATURE_NAMES`.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    plan
-        The plan of the point with its micro-batch size resolved.
-    point
-        Plan and placement as asked for.
-    cluster
-        Where.
-    """
+    """Compute the features of a point, (n_features,), in the order of `FEATURE_NAMES`."""
     values = _row(_setting(workload, plan, point, cluster))
     return np.array([values[name] for name in FEATURE_NAMES])
 
@@ -343,3 +303,72 @@ def stage_features(
     setting = _setting(workload, plan, Point(plan, placement), cluster)
     held = stages(setting.bound.model, plan)
     return [_stage_work(stage, setting) for stage in held]
+
+
+def _empty_matrix() -> NDArray[np.float64]:
+    return np.zeros((0, len(FEATURE_NAMES)), dtype=np.float64)
+
+
+@dataclass(slots=True)
+class FeatureTable:
+    """Cached feature rows of one workload on one cluster.
+
+    The table grows as points are asked for; equal points share a row. It holds no other state,
+    so the order of requests does not matter.
+    """
+
+    workload: Workload
+    cluster: ClusterSpec
+    _codes: dict[Point, int] = field(default_factory=dict)
+    _rows: list[NDArray[np.float64]] = field(default_factory=list)
+    _plans: list[ExecutionPlan] = field(default_factory=list)
+    _verdicts: list[Verdict] = field(default_factory=list)
+    _matrix: NDArray[np.float64] = field(default_factory=_empty_matrix)
+
+    def codes(self, points: Sequence[Point]) -> NDArray[np.int64]:
+        """Return the row number of each point, adding the rows that are new, (n_points,)."""
+        known = self._codes
+        missing = [point for point in points if point not in known]
+        for point in missing:
+            if point not in known:
+                self._add(point)
+        if missing:
+            self._matrix = np.vstack([self._matrix, *self._rows[len(self._matrix) :]])
+        return np.fromiter((known[point] for point in points), dtype=np.int64, count=len(points))
+
+    def features(self, codes: NDArray[np.int64]) -> Features:
+        """Return the features of rows as named arrays, each (n_points,)."""
+        chosen = self._matrix[codes]
+        return {name: chosen[:, index] for index, name in enumerate(FEATURE_NAMES)}
+
+    def plan(self, code: int) -> ExecutionPlan:
+        """Return the plan of a row with its micro-batch size resolved."""
+        return self._plans[code]
+
+    def verdict(self, code: int) -> Verdict:
+        """Return the memory verdict of a row."""
+        return self._verdicts[code]
+
+    def feasible(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each row can run, (n_points,)."""
+        return np.array([self._verdicts[code].feasible for code in codes], dtype=bool)
+
+    def _add(self, point: Point) -> None:
+        nodes = stage_nodes(self.cluster, point.placement.n_nodes)
+        smallest = min(nodes, key=lambda kind: kind.gpu.memory_bytes)
+        plan = resolve_micro_batch(point.plan, self.workload, smallest)
+        verdict = memory_estimate(plan, self.workload, smallest, point.placement)
+        if verdict.bytes_by_component:
+            row = feature_row(self.workload, plan, point, self.cluster)
+        else:
+            row = np.full(len(FEATURE_NAMES), np.nan)  # the structure alone forbids it
+        self._codes[point] = len(self._rows)
+        self._rows.append(row)
+        self._plans.append(plan)
+        self._verdicts.append(verdict)
+
+
+@lru_cache(maxsize=64)
+def feature_table(workload: Workload, cluster: ClusterSpec) -> FeatureTable:
+    """Return the cached feature table of a workload on a cluster."""
+    return FeatureTable(workload, cluster)

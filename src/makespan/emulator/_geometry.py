@@ -19,24 +19,7 @@ _PAIR = 2
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The slowest communication group of one kind.
-
-    Parameters
-    ----------
-    n_ranks
-        Members.
-    n_nodes
-        Most nodes that a group of this kind spans.
-    n_local
-        Most members on one node.
-    intra_bandwidth_bytes_per_s
-        Link between devices of a node, before efficiency [B/s].
-    inter_bandwidth_bytes_per_s
-        Share of the network cards, before efficiency [B/s]; the link inside the node if no
-        group leaves it.
-    card_bandwidth_bytes_per_s
-        What one card gives one of the groups on it [B/s]; as above if no group leaves a node.
-    """
+    """The slowest communication group of one kind."""
 
     n_ranks: int
     n_nodes: int
@@ -53,16 +36,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The slowest transfer between two neighbouring pipeline stages.
-
-    Parameters
-    ----------
-    crosses_nodes
-        Whether a rank sends to another node.
-    bandwidth_bytes_per_s
-        Bandwidth of one sender: its share of the card, or the link inside the node, before
-        efficiency [B/s].
-    """
+    """The slowest transfer between two neighbouring pipeline stages."""
 
     crosses_nodes: bool
     bandwidth_bytes_per_s: float
@@ -70,15 +44,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Groups and boundaries of a plan in a placement.
-
-    Parameters
-    ----------
-    tensor, data
-        Slowest group of the kind.
-    boundaries
-        One entry for each pair of neighbouring stages.
-    """
+    """Groups and boundaries of a plan in a placement."""
 
     tensor: Group
     data: Group
@@ -104,24 +70,7 @@ def geometry(
     tp: int,
     dp: int,
 ) -> Geometry:
-    """Place the ranks of a plan and work out the bandwidth of its groups.
-
-    Parameters
-    ----------
-    gpus_per_node
-        Devices on each node, in the order in which ranks fill them.
-    nodes
-        Kind of each of these nodes, or one entry for all.
-    network
-        What connects them.
-    pp, tp, dp
-        Degrees; their product is the number of devices.
-
-    Raises
-    ------
-    PlanError
-        The degrees do not multiply to the devices.
-    """
+    """Place the ranks of a plan and work out the bandwidth of its groups."""
     n_gpus = sum(gpus_per_node)
     if pp * tp * dp != n_gpus:
         raise PlanError(f"PP {pp} x TP {tp} x DP {dp} = {pp * tp * dp} GPUs, but {n_gpus} are placed")

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from makespan.emulator._feature_table import feature_table
-from makespan.emulator._features import FEATURE_NAMES, Features
+from makespan.emulator._features import FEATURE_NAMES, Features, feature_table
 from makespan.emulator._points import Point, points_from_frame
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec

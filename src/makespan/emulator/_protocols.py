@@ -1,8 +1,6 @@
-"""Validation protocols: which rows a fit sees, and which it is judged by.
+"""Which rows a fit sees and which it is judged by, and calibration sets of any level."""
 
-Each protocol returns predictions for all rows and a mask of the rows that were held out.
-"""
-
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,27 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from makespan.emulator._calibrate import calibrate
-from makespan.emulator._constants import CONSTANTS, prior_theta
+from makespan.emulator._calibration import CONSTANTS, CalibrationSet, prior_theta, theta_array, theta_mapping
 from makespan.emulator._observations import PLAN_CLASSES, Observations
 from makespan.emulator._timemodel import predict, predict_terms
+from makespan.errors import unknown_name
+from makespan.workloads import workload as load_workload
 
 __all__ = [
     "Protocol",
     "anchor_rows",
     "anchor_scale",
     "anchored",
+    "calibration_set",
+    "data_digest",
     "few_rows",
     "few_shot",
     "five_fold",
     "leave_out",
     "public_constants",
     "refine",
+    "refined_set",
 ]
 
 _Array = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 _Text = NDArray[np.str_]
-
 _FOLDS = 5
 _FEW = 3
 _FEW_SD = 1.0  # how far a few rows of a new model may move constants fitted on other models,
@@ -38,23 +40,13 @@ _MANY_SD = 2.0  # and how far all its rows may, as factors on the spread of the 
 _ANCHOR_TRUST = 0.5  # share of the anchor's residual that is put down to the model's compute
 _ANCHOR_RANGE = (0.5, 2.0)
 _COMPUTE = ("forward", "backward", "recompute")
+_DIGEST_BYTES = 16
+_REFINED_LEVELS = ("L1a", "L2", "L3")
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Predictions under a protocol.
-
-    Parameters
-    ----------
-    predicted_s
-        Predicted iteration times [s], (n_rows,).
-    held_out
-        Rows that no fit behind their prediction has seen, (n_rows,).
-    thetas
-        By group left out, the constants.
-    anchors
-        By workload, the factor on compute; empty without anchors.
-    """
+    """Predictions under a protocol."""
 
     predicted_s: _Array
     held_out: _Mask
@@ -142,17 +134,7 @@ def five_fold(data: Observations, base: Protocol) -> Protocol:
 
 
 def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
-    """Return constants fitted to rows of one model around those that have not seen it.
-
-    Parameters
-    ----------
-    data
-        Clean rows of the model.
-    prior
-        Constants fitted without it, (n_constants,).
-    many
-        Whether these are all its rows rather than a few; they may then move the constants further.
-    """
+    """Return constants fitted to rows of one model around those that have not seen it."""
     width = _MANY_SD if many else _FEW_SD
     spread = width * np.array([constant.sd_log for constant in CONSTANTS])
     return calibrate(data, prior=prior, sd_log=spread).theta
@@ -181,20 +163,7 @@ def _few(data: Observations, candidates: _Mask, fold: int) -> _Mask:
 
 
 def few_rows(data: Observations, candidates: _Mask) -> _Mask:
-    """Choose up to three rows a plan class: the two smallest on one node and one on several.
-
-    Parameters
-    ----------
-    data
-        Measured rows.
-    candidates
-        Rows to choose from, (n_rows,).
-
-    Returns
-    -------
-    numpy.ndarray
-        Mask of the chosen rows, (n_rows,).
-    """
+    """Choose up to three rows a plan class: the two smallest on one node and one on several."""
     seen = np.zeros(len(data), dtype=bool)
     for workload in dict.fromkeys(data.workload[candidates]):
         for plan_class in PLAN_CLASSES:
@@ -225,3 +194,108 @@ def _in_fold(data: Observations, fold: int) -> _Mask:
 
 def _fold_rows(data: Observations, candidates: _Mask, fold: int) -> _Mask:
     return candidates & ~_in_fold(data, fold)
+
+
+def data_digest(observations: Observations) -> str:
+    """Return a BLAKE2b digest of the measured rows, whatever their order."""
+    lines = sorted(
+        f"{workload}|{plan}|{placement}|{float(time)!r}"
+        for workload, plan, placement, time in zip(
+            observations.workload,
+            observations.exec_plan,
+            observations.placement,
+            observations.iter_time_s,
+            strict=True,
+        )
+    )
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def calibration_set(name: str, observations: Observations, source: str) -> CalibrationSet:
+    """Fit the constants to all models, and once more for each model without it.
+
+    Parameters
+    ----------
+    name
+        Key of the set.
+    observations
+        Measured rows; flagged ones are left out of the fits.
+    source
+        What the rows are, for the provenance.
+
+    Returns
+    -------
+    CalibrationSet
+        Level L1: a workload is emulated with the fit that has not seen its model.
+    """
+    clean = observations.subset(observations.clean)
+    overall = calibrate(clean)
+    without = {
+        str(model): theta_mapping(calibrate(clean.subset(clean.model != model)).theta)
+        for model in np.unique(clean.model)
+    }
+    return CalibrationSet(
+        name=name,
+        level="L1",
+        source=source,
+        data_digest=data_digest(clean),
+        n_rows=len(clean),
+        constants=theta_mapping(overall.theta),
+        without=without if len(without) > 1 else {},
+        active_bounds=overall.active_bounds,
+    )
+
+
+def refined_set(
+    name: str, observations: Observations, source: str, level: str, base: CalibrationSet
+) -> CalibrationSet:
+    """Refine a calibration by measured rows of the models it is to be used for.
+
+    Parameters
+    ----------
+    name
+        Key of the set.
+    observations
+        Measured rows; flagged ones are not used.
+    source
+        What the rows are, for the provenance.
+    level
+        ``L1a``: one row a workload sets a factor on its compute. ``L2``: up to three rows a plan
+        class. ``L3``: all rows.
+    base
+        Constants to start from; of each model those that have not seen it.
+
+    Raises
+    ------
+    UnknownNameError
+        ``level`` is none of these.
+    """
+    if level not in _REFINED_LEVELS:
+        raise unknown_name("refined calibration level", level, _REFINED_LEVELS)
+    clean = observations.subset(observations.clean)
+    everything = np.ones(len(clean), dtype=bool)
+    anchors: dict[str, float] = {}
+    refined: dict[str, dict[str, float]] = {}
+    used = everything
+    if level == "L1a":
+        rows = anchor_rows(clean)
+        used = np.isin(np.arange(len(clean)), list(rows.values()))
+        for key, row in rows.items():
+            anchors[key] = anchor_scale(base.for_workload(load_workload(key)).vector, clean, row)
+    else:
+        used = few_rows(clean, everything) if level == "L2" else everything
+        for model in np.unique(clean.model):
+            prior = theta_array(base.without.get(str(model), base.constants))
+            rows_of_model = clean.subset(used & (clean.model == model))
+            refined[str(model)] = theta_mapping(refine(rows_of_model, prior, many=level == "L3"))
+    return CalibrationSet(
+        name=name,
+        level=level,
+        source=source,
+        data_digest=data_digest(clean.subset(used)),
+        n_rows=int(used.sum()),
+        constants=base.constants,
+        without=base.without if level == "L1a" else {},
+        refined=refined,
+        anchors=anchors,
+    )

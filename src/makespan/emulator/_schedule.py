@@ -5,26 +5,25 @@ and one backward in turn, then drains the backwards.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from makespan.emulator._calibration import Calibration, CalibrationSet
+from makespan.emulator._features import Features, feature_table, stage_features
+from makespan.emulator._points import Point
+from makespan.emulator._timemodel import predict_terms
 from makespan.errors import InputError
+from makespan.hardware import ClusterSpec
+from makespan.workloads import Workload
 
-__all__ = ["closed_form_time_s", "one_f_one_b_order", "pipeline_time_s"]
+__all__ = ["ExactPipeline", "closed_form_time_s", "exact_pipeline", "one_f_one_b_order", "pipeline_time_s"]
 
 
 def closed_form_time_s(
     forward_s: Sequence[float], backward_s: Sequence[float], n_microbatches: int, interleave: int = 1
 ) -> float:
-    """Return the pipeline time without transfers: all stages once, the slowest for the rest.
-
-    Parameters
-    ----------
-    forward_s, backward_s
-        Time of one micro-batch on each stage [s].
-    n_microbatches
-        Micro-batches.
-    interleave
-        Model chunks a stage; divides the ramp.
-    """
+    """Return the pipeline time without transfers: all stages once, the slowest for the rest."""
     both = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
     return n_microbatches * max(both) + (sum(both) - max(both)) / interleave
 
@@ -44,22 +43,7 @@ def pipeline_time_s(
     n_microbatches: int,
     transfer_s: Sequence[float] | float = 0.0,
 ) -> float:
-    """Run the 1F1B schedule event by event and return when the last stage is idle.
-
-    Parameters
-    ----------
-    forward_s, backward_s
-        Time of one micro-batch on each stage [s].
-    n_microbatches
-        Micro-batches, at least 1.
-    transfer_s
-        Time of one transfer over each boundary, or the same for all [s].
-
-    Raises
-    ------
-    InputError
-        There is no stage or no micro-batch, or the lengths do not fit.
-    """
+    """Run the 1F1B schedule event by event and return when the last stage is idle."""
     p, m = len(forward_s), n_microbatches
     edges = [float(transfer_s)] * (p - 1) if isinstance(transfer_s, int | float) else list(transfer_s)
     if p < 1 or m < 1 or len(backward_s) != p or len(edges) != p - 1:
@@ -104,3 +88,58 @@ def _ready_at(
         return 0.0 if kind == "F" else finished.get((stage, "F", k))
     done = finished.get((source, kind, k))
     return None if done is None else done + edge
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPipeline:
+    """Pipeline of a point, stage by stage."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    transfer_s: float
+    n_microbatches: int
+
+    @property
+    def closed_form_s(self) -> float:
+        """Closed form, with two transfers a boundary on the critical path [s]."""
+        transfers = 2.0 * (len(self.forward_s) - 1) * self.transfer_s
+        return closed_form_time_s(self.forward_s, self.backward_s, self.n_microbatches) + transfers
+
+    @property
+    def event_schedule_s(self) -> float:
+        """Exact event schedule of 1F1B [s]."""
+        return pipeline_time_s(self.forward_s, self.backward_s, self.n_microbatches, self.transfer_s)
+
+
+def exact_pipeline(
+    workload: Workload,
+    point: Point,
+    cluster: ClusterSpec,
+    calibration: CalibrationSet | Calibration,
+) -> ExactPipeline:
+    """Work out the stage times of a point.
+
+    Raises
+    ------
+    PlanError
+        The degrees do not fit the placement or the model.
+    """
+    constants = calibration.for_workload(workload) if isinstance(calibration, CalibrationSet) else calibration
+    theta = constants.vector
+    table = feature_table(workload, cluster)
+    code = table.codes([point])
+    whole = table.features(code)
+    per_stage = stage_features(workload, table.plan(int(code[0])), point.placement, cluster)
+    x: Features = {name: np.repeat(values, len(per_stage)) for name, values in whole.items()}
+    x |= {name: np.array([stage[name] for stage in per_stage]) for name in per_stage[0]}
+    terms = predict_terms(theta, x, constants.compute_scale)
+    exchange = terms["tensor_exchange"] / x["tensor_passes"]
+    backward = terms["backward"] + terms["recompute"] + exchange * (x["tensor_passes"] - 1.0)
+    crossings = max(2.0 * (len(per_stage) - 1), 1.0)
+    transfer = predict_terms(theta, whole, constants.compute_scale)["stage_transfer"][0] / crossings
+    return ExactPipeline(
+        forward_s=tuple(float(value) for value in terms["forward"] + exchange),
+        backward_s=tuple(float(value) for value in backward),
+        transfer_s=float(transfer),
+        n_microbatches=table.plan(int(code[0])).n_microbatches,
+    )

@@ -7,13 +7,12 @@ the emulator. Array operations only; every term is linear in something countable
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.emulator._constants import CONSTANT_NAMES
+from makespan.emulator._calibration import CONSTANT_NAMES
 from makespan.emulator._features import Features
 
-__all__ = ["TERM_NAMES", "predict", "predict_terms"]
+__all__ = ["TERM_NAMES", "phases", "predict", "predict_terms"]
 
 _Array = NDArray[np.float64]
-
 TERM_NAMES = (
     "forward",
     "backward",
@@ -32,6 +31,7 @@ TERM_NAMES = (
     "fixed",
 )
 """Names of the terms, in the order in which they are added."""
+_OPTIMIZER = ("device_update", "host_update", "host_to_device", "offload_overhead", "parameter_gather")
 
 
 def _named(theta: _Array) -> dict[str, _Array]:
@@ -112,22 +112,7 @@ def _optimizer_terms(c: dict[str, _Array], x: Features) -> dict[str, _Array]:
 
 
 def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> dict[str, _Array]:
-    """Compute every term of the iteration time.
-
-    Parameters
-    ----------
-    theta
-        Constants, (n_constants,) or (n_thetas, n_constants).
-    x
-        Features, each (n_points,).
-    compute_scale
-        Factor on matrix products and element-wise kernels; the anchor of a workload.
-
-    Returns
-    -------
-    dict of array
-        One entry for each of `TERM_NAMES` [s], each (n_points,) or (n_thetas, n_points).
-    """
+    """Compute every term of the iteration time."""
     c = _named(theta)
     terms = _compute_terms(c, x, compute_scale)
     terms |= _pipeline_terms(c, x)
@@ -147,3 +132,39 @@ def predict(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> 
     for name in TERM_NAMES[1:]:
         total = total + terms[name]
     return total
+
+
+def _sum(terms: dict[str, _Array], *names: str) -> _Array:
+    return np.asarray(sum(terms[name] for name in names))
+
+
+def _zero(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+    in_forward = terms["tensor_exchange"] / x["tensor_passes"]
+    backward = _sum(terms, "backward", "recompute", "stage_transfer", "gradient_exchange")
+    overlap = backward + terms["gradient_to_host"] + terms["tensor_exchange"] - in_forward
+    return terms["forward"] + in_forward, overlap, _sum(terms, *_OPTIMIZER)
+
+
+def _model_parallel(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+    pipeline = _sum(terms, "forward", "backward", "recompute", "tensor_exchange", "stage_transfer")
+    return 0.0 * pipeline, pipeline, _sum(terms, *_OPTIMIZER)
+
+
+def _asynchronous(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+    launch = np.minimum(x["launch_s"], terms["forward"])
+    compute = _sum(
+        terms, "forward", "backward", "recompute", "tensor_exchange", "stage_transfer", "gradient_to_host"
+    )
+    return launch, compute - launch, terms["gradient_exchange"] + _sum(terms, *_OPTIMIZER)
+
+
+_STYLES = {"zero": _zero, "3d": _model_parallel, "ddp": _asynchronous}
+
+
+def phases(style: str, terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
+    """Return the columns forward, overlap_sync and optimize [s], each (n_points,).
+
+    They need not add up to the iteration time: style ``3d`` reports the pipeline and the
+    optimiser but not the gradient exchange, and no style reports the fixed time.
+    """
+    return _STYLES[style](terms, x)

@@ -4,9 +4,13 @@
 row, and ``placements.meta.json`` what made them. The files are emulated, not measured.
 """
 
+import hashlib
 import json
 import math
+import tomllib
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,6 @@ from makespan import __version__
 from makespan.emulator._calibration import CalibrationSet
 from makespan.emulator._emulate import Explanation, emulate, explain
 from makespan.emulator._points import Point
-from makespan.emulator._provenance import preset_digests
 from makespan.errors import unknown_name
 from makespan.hardware import ClusterSpec
 from makespan.plans import write_exec_plan
@@ -24,34 +27,60 @@ from makespan.tables import write_csv, write_text
 from makespan.units import MS
 from makespan.workloads import Workload
 
-__all__ = ["EMULATED_NOTE", "LEGACY_UNITS", "explanation_record", "legacy_frame", "write_trace"]
+__all__ = [
+    "EMULATED_NOTE",
+    "LEGACY_UNITS",
+    "explanation_record",
+    "legacy_frame",
+    "preset_digests",
+    "preset_sources",
+    "write_trace",
+]
 
+_PACKAGES = ("makespan.hardware", "makespan.workloads", "makespan.emulator")
+_DIGEST_BYTES = 16
 EMULATED_NOTE = "emulated, not measured"
 LEGACY_UNITS = ("milliseconds", "seconds")
 _PHASES = {"forward_s": "forward", "overlap_sync_s": "overlap_sync", "optimize_s": "optimize"}
 
 
+@cache
+def preset_digests() -> dict[str, str]:
+    """Return the BLAKE2b digest of every preset file, keyed ``package/file``."""
+    digests = {}
+    for package in _PACKAGES:
+        folder = resources.files(package).joinpath("presets")
+        for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            if item.name.endswith(".toml"):
+                content = item.read_bytes()
+                key = f"{package.rpartition('.')[2]}/{item.name}"
+                digests[key] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+    return digests
+
+
+@cache
+def preset_sources() -> dict[str, str]:
+    """Return the source of every preset of this layer; empty text where it is missing."""
+    sources = {}
+    folder = resources.files("makespan.emulator").joinpath("presets")
+    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if not item.name.endswith(".toml"):
+            continue
+        content = tomllib.loads(item.read_text("utf-8"))
+        if "constants" in content:
+            sources[item.name] = str(content.get("source", ""))
+        elif "target" in content:
+            entries = enumerate(content["target"])
+            sources |= {f"{item.name}/{index}": str(entry.get("source", "")) for index, entry in entries}
+        else:
+            sources |= {
+                f"{item.name}/{name}": str(entry.get("source", "")) for name, entry in content.items()
+            }
+    return sources
+
+
 def legacy_frame(frame: pd.DataFrame, units: str = "milliseconds") -> pd.DataFrame:
-    """Convert a throughput table to the published columns.
-
-    Parameters
-    ----------
-    frame
-        Schema `makespan.tables.THROUGHPUT`.
-    units
-        Of the phase columns: ``milliseconds``, or ``seconds`` as in some published files.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``exec_plan, placement, cpu_threads, iter_time`` [s] ``, forward, overlap_sync, optimize``;
-        an infeasible row has times of 0.
-
-    Raises
-    ------
-    UnknownNameError
-        The units are not accepted.
-    """
+    """Convert a throughput table to the published columns."""
     if units not in LEGACY_UNITS:
         raise unknown_name("unit of the phase columns", units, LEGACY_UNITS)
     scale = 1.0 if units == "seconds" else 1.0 / MS

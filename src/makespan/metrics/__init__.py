@@ -10,7 +10,6 @@ from makespan.metrics._guarantees import guarantee_breaches, sla_attainment
 from makespan.metrics._jobs import jct_distribution, job_metrics
 from makespan.metrics._steps import time_average
 from makespan.metrics._summary import Summary, summary
-from makespan.metrics._table4 import table4, table4_row
 
 __all__ = [
     "Summary",
@@ -24,7 +23,5 @@ __all__ = [
     "job_metrics",
     "sla_attainment",
     "summary",
-    "table4",
-    "table4_row",
     "time_average",
 ]

@@ -13,7 +13,6 @@ plan and placement::
     envelope(sensitivity_families(result.fit, cluster("a800-64"), range(1, 65)))
 """
 
-from makespan.perf._design import sampling_design
 from makespan.perf._environment import (
     Constants,
     Environment,
@@ -23,14 +22,19 @@ from makespan.perf._environment import (
     load_environment,
     preset_sources,
 )
-from makespan.perf._fit import FORMS, Fit, fit
+from makespan.perf._fit import FORMS, Fit, fit, forward_profile
 from makespan.perf._forms import Form, Phases, Profile, p_norm
-from makespan.perf._learning import Learner
+from makespan.perf._learning import Learner, TableFit, fit_table, regret, sampling_design
 from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
-from makespan.perf._profile import forward_profile
-from makespan.perf._search import RankedPlan, best_plan, feasible_plans, rank_plans
-from makespan.perf._sensitivity import envelope, sensitivity_curve, sensitivity_families
-from makespan.perf._table_fit import TableFit, fit_table, regret
+from makespan.perf._search import (
+    RankedPlan,
+    best_plan,
+    envelope,
+    feasible_plans,
+    rank_plans,
+    sensitivity_curve,
+    sensitivity_families,
+)
 
 __all__ = [
     "FORMS",

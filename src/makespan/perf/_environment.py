@@ -21,6 +21,7 @@ __all__ = [
     "load_environment",
     "preset_sources",
 ]
+_PACKAGE = "makespan.perf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,6 @@ class Environment:
     def node(self) -> NodeSpec:
         """Kind of node: decides memory feasibility and which GPUs share a network card."""
         return self.cluster.nodes[0]
-
-
-_PACKAGE = "makespan.perf"
 
 
 def environment_names() -> tuple[str, ...]:

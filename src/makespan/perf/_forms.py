@@ -1,4 +1,4 @@
-"""What a form of the performance model is, and the pieces that both forms share."""
+"""The forms of the performance model: what a form is, the one of the paper and the one the traces ask for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,20 @@ import numpy.typing as npt
 from makespan.perf._environment import Constants
 from makespan.perf._points import Points
 
-__all__ = ["PARAMETER_UNIT", "Form", "Phases", "Profile", "Terms", "p_norm", "reported_phases"]
+__all__ = [
+    "EXTENDED",
+    "Form",
+    "PARAMETER_UNIT",
+    "PUBLISHED",
+    "Phases",
+    "Profile",
+    "Terms",
+    "p_norm",
+    "reported_phases",
+]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
 PARAMETER_UNIT = 1e9
 """Costs a parameter are fitted in seconds per 1e9 parameters, so that they are of order one."""
 
@@ -23,6 +32,8 @@ _HALF = 2  # bytes of one 16-bit activation
 _ALL_REDUCES = 4  # a layer: two forward, two backward (Shoeybi et al. 2019, section 3)
 _ALL_REDUCE_PASSES = 2  # reduce-scatter and all-gather
 _DIRECTIONS = 2  # activations forward, their gradients back
+_MOST_FIXED = 0.8  # a profile that is all fixed cost says nothing of a sample
+Values = dict[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +66,6 @@ class Profile:
         """Forward time of one more sample, given the fixed cost of a pass."""
         fixed = min(self.n_micro * launch_s, _MOST_FIXED * self.time_s)
         return (self.time_s - fixed) / self.samples
-
-
-_MOST_FIXED = 0.8  # a profile that is all fixed cost says nothing of a sample
 
 
 class Phases(NamedTuple):
@@ -189,3 +197,188 @@ def p_norm(x: Floats, y: Floats, k: Floats) -> Floats:
     largest = np.maximum(np.maximum(x, y), np.finfo(np.float64).tiny)
     smaller = np.minimum(x, y) / largest
     return np.asarray(largest * (1.0 + smaller**k) ** (1.0 / k))
+
+
+def _published_phases(theta: Floats, terms: Terms) -> Phases:
+    """Predict iteration times (Morphling, section 4, iteration time)."""
+    points, k = terms.points, PUBLISHED.named(theta)
+    samples = points.replica_batch_size * points.tokens_share
+    forward = terms.profile.per_sample_s * samples / points.tp
+    backward = k["k_bwd"] * forward + points.checkpoint_fraction * forward
+    forward, backward = forward * terms.bubble_factor, backward * terms.bubble_factor
+    # Only the last of a micro-steps overlaps the exchange; a pipeline exchanges once, at its end.
+    overlapped = np.where(points.is_model_parallel, 1.0, 1.0 / points.n_micro) * backward
+    sync = p_norm(overlapped, _exchange_s(terms), k["k_sync"])
+    compute = forward + (backward - overlapped) + sync + _model_parallel_s(terms)
+    optimize = k["k_opt"] * terms.parameters / _shards(terms)
+    swap = terms.gradient_bytes / points.dp / terms.constants.pcie_bandwidth_bytes_per_s
+    host = k["k_opt_off"] * terms.parameters / (points.dp * points.cpu_threads)
+    off_compute = compute - sync + p_norm(sync, swap, k["k_off"])
+    compute = np.where(points.is_offload, off_compute, compute)
+    optimize = np.where(points.is_offload, p_norm(host, swap, k["k_swap"]), optimize)
+    return Phases(compute + optimize + k["k_const"], compute, optimize)
+
+
+def _bandwidth(terms: Terms) -> Floats:
+    constants = terms.constants
+    inside = terms.points.n_nodes == 1
+    return np.where(inside, constants.intra_bandwidth_bytes_per_s, constants.flat_bandwidth_bytes_per_s)
+
+
+def _exchange_s(terms: Terms) -> Floats:
+    return np.asarray(2.0 * terms.ring_share * terms.gradient_bytes / _bandwidth(terms))
+
+
+def _model_parallel_s(terms: Terms) -> Floats:
+    tensor = terms.tp_bytes / terms.constants.intra_bandwidth_bytes_per_s
+    point_to_point = (terms.points.pp - 1.0) * terms.boundary_bytes / _bandwidth(terms)
+    return np.asarray(terms.bubble_factor * (tensor + point_to_point))
+
+
+def _shards(terms: Terms) -> Floats:
+    points = terms.points
+    return np.asarray(np.where(points.is_zero, points.dp, points.tp * points.pp))
+
+
+def _published_comparable(points: Points) -> tuple[Bools, Bools]:
+    """Compare the optimiser phase of replicated and model-parallel plans alone.
+
+    The other phases contain exposed gathers, or lack the exchange, which this form does not tell
+    apart.
+    """
+    none = np.zeros(len(points), dtype=bool)
+    return none, reported_phases(points) & (points.is_data_parallel | points.is_model_parallel)
+
+
+PUBLISHED = Form(
+    name="published",
+    parameters=("k_bwd", "k_sync", "k_opt", "k_opt_off", "k_off", "k_swap", "k_const"),
+    phases=_published_phases,
+    comparable=_published_comparable,
+)
+
+
+def _extended_phases(theta: Floats, terms: Terms) -> Phases:
+    """Predict iteration times; the terms are derived on the background page of the model."""
+    points, k = terms.points, EXTENDED.named(theta)
+    compute, optimize = _replicated(k, terms)
+    if points.is_zero.any():
+        compute, optimize = _choose(points.is_zero, _partitioned(k, terms), (compute, optimize))
+    if points.is_offload.any():
+        compute, optimize = _choose(points.is_offload, _offloaded(k, terms), (compute, optimize))
+    total = compute + optimize + k["k_const"]
+    if not points.is_model_parallel.any():
+        return Phases(total, compute, optimize)
+    pipeline, exchange, update = _model_parallel(k, terms)
+    with_exchange = pipeline + exchange
+    reported = pipeline if _exchange_is_apart(terms) else with_exchange
+    parallel = points.is_model_parallel
+    return Phases(
+        np.where(parallel, with_exchange + update + k["k_const3"], total),
+        np.where(parallel, reported, compute),
+        np.where(parallel, update, optimize),
+    )
+
+
+def _choose(mask: Bools, new: tuple[Floats, Floats], old: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    return np.where(mask, new[0], old[0]), np.where(mask, new[1], old[1])
+
+
+def _exchange_is_apart(terms: Terms) -> bool:
+    return terms.points.workload.model_parallel_stack.phase_style == "3d"
+
+
+def _ring_s(k: Values, terms: Terms, stragglers: bool = True, partitioned: bool = False) -> Floats:
+    """Time of one ring pass: the slower of device link and cards, plus waiting for stragglers."""
+    constants = terms.constants
+    moved = terms.ring_share * terms.gradient_bytes
+    cards = k["k_net"] * moved * terms.points.ring_load / constants.nic_bandwidth_bytes_per_s
+    wire = np.maximum(moved / constants.intra_bandwidth_bytes_per_s, cards)
+    if not stragglers:
+        return wire
+    fixed = constants.zero_straggler_s if partitioned else constants.straggler_s
+    a_byte = constants.zero_straggler_s_per_byte if partitioned else constants.straggler_s_per_byte
+    return np.asarray(wire + (fixed + a_byte * terms.gradient_bytes) * terms.straggler_factor)
+
+
+def _forward_backward(k: Values, terms: Terms) -> tuple[Floats, Floats]:
+    """Forward and backward time of all micro-steps of a replica without model parallelism."""
+    points, constants = terms.points, terms.constants
+    is_async = points.workload.data_parallel_stack.phase_style == "ddp"
+    launch = constants.async_launch_s if is_async else constants.forward_launch_s
+    growing = terms.profile.marginal_s(launch) * points.replica_batch_size
+    forward = points.n_micro * launch + growing
+    again = constants.recompute_share * points.checkpoint_fraction * forward
+    backward = k["k_bwd"] * growing + points.n_micro * constants.backward_launch_s + again
+    return forward, backward
+
+
+def _replicated(k: Values, terms: Terms) -> tuple[Floats, Floats]:
+    forward, backward = _forward_backward(k, terms)
+    compute = forward + p_norm(backward, 2.0 * _ring_s(k, terms), k["k_sync"])
+    return compute, k["k_opt"] * terms.parameters + np.zeros_like(compute)
+
+
+def _partitioned(k: Values, terms: Terms) -> tuple[Floats, Floats]:
+    forward, backward = _forward_backward(k, terms)
+    scatter = _ring_s(k, terms, partitioned=True)
+    compute = forward + p_norm(backward, scatter, k["k_zero"])
+    gather = scatter / terms.constants.gather_efficiency
+    return compute, gather + k["k_opt"] * terms.parameters / terms.points.n_gpus
+
+
+def _offloaded(k: Values, terms: Terms) -> tuple[Floats, Floats]:
+    points, constants = terms.points, terms.constants
+    forward, backward = _forward_backward(k, terms)
+    scatter = _ring_s(k, terms, partitioned=True)
+    copy = terms.gradient_bytes / points.n_gpus / constants.pcie_bandwidth_bytes_per_s
+    compute = forward + backward + scatter + copy + k["k_off"] * terms.parameters
+    own = k["k_cpu"] * constants.reference_cpu_threads / points.cpu_threads
+    shared = constants.host_contention_s * (points.gpus_on_largest_node - 1.0)
+    update = constants.host_update_s + (own + shared) / points.n_gpus
+    return compute, scatter / constants.gather_efficiency + update * terms.parameters
+
+
+def _model_parallel(k: Values, terms: Terms) -> tuple[Floats, Floats, Floats]:
+    """Pipeline, gradient exchange and optimiser times."""
+    points, constants = terms.points, terms.constants
+    samples = points.replica_batch_size * points.tokens_share / points.tp
+    forward = k["k_fwd"] * terms.profile.per_sample_s * samples
+    passes = 1.0 + k["k_bwd"] + points.checkpoint_fraction
+    tensor = terms.tp_bytes * (
+        points.tp_local_share / constants.tp_bandwidth_bytes_per_s
+        + points.tp_load / constants.tp_inter_bandwidth_bytes_per_s
+    )
+    hops = terms.boundary_bytes * (
+        points.pp_local_hops / constants.intra_bandwidth_bytes_per_s
+        + points.pp_load / constants.p2p_bandwidth_bytes_per_s
+    )
+    pipeline = terms.bubble_factor * (passes * forward + tensor + k["k_pp"] * hops)
+    exchange = 2.0 * _ring_s(k, terms, stragglers=False)
+    return pipeline, exchange, k["k_opt3"] * terms.parameters / (points.tp * points.pp)
+
+
+def _extended_comparable(points: Points) -> tuple[Bools, Bools]:
+    reported = reported_phases(points)
+    return reported, reported
+
+
+EXTENDED = Form(
+    name="extended",
+    parameters=(
+        "k_bwd",
+        "k_sync",
+        "k_zero",
+        "k_opt",
+        "k_cpu",
+        "k_off",
+        "k_const",
+        "k_net",
+        "k_fwd",
+        "k_pp",
+        "k_const3",
+        "k_opt3",
+    ),
+    phases=_extended_phases,
+    comparable=_extended_comparable,
+)

@@ -1,23 +1,263 @@
-"""Learning from what ran: rows of a throughput table that are known, and a model fitted to them."""
+"""From throughput tables to models: which rows are sampled, what a fit predicts, learning from what ran."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from makespan.perf._environment import Environment
-from makespan.perf._fit import Fit
-from makespan.perf._points import measured_from_table, points_from_table
-from makespan.perf._table_fit import fit_table
+from makespan.perf._fit import Fit, fit
+from makespan.perf._points import measured_from_table, plans_from_table, points_from_table
+from makespan.plans import ExecutionPlan, Placement, PlanFamily
+from makespan.workloads import Workload
+from makespan.workloads import workload as load_workload
 
-__all__ = ["SAMPLED", "Learner"]
+__all__ = ["Learner", "SAMPLED", "TableFit", "fit_table", "regret", "sampling_design"]
 
+Bools = npt.NDArray[np.bool_]
+Pair = tuple[ExecutionPlan, Placement]
+_OFFLOAD = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
+_WANTED: tuple[tuple[tuple[PlanFamily, ...], tuple[str, ...]], ...] = (
+    ((PlanFamily.DP,), ("2", "8", "2222")),
+    ((PlanFamily.ZERO_DP,), ("44",)),
+    (_OFFLOAD, ("2", "8", "2222")),
+)
+_MIXED_DEGREE = 4  # both degrees of the third model-parallel row, if it exists
 Floats = npt.NDArray[np.float64]
-
+_TIE = 1e-9  # relative difference below which two predictions count as equal
 SAMPLED = "sampled"
 """Why rows of the sampling design are known."""
+
+
+def sampling_design(frame: pd.DataFrame, workload: str) -> Bools:
+    """Choose the rows to fit: at most seven data-parallel ones and three model-parallel ones.
+
+    The rule looks at plans and placements, never at times. Of plain data parallelism it takes two
+    and eight GPUs of one node and eight GPUs on four nodes, of the partitioned optimiser
+    eight GPUs on two nodes, of offload the same three as of data parallelism. A family of which
+    fewer than two of its rows exist (fewer than one, if one is wanted) is spread over what
+    there is: fewest, most and middle number of GPUs and CPU threads. Of model-parallel plans it
+    takes the shallowest with the widest tensor parallelism on most GPUs, the deepest with the
+    narrowest on fewest GPUs, and the one nearest to tensor and pipeline degree four.
+
+    Parameters
+    ----------
+    frame
+        Schema `makespan.tables.THROUGHPUT`, rows of one workload. Infeasible and flagged rows are
+        not sampled.
+    workload
+        Key of the workload.
+
+    Returns
+    -------
+    numpy.ndarray
+        Mask of the sampled rows, (n_rows,).
+    """
+    usable = np.flatnonzero((frame["feasible"] & frame["clean"]).to_numpy(dtype=bool))
+    pairs = dict(
+        zip(usable.tolist(), plans_from_table(frame.iloc[usable], load_workload(workload)), strict=True)
+    )
+    chosen: list[int] = []
+    for families, placements in _WANTED:
+        members = {row: pair for row, pair in pairs.items() if pair[0].plan_family in families}
+        chosen += _data_parallel_rows(members, placements)
+    chosen += _model_parallel_rows({row: pair for row, pair in pairs.items() if pair[0].is_model_parallel})
+    mask = np.zeros(len(frame), dtype=bool)
+    mask[chosen] = True
+    return mask
+
+
+def _data_parallel_rows(members: dict[int, Pair], placements: tuple[str, ...]) -> list[int]:
+    exact = [
+        row
+        for text in placements
+        for row, (_, placement) in members.items()
+        if placement == Placement.parse(text)
+    ]
+    if len(exact) >= min(2, len(placements)) or not members:
+        return exact[: len(placements)]
+    ordered = sorted(members, key=lambda row: (*_size(members[row]), row))
+    return list(dict.fromkeys((ordered[-1], ordered[0], ordered[(len(ordered) - 1) // 2])))[: len(placements)]
+
+
+def _size(pair: Pair) -> tuple[int, int, int]:
+    plan, placement = pair
+    return placement.n_gpus, placement.n_nodes, plan.cpu_threads
+
+
+def _model_parallel_rows(members: dict[int, Pair]) -> list[int]:
+    if not members:
+        return []
+
+    def shallow(row: int) -> tuple[int, ...]:
+        plan, place = members[row]
+        return plan.pp, -plan.tp, -plan.n_gpus, -place.n_nodes, row
+
+    def deep(row: int) -> tuple[int, ...]:
+        plan, place = members[row]
+        return -plan.pp, plan.tp, plan.n_gpus, place.n_nodes, row
+
+    def mixed(row: int) -> tuple[float, ...]:
+        plan, place = members[row]
+        distance = abs(np.log2(plan.pp / _MIXED_DEGREE)) + abs(np.log2(plan.tp / _MIXED_DEGREE))
+        return float(distance), plan.n_gpus, place.n_nodes, row
+
+    chosen: list[int] = [min(members, key=shallow)]
+    for order in (deep, mixed):
+        left = [row for row in members if row not in chosen]
+        chosen += [min(left, key=order)] if left else []
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class TableFit:
+    """A fit to the sampled rows of a throughput table and its predictions of all of them.
+
+    Parameters
+    ----------
+    fit
+        The fit.
+    frame
+        The feasible rows of the table, with a new index.
+    fitted
+        Which of them were sampled, (n,).
+    predicted_s
+        Predicted iteration times [s], (n,).
+    """
+
+    fit: Fit
+    frame: pd.DataFrame
+    fitted: Bools
+    predicted_s: Floats
+
+    @property
+    def error_pct(self) -> Floats:
+        """Relative error of each prediction [%], not negative, (n,)."""
+        measured = self.frame["iter_time_s"].to_numpy(dtype=np.float64)
+        return np.asarray(100.0 * np.abs(self.predicted_s - measured) / measured)
+
+    def errors(self) -> pd.DataFrame:
+        """Return errors [%] on rows that were not sampled, one row a plan family and one for ``all``.
+
+        Columns: ``model, plan_family, form, n_fit, n_validate, avg_error_pct, p95_error_pct, max_error_pct``
+        over clean rows, and ``avg_error_all_rows_pct`` with flagged ones.
+        """
+        pairs = plans_from_table(self.frame, self.fit.points.workload)
+        families = np.array([plan.plan_family.title for plan, _ in pairs])
+        present = [family.title for family in PlanFamily if (families == family.title).any()]
+        masks = {title: families == title for title in present} | {"all": families != ""}
+        return pd.DataFrame([self._error_row(name, mask) for name, mask in masks.items()])
+
+    def _error_row(self, family: str, mask: Bools) -> dict[str, object]:
+        every = pd.Series(self.error_pct[mask & ~self.fitted], dtype=float)
+        clean = every[self.frame["clean"].to_numpy(dtype=bool)[mask & ~self.fitted]]
+        return {
+            "model": self.fit.workload,
+            "plan_family": family,
+            "form": self.fit.form.name,
+            "n_fit": int((mask & self.fitted).sum()),
+            "n_validate": len(clean),
+            "avg_error_pct": clean.mean(),
+            "p95_error_pct": clean.quantile(0.95),
+            "max_error_pct": clean.max(),
+            "avg_error_all_rows_pct": every.mean(),
+        }
+
+
+def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Environment) -> TableFit:
+    """Sample, fit and predict the rows of one workload in a throughput table.
+
+    Parameters
+    ----------
+    frame
+        Schema `makespan.tables.THROUGHPUT`; other workloads and infeasible rows are left out.
+    workload
+        Key of the workload.
+    form
+        Form of the model, a key of `makespan.perf.FORMS`.
+    environment
+        Shared constants and priors.
+
+    Returns
+    -------
+    TableFit
+        Fit and predictions.
+
+    Raises
+    ------
+    FitError
+        No clean feasible row can be sampled.
+    """
+    spec = load_workload(workload)
+    kept = frame[(frame["workload"] == spec.key) & frame["feasible"].astype(bool)].reset_index(drop=True)
+    measured, fitted = measured_from_table(kept), sampling_design(kept, spec.key)
+    candidates = []
+    for variant in _micro_batch_variants(spec):
+        points = points_from_table(kept, variant, environment)
+        result = fit(form, points.take(fitted), measured.take(fitted), environment)
+        candidates.append(TableFit(result, kept, fitted, result.predict(points)))
+    return min(candidates, key=lambda candidate: candidate.fit.cost)
+
+
+def _micro_batch_variants(spec: Workload) -> list[Workload]:
+    """Return the workload with each cap on the micro-batches of a pipeline that its trace may have used.
+
+    Traces do not record it. Where pipelines split the batch at all, the cap of the preset and
+    one micro-batch a sample are tried, and the better fit is kept.
+    """
+    if spec.max_microbatches == 1:
+        return [spec]
+    return [spec, replace(spec, max_microbatches=spec.global_batch_size)]
+
+
+def regret(frame: pd.DataFrame, predicted_s: Floats) -> pd.DataFrame:
+    """Evaluate the choice of the plan: what is lost when the plan predicted as fastest is run.
+
+    Of plans predicted as equally fast the one that partitions most is chosen, because it needs
+    no more memory.
+
+    Parameters
+    ----------
+    frame
+        Columns ``workload, exec_plan, placement, clean, feasible, iter_time_s`` [s], and
+        ``cpu_threads`` where the table has them; one workload.
+    predicted_s
+        Predicted iteration time of each row [s], (n_rows,).
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``workload, placement, best_plan, chosen_plan, regret_pct``, one row a placement (and number
+        of CPU threads) on which at least two clean plans were measured; regret is the share [%]
+        of the best throughput that is lost.
+    """
+    usable = (frame["clean"] & frame["feasible"]).to_numpy(dtype=bool)
+    kept = frame[usable].assign(predicted_s=np.asarray(predicted_s)[usable])
+    keys = ["workload", "placement"] + (["cpu_threads"] if "cpu_threads" in kept else [])
+    records = [
+        {"workload": key[0], "placement": key[1]} | _chosen_plan(group)
+        for key, group in kept.groupby(keys, sort=True)
+        if len(group) > 1
+    ]
+    names = ["workload", "placement", "best_plan", "chosen_plan", "regret_pct"]
+    return pd.DataFrame(records, columns=names)
+
+
+def _chosen_plan(group: pd.DataFrame) -> dict[str, object]:
+    measured = group["iter_time_s"].to_numpy(dtype=np.float64)
+    predicted = group["predicted_s"].to_numpy(dtype=np.float64)
+    plans = [str(text) for text in group["exec_plan"]]
+    tied = np.flatnonzero(predicted <= predicted.min() * (1.0 + _TIE))
+    chosen = min(tied.tolist(), key=lambda row: (-_partitioning(plans[row]), plans[row]))
+    best = int(np.argmin(measured))
+    lost = 100.0 * (1.0 - measured[best] / measured[chosen])
+    return {"best_plan": plans[best], "chosen_plan": plans[chosen], "regret_pct": float(lost)}
+
+
+def _partitioning(text: str) -> int:
+    return int(text.startswith("zero"))
 
 
 @dataclass(slots=True)

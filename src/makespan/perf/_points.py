@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,96 @@ import pandas as pd
 
 from makespan.errors import FitError, TraceError
 from makespan.perf._environment import Environment
-from makespan.perf._geometry import geometry
 from makespan.plans import ExecutionPlan, Placement, read_plan, resolve_micro_batch
 from makespan.workloads import Workload
 from makespan.workloads import workload as load_workload
 
 __all__ = [
+    "Geometry",
     "Measured",
     "Points",
+    "geometry",
     "measured_from_table",
     "plans_from_table",
     "points_from_plans",
     "points_from_table",
 ]
 
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
+_FLAGS = ("is_zero", "is_offload", "is_model_parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Load of network cards under the groups of a plan.
+
+    A load of 1 means that a group has the rate of one card, 2 half of it, 0.5 that of two cards.
+    """
+
+    ring_load: float
+    tp_load: float
+    tp_local_share: float
+    pp_load: float
+    pp_local_hops: float
+
+
+@lru_cache(maxsize=65536)
+def geometry(gpus_per_node: tuple[int, ...], pp: int, tp: int, dp: int, gpus_per_nic: int) -> Geometry:
+    """Derive the card loads of a plan on a placement.
+
+    Ranks fill the nodes in order; tensor rank runs fastest, then data, then pipeline. A group
+    spreads its traffic evenly over the cards of its members on a node, and the rate of a group
+    follows its most loaded card.
+    """
+    node = np.repeat(np.arange(len(gpus_per_node)), gpus_per_node)
+    local = np.concatenate([np.arange(count) for count in gpus_per_node])
+    card = node * (max(gpus_per_node) // gpus_per_nic + 1) + local // gpus_per_nic
+    shape = (pp, dp, tp)
+    ring = _group_loads(
+        node.reshape(shape).swapaxes(1, 2).reshape(-1, dp),
+        card.reshape(shape).swapaxes(1, 2).reshape(-1, dp),
+    )
+    tensor = _group_loads(node.reshape(-1, tp), card.reshape(-1, tp)).reshape(pp, dp).max(axis=1)
+    boundary = _boundary_flows(node.reshape(pp, -1), card.reshape(pp, -1))
+    return Geometry(
+        ring_load=float(ring.max()),
+        tp_load=float(tensor.mean()),
+        tp_local_share=float((tensor == 0).mean()),
+        pp_load=float(boundary.sum()),
+        pp_local_hops=float((boundary == 0).sum()),
+    )
+
+
+def _group_loads(node: Ints, card: Ints) -> Floats:
+    """Return the largest card load that each group (row) meets, 0 inside a node."""
+    crosses = node.min(axis=1) != node.max(axis=1)
+    loads = np.zeros(len(node))
+    if not crosses.any():
+        return loads
+    group = np.repeat(np.flatnonzero(crosses), node.shape[1])
+    n_cards = int(card.max()) + 1
+    keys, first = np.unique(group * n_cards + card[crosses].ravel(), return_index=True)
+    owner, used = keys // n_cards, keys % n_cards
+    group_node = owner * (int(node.max()) + 1) + node[crosses].ravel()[first]
+    cards_there = np.bincount(group_node)[group_node]
+    card_load = np.bincount(used, weights=1.0 / cards_there, minlength=n_cards)
+    np.maximum.at(loads, owner, card_load[used])
+    return loads
+
+
+def _boundary_flows(node: Ints, card: Ints) -> Floats:
+    """Return, for each stage boundary, the most flows that a card sends or receives."""
+    flows = np.zeros(max(len(node) - 1, 0))
+    for index in range(len(flows)):
+        crosses = node[index] != node[index + 1]
+        if crosses.any():
+            sent = np.bincount(card[index][crosses])
+            received = np.bincount(card[index + 1][crosses])
+            flows[index] = max(sent.max(), received.max())
+    return flows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +128,7 @@ class Points:
     is_zero, is_offload, is_model_parallel
         Partitioned optimiser, optimiser on the host, family with tensor or pipeline parallelism.
     ring_load, tp_load, tp_local_share, pp_load, pp_local_hops
-        Card loads, see `makespan.perf._geometry.Geometry`.
+        Card loads, see `makespan.perf._points.Geometry`.
     """
 
     workload: Workload
@@ -111,7 +185,6 @@ class Points:
 
 
 _ARRAYS = tuple(field.name for field in fields(Points) if field.name != "workload")
-_FLAGS = ("is_zero", "is_offload", "is_model_parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +274,7 @@ def _row(plan: ExecutionPlan, placement: Placement, spec: Workload, gpus_per_nic
 
 
 def plans_from_table(frame: pd.DataFrame, spec: Workload) -> list[tuple[ExecutionPlan, Placement]]:
-    """Read plan and placement of every row of a throughput table; micro-batches stay unresolved.
-
-    Raises
-    ------
-    NotationError, PlanError
-        A text is not a plan or placement, or does not fit the workload.
-    """
+    """Read plan and placement of every row of a throughput table; micro-batches stay unresolved."""
     pairs = []
     for text, place, threads in zip(
         frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True

@@ -1,9 +1,12 @@
-"""Search for the fastest feasible plan."""
+"""Search for the fastest feasible plan, on one placement and against GPUs and CPU threads."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from makespan.errors import InfeasiblePlanError
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InfeasiblePlanError, InputError
 from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.perf._fit import Fit
 from makespan.perf._points import points_from_plans
@@ -14,10 +17,21 @@ from makespan.plans import (
     enumerate_plans,
     memory_estimate,
     resolve_micro_batch,
+    write_exec_plan,
 )
+from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES
 from makespan.workloads import Workload
 
-__all__ = ["RankedPlan", "best_plan", "feasible_plans", "rank_plans"]
+__all__ = [
+    "RankedPlan",
+    "best_plan",
+    "envelope",
+    "feasible_plans",
+    "rank_plans",
+    "sensitivity_curve",
+    "sensitivity_families",
+]
+_OFFLOAD = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +154,140 @@ def best_plan(
             f"families searched: {families}"
         )
     return ranked[0]
+
+
+def sensitivity_families(
+    fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int], cpu_threads: Iterable[int] = ()
+) -> pd.DataFrame:
+    """Predict the best plan of each family at each number of GPUs.
+
+    All plans of all GPU counts are predicted in one call.
+
+    Parameters
+    ----------
+    fit
+        Fitted model of the workload.
+    cluster
+        Nodes of one kind; placements are packed on as few of them as possible.
+    gpu_counts
+        Numbers of GPUs to use exactly.
+    cpu_threads
+        Further CPU threads a GPU at which the offload families are predicted, beside the
+        node's threads divided by its GPUs; numbers for which a node lacks threads are left out.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.SENSITIVITY_FAMILIES`, one row a family, number of GPUs and number of
+        CPU threads for which a feasible plan exists.
+
+    Raises
+    ------
+    InputError
+        A number of GPUs or threads is below 1, or the cluster has fewer GPUs.
+    """
+    counts = _checked_counts(gpu_counts, cluster)
+    threads = sorted(set(cpu_threads))
+    if threads and threads[0] < 1:
+        raise InputError(f"cpu_threads {threads[0]}; accepted: at least 1 a GPU")
+    pairs = [pair for count in counts for pair in _candidates(fit, cluster, count, threads)]
+    columns = SENSITIVITY_FAMILIES.names
+    if not pairs:
+        return SENSITIVITY_FAMILIES.validate(pd.DataFrame(columns=columns), where="sensitivity")
+    times = fit.predict(points_from_plans(pairs, fit.points.workload, fit.environment))
+    frame = pd.DataFrame(
+        {
+            "model": fit.workload,
+            "plan_family": [plan.plan_family.title for plan, _ in pairs],
+            "gpus": [plan.n_gpus for plan, _ in pairs],
+            "cpu_threads": [plan.cpu_threads for plan, _ in pairs],
+            "plan": [write_exec_plan(plan) for plan, _ in pairs],
+            "throughput_samples_per_s": fit.points.workload.global_batch_size / times,
+        }
+    )
+    order = {family.title: number for number, family in enumerate(PlanFamily)}
+    frame["order"] = frame["plan_family"].map(order)
+    keys = ["order", "gpus", "cpu_threads"]
+    frame = frame.sort_values(
+        [*keys, "throughput_samples_per_s"], ascending=[True, True, True, False], kind="stable"
+    )
+    best = frame.drop_duplicates(keys)[columns]
+    return SENSITIVITY_FAMILIES.validate(best, where="sensitivity")
+
+
+def _checked_counts(gpu_counts: Iterable[int], cluster: ClusterSpec) -> list[int]:
+    counts = sorted(set(gpu_counts))
+    if not counts or counts[0] < 1 or counts[-1] > cluster.n_gpus:
+        raise InputError(
+            f"GPU counts {counts}; accepted: one or more, each from 1 to the {cluster.n_gpus} GPUs of "
+            f"{cluster.name!r}"
+        )
+    return counts
+
+
+def _candidates(
+    fit: Fit, cluster: ClusterSpec, count: int, threads: Sequence[int]
+) -> list[tuple[ExecutionPlan, Placement]]:
+    node, workload = cluster.nodes[0], fit.points.workload
+    placement = Placement.packed(count, node.n_gpus)
+    plans = feasible_plans(workload, placement, node)
+    seen, most = node.cpu_threads_per_gpu, node.cpu_threads // placement.gpus_per_node[-1]
+    others = [number for number in threads if number != seen and number <= most]
+    for plan in [plan for plan in plans if plan.plan_family in _OFFLOAD]:
+        plans += [plan.with_cpu_threads(number) for number in others]
+    return [(plan, placement) for plan in plans]
+
+
+def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) -> pd.DataFrame:
+    """Find the best plan with at most g GPUs.
+
+    Parameters
+    ----------
+    families
+        Result of `sensitivity_families`; rows with further CPU threads are left out.
+    gpu_counts
+        Limits g; all from 1 to the largest number of GPUs in the table if not given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.SENSITIVITY`; throughput never falls with g. Where nothing can run
+        the plan is empty and the throughput 0.
+    """
+    usual = _usual_threads(families)
+    largest = int(usual["gpus"].max()) if len(usual) else 0
+    limits = sorted(set(gpu_counts)) if gpu_counts is not None else list(range(1, largest + 1))
+    records = []
+    for model, part in usual.groupby("model", sort=False):
+        by_gpus = part.sort_values(
+            ["gpus", "throughput_samples_per_s"], ascending=[True, False], kind="stable"
+        )
+        gpus = by_gpus["gpus"].to_numpy()
+        rate = by_gpus["throughput_samples_per_s"].to_numpy()
+        plans = by_gpus["plan"].to_numpy()
+        best = np.maximum.accumulate(rate)
+        for limit in limits:
+            end = int(np.searchsorted(gpus, limit, side="right"))
+            winner = int(np.argmax(rate[:end])) if end else -1
+            records.append((model, limit, plans[winner] if end else "", best[end - 1] if end else 0.0))
+    return SENSITIVITY.validate(pd.DataFrame(records, columns=SENSITIVITY.names), where="sensitivity")
+
+
+def _usual_threads(families: pd.DataFrame) -> pd.DataFrame:
+    """Rows of plans on the device, and of offload plans with the threads that those come with."""
+    on_device = families[~families["plan_family"].isin([family.title for family in _OFFLOAD])]
+    usual = on_device["cpu_threads"] if len(on_device) else families["cpu_threads"]
+    return families[families["cpu_threads"] == usual.max()] if len(families) else families
+
+
+def sensitivity_curve(fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int]) -> pd.DataFrame:
+    """Return the envelope over all families; arguments as for `sensitivity_families`.
+
+    A model that fits on none of the GPU counts has throughput 0 everywhere.
+    """
+    counts = sorted(set(gpu_counts))
+    families = sensitivity_families(fit, cluster, counts)
+    if families.empty:
+        nothing = [(fit.workload, count, "", 0.0) for count in counts]
+        return SENSITIVITY.validate(pd.DataFrame(nothing, columns=SENSITIVITY.names), where="sensitivity")
+    return envelope(families, counts)

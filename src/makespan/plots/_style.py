@@ -1,38 +1,46 @@
-"""Style sheet, sizes, colours and the one way in which a figure is saved."""
+"""Style sheet, sizes, looks and the one way in which a figure is saved."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import matplotlib.style
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
 from makespan.errors import TraceError
 from makespan.tables import atomic_path
 
 __all__ = [
-    "FAMILY_COLOURS",
-    "FAMILY_MARKERS",
+    "FAMILIES",
     "MODEL_TITLES",
     "ONE_COLUMN_IN",
     "PALETTE",
+    "POLICIES",
     "TWO_COLUMNS_IN",
-    "family_order",
-    "model_order",
+    "Look",
+    "finished",
+    "look_of",
+    "model_panels",
     "new_figure",
-    "panel_grid",
+    "ordered",
+    "patches",
+    "plain_numbers",
     "require_columns",
     "save_figure",
-    "source_label",
     "style",
     "styled",
 ]
@@ -54,26 +62,60 @@ PALETTE = {
     "grey": "#8C8C8C",
 }
 
-FAMILY_COLOURS = {
-    "DP": PALETTE["blue"],
-    "GC": PALETTE["sky"],
-    "ZeRO-DP+GA": PALETTE["green"],
-    "ZeRO-Offload": PALETTE["orange"],
-    "ZeRO-Offload+GC": PALETTE["vermilion"],
-    "TP+GA": PALETTE["olive"],
-    "TP+PP": PALETTE["purple"],
-    "DP+TP+PP": PALETTE["black"],
+LineStyle = str | tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a policy or a plan family looks in every figure.
+
+    Parameters
+    ----------
+    title
+        Name in legends.
+    colour
+        Of bars and lines.
+    marker
+        Of points.
+    line
+        Dash pattern of lines.
+    strength
+        From 0 (white) to 1: how much of the colour bars have.
+    """
+
+    title: str
+    colour: str
+    marker: str
+    line: LineStyle = "-"
+    strength: float = 1.0
+
+
+FAMILIES = {
+    look.title: look
+    for look in (
+        Look("DP", PALETTE["blue"], "o"),
+        Look("GC", PALETTE["sky"], "s"),
+        Look("ZeRO-DP+GA", PALETTE["green"], "^"),
+        Look("ZeRO-Offload", PALETTE["orange"], "D"),
+        Look("ZeRO-Offload+GC", PALETTE["vermilion"], "d"),
+        Look("TP+GA", PALETTE["olive"], "P"),
+        Look("TP+PP", PALETTE["purple"], "v"),
+        Look("DP+TP+PP", PALETTE["black"], "h"),
+    )
 }
-FAMILY_MARKERS = {
-    "DP": "o",
-    "GC": "s",
-    "ZeRO-DP+GA": "^",
-    "ZeRO-Offload": "D",
-    "ZeRO-Offload+GC": "d",
-    "TP+GA": "P",
-    "TP+PP": "v",
-    "DP+TP+PP": "h",
+"""Families of execution plans, in the order of the figures."""
+
+POLICIES = {
+    "sia": Look("Sia", PALETTE["vermilion"], "D"),
+    "synergy": Look("Synergy", PALETTE["green"], "^"),
+    "antman": Look("AntMan", PALETTE["purple"], "v"),
+    "gavel": Look("Gavel", PALETTE["olive"], "P"),
+    "tiresias": Look("Tiresias", PALETTE["orange"], "d"),
+    "srtf": Look("SRTF", PALETTE["black"], "<", (0, (4, 2))),
+    "sjf": Look("SJF", PALETTE["black"], ">", (0, (5, 1, 1, 1))),
+    "fifo": Look("FIFO", PALETTE["grey"], "h", (0, (1, 1))),
 }
+"""Policies with which papers compare theirs, in the order of the figures."""
 
 MODEL_TITLES = {
     "vit": "ViT-Base",
@@ -94,6 +136,18 @@ _SOURCE_LABELS = {
 }
 
 _P = ParamSpec("_P")
+
+
+def look_of(looks: Mapping[str, Look], name: str) -> Look:
+    """Return a look by name; unknown names are grey crosses under their own name."""
+    return looks.get(name, Look(name, PALETTE["grey"], "X"))
+
+
+def ordered(names: Iterable[Any], known: Iterable[str]) -> list[str]:
+    """Return distinct names in the order of the known ones, the others sorted behind them."""
+    found = set(names)
+    first = [name for name in known if name in found]
+    return first + sorted(found - set(first))
 
 
 @contextmanager
@@ -122,42 +176,57 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     return Figure(figsize=(width_in, height_in))
 
 
-def panel_grid(n_panels: int, height_in: float) -> tuple[Figure, list[Axes]]:
-    """Create panels side by side, four at most in a row, and one more for the legend.
-
-    Parameters
-    ----------
-    n_panels
-        Panels that will be drawn; the others are hidden.
-    height_in
-        Height of a row [inches].
-
-    Returns
-    -------
-    tuple
-        The figure and its panels in reading order; the last one is free for the legend.
-    """
-    n_columns = min(n_panels + 1, _PANELS_PER_ROW)
-    n_rows = math.ceil((n_panels + 1) / n_columns)
+def model_panels(
+    models: Sequence[str], height_in: float, draw: Callable[[Axes, str], None]
+) -> tuple[Figure, Axes]:
+    """Draw a panel a model, four at most in a row [inches]; the panel returned is free for the legend."""
+    n_columns = min(len(models) + 1, _PANELS_PER_ROW)
+    n_rows = math.ceil((len(models) + 1) / n_columns)
     figure = new_figure(TWO_COLUMNS_IN * max(n_columns, 2) / _PANELS_PER_ROW, height_in * n_rows + 0.2)
     panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
-    for axes in panels[n_panels:]:
+    for axes in panels[len(models) :]:
         axes.set_axis_off()
-    return figure, panels
+    for axes, model in zip(panels, models, strict=False):
+        draw(axes, model)
+        axes.set_title(MODEL_TITLES.get(model, model))
+    return figure, panels[len(models)]
 
 
-def source_label(figure: Figure, source: str, strip: bool = True) -> None:
-    """Say in the lower right corner where the numbers of a figure come from.
+def plain_numbers() -> FuncFormatter:
+    """Return a formatter that writes ticks without exponents."""
+    return FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def patches(names: Iterable[str], looks: Mapping[str, Look]) -> list[Patch | Line2D]:
+    """Return legend entries with a filled box for each name."""
+    return [Patch(color=look_of(looks, name).colour, label=name) for name in names]
+
+
+def finished(
+    figure: Figure, source: str, handles: Sequence[Artist] = (), strip: bool = True, **legend: Any
+) -> Figure:
+    """Give a figure its legend, and say in the lower right corner where its numbers come from.
 
     Parameters
     ----------
     figure
-        The finished figure.
+        The figure with all panels drawn.
     source
         Name of the throughput source.
+    handles
+        Legend entries; none for a figure that has its legend elsewhere.
     strip
         Whether a strip at the lower edge is kept free; not needed beside an x label.
+    legend
+        Further options of the legend.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The same figure.
     """
+    if handles:
+        figure.legend(handles=handles, **({"loc": "outside upper center"} | legend))
     engine = figure.get_layout_engine()
     if isinstance(engine, ConstrainedLayoutEngine) and strip:
         share = 0.13 / figure.get_figheight()
@@ -167,6 +236,7 @@ def source_label(figure: Figure, source: str, strip: bool = True) -> None:
         0.995, 0.02 / figure.get_figheight(), f"source: {label}",
         ha="right", va="bottom", fontsize=5.5, color="#707070",
     )  # fmt: skip
+    return figure
 
 
 def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[Path, Path, Path]:
@@ -224,18 +294,3 @@ def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:
         raise TraceError(f"figure {figure!r}: table lacks column(s) {', '.join(missing)}; found: {found}")
     if table.empty:
         raise TraceError(f"figure {figure!r}: the table has no rows")
-
-
-def _ordered(found: "pd.Series[str]", known: list[str]) -> list[str]:
-    names = set(found)
-    return [name for name in known if name in names] + sorted(names - set(known))
-
-
-def model_order(models: "pd.Series[str]") -> list[str]:
-    """Return the models of a column in the order of the papers, unknown ones last."""
-    return _ordered(models, list(MODEL_TITLES))
-
-
-def family_order(families: "pd.Series[str]") -> list[str]:
-    """Return the plan families of a column in the order of the papers, unknown ones last."""
-    return _ordered(families, list(FAMILY_COLOURS))

@@ -1,11 +1,14 @@
-"""What is free on the nodes, in a form that makes best fit cheap on large clusters."""
+"""Placing: what is free on the nodes, and best fit that stays cheap on large clusters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from makespan.hardware import ClusterSpec
 from makespan.sim import Catalogue, ClusterView, Configuration
 
-__all__ = ["Room", "can_starve"]
+__all__ = ["Room", "can_starve", "fastest_by_placement"]
+
+
+Fit = tuple[Configuration, tuple[int, ...]]  # what runs, and its nodes in the order of its counts
 
 
 def can_starve(cluster: ClusterSpec, catalogue: Catalogue) -> bool:
@@ -20,6 +23,17 @@ def can_starve(cluster: ClusterSpec, catalogue: Catalogue) -> bool:
         node.n_gpus * threads > node.cpu_threads or node.n_gpus * host_bytes > node.host_memory_bytes
         for node in cluster.nodes
     )
+
+
+def fastest_by_placement(items: Iterable[Configuration]) -> list[Configuration]:
+    """Return the configuration predicted fastest on each placement, in the order of placements."""
+    best: dict[tuple[tuple[int, ...], tuple[str, ...]], Configuration] = {}
+    for item in items:
+        key = (item.counts, item.types_by_count)
+        known = best.get(key)
+        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
+            best[key] = item
+    return list(best.values())
 
 
 class Room:
@@ -49,19 +63,12 @@ class Room:
         self._refused: set[Configuration | tuple[Configuration, ...]] = set()
         self._levels = [0] * (max(gpus, default=0) + 1)
         for node, free in enumerate(gpus):
-            self._levels[free] |= 1 << node
+            if free:  # nobody asks for the nodes of level 0
+                self._levels[free] |= 1 << node
 
     @classmethod
     def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
-        """Return what is free now.
-
-        Parameters
-        ----------
-        view
-            The cluster.
-        is_tight
-            Whether CPU threads and host memory must be watched, see `can_starve`.
-        """
+        """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
         gpus = view.free_gpus
         room = cls(gpus, view.free_cpus, view.free_host_memory_bytes) if is_tight else cls(gpus)
         room._widen(max(view.gpus_per_node, default=0))
@@ -78,6 +85,10 @@ class Room:
         other._refused = self._refused.copy()
         return other
 
+    def histogram(self) -> list[int]:
+        """Return how many nodes have so many free devices, from 1 on; place 0 means nothing."""
+        return [level.bit_count() for level in self._levels]
+
     def fit(self, item: Configuration) -> tuple[int, ...] | None:
         """Return nodes for a configuration in the order of its `counts`, or None; takes nothing."""
         if item.n_gpus > self.n_gpus or item in self._refused:
@@ -89,10 +100,10 @@ class Room:
         for count in item.counts:
             for level in range(count, n_levels):
                 candidates = levels[level] & ~taken
-                if candidates and self._supplies is not None:
-                    candidates = _supplied(candidates, item, count, *self._supplies)
-                if candidates:
-                    bit = candidates & -candidates
+                bit = candidates & -candidates
+                if bit and self._supplies is not None:
+                    bit = _first_supplied(candidates, item, count, *self._supplies)
+                if bit:
                     taken |= bit
                     nodes.append(bit.bit_length() - 1)
                     break
@@ -101,7 +112,7 @@ class Room:
                 return None
         return tuple(nodes)
 
-    def first_fit(self, items: tuple[Configuration, ...]) -> tuple[Configuration, tuple[int, ...]] | None:
+    def first_fit(self, items: tuple[Configuration, ...]) -> Fit | None:
         """Return the first configuration that fits, with its nodes, or None; takes nothing."""
         if items in self._refused:
             return None
@@ -121,6 +132,16 @@ class Room:
         self._move(item, nodes, 1)
         if self._refused:
             self._refused.clear()
+
+    def take_if_free(self, item: Configuration, nodes: Sequence[int]) -> bool:
+        """Hold a configuration on just these nodes and return True, or return False if they lack room."""
+        if any(self.gpus[node] < count for node, count in zip(nodes, item.counts, strict=True)):
+            return False
+        self.take(item, nodes)
+        if self.has_shortage():
+            self.give(item, nodes)
+            return False
+        return True
 
     def has_shortage(self) -> bool:
         """Whether more was taken than there was of CPU threads or host memory."""
@@ -148,16 +169,15 @@ class Room:
         self._levels += [0] * (most + 1 - len(self._levels))
 
 
-def _supplied(
+def _first_supplied(
     candidates: int, item: Configuration, count: int, cpus: Sequence[int], host_bytes: Sequence[float]
 ) -> int:
-    """Return those of some nodes, as bits, that have the threads and the memory for a share."""
+    """Bit of the first of some nodes that has the threads and the memory for a share, or 0."""
     threads, needed_bytes = count * item.cpu_threads, count * item.host_memory_bytes_per_gpu
-    found, rest = 0, candidates
-    while rest:
-        bit = rest & -rest
-        rest ^= bit
+    while candidates:
+        bit = candidates & -candidates
         node = bit.bit_length() - 1
         if cpus[node] >= threads and host_bytes[node] >= needed_bytes:
-            found |= bit
-    return found
+            return bit
+        candidates ^= bit
+    return 0

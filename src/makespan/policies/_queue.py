@@ -1,34 +1,23 @@
-"""The common loop of policies that keep what the user asked for and only choose the order."""
+"""The queue of policies that keep what users asked for and only choose the order, and its preemption."""
 
 from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from makespan.policies._pool import Pool, make_room
+from makespan.policies._placing import Fit, Room
 from makespan.sim import Allocation, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["acceptable", "serve"]
+__all__ = ["acceptable", "preempt", "serve"]
 
 Key = tuple[Any, ...]
-Options = Callable[[JobView], tuple[Configuration, ...]]
-Victims = Callable[[JobView], Iterable[JobView]]
 
 
 def acceptable(
     options: tuple[Configuration, ...], steps: float, delay_s: float, max_stretch: float
 ) -> tuple[Configuration, ...]:
-    """Return the options on which a run is not much longer than on the first.
+    """Options on which a run of so many steps takes at most ``max_stretch`` times as long as on the first.
 
-    Parameters
-    ----------
-    options
-        Configurations of one job, fewest nodes first.
-    steps
-        Steps to run.
-    delay_s
-        Restart delay that every run begins with [s].
-    max_stretch
-        Largest accepted ratio of predicted run times, at least 1.
+    The restart delay [s] that every run begins with is counted; the first option has the fewest nodes.
     """
     limit_s = max_stretch * (delay_s + steps * options[0].predicted_iter_time_s)
     chosen = tuple(option for option in options if delay_s + steps * option.predicted_iter_time_s <= limit_s)
@@ -38,8 +27,8 @@ def acceptable(
 def serve(
     view: ClusterView,
     order: Callable[[JobView], Key],
-    options: Options,
-    victims: Victims | None = None,
+    options: Callable[[JobView], tuple[Configuration, ...]],
+    victims: Callable[[JobView], Iterable[JobView]] | None = None,
 ) -> Decision:
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
@@ -58,33 +47,62 @@ def serve(
         Running jobs that a job may displace, first to go first; None if nobody is displaced.
         Displaced jobs join the queue of the same decision.
     """
-    pool = Pool.of(view)
+    room = Room.of(view, is_tight=True)
     queue = sorted((*order(job), job.index, job) for job in view.pending)
     changes: dict[str, Allocation | None] = {}
     refused: set[tuple[Configuration, ...]] = set()
     position = 0
-    while position < len(queue) and (pool.n_gpus or victims is not None):
+    while position < len(queue) and (room.n_gpus or victims is not None):
         job: JobView = queue[position][-1]
         position += 1
         choices = options(job)
         if choices in refused:
             continue
-        allocation = pool.fit_first(choices)
-        if allocation is not None:
-            pool.take(allocation)
-        elif victims is not None:
-            room = make_room(pool, choices, _unchanged(victims(job), changes))
-            if room is not None:
-                allocation, gone = room
+        found = room.first_fit(choices)
+        if found is None and victims is not None:
+            unchanged = (other for other in victims(job) if other.spec.job_id not in changes)
+            preempted = preempt(room, choices, unchanged)
+            if preempted is not None:
+                room, found, gone = preempted
                 for victim in gone:
                     changes[victim.spec.job_id] = None
                     insort(queue, (*order(victim), victim.index, victim), lo=position)
-        if allocation is None:
+        if found is None:
             refused.add(choices)
         else:
-            changes[job.spec.job_id] = allocation
+            room.take(*found)
+            changes[job.spec.job_id] = found[0].on(found[1])
     return Decision(changes)
 
 
-def _unchanged(jobs: Iterable[JobView], changes: dict[str, Allocation | None]) -> Iterable[JobView]:
-    return (job for job in jobs if job.spec.job_id not in changes)
+def preempt(
+    room: Room, options: tuple[Configuration, ...], victims: Iterable[JobView]
+) -> tuple[Room, Fit, list[JobView]] | None:
+    """Room after running jobs lost their devices, what then fits, and who they are; None if all are too few.
+
+    Victims are given up in the order given until one of the options fits; then each is spared again
+    whose devices turn out not to be needed, the last given up first.
+    """
+    held = [(job, job.allocation) for job in victims if job.allocation is not None]
+    trial = room.copy()
+    for _, allocation in held:
+        trial.give(allocation.configuration, allocation.nodes[::-1])
+    if trial.first_fit(options) is None:
+        return None
+    trial = room.copy()
+    found, n_gone = trial.first_fit(options), 0
+    while found is None:
+        allocation = held[n_gone][1]
+        trial.give(allocation.configuration, allocation.nodes[::-1])
+        n_gone += 1
+        found = trial.first_fit(options)
+    gone = [job for job, _ in held[:n_gone]]
+    for victim, allocation in held[:n_gone][::-1]:
+        trial.take(allocation.configuration, allocation.nodes[::-1])
+        nodes = trial.fit(found[0])
+        if nodes is None:
+            trial.give(allocation.configuration, allocation.nodes[::-1])
+        else:
+            found = (found[0], nodes)
+            gone.remove(victim)
+    return trial, found, gone

@@ -1,29 +1,100 @@
 """Sia: how many devices each job gets is one multiple-choice knapsack, solved anew whenever jobs change."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from makespan.hardware import ClusterSpec
+from makespan.plans import ExecutionPlan, read_plan
 from makespan.policies._knapsack import Menu, choose
-from makespan.policies._pool import Pool
-from makespan.policies._sizes import Size, Sizes
-from makespan.sim import Allocation, Catalogue, ClusterView, Decision, JobView
+from makespan.policies._placing import Room, fastest_by_placement
+from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.workloads import JobSpec
 
-__all__ = ["POLICIES", "Sia"]
+__all__ = ["POLICIES", "Sia", "Sizes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One device count of a kind of job.
+
+    ``options`` are the configurations with that many devices, fewest nodes first; ``speed`` is the predicted
+    throughput over that of the smallest size, times the devices of the smallest.
+    """
+
+    n_gpus: int
+    options: tuple[Configuration, ...]
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """All sizes of each kind of request, computed once a kind.
+
+    A data-parallel plan keeps its name and takes any number of devices; a plan that splits the model
+    keeps its tensor and pipeline degree and changes the number of replicas. Inside a node, counts
+    are powers of two; beyond, whole nodes; what the job asked for is always among them. Counts
+    that bring no speed are left out, and so are placements on more nodes whose steps take more than
+    ``max_slowdown`` times as long.
+    """
+
+    gpus_per_node: int
+    max_slowdown: float
+    _known: dict[tuple[str, str, int], tuple[Size, ...]] = field(default_factory=dict)
+
+    def of(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
+        """Return the sizes of a job, smallest first, each faster than the one before."""
+        key = (spec.workload, spec.plan, spec.n_gpus)
+        if key not in self._known:
+            self._known[key] = self._look_up(spec, catalogue)
+        return self._known[key]
+
+    def _look_up(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
+        reference = catalogue.requested(spec)
+        by_count: dict[int, list[Configuration]] = {}
+        for item in _rescaled(reference, catalogue):
+            if item.n_gpus == reference.n_gpus or self._is_regular(item.n_gpus):
+                by_count.setdefault(item.n_gpus, []).append(item)
+        sizes: list[Size] = []
+        for n_gpus, items in sorted(by_count.items()):
+            step_s = items[0].predicted_iter_time_s
+            base = sizes[0].options[0] if sizes else items[0]
+            speed = base.n_gpus * base.predicted_iter_time_s / step_s
+            if sizes and speed <= sizes[-1].speed:
+                continue
+            limit_s = self.max_slowdown * step_s
+            options = tuple(item for item in items if item.predicted_iter_time_s <= limit_s)
+            sizes.append(Size(n_gpus, options, speed))
+        return tuple(sizes)
+
+    def _is_regular(self, n_gpus: int) -> bool:
+        if n_gpus >= self.gpus_per_node:
+            return n_gpus % self.gpus_per_node == 0
+        return n_gpus & (n_gpus - 1) == 0
+
+
+def _rescaled(reference: Configuration, catalogue: Catalogue) -> list[Configuration]:
+    """Return configurations that differ from a reference in devices only, the fastest on each placement."""
+    degrees = _degrees(reference)
+    return fastest_by_placement(
+        item
+        for item in catalogue.all(reference.workload)
+        if item.plan == reference.plan or (degrees is not None and _degrees(item) == degrees)
+    )
+
+
+def _degrees(item: Configuration) -> tuple[int, int] | None:
+    """Tensor and pipeline degree of a plan that splits the model, None for any other."""
+    # Only the degrees are of interest, so one sample a device is batch enough for any of them.
+    plan: ExecutionPlan = read_plan(item.plan, n_gpus=item.n_gpus, global_batch_size=item.n_gpus)
+    return (plan.tp, plan.pp) if plan.is_model_parallel else None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Jobs that are alike, so that only the number of them at each size counts.
 
-    Parameters
-    ----------
-    jobs
-        Running jobs are alone in their group; waiting jobs of one kind share one, first come first.
-    sizes
-        Sizes of each of them.
-    costs
-        Contribution to the objective of a job at each size, less than that of a job without devices.
+    Running jobs are alone in their group; waiting jobs of one kind share one, first come first. Costs are
+    what a job contributes to the objective at each size, less what one without devices does.
     """
 
     jobs: tuple[JobView, ...]
@@ -121,9 +192,9 @@ def _realise(
     Large jobs are placed first. A job that does not fit at its size keeps what it holds, or takes the
     largest smaller size that fits.
     """
-    pool = Pool.of(view)
+    room = Room.of(view, is_tight=True)
     targets: list[tuple[JobView, tuple[Size, ...]]] = []
-    released: list[JobView] = []
+    changes: dict[str, Allocation | None] = {}
     for group, numbers in zip(groups, counts, strict=True):
         chosen = [k for k in range(len(numbers))[::-1] for _ in range(numbers[k])]
         for position, job in enumerate(group.jobs):
@@ -131,30 +202,27 @@ def _realise(
             if size is not None and size.n_gpus == _n_gpus(job):
                 continue
             if job.allocation is not None:
-                released.append(job)
-                pool.give(job.allocation)
+                changes[job.spec.job_id] = None
+                room.give(job.allocation.configuration, job.allocation.nodes[::-1])
             if size is not None:
                 targets.append((job, group.sizes[: chosen[position] + 1]))
-    changes: dict[str, Allocation | None] = {job.spec.job_id: None for job in released}
     targets.sort(key=lambda target: (-target[1][-1].n_gpus, target[0].index))
-    left: list[tuple[JobView, tuple[Size, ...]]] = []
-    for job, sizes in targets:
-        if not _place(job, sizes[-1:], pool, changes):
-            left.append((job, sizes))
+    left = [(job, sizes) for job, sizes in targets if not _place(job, sizes[-1:], room, changes)]
     for job, sizes in left:
-        if job.allocation is not None and pool.take_if_free(job.allocation):
+        held = job.allocation
+        if held is not None and room.take_if_free(held.configuration, held.nodes[::-1]):
             del changes[job.spec.job_id]
         else:
-            _place(job, sizes[-2::-1], pool, changes)
+            _place(job, sizes[-2::-1], room, changes)
     return changes
 
 
-def _place(job: JobView, sizes: Sequence[Size], pool: Pool, changes: dict[str, Allocation | None]) -> bool:
+def _place(job: JobView, sizes: Sequence[Size], room: Room, changes: dict[str, Allocation | None]) -> bool:
     for size in sizes:
-        allocation = pool.fit_first(size.options)
-        if allocation is not None:
-            pool.take(allocation)
-            changes[job.spec.job_id] = allocation
+        found = room.first_fit(size.options)
+        if found is not None:
+            room.take(*found)
+            changes[job.spec.job_id] = found[0].on(found[1])
             return True
     return False
 

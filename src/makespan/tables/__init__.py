@@ -24,6 +24,7 @@ from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import (
     ALLOCATION,
+    COMPARISON,
     EVENTS,
     FAILURES,
     JCT,
@@ -68,6 +69,7 @@ __all__ = [
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",
     "TABLE4",
+    "COMPARISON",
     "THROUGHPUT",
     "Column",
     "TableSchema",

@@ -6,6 +6,7 @@ from makespan.tables._live import LIVE, LIVE_JOBS
 from makespan.tables._schema import Column, TableSchema
 from makespan.tables._simulation import (
     ALLOCATION,
+    COMPARISON,
     EVENTS,
     FAILURES,
     JCT,
@@ -214,6 +215,7 @@ SCHEMAS = (
     EVENTS,
     OUTCOMES,
     JOB_METRICS,
+    COMPARISON,
     TABLE4,
     JCT,
     ALLOCATION,

@@ -14,6 +14,7 @@ __all__ = [
     "PERTURBED",
     "PREDICTIONS",
     "TABLE4",
+    "COMPARISON",
 ]
 
 
@@ -80,6 +81,27 @@ JOB_METRICS = TableSchema(
         ("slowdown", "float", "1", "completion time over duration alone"),
         ("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
         ("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
+    ),
+)
+
+COMPARISON = TableSchema(
+    "comparison",
+    _columns(
+        ("trace", "text", "", "name of the trace"),
+        ("policy", "text", "", "name of the policy"),
+        ("restart_delay_s", "float", "s", "restart delay of every start and change"),
+        ("interval_s", "float", "s", "length of a round; missing if asked after each event", True),
+        ("jobs", "int", "1", "jobs that finished"),
+        ("avg_jct_s", "float", "s", "mean completion time", True),
+        ("p50_jct_s", "float", "s", "median completion time", True),
+        ("p99_jct_s", "float", "s", "99th percentile of completion time", True),
+        ("makespan_s", "float", "s", "last finish minus first submission", True),
+        ("gpu_allocation_ratio", "float", "1", "device time held over device time present", True),
+        ("reconfigurations_per_job", "float", "1", "restart delays a job, first start included", True),
+        ("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
+        ("jct_ratio", "float", "1", "mean completion time over that of the baseline", True),
+        ("makespan_ratio", "float", "1", "makespan over that of the baseline", True),
+        ("wall_s", "float", "s", "wall clock time of the simulation"),
     ),
 )
 

@@ -4,11 +4,11 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
-from makespan.workloads._job import JobSpec
 from makespan.workloads._layers import Head, Layer, family_sources, head, layers, parameter_count
 from makespan.workloads._spec import (
     BlockSpec,
     BoundWorkload,
+    JobSpec,
     ModelSpec,
     Stack,
     Workload,

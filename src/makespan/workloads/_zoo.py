@@ -21,6 +21,7 @@ __all__ = [
 
 
 _PACKAGE = "makespan.workloads"
+_SMALL_STACK, _SMALL_PRECISION = "torch-fp32", "fp32"
 
 
 def model_keys() -> tuple[str, ...]:
@@ -130,9 +131,6 @@ def workload(name: str) -> Workload:
         used_for_calibration=entry.get("used_for_calibration", True),
         source=entry["source"],
     )
-
-
-_SMALL_STACK, _SMALL_PRECISION = "torch-fp32", "fp32"
 
 
 def _small_workload(key: str) -> Workload:

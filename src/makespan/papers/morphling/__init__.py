@@ -11,17 +11,19 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
-- `predictions`: throughput tables and job lists to ``steering.csv``
+- `makespan.studies.predictions`: throughput tables and job lists to ``steering.csv``
 - `getting_started`: the short job list to ``getting_started.csv``
 - `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
-- `perturbed_arrivals`, `load_study`, `large_models_study`, `rounds_study`, `scale_study`: to
+- `perturbed_arrivals`, `STUDIES`, `scale_study`: to
   ``perturbed.csv``, ``load.csv``, ``large_models.csv``, ``rounds.csv``, ``scale.csv``, and for the studies
   over seeds ``<study>_summary.csv``
 - `measured_table2`, `measured_fig7`: the same two on profiled workloads, with the repeatability
 - `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
 - `LEDGER`: what `makespan.claims.judge` makes ``claims.csv`` with
 
-The cluster experiments share a `Bench`, which `read_bench` reads; every schedule is validated.
+The cluster experiments start from a `makespan.studies.Scenario` a job list, which
+`makespan.studies.read_scenarios` reads;
+every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
 
@@ -30,14 +32,6 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.morphling._bench import (
-        Bench,
-        ImpossibleScheduleError,
-        Run,
-        Setting,
-        run_all,
-        run_one,
-    )
     from makespan.papers.morphling._checks import LEDGER
     from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
     from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
@@ -48,20 +42,15 @@ if TYPE_CHECKING:
         fig9_summary,
         published_loss_statistics,
     )
-    from makespan.papers.morphling._lists import read_job_lists
     from makespan.papers.morphling._measured import measured_fig7, measured_table2
     from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
-    from makespan.papers.morphling._open import read_bench, read_times
-    from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
     from makespan.papers.morphling._published import read_published
     from makespan.papers.morphling._sensitivity import sensitivity
     from makespan.papers.morphling._settings import Morphling as SETTINGS
     from makespan.papers.morphling._studies import (
+        STUDIES,
         Draw,
-        large_models_study,
-        load_study,
         perturbed_arrivals,
-        rounds_study,
         scale_study,
         seeded_lists,
     )
@@ -76,16 +65,12 @@ __all__ = [
     "NAIVE",
     "SCHEDULERS",
     "STRATEGIES",
+    "STUDIES",
     "WORKLOADS",
-    "Bench",
     "Draw",
-    "ImpossibleScheduleError",
-    "Run",
-    "Setting",
     "OTHER_SEED",
     "SWITCHING",
     "Stage",
-    "PredictionMode",
     "Table4",
     "compare_policies",
     "fig7",
@@ -95,25 +80,15 @@ __all__ = [
     "fit_workload",
     "generated_workloads",
     "getting_started",
-    "large_models_study",
-    "load_study",
     "perturbed_arrivals",
     "published_workloads",
-    "read_bench",
     "measured_fig7",
     "measured_table2",
     "published_loss_statistics",
-    "read_job_lists",
     "read_published",
-    "read_times",
-    "rounds_study",
-    "run_all",
-    "run_one",
     "scale_study",
     "seeded_lists",
     "sensitivity",
-    "predicted_catalogue",
-    "predictions",
     "table2",
     "table2_rows",
     "table2_summary",

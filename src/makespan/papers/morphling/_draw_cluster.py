@@ -1,23 +1,26 @@
 """Figures of the cluster experiments: each function goes from paths of tables to a figure and its table."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from makespan.errors import TraceError
 from makespan.hardware import cluster
 from makespan.papers.morphling._published import read_published
 from makespan.plots import (
+    PALETTE,
+    POLICIES,
+    Look,
     job_spans,
-    plot_ablation,
     plot_allocation,
+    plot_bands,
+    plot_cdf,
+    plot_costs,
     plot_gantt,
-    plot_jct_cdf,
-    plot_large_models,
-    plot_load,
-    plot_rounds,
-    plot_scale,
-    plot_table4,
+    plot_grouped_bars,
+    plot_ratio_bars,
 )
 from makespan.tables import (
     ALLOCATION,
@@ -36,7 +39,41 @@ __all__ = ["ablation", "allocation", "gantt", "jct_cdf", "large_models", "load",
 Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
 
-_ABLATIONS = ("-e", "-r", "-n")
+_TRACES = {"base": "Base", "bp": "best plan (BP)", "mt": "multi-tenant (MT)"}
+_METRICS = [
+    ("avg_jct_s", "jct_ratio_to_morphling", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
+]
+_PARTS = {
+    "": Look("plans and resources", PALETTE["blue"], "o"),
+    "-e": Look("plans only", PALETTE["green"], "^", (0, (4, 2))),
+    "-r": Look("resources only", PALETTE["orange"], "v", (0, (5, 1, 1, 1))),
+    "-n": Look("neither", PALETTE["grey"], "x", (0, (1, 1))),
+}
+"""What a policy whose name ends like this may still change."""
+
+_WHOLE = {
+    "morphling-work": Look("Morphling-work", PALETTE["blue"], "o"),
+    "morphling": Look("Morphling", PALETTE["sky"], "s"),
+}
+_ABLATED = {
+    f"{name}{ending}": replace(
+        look, title=f"{look.title}{ending.upper()}", marker=part.marker, line=part.line, strength=0.55
+    )
+    for name, look in _WHOLE.items()
+    for ending, part in _PARTS.items()
+    if ending
+}
+LOOKS = _WHOLE | _ABLATED | POLICIES
+_TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
+
+
+def at_delay(table: pd.DataFrame, delay_s: float) -> pd.DataFrame:
+    """Select the rows of one restart delay [s]."""
+    rows = table[table["restart_delay_s"] == delay_s]
+    if rows.empty:
+        raise TraceError(f"table4 has no rows with a restart delay of {delay_s:g} s")
+    return rows
 
 
 def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
@@ -44,27 +81,46 @@ def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
     rows = read_csv(paths["table4"], TABLE4)
     cells = read_published("table4", paths["published_table4"])
     marks = cells[cells["reading"] == "printed"].rename(columns=lambda name: name.removeprefix("published_"))
-    return plot_table4(rows, source, delay_s, marks, "released simulator, impossible schedules"), rows
+    note = f"restart delay {delay_s:g} s; number: ratio to Morphling"
+    label = "released simulator, impossible schedules"
+    figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, LOOKS, _TRACES, marks, label)
+    return figure, rows
 
 
 def ablation(paths: Paths, source: str, delay_s: float) -> Drawn:
-    """Average completion time of Morphling without some of its parts."""
+    """Average completion time of Morphling without some of its parts, over that of the whole policy."""
     rows = read_csv(paths["table4"], TABLE4)
     kept = rows[rows["policy"].str.startswith("morphling")]
-    return plot_ablation(kept, source, delay_s), kept
+    label = "average JCT over that of the whole policy"
+    return plot_grouped_bars(parts_worth(at_delay(kept, delay_s)), source, _PARTS, label, _TITLES), kept
+
+
+def parts_worth(table: pd.DataFrame) -> pd.DataFrame:
+    """Divide the average JCT of every ablation by that of the whole policy."""
+    jct = table.set_index(["trace", "policy"])["avg_jct_s"]
+    found = set(table["policy"])
+    rows = [
+        (name, trace, ending, float(jct[trace, f"{name}{ending}"]) / float(jct[trace, name]))
+        for name in _WHOLE
+        if f"{name}-n" in found
+        for trace in dict.fromkeys(table["trace"])
+        for ending in _PARTS
+        if (trace, name) in jct.index and (trace, f"{name}{ending}") in jct.index
+    ]
+    return pd.DataFrame(rows, columns=["panel", "group", "series", "value"])
 
 
 def jct_cdf(paths: Paths, source: str, policies: Sequence[str]) -> Drawn:
     """Distribution of completion times under all policies but the ablations."""
     jobs = read_csv(paths["jct"], JCT)
-    shown = jobs[jobs["policy"].isin([name for name in policies if not name.endswith(_ABLATIONS)])]
-    return plot_jct_cdf(shown, source), shown
+    shown = jobs[jobs["policy"].isin(set(policies) - set(_ABLATED))]
+    return plot_cdf(shown, source, LOOKS, _TRACES), shown
 
 
 def allocation(paths: Paths, source: str, cluster_name: str) -> Drawn:
     """GPUs by plan family over time."""
     wide = allocation_by_family(read_csv(paths["allocation"], ALLOCATION))
-    return plot_allocation(wide, source, cluster(cluster_name).n_gpus), wide
+    return plot_allocation(wide, source, cluster(cluster_name).n_gpus, _TITLES), wide
 
 
 def allocation_by_family(table: pd.DataFrame) -> pd.DataFrame:
@@ -88,22 +144,28 @@ def gantt(paths: Paths, source: str) -> Drawn:
 def load(paths: Paths, source: str) -> Drawn:
     """Completion time against the arrival rate."""
     rows = read_csv(paths["load"], LOAD)
-    return plot_load(rows, source), rows
+    return plot_bands(rows, source, "load_factor", "arrival rate over that of the trace", LOOKS), rows
 
 
 def large_models(paths: Paths, source: str) -> Drawn:
     """Completion time against the share of large models."""
     rows = read_csv(paths["large_models"], LARGE_MODELS)
-    return plot_large_models(rows, source), rows
+    percent = rows.assign(large_share=100.0 * rows["large_share"])
+    return plot_bands(percent, source, "large_share", "jobs with large models [%]", LOOKS), rows
 
 
 def rounds(paths: Paths, source: str) -> Drawn:
     """Completion time against the length of a round."""
     rows = read_csv(paths["rounds"], ROUNDS)
-    return plot_rounds(rows, source), rows
+    filled = rows.assign(interval_s=rows["interval_s"].fillna(0.0))
+    return plot_bands(filled, source, "interval_s", "length of a round [s], 0: at every event", LOOKS), rows
 
 
 def scale(paths: Paths, source: str) -> Drawn:
     """Cost of scheduling against size."""
     rows = read_csv(paths["scale"], SCALE)
-    return plot_scale(rows, source), rows
+    metrics = [
+        ("wall_s", 1.0, "wall time of a trace [s]"),
+        ("decision_wall_s", 1e3, "wall time of a decision [ms]"),
+    ]
+    return plot_costs(rows, source, metrics, LOOKS), rows

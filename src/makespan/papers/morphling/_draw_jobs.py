@@ -1,20 +1,33 @@
 """Figures of single jobs: each function goes from paths of tables to a figure and its table."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
 
 from makespan.plans import PlanFamily
 from makespan.plots import (
     ENVELOPE,
-    plot_accuracy,
-    plot_adaptation,
+    MODEL_TITLES,
+    ONE_COLUMN_IN,
+    PALETTE,
+    TWO_COLUMNS_IN,
+    finished,
+    new_figure,
+    ordered,
+    plain_numbers,
     plot_cpu_sensitivity,
     plot_error_bars,
     plot_prediction,
     plot_sensitivity,
-    plot_sharing,
+    require_columns,
+    styled,
 )
 from makespan.tables import (
     FIG7,
@@ -37,6 +50,15 @@ Drawn = tuple[Figure, pd.DataFrame]
 
 _OFFLOAD = (PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title)
 _CPU_FIGURE_GPUS = (1, 2, 4, 8)
+_STRATEGY_COLOURS = ("blue", "vermilion", "green", "purple", "orange")
+_STRATEGY_MARKERS = ("o", "s", "^", "v", "D")
+_JOB_COLOURS = ("sky", "orange", "green", "purple")
+_BAR_WIDTH = 0.66
+_SPECIAL_RUNS = {"switching": PALETTE["vermilion"], "other seed": PALETTE["black"]}
+_RUN_COLOURS = ("blue", "sky", "green", "orange", "purple", "olive", "grey")
+_RUN_LINES = ("-", "--", ":")
+_SMALLEST_DIFFERENCE = 1e-8
+_NOTE = "#505050"
 
 
 def table2(paths: Paths, source: str, forms: Sequence[str], shown: str) -> Drawn:
@@ -97,13 +119,186 @@ def fig7(paths: Paths, source: str, workload_key: str, stage_duration_s: float) 
     return plot_adaptation(stages, source, stage_duration_s / MINUTE, batch), stages
 
 
+@styled
+def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, global_batch_size: int) -> Figure:
+    """Draw throughput over time by strategy; hollow marks are published, crosses stages that cannot run."""
+    needed = ("strategy", "stage", "gpus", "plan", "throughput_samples_per_s", "published_iter_time_s")
+    require_columns(table, *needed, figure="fig7")
+    figure = new_figure(TWO_COLUMNS_IN, 2.7)
+    axes = figure.subplots()
+    stages, strategies = (list(dict.fromkeys(table[name])) for name in ("stage", "strategy"))
+    running = table.loc[table["throughput_samples_per_s"] > 0, "throughput_samples_per_s"]
+    floor = float(running.min()) / 2.0 if len(running) else 0.1
+    for number, strategy in enumerate(strategies):
+        rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
+        offset = 0.12 + 0.76 * (number + 1) / (len(strategies) + 1)
+        _draw_strategy(axes, rows, number, offset, (stage_minutes, floor, global_batch_size))
+    unit = "device" if source == "measured" else "GPU"
+    _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes, unit)
+    axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
+    axes.set_xlim(0, stage_minutes * len(stages))
+    axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 3.6)
+    axes.xaxis.set_major_locator(FixedLocator([stage_minutes * k for k in range(len(stages) + 1)]))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(plain_numbers())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=False, axis="x")
+    handles = _strategy_handles(strategies, bool((table["published_iter_time_s"] > 0).any()))
+    return finished(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
+
+
+def _strategy_line(number: int) -> dict[str, Any]:
+    """Colour and width of a strategy: each is narrower than those before, which stay visible behind it."""
+    colour = PALETTE[_STRATEGY_COLOURS[number % len(_STRATEGY_COLOURS)]]
+    broad = {"lw": 3.6, "alpha": 0.4, "zorder": 2}
+    return {"color": colour, **(broad if number == 0 else {"lw": max(2.6 - 0.5 * number, 0.8), "zorder": 3})}
+
+
+def _draw_strategy(
+    axes: Axes, rows: pd.DataFrame, number: int, offset: float, frame: tuple[float, float, int]
+) -> None:
+    minutes, floor, batch = frame
+    values = rows["throughput_samples_per_s"].to_numpy(dtype=float)
+    published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
+    edges = minutes * np.arange(len(values) + 1)
+    steps = np.repeat(np.where(values > 0, values, np.nan), 2)
+    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", **_strategy_line(number))
+    marks: dict[str, Any] = {"ls": "none", "color": _strategy_line(number)["color"], "zorder": 5}
+    x = edges[:-1] + offset * minutes
+    has_failed = ~(values > 0)
+    axes.plot(x[has_failed], np.full(has_failed.sum(), floor), marker="x", ms=4, mew=1.2, **marks)
+    ran = published_s > 0
+    marker = _STRATEGY_MARKERS[number % len(_STRATEGY_MARKERS)]
+    axes.plot(x[ran], batch / published_s[ran], marker=marker, ms=4.2, mfc="white", mew=0.9, **marks)
+
+
+def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
+    place: dict[str, Any] = {
+        "transform": axes.get_xaxis_transform(),
+        "ha": "center",
+        "va": "top",
+        "fontsize": 6,
+    }
+    for number, row in enumerate(first.to_dict("records")):
+        if number:
+            axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
+        middle = (number + 0.5) * minutes
+        axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit}{'s' * (row['gpus'] != 1)})", **place)
+        axes.text(middle, 0.925, row["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **place)
+
+
+def _strategy_handles(strategies: list[str], has_published: bool) -> list[Line2D]:
+    mark: dict[str, Any] = {"ls": "none"}
+    handles = [Line2D([], [], label=name, **_strategy_line(number)) for number, name in enumerate(strategies)]
+    if has_published:
+        hollow: dict[str, Any] = {"marker": "o", "ms": 4.2, "mfc": "white", "mec": "#555555"}
+        handles.append(Line2D([], [], label="published value", **hollow, **mark))
+    handles.append(Line2D([], [], marker="x", ms=4, mew=1.2, color="#555555", label="cannot run", **mark))
+    return handles
+
+
 def fig8(paths: Paths, source: str) -> Drawn:
     """Throughput of two jobs that share GPUs."""
     shares = read_csv(paths["fig8"], FIG8)
     return plot_sharing(shares, source), shares
 
 
+@styled
+def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
+    """Draw speed-ups stacked for each scheduler; thick marks are the published values, stacked alike."""
+    require_columns(table, "scheduler", "job", "gpus", "plan", "speedup", "published_speedup", figure="fig8")
+    figure = new_figure(ONE_COLUMN_IN, 2.6)
+    axes = figure.subplots()
+    schedulers = list(dict.fromkeys(table["scheduler"]))
+    jobs = ordered(table["job"], MODEL_TITLES)
+    colours = {job: PALETTE[_JOB_COLOURS[number % len(_JOB_COLOURS)]] for number, job in enumerate(jobs)}
+    for x, scheduler in enumerate(schedulers):
+        _stack(axes, x, table[table["scheduler"] == scheduler].set_index("job").loc[jobs], colours)
+    axes.set_xticks(range(len(schedulers)), schedulers)
+    axes.set_xlim(-0.6, len(schedulers) - 0.4)
+    largest = table.groupby("scheduler")[["speedup", "published_speedup"]].sum().to_numpy().max()
+    axes.set_ylim(0, 1.15 * float(largest))
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("speed-up over the job alone on all GPUs")
+    handles: list[Patch | Line2D] = [
+        Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs
+    ]
+    handles.append(Line2D([], [], color="black", lw=1.6, label="published"))
+    return finished(figure, source, handles, ncols=3)
+
+
+def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    total, published, edge = 0.0, 0.0, x + _BAR_WIDTH / 2
+    for job, row in rows.iterrows():
+        value = float(row["speedup"])
+        axes.bar(x, value, _BAR_WIDTH, bottom=total, color=colours[str(job)], lw=0, zorder=2)
+        text = f"{row['gpus']} GPU{'s' * (row['gpus'] != 1)}, {row['plan']}\n{value:.2f}"
+        axes.text(x, total + value / 2, text, ha="center", va="center", fontsize=6, zorder=4)
+        total += value
+        published += float(row["published_speedup"])
+        ends = [edge - 0.05, edge + 0.07]
+        axes.plot(ends, [published] * 2, color="black", lw=1.6, solid_capstyle="butt", zorder=5)
+        axes.text(edge + 0.09, published, f"{published:.2f}", va="center", fontsize=6)
+    axes.text(x, total + 0.02, f"{total:.2f}", ha="center", va="bottom", fontweight="bold", zorder=6)
+
+
 def fig9(paths: Paths, source: str, limit: float) -> Drawn:
     """Accuracy under reconfiguration."""
     losses = read_csv(paths["fig9"], FIG9)
     return plot_accuracy(losses, read_csv(paths["fig9_summary"], FIG9_SUMMARY), limit, source), losses
+
+
+@styled
+def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, source: str) -> Figure:
+    """Draw the losses of all runs, and their distance to the first one where it is not zero."""
+    require_columns(table, "run", "step", "loss", "abs_difference", figure="fig9")
+    require_columns(summary, "run", "kind", "mean_abs_difference", "max_abs_difference", figure="fig9")
+    figure = new_figure(TWO_COLUMNS_IN, 3.0)
+    left, right = figure.subplots(1, 2, width_ratios=[0.8, 1.2])
+    runs = list(dict.fromkeys(table["run"]))
+    plain = [run for run in runs if run not in _SPECIAL_RUNS]
+    for run in runs:
+        rows = table[table["run"] == run]
+        colour, line = _run_look(run, plain)
+        width = 1.3 if run in _SPECIAL_RUNS else 0.8
+        left.plot(rows["step"], rows["loss"], line, color=colour, lw=width, label=run)
+        seen = rows[rows["abs_difference"] > _SMALLEST_DIFFERENCE]
+        right.plot(seen["step"], seen["abs_difference"], line, color=colour, lw=width, marker=".", ms=1.5)
+    _limits(right, summary, limit)
+    right.set_yscale("log")
+    left.set_ylabel("loss")
+    right.set_ylabel(f"|loss $-$ loss of {runs[0]}|")
+    for axes in (left, right):
+        axes.set_xlabel("optimiser step")
+    return finished(figure, source, left.get_legend_handles_labels()[0], strip=False, ncols=5)
+
+
+def _run_look(run: str, plain: list[str]) -> tuple[str, str]:
+    if run in _SPECIAL_RUNS:
+        return _SPECIAL_RUNS[run], "-"
+    number = plain.index(run)
+    colour = PALETTE[_RUN_COLOURS[number % len(_RUN_COLOURS)]]
+    return colour, _RUN_LINES[number // len(_RUN_COLOURS) % len(_RUN_LINES)]
+
+
+def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
+    """Draw what the claim allows, and the paper's means and largest values at the right edge."""
+    note: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "top", "color": _NOTE}
+    other = summary[summary["kind"] == "other seed"]["mean_abs_difference"]
+    if len(other):
+        level = limit * float(other.iloc[0])
+        axes.axhline(level, color=PALETTE["grey"], lw=0.7, ls="--")
+        text = f"{limit:g} x mean of other seed"
+        axes.annotate(text, (0.02, level), xytext=(0, -2), textcoords="offset points", fontsize=6, **note)
+    paper = summary[summary["kind"].str.startswith("published")]
+    if paper.empty:
+        return
+    for number, (_, row) in enumerate(paper.iterrows()):
+        spot = 1.03 + 0.03 * number
+        colour = PALETTE["black" if str(row["kind"]).endswith("other seed") else "grey"]
+        axes.plot(
+            [spot, spot], [row["mean_abs_difference"], row["max_abs_difference"]], color=colour, lw=1,
+            marker="_", ms=4, clip_on=False, transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
+    axes.annotate("published:\nmean, max", (1.02, 0.012), fontsize=5.5, annotation_clip=False, **note)

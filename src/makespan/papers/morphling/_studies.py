@@ -7,15 +7,15 @@ from typing import Literal
 import pandas as pd
 
 from makespan.hardware import ClusterSpec, homogeneous
-from makespan.papers.morphling._bands import study_summary
-from makespan.papers.morphling._bench import Bench, Run, Setting, run_all
-from makespan.papers.morphling._workloads import generated_base, limited_statistics
-from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE
+from makespan.papers.morphling._workloads import generated_base
+from makespan.studies import Case, Scenario, intervals, limited_statistics, measures, run_all
+from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY, TableSchema
 from makespan.throughput import ReferenceTimes
 from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
 from makespan.workloads import JobSpec
 
 __all__ = [
+    "STUDIES",
     "Draw",
     "large_models_study",
     "load_study",
@@ -23,12 +23,12 @@ __all__ = [
     "rounds_study",
     "scale_study",
     "seeded_lists",
+    "study_summary",
 ]
 
 Jobs = tuple[JobSpec, ...]
 Draw = Literal["generated", "perturbed"]
 Study = tuple[pd.DataFrame, pd.DataFrame]
-_BASE = "base"
 
 
 def seeded_lists(
@@ -56,162 +56,181 @@ def seeded_lists(
 
 
 def load_study(
-    bench: Bench,
+    base: Scenario,
     lists: Mapping[int, Jobs],
+    times: ReferenceTimes,
     policies: Sequence[str],
     factors: Sequence[float],
     delay_s: float,
     interval_s: float,
+    n_processes: int = 1,
 ) -> Study:
     """Let jobs arrive faster and slower.
 
     Parameters
     ----------
-    bench
+    base
         Cluster and catalogue.
     lists
         Job lists by seed.
+    times
+        Iteration times of the source, for studies that draw other jobs.
     policies
         Names.
     factors
         Arrival rates over that of the lists.
     delay_s, interval_s
         Restart delay and length of a round [s].
+    n_processes
+        Simulations at the same time.
 
     Returns
     -------
     tuple of pandas.DataFrame
-        One row a simulation (schema `makespan.tables.LOAD`), and means with confidence bands over
+        One row a simulation (schema `makespan.tables.LOAD`), and means with confidence intervals over
         seeds (schema `makespan.tables.STUDY`).
     """
-    cases = {(value, seed): with_load(jobs, value) for value in factors for seed, jobs in lists.items()}
-    rows = _vary(bench, cases, policies, "load_factor", lambda _: (delay_s, interval_s))
+    base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
+    cases = {
+        (value, seed): replace(base, jobs=with_load(jobs, value))
+        for value in factors
+        for seed, jobs in lists.items()
+    }
+    rows = _vary(cases, policies, "load_factor", n_processes)
     return LOAD.validate(rows, where="load"), study_summary(rows, "load_factor")
 
 
 def large_models_study(
-    bench: Bench,
+    base: Scenario,
     lists: Mapping[int, Jobs],
     times: ReferenceTimes,
     policies: Sequence[str],
     shares: Sequence[float],
     delay_s: float,
     interval_s: float,
+    n_processes: int = 1,
 ) -> Study:
     """Replace jobs so that a share of all trains large models.
 
-    Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors,
-    ``times`` of the source for the steps of replaced jobs, and schema `makespan.tables.LARGE_MODELS`.
+    Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors, and
+    schema `makespan.tables.LARGE_MODELS`.
     """
     stats = limited_statistics(times)
+    base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     cases = {
-        (value, seed): with_large_share(jobs, value, seed, times, stats=stats)
+        (value, seed): replace(base, jobs=with_large_share(jobs, value, seed, times, stats=stats))
         for value in shares
         for seed, jobs in lists.items()
     }
-    rows = _vary(bench, cases, policies, "large_share", lambda _: (delay_s, interval_s))
+    rows = _vary(cases, policies, "large_share", n_processes)
     return LARGE_MODELS.validate(rows, where="large_models"), study_summary(rows, "large_share")
 
 
 def rounds_study(
-    bench: Bench,
+    base: Scenario,
     lists: Mapping[int, Jobs],
+    times: ReferenceTimes,
     policies: Sequence[str],
     intervals_s: Sequence[float],
     delay_s: float,
+    n_processes: int = 1,
 ) -> Study:
     """Ask policies more and less often.
 
     Parameters and results are as in `load_study`, with lengths of a round in place of the factors (0 asks
     after each event) and schema `makespan.tables.ROUNDS`.
     """
-    cases = {(value, seed): jobs for value in intervals_s for seed, jobs in lists.items()}
-    rows = _vary(bench, cases, policies, "interval_s", lambda value: (delay_s, value))
+    base = replace(base, restart_delay_s=delay_s)
+    cases = {
+        (value, seed): replace(base, jobs=jobs, interval_s=value)
+        for value in intervals_s
+        for seed, jobs in lists.items()
+    }
+    rows = _vary(cases, policies, "interval_s", n_processes)
     return ROUNDS.validate(rows, where="rounds"), study_summary(rows, "interval_s")
 
 
+STUDIES: Mapping[str, tuple[Callable[..., Study], TableSchema]] = {
+    "load": (load_study, LOAD),
+    "large_models": (large_models_study, LARGE_MODELS),
+    "rounds": (rounds_study, ROUNDS),
+}
+"""Studies over seeds by name, and the schema of their rows."""
+
+
 def _vary(
-    bench: Bench,
-    cases: Mapping[tuple[float, int], Jobs],
+    scenarios: Mapping[tuple[float, int], Scenario],
     policies: Sequence[str],
     parameter: str,
-    times_of: Callable[[float], tuple[float, float]],
+    n_processes: int,
 ) -> pd.DataFrame:
-    """Run every policy on every case, which a value of the parameter and a seed name."""
-    keys = {f"{parameter} {value} seed {seed}": (value, seed) for value, seed in cases}
-    jobs = {name: cases[key] for name, key in keys.items()}
-    settings = [
-        Setting(name, policy, *times_of(value)) for name, (value, _) in keys.items() for policy in policies
+    """Run every policy on every scenario, which a value of the parameter and a seed name."""
+    keys = [key for key in scenarios for _ in policies]
+    cases = [
+        Case(replace(scenario, name=f"{parameter} {value} seed {seed}"), policy)
+        for (value, seed), scenario in scenarios.items()
+        for policy in policies
     ]
-    rows = [
-        {"policy": run.setting.policy, parameter: keys[run.setting.trace][0]}
-        | {"seed": keys[run.setting.trace][1]}
-        | _measures(run)
-        for run in run_all(settings, replace(bench, jobs=jobs))
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        [
+            {"policy": run.policy, parameter: value, "seed": seed} | measures(run)
+            for (value, seed), run in zip(keys, run_all(cases, n_processes), strict=True)
+        ]
+    )
 
 
-def _measures(run: Run) -> dict[str, float]:
-    found = run.found
-    return {
-        "avg_jct_s": found.avg_jct_s,
-        "makespan_s": found.makespan_s,
-        "p50_jct_s": found.p50_jct_s,
-        "p99_jct_s": found.p99_jct_s,
-        "gpu_allocation_ratio": found.gpu_allocation_ratio,
-        "reconfigurations_per_job": found.reconfigurations_per_job,
+def study_summary(rows: pd.DataFrame, parameter: str) -> pd.DataFrame:
+    """Summarise a study over its seeds; schema `makespan.tables.STUDY`."""
+    table = intervals(rows, [parameter, "policy"], ["avg_jct_s", "makespan_s"])
+    names = {parameter: "value", "n": "seeds"} | {
+        f"{column}_{end}": f"{name}_{end}_s"
+        for column, name in (("avg_jct_s", "jct"), ("makespan_s", "makespan"))
+        for end in ("mean", "low", "high")
     }
+    return STUDY.validate(table.rename(columns=names).assign(parameter=parameter), where="study")
 
 
 def perturbed_arrivals(
-    bench: Bench,
+    scenarios: Mapping[str, Scenario],
     traces: Sequence[str],
     policies: Sequence[str],
     delays_s: Sequence[float],
     interval_s: float,
     seeds: Sequence[int],
     std_s: float,
+    n_processes: int = 1,
 ) -> pd.DataFrame:
     """Shift all arrivals and report mean and spread.
 
     Parameters
     ----------
-    bench
-        Cluster, catalogue and job lists.
+    scenarios
+        Cluster, catalogue and jobs by name of the job list.
     traces, policies
         Names.
     delays_s, interval_s
         Restart delays and length of a round [s].
     seeds, std_s
         Seeds and standard deviation [s] of the shifts.
+    n_processes
+        Simulations at the same time.
 
     Returns
     -------
     pandas.DataFrame
         Schema `makespan.tables.PERTURBED`, one row a trace, policy and restart delay.
     """
-    shifted = {
-        f"{trace}/{seed}": with_perturbed_arrivals(bench.jobs[trace], std_s, seed)
-        for trace in traces
-        for seed in seeds
-    }
-    settings = [
-        Setting(name, policy, delay_s, interval_s)
-        for name in shifted
+    cases = [
+        Case(replace(shifted, restart_delay_s=delay_s, interval_s=interval_s), policy)
+        for base in (scenarios[trace] for trace in traces)
+        for shifted in (replace(base, jobs=with_perturbed_arrivals(base.jobs, std_s, seed)) for seed in seeds)
         for delay_s in delays_s
         for policy in policies
     ]
     rows = [
-        {
-            "trace": run.setting.trace.partition("/")[0],
-            "policy": run.setting.policy,
-            "restart_delay_s": run.setting.restart_delay_s,
-            "avg_jct_s": run.found.avg_jct_s,
-            "makespan_s": run.found.makespan_s,
-            "sla_attainment": run.found.sla_attainment,
-        }
-        for run in run_all(settings, replace(bench, jobs=shifted))
+        {"trace": run.scenario, "policy": run.policy, "restart_delay_s": run.restart_delay_s}
+        | {name: getattr(run.metrics, name) for name in ("avg_jct_s", "makespan_s", "sla_attainment")}
+        for run in run_all(cases, n_processes)
     ]
     groups = pd.DataFrame(rows).groupby(["trace", "policy", "restart_delay_s"], sort=False)
     table = groups.agg(
@@ -226,46 +245,49 @@ def perturbed_arrivals(
 
 
 def scale_study(
-    bench: Bench,
+    base: Scenario,
     policies: Sequence[str],
     sizes: Sequence[tuple[int, int]],
     delay_s: float,
     interval_s: float,
+    n_processes: int = 1,
 ) -> pd.DataFrame:
     """Measure what scheduling costs on larger clusters with more jobs.
 
     Parameters
     ----------
-    bench
-        Cluster, catalogue and job lists; the Base list is repeated.
+    base
+        Cluster, catalogue and jobs, which are repeated.
     policies
         Names.
     sizes
         Pairs: copies of each job, and copies of the cluster.
     delay_s, interval_s
         Restart delay and length of a round [s].
+    n_processes
+        Simulations at the same time; more than one makes the measured times longer.
 
     Returns
     -------
     pandas.DataFrame
         Schema `makespan.tables.SCALE`, then metrics of the schedules.
     """
+    base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     rows = []
     for copies, factor in sizes:
-        jobs = scaled(bench.jobs[_BASE], copies, seed=1)
-        larger = replace(bench, cluster=enlarged(bench.cluster, factor), jobs={_BASE: jobs})
-        for run in run_all([Setting(_BASE, name, delay_s, interval_s) for name in policies], larger):
-            rows.append(
-                {
-                    "policy": run.setting.policy,
-                    "jobs": run.found.n_jobs,
-                    "gpus": larger.cluster.n_gpus,
-                    "wall_s": run.wall_s,
-                    "decision_wall_s": run.decision_wall_s,
-                    "n_decisions": run.n_decisions,
-                }
-                | _measures(run)
-            )
+        larger = replace(
+            base, cluster=enlarged(base.cluster, factor), jobs=tuple(scaled(base.jobs, copies, seed=1))
+        )
+        for run in run_all([Case(larger, name) for name in policies], n_processes):
+            cost = {
+                "policy": run.policy,
+                "jobs": run.metrics.n_jobs,
+                "gpus": larger.cluster.n_gpus,
+                "wall_s": run.result.wall_s,
+                "decision_wall_s": run.decision_wall_s,
+                "n_decisions": run.result.n_decisions,
+            }
+            rows.append(cost | measures(run))
     return SCALE.validate(pd.DataFrame(rows), where="scale")
 
 

@@ -1,17 +1,19 @@
 """Table 4: every policy on every job list, at several restart delays; and a short list to start with."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from makespan.metrics import allocation_by_family, job_metrics, table4, table4_row
-from makespan.papers.morphling._bench import Bench, Run, Setting, run_all
+from makespan.hardware import ClusterSpec
+from makespan.metrics import allocation_by_family, job_metrics
 from makespan.papers.morphling._names import NAIVE
+from makespan.studies import Case, Run, Scenario, comparison, run_all
 from makespan.tables import ALLOCATION, EVENTS, JCT, TABLE4
 
 __all__ = ["Table4", "compare_policies", "getting_started"]
 
+_BASELINE = "morphling"
 _REPEATED = ("morphling", "morphling-work")
 
 
@@ -38,19 +40,20 @@ class Table4:
 
 
 def compare_policies(
-    bench: Bench,
+    scenarios: Mapping[str, Scenario],
     traces: Sequence[str],
     policies: Sequence[str],
     delays_s: Sequence[float],
     interval_s: float,
     shown: Collection[str],
+    n_processes: int = 1,
 ) -> Table4:
     """Run every policy on every job list at every restart delay.
 
     Parameters
     ----------
-    bench
-        Cluster, catalogue and job lists.
+    scenarios
+        Cluster, catalogue and jobs by name of the job list.
     traces, policies
         Names.
     delays_s
@@ -59,83 +62,76 @@ def compare_policies(
         Length of a round [s].
     shown
         Policies whose allocation over time is kept; of the first one also the schedule.
+    n_processes
+        Simulations at the same time.
 
     Raises
     ------
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     """
-    settings = [
-        Setting(
-            trace, name, delay_s, interval_s,
+    cases = [
+        Case(
+            replace(scenarios[trace], restart_delay_s=delay_s, interval_s=interval_s),
+            name,
             keeps_tables=delay_s == delays_s[0],
             repeats=int(name in _REPEATED and delay_s == delays_s[0]),
         )
         for trace in traces
         for delay_s in delays_s
         for name in policies
-    ]  # fmt: skip
-    runs = run_all(settings, bench)
-    drawn = [run for run in runs if run.setting.keeps_tables]
-    first = {run.setting.policy: run for run in drawn if run.setting.trace == traces[0]}
+    ]
+    runs = run_all(cases, n_processes)
+    drawn = [run for run, case in zip(runs, cases, strict=True) if case.keeps_tables]
+    first = {run.policy: run for run in drawn if run.scenario == traces[0]}
     chosen = [name for name in shown if name in first]
+    times = pd.concat([_completion_times(run, scenarios[run.scenario].cluster) for run in drawn])
     return Table4(
         table=_table(runs),
-        jct=JCT.validate(pd.concat([_completion_times(run, bench) for run in drawn]), where="jct"),
+        jct=JCT.validate(times, where="jct"),
         allocation=_allocation([first[name] for name in chosen]),
-        schedule=EVENTS.validate(first[chosen[0]].events, where="schedule"),
+        schedule=EVENTS.validate(first[chosen[0]].result.events, where="schedule"),
     )
 
 
 def getting_started(
-    bench: Bench, policies: Sequence[str], delays_s: Sequence[float], interval_s: float
+    scenarios: Mapping[str, Scenario],
+    policies: Sequence[str],
+    delays_s: Sequence[float],
+    interval_s: float,
+    n_processes: int = 1,
 ) -> pd.DataFrame:
     """Run every policy on the short job list; schema `makespan.tables.TABLE4`."""
-    return _table(
-        run_all(
-            [Setting(NAIVE, name, delay_s, interval_s) for delay_s in delays_s for name in policies], bench
-        )
-    )
-
-
-def _table(runs: Iterable[Run]) -> pd.DataFrame:
-    rows = [
-        table4_row(
-            run.setting.trace,
-            run.setting.policy,
-            run.found,
-            restart_delay_s=run.setting.restart_delay_s,
-            interval_s=run.setting.interval_s,
-            wall_s=run.wall_s,
-        )
-        | {
-            "n_decisions": run.n_decisions,
-            "n_repeats": run.setting.repeats,
-            "n_identical": run.n_identical,
-            "decision_wall_s": run.decision_wall_s,
-        }
-        for run in runs
+    short = [
+        replace(scenarios[NAIVE], restart_delay_s=delay_s, interval_s=interval_s) for delay_s in delays_s
     ]
-    return TABLE4.validate(table4(rows), where="table4")
+    return _table(run_all([Case(scenario, name) for scenario in short for name in policies], n_processes))
 
 
-def _completion_times(run: Run, bench: Bench) -> pd.DataFrame:
-    jobs = job_metrics(run.outcomes, n_gpus=bench.cluster.n_gpus, restart_delay_s=run.setting.restart_delay_s)
-    return pd.DataFrame(
-        {
-            "trace": run.setting.trace,
-            "policy": run.setting.policy,
-            "job_id": jobs["job_id"],
-            "jct_s": jobs["jct_s"],
-        }
+def _table(runs: Sequence[Run]) -> pd.DataFrame:
+    table = comparison(runs, _BASELINE)
+    ratios = {name: f"{name}_to_{_BASELINE}" for name in ("jct_ratio", "makespan_ratio")}
+    table = table.rename(columns=ratios).assign(
+        n_decisions=[run.result.n_decisions for run in runs],
+        n_repeats=[run.n_repeats for run in runs],
+        n_identical=[run.n_identical for run in runs],
+        decision_wall_s=[run.decision_wall_s for run in runs],
     )
+    return TABLE4.validate(table, where="table4")
+
+
+def _completion_times(run: Run, cluster: ClusterSpec) -> pd.DataFrame:
+    delay_s = run.restart_delay_s
+    jobs = job_metrics(run.result.outcomes, n_gpus=cluster.n_gpus, restart_delay_s=delay_s)
+    names = {"trace": run.scenario, "policy": run.policy}
+    return pd.DataFrame(names | {"job_id": jobs["job_id"], "jct_s": jobs["jct_s"]})
 
 
 def _allocation(runs: Iterable[Run]) -> pd.DataFrame:
     parts = []
     for run in runs:
-        wide = allocation_by_family(run.events)
+        wide = allocation_by_family(run.result.events)
         wide["time_s"] -= wide["time_s"].iloc[0]
         long = wide.melt("time_s", var_name="plan_family", value_name="gpus")
-        parts.append(long.assign(policy=run.setting.policy))
+        parts.append(long.assign(policy=run.policy))
     return ALLOCATION.validate(pd.concat(parts, ignore_index=True), where="allocation")

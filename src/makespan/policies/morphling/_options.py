@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from makespan.policies._placing import fastest_by_placement
 from makespan.sim import Catalogue, Configuration
 from makespan.workloads import JobSpec
 
-__all__ = ["FULL_FREEDOM", "Freedom", "OptionBook", "undominated"]
+__all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "undominated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,8 @@ FULL_FREEDOM = Freedom()
 
 
 @dataclass(frozen=True, slots=True)
-class OptionBook:
-    """Looks up the options of jobs, and keeps what it found.
-
-    The answers depend on the catalogue and the request alone, so keeping them changes no result.
-
-    Parameters
-    ----------
-    catalogue
-        What may run.
-    freedom
-        What may be chosen.
-    """
+class OptionTable:
+    """Options of jobs, looked up in the catalogue once a kind of request."""
 
     catalogue: Catalogue
     freedom: Freedom
@@ -80,7 +71,7 @@ class OptionBook:
         allowed = self._allowed(job, reference)
         if job.is_guaranteed:
             allowed = [item for item in allowed if item.assures(reference)]
-        options = _fastest_a_placement(allowed)
+        options = fastest_by_placement(allowed)
         return undominated(options) if self.freedom.resources else tuple(options)
 
     def _allowed(self, job: JobSpec, reference: Configuration) -> Iterable[Configuration]:
@@ -124,12 +115,3 @@ def _shape(plan: str) -> str:
     if plan.isdigit():
         return plan[:2]
     return plan.rsplit("-", 1)[0] if plan[:1].isdigit() else plan
-
-
-def _fastest_a_placement(items: Iterable[Configuration]) -> list[Configuration]:
-    best: dict[tuple[int, ...], Configuration] = {}
-    for item in items:
-        known = best.get(item.counts)
-        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
-            best[item.counts] = item
-    return list(best.values())

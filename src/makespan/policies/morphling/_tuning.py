@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-__all__ = ["BLIND", "WORK_AWARE", "Tuning"]
+__all__ = ["NON_CLAIRVOYANT", "CLAIRVOYANT", "Tuning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class Tuning:
     critical_delays
         Jobs shorter than this many restart delays are never critical.
     last_weight
-        How many jobs the end of the schedule counts as when drafts are compared.
+        How many jobs the end of the schedule counts as when schedules are compared.
     grain_s
-        Finish times closer than this are one instant to the look-ahead [s].
+        Finish times closer than this are one instant to the lookahead [s].
     max_foreseen
-        Blocked jobs, from the head of the queue, that the look-ahead follows.
+        Blocked jobs, from the head of the queue, that the lookahead follows.
     min_gain_s
-        A draft that takes devices from jobs must save at least this sum of finish times [s].
+        A preemption must save at least this sum of finish times [s].
     min_wait_delays
-        Jobs that wait less than this many restart delays take from nobody.
-    max_takers
-        Blocked jobs, from the head of the queue, that may take devices.
-    max_takings
-        Jobs that take devices in one decision at most.
+        Jobs that wait less than this many restart delays preempt nobody.
+    max_preempting
+        Blocked jobs, from the head of the queue, that may preempt others.
+    max_preemptions
+        Jobs that preempt others in one decision at most.
     min_growth_s, min_growth_share
         A running job takes more devices only if it then ends earlier by this time [s] and by this
         share of what it has left, the restart counted and the extra device time paid for.
@@ -63,15 +63,17 @@ class Tuning:
     max_foreseen: int = 64
     min_gain_s: float = 100.0
     min_wait_delays: float = 0.5
-    max_takers: int = 4
-    max_takings: int = 12
+    max_preempting: int = 4
+    max_preemptions: int = 12
     min_growth_s: float = 60.0
     min_growth_share: float = 0.1
     gate_share: float = 0.0
 
 
-WORK_AWARE = Tuning()
+CLAIRVOYANT = Tuning()
 """Parameters of `morphling-work`."""
 
-BLIND = Tuning(ageing_s=1e5, critical_ratio=math.inf, last_weight=0.0, max_takers=2, gate_share=0.97)
+NON_CLAIRVOYANT = Tuning(
+    ageing_s=1e5, critical_ratio=math.inf, last_weight=0.0, max_preempting=2, gate_share=0.97
+)
 """Parameters of `morphling`: no job is called critical and no end foreseen by estimates alone."""

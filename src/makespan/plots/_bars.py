@@ -1,0 +1,190 @@
+"""Bars: values of many policies with their ratios and published marks, and groups of bars side by side."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from makespan.plots._style import (
+    ONE_COLUMN_IN,
+    PALETTE,
+    POLICIES,
+    TWO_COLUMNS_IN,
+    Look,
+    finished,
+    look_of,
+    new_figure,
+    ordered,
+    require_columns,
+    styled,
+)
+from makespan.units import HOUR
+
+__all__ = ["plot_grouped_bars", "plot_ratio_bars"]
+
+_ROW_HEIGHT_IN = 0.145
+
+
+@styled
+def plot_ratio_bars(
+    table: pd.DataFrame,
+    source: str,
+    metrics: Sequence[tuple[str, str, str]],
+    note: str,
+    looks: Mapping[str, Look] = POLICIES,
+    titles: Mapping[str, str] | None = None,
+    published: pd.DataFrame | None = None,
+    published_label: str = "published",
+) -> Figure:
+    """Draw times of every policy on every trace as bars that end in a ratio.
+
+    Parameters
+    ----------
+    table
+        One row a trace and policy: columns ``trace, policy`` and those that the metrics name.
+    source
+        Name of the throughput source.
+    metrics
+        One row of panels each: column of the time [s], column of the ratio, label.
+    note
+        What the numbers are, for the legend.
+    looks
+        Looks of the policies, in the order of the bars; others follow in grey.
+    titles
+        Titles of the traces where they differ from their names.
+    published
+        Reference marks: ``trace, policy`` and the columns of times; missing values are left out.
+    published_label
+        What the marks are, for the legend.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One column of panels a trace.
+    """
+    require_columns(table, "trace", "policy", *(name for one in metrics for name in one[:2]), figure="bars")
+    traces, policies = list(dict.fromkeys(table["trace"])), ordered(table["policy"], looks)
+    figure = new_figure(TWO_COLUMNS_IN, 0.75 + len(metrics) * (0.35 + _ROW_HEIGHT_IN * len(policies)))
+    panels = figure.subplots(len(metrics), len(traces), squeeze=False, sharey=True)
+    for column, trace in enumerate(traces):
+        rows = table[table["trace"] == trace].set_index("policy")
+        marks = None if published is None else published[published["trace"] == trace]
+        for axes, (value, ratio, label) in zip(panels[:, column], metrics, strict=True):
+            _ratio_bars(axes, rows, policies, looks, value, ratio, marks)
+            axes.set_yticks(range(len(policies)), [look_of(looks, name).title for name in policies])
+            _published_marks(axes, marks, policies, value)
+            axes.set_xlabel(label)
+        panels[0, column].set_title((titles or {}).get(str(trace), str(trace)))
+    handles: list[Patch | Line2D] = [Patch(color=PALETTE["grey"], label=note)]
+    if published is not None:
+        mark: dict[str, Any] = {"ls": "none", "marker": "|", "ms": 7, "mew": 1.6, "color": PALETTE["black"]}
+        handles.append(Line2D([], [], label=published_label, **mark))
+    return finished(figure, source, handles, ncols=2)
+
+
+def _ratio_bars(
+    axes: Axes,
+    rows: pd.DataFrame,
+    policies: list[str],
+    looks: Mapping[str, Look],
+    value: str,
+    ratio: str,
+    marks: pd.DataFrame | None,
+) -> None:
+    positions = [policies.index(str(name)) for name in rows.index]
+    hours = rows[value].to_numpy(float) / HOUR
+    colours = [_pale(look_of(looks, str(name))) for name in rows.index]
+    axes.barh(positions, hours, 0.74, color=colours, lw=0, zorder=2)
+    beyond = {} if marks is None else (marks.groupby("policy")[value].max() / HOUR).to_dict()
+    for y, x, factor in zip(positions, hours, rows[ratio].to_numpy(float), strict=True):
+        text = f" {factor:.2f}" if np.isfinite(factor) else ""
+        end = max(x, beyond.get(policies[y], x))  # so that a mark does not cross the number
+        axes.text(end, y, text, va="center", ha="left", fontsize=5.5, zorder=5)
+    axes.set_ylim(len(policies) - 0.4, -0.6)
+    axes.set_xlim(0, 1.18 * float(hours.max()))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+
+
+def _pale(look: Look) -> tuple[float, float, float]:
+    """Colour of a bar: that of the look, as strong as the look says."""
+    red, green, blue = to_rgb(look.colour)
+    keep = look.strength
+    return 1.0 - keep * (1.0 - red), 1.0 - keep * (1.0 - green), 1.0 - keep * (1.0 - blue)
+
+
+def _published_marks(axes: Axes, marks: pd.DataFrame | None, policies: list[str], value: str) -> None:
+    if marks is None:
+        return
+    for name, number in zip(marks["policy"], marks[value], strict=True):
+        if name in policies and np.isfinite(number):
+            y = policies.index(name)
+            axes.vlines(number / HOUR, y - 0.45, y + 0.45, color="white", lw=2.6, zorder=3)
+            axes.vlines(number / HOUR, y - 0.45, y + 0.45, color="black", lw=1.4, zorder=4)
+
+
+@styled
+def plot_grouped_bars(
+    table: pd.DataFrame,
+    source: str,
+    series: Mapping[str, Look],
+    label: str,
+    titles: Mapping[str, str] | None = None,
+) -> Figure:
+    """Draw groups of bars side by side, one bar a series, with their values above them.
+
+    Parameters
+    ----------
+    table
+        Columns ``panel, group, series, value``; combinations without a row have no bar.
+    source
+        Name of the throughput source.
+    series
+        Looks of the series, in the order of the bars.
+    label
+        What the values are.
+    titles
+        Titles of groups and panels where they differ from their names.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel for each value of ``panel``.
+    """
+    require_columns(table, "panel", "group", "series", "value", figure="groups")
+    names = list(dict.fromkeys(table["panel"]))
+    groups = list(dict.fromkeys(table["group"]))
+    shown = dict(titles or {})
+    figure = new_figure(ONE_COLUMN_IN * max(1.0, len(names)), 2.3)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        values = table[table["panel"] == name].set_index(["group", "series"])["value"].to_dict()
+        _bar_groups(axes, values, groups, series)
+        axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
+        axes.margins(y=0.12)
+        axes.set_title(shown.get(name, name))
+    panels[0].set_ylabel(label)
+    handles = [Patch(color=look.colour, label=look.title) for look in series.values()]
+    return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
+
+
+def _bar_groups(
+    axes: Axes, values: Mapping[tuple[str, str], float], groups: list[str], series: Mapping[str, Look]
+) -> None:
+    width = 0.8 / len(series)
+    for position, group in enumerate(groups):
+        for number, (key, look) in enumerate(series.items()):
+            if (group, key) not in values:
+                continue
+            value = float(values[group, key])
+            x = position + (number - (len(series) - 1) / 2) * width
+            axes.bar(x, value, 0.92 * width, color=look.colour, lw=0, zorder=2)
+            axes.text(x, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5.5)

@@ -1,0 +1,110 @@
+"""SJF and SRTF: the job that ends soonest first, without and with preemption."""
+
+from dataclasses import dataclass
+
+from makespan.hardware import ClusterSpec
+from makespan.policies._queue import acceptable, serve
+from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
+
+__all__ = ["POLICIES", "ShortestJobFirst", "ShortestRemainingTimeFirst"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestJobFirst:
+    """Start waiting jobs in the order of their run time as requested.
+
+    Short jobs that fit may pass longer ones that do not; a job keeps its devices to the end.
+
+    Parameters
+    ----------
+    max_stretch
+        A job accepts a placement on more nodes if its whole run, restart delay included, is
+        predicted at most this many times as long there.
+    """
+
+    max_stretch: float = 1.0
+    name: str = "sjf"
+    title: str = "SJF"
+    interval_s: float | None = None
+    is_clairvoyant: bool = True
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "W. E. Smith. Various optimizers for single-stage production. Naval Research Logistics "
+        "Quarterly 3, 1956.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: the order follows from the view alone."""
+
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+        """Serve the queue by run time."""
+        catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
+
+        def order(job: JobView) -> tuple[float]:
+            return (job.steps_left * catalogue.requested(job.spec).predicted_iter_time_s,)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+
+        return serve(view, order, options), None
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestRemainingTimeFirst:
+    """Serve jobs by remaining time, and displace running ones that have more left.
+
+    Parameters
+    ----------
+    min_advantage
+        A job displaces only jobs whose remaining time exceeds its own by this many restart delays,
+        so that the delay which the displaced job pays is never the larger part.
+    max_stretch
+        A job accepts a placement on more nodes if its whole run, restart delay included, is
+        predicted at most this many times as long there.
+    """
+
+    min_advantage: float = 2.0
+    max_stretch: float = 1.0
+    name: str = "srtf"
+    title: str = "SRTF"
+    interval_s: float | None = None
+    is_clairvoyant: bool = True
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "L. Schrage. A proof of the optimality of the shortest remaining processing time discipline. "
+        "Operations Research 16(3), 1968.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: the order follows from the view alone."""
+
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+        """Serve the queue by remaining time; the longest running job is displaced first."""
+        catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
+        left_s = {job: _remaining_time_s(job, view) for job in (*view.pending, *view.running)}
+        longest_first = sorted(view.running, key=lambda job: (-left_s[job], job.index))
+        advantage_s = self.min_advantage * delay_s
+
+        def order(job: JobView) -> tuple[float]:
+            return (left_s[job],)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+
+        def victims(job: JobView) -> list[JobView]:
+            limit_s = left_s[job] + advantage_s
+            return [other for other in longest_first if left_s[other] > limit_s]
+
+        return serve(view, order, options, victims), None
+
+
+def _remaining_time_s(job: JobView, view: ClusterView) -> float:
+    """How long a job still holds devices if it starts now as requested, or goes on, as predicted [s]."""
+    if job.allocation is None:
+        step_s = view.catalogue.requested(job.spec).predicted_iter_time_s
+        return view.restart_delay_s + job.steps_left * step_s
+    step_s = job.allocation.configuration.predicted_iter_time_s
+    return max(job.ready_time_s - view.time_s, 0.0) + job.steps_left * step_s
+
+
+POLICIES = (ShortestJobFirst(), ShortestRemainingTimeFirst())

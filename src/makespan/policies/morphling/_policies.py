@@ -1,0 +1,183 @@
+"""Morphling's policies: clairvoyant or not, and what each loses with less to choose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from makespan.hardware import ClusterSpec
+from makespan.policies._placing import can_starve
+from makespan.policies.morphling._growth import grow
+from makespan.policies.morphling._options import FULL_FREEDOM, Freedom, OptionTable
+from makespan.policies.morphling._preemption import preempt
+from makespan.policies.morphling._schedule import (
+    Arrivals,
+    Context,
+    Schedule,
+    Task,
+    critical,
+    price_tasks,
+    rank_tasks,
+)
+from makespan.policies.morphling._tuning import CLAIRVOYANT, NON_CLAIRVOYANT, Tuning
+from makespan.sim import Catalogue, ClusterView, Decision, JobView
+
+__all__ = ["POLICIES", "Morphling", "MorphlingWork"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What the policies remember; tight nodes may run out of CPU threads or host memory."""
+
+    options: OptionTable
+    is_tight: bool
+    arrivals: Arrivals
+
+
+def _initial_state(cluster: ClusterSpec, catalogue: Catalogue, freedom: Freedom) -> PolicyState:
+    fitting = catalogue.on(cluster)
+    return PolicyState(OptionTable(fitting, freedom), can_starve(cluster, fitting), Arrivals())
+
+
+def _decide(
+    view: ClusterView, state: PolicyState, tuning: Tuning, steps_left: Callable[[JobView], float]
+) -> tuple[Decision, PolicyState]:
+    """Start what fits, let blocked jobs preempt others where that pays, hand out what is left.
+
+    The steps that jobs have left are known or estimated.
+    """
+    now_s, delay_s, n_gpus = view.time_s, view.restart_delay_s, max(view.n_gpus, 1)
+    waiting, running = (
+        [Task(job, state.options.of(job.spec), steps_left(job), now_s) for job in jobs]
+        for jobs in (view.pending, view.running)
+    )
+    arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
+    start_price = arrivals.per_s * tuning.start_horizon_s / n_gpus
+    context = Context(now_s, delay_s, start_price, tuning)
+    price_tasks(waiting, delay_s, start_price, tuning.cost_tolerance)
+    rank_tasks(waiting, now_s, tuning, critical(waiting, running, context, n_gpus))
+    schedule = Schedule.of(view, running, is_tight=state.is_tight)
+    blocked = schedule.start(sorted(waiting, key=lambda task: task.rank))
+    if blocked:
+        schedule, blocked = preempt(schedule, blocked, context)
+    growth_price = (arrivals.per_s * tuning.growth_horizon_s + len(blocked)) / n_gpus
+    grow(schedule, state.options, growth_price, context)
+    return schedule.decision([*running, *waiting]), PolicyState(state.options, state.is_tight, arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class Morphling:
+    """Choose devices and plans together by sensitivity curves, expecting of jobs what they showed.
+
+    Run times are heavy-tailed, so a job that has run for long will probably run on for as long
+    again. The policy expects of each job a short time at its requested speed plus a share of the
+    time that it has run so far, and treats that as `makespan.policies.morphling.MorphlingWork`
+    treats the true work. Of jobs from which it expects equally much, it serves the one with the
+    steepest normalised curve first.
+
+    Parameters
+    ----------
+    freedom
+        What may be chosen for a job; the ablations choose less.
+    tuning
+        Parameters.
+    expected_s
+        Time that a job is expected to run at its requested speed when it is new [s].
+    expected_share
+        Share of the time that it has run which a job is expected to run on.
+    look_again_s
+        While devices are free beside running jobs and nobody waits, decide at multiples of this time
+        [s] even if nothing happens: what is expected of a job grows as it runs, and with it what more
+        devices are worth.
+    """
+
+    freedom: Freedom = FULL_FREEDOM
+    tuning: Tuning = NON_CLAIRVOYANT
+    expected_s: float = 60.0
+    expected_share: float = 0.25
+    look_again_s: float = 900.0
+    name: str = "morphling"
+    title: str = "Morphling"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = True
+    references: tuple[str, ...] = (
+        "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
+        """Return an empty table of options and no arrivals."""
+        return _initial_state(cluster, catalogue, self.freedom)
+
+    def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Schedule all known jobs by estimates and return what changes."""
+        decision, state = _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
+        if not view.running or view.pending or not sum(view.free_gpus):
+            return decision, state
+        return replace(decision, wake_up_s=_next_multiple(view.time_s, self.look_again_s)), state
+
+    def expected_steps(self, job: JobView, view: ClusterView) -> float:
+        """Estimate the steps that a job has left from the time that it has run."""
+        left_s = self.expected_s + self.expected_share * job.running_time_s
+        return left_s / view.catalogue.requested(job.spec).predicted_iter_time_s
+
+
+def _next_multiple(time_s: float, every_s: float) -> float:
+    """Return the next multiple after a time [s]: the same for all decisions in between."""
+    turn = time_s // every_s + 1
+    return turn * every_s if turn * every_s > time_s else (turn + 1) * every_s
+
+
+@dataclass(frozen=True, slots=True)
+class MorphlingWork:
+    """Choose devices and plans together, knowing how many steps each job has left.
+
+    On a tentative schedule: start what fits, little work first; let blocked jobs preempt others
+    where all known jobs together gain; hand what is free to the jobs that gain most. All changes of
+    a decision are made at once.
+
+    Parameters
+    ----------
+    freedom
+        What may be chosen for a job; the ablations choose less.
+    tuning
+        Parameters.
+    """
+
+    freedom: Freedom = FULL_FREEDOM
+    tuning: Tuning = CLAIRVOYANT
+    name: str = "morphling-work"
+    title: str = "Morphling (work-aware)"
+    interval_s: float | None = None
+    is_clairvoyant: bool = True
+    honours_guarantees: bool = True
+    references: tuple[str, ...] = (
+        "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
+        """Return an empty table of options and no arrivals."""
+        return _initial_state(cluster, catalogue, self.freedom)
+
+    def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Schedule all known jobs and return what changes."""
+        return _decide(view, state, self.tuning, lambda job: job.steps_left)
+
+
+_LESS = {
+    "-e": (Freedom(resources=False), "plan only"),
+    "-r": (Freedom(plan=False), "resources only"),
+    "-n": (Freedom(plan=False, resources=False), "neither"),
+}
+
+POLICIES = (
+    Morphling(),
+    MorphlingWork(),
+    *(
+        Morphling(freedom, name=f"morphling{suffix}", title=f"Morphling ({title})")
+        for suffix, (freedom, title) in _LESS.items()
+    ),
+    *(
+        MorphlingWork(freedom, name=f"morphling-work{suffix}", title=f"Morphling (work-aware, {title})")
+        for suffix, (freedom, title) in _LESS.items()
+    ),
+)
+"""Both variants, each also with less to choose."""

@@ -1,0 +1,113 @@
+"""Tables over several simulations: ratios to a baseline, and means with confidence intervals."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from makespan.studies._runs import Run
+from makespan.tables import COMPARISON
+
+__all__ = ["comparison", "intervals", "measures"]
+
+_CONFIDENCE = 0.95
+_SETTING = ["trace", "restart_delay_s", "interval_s"]
+
+_FURTHER = (
+    "p95_jct_s",
+    "avg_queueing_delay_s",
+    "avg_waiting_time_s",
+    "avg_slowdown",
+    "avg_finish_time_fairness",
+    "max_finish_time_fairness",
+)
+_RATIOS = {"jct_ratio": "avg_jct_s", "makespan_ratio": "makespan_s"}
+_MEASURES = (
+    "avg_jct_s",
+    "makespan_s",
+    "p50_jct_s",
+    "p99_jct_s",
+    "gpu_allocation_ratio",
+    "reconfigurations_per_job",
+)
+
+
+def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
+    """Return one row a simulation, with ratios to a baseline.
+
+    Parameters
+    ----------
+    runs
+        Simulations.
+    baseline
+        Name of the policy to compare with, within the same scenario, restart delay and round. Ratios are
+        missing where it did not run; above 1, a policy takes longer.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.COMPARISON`, then ``p95_jct_s``, ``avg_queueing_delay_s``,
+        ``avg_waiting_time_s`` [s], ``avg_slowdown``, ``avg_finish_time_fairness`` and
+        ``max_finish_time_fairness``, as in `makespan.metrics.Summary`.
+    """
+    table = pd.DataFrame([_row(run) for run in runs], columns=[*COMPARISON.names, *_FURTHER])
+    base = table.loc[table["policy"] == baseline, [*_SETTING, *_RATIOS.values()]].drop_duplicates(_SETTING)
+    joined = table[_SETTING].merge(base, on=_SETTING, how="left")
+    for ratio, column in _RATIOS.items():
+        table[ratio] = (table[column] / joined[column]).astype(float)
+    return COMPARISON.validate(table, where="comparison")
+
+
+def _row(run: Run) -> dict[str, Any]:
+    found = run.metrics
+    given = {
+        "trace": run.scenario,
+        "policy": run.policy,
+        "restart_delay_s": float(run.restart_delay_s),
+        "interval_s": float(run.interval_s) if run.interval_s else float("nan"),
+        "jobs": found.n_jobs,
+        "wall_s": float(run.result.wall_s),
+        **dict.fromkeys(_RATIOS, float("nan")),
+    }
+    return given | {
+        name: getattr(found, name) for name in (*COMPARISON.names, *_FURTHER) if name not in given
+    }
+
+
+def measures(run: Run) -> dict[str, float]:
+    """Return the metrics that studies report of every simulation, by column."""
+    return {name: getattr(run.metrics, name) for name in _MEASURES}
+
+
+def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """Return geometric means and their 95 % confidence intervals, because times are positive and skewed.
+
+    Parameters
+    ----------
+    rows
+        One row a simulation, all values positive.
+    by
+        Columns that name a group.
+    columns
+        What is averaged.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
+        each column of values ``<column>_mean``, ``<column>_low`` and ``<column>_high``. The interval is that
+        of Student's t for the mean of the logarithms, and missing for a single row.
+    """
+    keys = [rows[name] for name in by]
+    table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()
+    n = table["n"].to_numpy(dtype=float)
+    quantile = special.stdtrit(np.maximum(n - 1.0, 1.0), 0.5 + _CONFIDENCE / 2.0)
+    for column in columns:
+        logs = np.log(rows[column]).groupby(keys, sort=False)
+        mean = logs.mean().to_numpy(dtype=float)
+        half = quantile * logs.std(ddof=1).to_numpy(dtype=float) / np.sqrt(n)
+        table[f"{column}_mean"] = np.exp(mean)
+        table[f"{column}_low"], table[f"{column}_high"] = np.exp(mean - half), np.exp(mean + half)
+    return table

@@ -1,0 +1,213 @@
+"""Many simulations, several at the same time."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from makespan.errors import MakespanError
+from makespan.sim import ClusterView, Event, EventKind
+from makespan.studies._runs import Case, Run, n_identical, resolved, run
+
+__all__ = ["Progress", "RunError", "run_all"]
+
+_SHORT_JOBS = 2500  # jobs in all up to which starting processes takes longer than it saves
+_POLL_S = 0.2
+_FINISHED = EventKind.FINISHED.value
+
+Shares = MutableSequence[float]
+Progress = Callable[[Sequence[float], Sequence[Run | None]], None]
+"""Told now and then of the share of jobs that each simulation has finished, and of those that are over."""
+
+
+class RunError(MakespanError):
+    """One of several simulations cannot be done; says which."""
+
+
+def run_all(
+    cases: Iterable[Case],
+    n_processes: int | None = 1,
+    *,
+    progress: Progress | None = None,
+    is_strict: bool = True,
+    can_spawn: bool = False,
+) -> list[Run]:
+    """Run simulations, several at the same time, and validate every schedule.
+
+    Parameters
+    ----------
+    cases
+        What to run.
+    n_processes
+        Simulations at the same time; None to choose by processors and jobs.
+    progress
+        Who is told how far they are.
+    is_strict
+        Whether an impossible schedule is an error, or left to the caller in `Run.violations`.
+    can_spawn
+        Whether the main module may be imported again, which is how processes start where they cannot be
+        copies of this one. Without it everything runs in this process there.
+
+    Returns
+    -------
+    list of Run
+        In the order of the cases, whatever the number of processes.
+
+    Raises
+    ------
+    UnknownNameError
+        No policy has a name; before anything runs.
+    ImpossibleScheduleError
+        A schedule breaks a rule of the validator.
+    RunError
+        A simulation cannot be done, or a process died.
+    """
+    listed = [replace(case, policy=resolved(case.policy)) for case in cases]
+    if n_processes is None:
+        is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
+        n_processes = 1 if is_short else len(os.sched_getaffinity(0))
+    n_processes = min(n_processes, len(listed))
+    if n_processes < 2 or not (_can_copy() or can_spawn):
+        done = _in_turn(listed, progress)
+    else:
+        done = _in_processes(listed, n_processes, progress)
+    if is_strict:
+        for item in done:
+            item.check()
+    return done
+
+
+def _can_copy() -> bool:
+    return sys.platform == "linux"
+
+
+@dataclass(slots=True)
+class _Share:
+    """An observer that notes the share of finished jobs."""
+
+    shares: Shares
+    number: int
+    n_jobs: int
+    tell: Callable[[], None]
+    n_done: int = 0
+
+    def observe(self, event: Event, view: ClusterView) -> None:
+        if event.kind == _FINISHED:
+            self.n_done += 1
+            self.shares[self.number] = self.n_done / self.n_jobs
+            self.tell()
+
+
+def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
+    observers = () if shares is None else (_Share(shares, number, len(case.scenario.jobs), tell),)
+    try:
+        done = run(case.scenario, case.policy, observers)
+        done = replace(done, n_repeats=case.repeats, n_identical=n_identical(case, done))
+    except MakespanError as error:  # some carry what cannot be sent to another process
+        name = resolved(case.policy).name
+        raise RunError(f"policy {name!r} on {case.scenario.name!r}: {error}") from None
+    if case.keeps_tables:
+        return done
+    result = done.result
+    bare = replace(result, events=result.events.iloc[:0], outcomes=result.outcomes.iloc[:0])
+    return replace(done, result=bare)
+
+
+def _in_turn(cases: Sequence[Case], progress: Progress | None) -> list[Run]:
+    shares = [0.0] * len(cases)
+    done: list[Run | None] = [None] * len(cases)
+
+    def tell() -> None:
+        if progress is not None:
+            progress(shares, done)
+
+    runs: list[Run] = []
+    for number, case in enumerate(cases):
+        runs.append(_one(case, number, None if progress is None else shares, tell))
+        done[number] = runs[-1]
+        tell()
+    return runs
+
+
+def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | None) -> list[Run]:
+    context = multiprocessing.get_context("fork" if _can_copy() else "spawn")
+    shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
+    began = {child.pid for child in multiprocessing.active_children()}
+    pool = ProcessPoolExecutor(n_processes, context, _start_worker, (cases, shares))
+    done: list[Run | None] = [None] * len(cases)
+    with _stopped_at_an_error(pool, began):
+        with _interrupts_later():
+            futures = {pool.submit(_work, number): number for number in range(len(cases))}
+        waiting = set(futures)
+        while waiting:
+            ready, waiting = wait(waiting, _POLL_S)
+            for future in sorted(ready, key=futures.__getitem__):
+                done[futures[future]] = _result(future)
+            if progress is not None:
+                progress(shares, done)
+        return [_result(future) for future in futures]
+
+
+def _result(future: "Future[Run]") -> Run:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise RunError(
+            "a process of the simulations was killed, perhaps for want of memory; run fewer at a time"
+        ) from None
+
+
+@contextmanager
+def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> Iterator[None]:
+    """Leave no process behind, and wait for none that still works when another has failed."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            if child.pid not in others:
+                child.terminate()
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Raise an interrupt after the block only; processes that start in it never hear of one.
+
+    An interrupt between the start of a process and the note of it would leave the process behind. The mask is
+    for the new processes, which inherit it. For this one it does not suffice, because another thread
+    may receive the signal.
+    """
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+_given: tuple[Sequence[Case], Shares | None] = ((), None)  # what a worker process works on
+
+
+def _start_worker(cases: Sequence[Case], shares: Shares | None) -> None:
+    global _given
+    _given = cases, shares
+
+
+def _work(number: int) -> Run:
+    cases, shares = _given
+    return _one(cases[number], number, shares, lambda: None)

@@ -1,0 +1,172 @@
+"""Running a scenario under a policy, and checking the schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from makespan.errors import MakespanError
+from makespan.metrics import Summary, summary
+from makespan.policies import policy as policy_named
+from makespan.sim import (
+    Observer,
+    Policy,
+    SimulationResult,
+    Violation,
+    round_length,
+    simulate,
+    validate_schedule,
+)
+from makespan.studies._scenario import Scenario
+
+__all__ = ["Case", "ImpossibleScheduleError", "Run", "run", "violation_lines"]
+
+_SHOWN = 5
+
+
+class ImpossibleScheduleError(MakespanError):
+    """The validator found that a schedule could not have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation of several.
+
+    Parameters
+    ----------
+    scenario
+        What is simulated.
+    policy
+        Who decides: a policy, or the name of one.
+    keeps_tables
+        Whether its events and outcomes are handed back.
+    repeats
+        How often it is run again to see whether the schedule is the same.
+    """
+
+    scenario: Scenario
+    policy: str | Policy
+    keeps_tables: bool = False
+    repeats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulation that is over, what it comes to, and what the validator says of it.
+
+    Parameters
+    ----------
+    scenario, policy
+        Names.
+    restart_delay_s, interval_s
+        Restart delay and length of a round [s]; None if the policy was asked after each event.
+    metrics
+        Its metrics.
+    result
+        Tables, empty if the case does not keep them, and wall clock times.
+    violations
+        What is impossible in the schedule.
+    n_events
+        Rows of the events table.
+    n_repeats, n_identical
+        How often it was run again, and how many of these gave the same events.
+    """
+
+    scenario: str
+    policy: str
+    restart_delay_s: float
+    interval_s: float | None
+    metrics: Summary
+    result: SimulationResult
+    violations: tuple[Violation, ...]
+    n_events: int
+    n_repeats: int = 0
+    n_identical: int = 0
+
+    @property
+    def decision_wall_s(self) -> float:
+        """Wall clock time of the policy a decision [s]."""
+        return self.result.policy_wall_s / max(self.result.n_decisions, 1)
+
+    def check(self) -> None:
+        """Check that the schedule is possible.
+
+        Raises
+        ------
+        ImpossibleScheduleError
+            It is not; names the setting and the first violations.
+        """
+        if self.violations:
+            raise ImpossibleScheduleError(
+                f"policy {self.policy!r} on {self.scenario!r} with delay {self.restart_delay_s} s and rounds "
+                f"of {self.interval_s or 0} s: {len(self.violations)} violation(s): "
+                f"{'; '.join(violation_lines(self))}"
+            )
+
+
+def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] = ()) -> Run:
+    """Simulate a scenario under a policy and validate the schedule.
+
+    Parameters
+    ----------
+    scenario
+        What is simulated.
+    policy
+        A policy, or the name of one.
+    observers
+        Who is told of every event.
+
+    Raises
+    ------
+    MakespanError
+        The policy is unknown, or the simulation cannot be done.
+    """
+    chosen = resolved(policy)
+    result = _simulated(scenario, chosen, observers)
+    length_s = round_length(chosen, scenario.interval_s)
+    violations = validate_schedule(
+        result.events,
+        scenario.jobs,
+        scenario.cluster,
+        scenario.catalogue,
+        scenario.restart_delay_s,
+        interval_s=length_s,
+        checkpoint_interval_s=scenario.checkpoint_interval_s,
+        keeps_guarantees=chosen.honours_guarantees,
+        outcomes=result.outcomes,
+    )
+    delay_s = scenario.restart_delay_s
+    metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
+    found = tuple(violations)
+    return Run(scenario.name, chosen.name, delay_s, length_s, metrics, result, found, len(result.events))
+
+
+def resolved(policy: str | Policy) -> Policy:
+    """Return a policy that may be given by name."""
+    return policy_named(policy) if isinstance(policy, str) else policy
+
+
+def n_identical(case: Case, first: Run) -> int:
+    """Return how many repetitions of a case give the same events as its first run."""
+    again = (_simulated(case.scenario, resolved(case.policy)).events for _ in range(case.repeats))
+    return sum(events.equals(first.result.events) for events in again)
+
+
+def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:
+    return simulate(
+        scenario.jobs,
+        scenario.cluster,
+        scenario.catalogue,
+        policy,
+        restart_delay_s=scenario.restart_delay_s,
+        interval_s=scenario.interval_s,
+        failures=scenario.failures,
+        checkpoint_interval_s=scenario.checkpoint_interval_s,
+        observers=observers,
+    )
+
+
+def violation_lines(done: Run) -> list[str]:
+    """Return the first violations of a run in words, one a line."""
+    return [
+        f"{found.rule} at {found.time_s:.1f} s, row {found.seq}, job {found.job_id or '-'}: {found.message}"
+        for found in done.violations[:_SHOWN]
+    ]

@@ -1,0 +1,189 @@
+"""Studies: scenarios, the pool that runs them, comparisons and intervals."""
+
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from toy_cluster import toy_catalogue, toy_job, toy_nodes
+
+from makespan.errors import MakespanError, UnknownNameError
+from makespan.policies import REGISTRY
+from makespan.sim import Violation
+from makespan.studies import (
+    Case,
+    ImpossibleScheduleError,
+    RunError,
+    Scenario,
+    _pool,
+    _runs,
+    comparison,
+    intervals,
+    run,
+    run_all,
+    scenario,
+)
+from makespan.tables import COMPARISON
+from makespan.workloads import JobSpec
+
+
+@pytest.fixture
+def toys():
+    jobs = tuple(toy_job(f"job-{number}", 10.0 * number, steps=40) for number in range(6))
+    return Scenario("toys", jobs, toy_nodes(2, 4), toy_catalogue(), 5.0, 0.0)
+
+
+def ended(patience_s=20.0):
+    """Wait until no process is left."""
+    until = time.monotonic() + patience_s
+    while multiprocessing.active_children() and time.monotonic() < until:
+        time.sleep(0.05)
+    return not multiprocessing.active_children()
+
+
+def test_a_title_names_scenario_source_and_size(toys):
+    assert toys.title == "toys, 6 jobs on 2 x 4 GPUs"
+    assert replace(toys, source="emulated").title == "toys (emulated), 6 jobs on 2 x 4 GPUs"
+
+
+def test_runs_come_in_order_whatever_the_processes_and_progress_tells_of_each(toys):
+    cases = [Case(toys, name, repeats=1) for name in ("fifo", "sjf", "morphling")]
+    found = []
+    for processes in (1, 2):
+        told = []
+        runs = run_all(
+            cases, processes, progress=lambda shares, done, to=told: to.append((list(shares), list(done)))
+        )
+        assert [item.policy for item in runs] == ["fifo", "sjf", "morphling"]
+        assert all(item.n_identical == 1 and item.result.events.empty and item.n_events > 6 for item in runs)
+        assert told[-1][0] == [1.0, 1.0, 1.0]
+        assert [item.policy for item in told[-1][1]] == ["fifo", "sjf", "morphling"]
+        found.append([repr(item.metrics) for item in runs])
+    assert found[0] == found[1]
+    assert len(told) >= 1 and ended()
+    assert not run_all([Case(toys, "fifo", keeps_tables=True)])[0].result.events.empty
+
+
+def test_a_policy_may_be_given_by_name_or_as_it_is(toys):
+    @dataclass(frozen=True)
+    class Own:
+        """FIFO under a name of its own, which no registry knows."""
+
+        name: str = "own"
+
+        def __getattr__(self, name):
+            return getattr(REGISTRY["fifo"], name)
+
+    own, fifo = run_all([Case(toys, Own()), Case(toys, "fifo")], 2)
+    assert own.policy == "own" and repr(own.metrics) == repr(fifo.metrics)
+
+
+def test_unknown_policies_are_refused_before_anything_runs(toys, monkeypatch):
+    monkeypatch.setattr(_runs, "simulate", None)
+    with pytest.raises(UnknownNameError, match="magic"):
+        run_all([Case(toys, "fifo"), Case(toys, "magic")])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_names_policy_and_scenario_and_ends_the_other_processes(toys, processes):
+    impossible = replace(toys, jobs=(*toys.jobs, toy_job("large", 0.0, n_gpus=64)))
+    with pytest.raises(RunError, match=r"policy '(fifo|sjf|srtf)' on 'toys': .*64"):
+        run_all([Case(impossible, name) for name in ("fifo", "sjf", "srtf")], processes)
+    assert ended()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_impossible_schedule_is_an_error_unless_it_is_asked_for(toys, monkeypatch, processes):
+    planted = Violation("capacity", 3.0, 7, "job-0", "node 0 gives 9 of 4 GPUs")
+    monkeypatch.setattr(_runs, "validate_schedule", lambda *_, **__: [planted])
+    with pytest.raises(ImpossibleScheduleError, match=r"'fifo' on 'toys'.*1 violation.*capacity at 3.0 s"):
+        run_all([Case(toys, "fifo"), Case(toys, "sjf")], processes)
+    assert run_all([Case(toys, "fifo")], is_strict=False)[0].violations == (planted,)
+    assert run(toys, "fifo").violations == (planted,)
+
+
+def test_a_killed_process_is_told_apart(toys):
+    def kill(shares, done):
+        for child in multiprocessing.active_children():
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+    long = replace(toys, jobs=tuple(toy_job(f"job-{number}", float(number)) for number in range(3000)))
+    with pytest.raises(RunError, match="was killed"):
+        run_all([Case(long, "fifo")] * 8, 2, progress=kill)
+    assert ended()
+
+
+def test_without_copies_of_this_process_everything_runs_in_turn_unless_it_may_be_imported(toys, monkeypatch):
+    monkeypatch.setattr(_pool, "_can_copy", lambda: False)
+    monkeypatch.setattr(_pool, "_in_processes", lambda *_: ["processes"])
+    cases = [Case(toys, "fifo"), Case(toys, "sjf")]
+    assert [item.policy for item in run_all(cases, 2)] == ["fifo", "sjf"]
+    assert run_all(cases, 2, can_spawn=True, is_strict=False) == ["processes"]
+
+
+def test_ratios_compare_with_the_baseline_in_the_same_setting_only(toys):
+    slow, fast = replace(toys, restart_delay_s=60.0), replace(toys, interval_s=None)
+    runs = [run(scenario, name) for scenario in (toys, slow) for name in ("fifo", "sjf")]
+    table = comparison([*runs, run(replace(fast, name="other"), "sjf")], "fifo")
+    assert list(table)[: len(COMPARISON.names)] == list(COMPARISON.names)
+    for first, second in ((0, 1), (2, 3)):
+        assert table["jct_ratio"][first] == table["makespan_ratio"][first] == 1.0
+        assert table["jct_ratio"][second] == table["avg_jct_s"][second] / table["avg_jct_s"][first]
+    assert table.loc[4, ["jct_ratio", "makespan_ratio"]].isna().all()
+    assert table["interval_s"].isna().all()
+    assert table["p95_jct_s"].tolist()[:1] == [runs[0].metrics.p95_jct_s]
+    assert table["avg_slowdown"].tolist()[:1] == [runs[0].metrics.avg_slowdown]
+
+
+def test_an_interval_is_symmetric_in_logarithms_and_missing_for_a_single_row():
+    rows = pd.DataFrame({"policy": ["a", "a", "b"], "x": 1.0, "time_s": [10.0, 40.0, 5.0]})
+    table = intervals(rows, ["x", "policy"], ["time_s"]).set_index("policy")
+    assert table["n"].tolist() == [2, 1]
+    assert table.loc["a", "time_s_mean"] == pytest.approx(20.0)
+    assert table.loc["a", "time_s_low"] * table.loc["a", "time_s_high"] == pytest.approx(400.0)
+    quantile = 12.706204736  # of Student's t, one degree of freedom
+    assert np.log(table.loc["a", "time_s_high"] / 20.0) == pytest.approx(quantile * np.log(4.0) / 2)
+    assert np.isnan(table.loc["b", "time_s_low"]) and table.loc["b", "time_s_mean"] == pytest.approx(5.0)
+
+
+JOB = JobSpec("a", 0.0, "vit", 2, 16, "zero-dp", 10)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([], "jobs: no job; accepted: at least one"),
+        ([JOB, replace(JOB, submit_time_s=3.0)], "jobs: row 2: job name 'a' is that of row 1"),
+        ([replace(JOB, n_gpus=65)], "asks for 65 GPUs; accepted: at most the 64 of cluster 'a800-64'"),
+        ([replace(JOB, n_cpus=10_000)], "asks for 10000 CPU threads; accepted: at most the 768"),
+        ([replace(JOB, workload="t5_4B")], "unknown model or workload 't5_4B'"),
+        ([replace(JOB, n_gpus=64)], "jobs: row 1, job 'a', on cluster 'a800-64': job 'a': no configuration"),
+    ],
+)
+def test_jobs_that_cannot_run_are_refused_before_a_simulation(jobs, message):
+    with pytest.raises(MakespanError) as caught:
+        scenario(jobs)
+    assert message in str(caught.value)
+
+
+def test_a_scenario_of_jobs_has_a_catalogue_of_what_they_train():
+    found = scenario([JOB], n_nodes=2, interval_s=0.0)
+    assert (found.name, found.jobs, found.cluster.n_nodes) == ("jobs", (JOB,), 2)
+    assert found.catalogue.workloads == ("vit",) and found.interval_s == 0.0
+    assert found.report.startswith("jobs: ")
+
+
+def test_published_files_are_found_by_the_environment_too(monkeypatch, published_dir):
+    monkeypatch.setenv("MAKESPAN_PUBLISHED_DIR", str(published_dir))
+    assert len(scenario("naive", source="published").jobs) == 10
+    monkeypatch.delenv("MAKESPAN_PUBLISHED_DIR")
+    with pytest.raises(MakespanError, match="accepted: a directory with the published files"):
+        scenario("naive", source="published")
+    with pytest.raises(UnknownNameError, match="unknown source of throughput 'real'"):
+        scenario("naive", source="real")
