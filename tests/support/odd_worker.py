@@ -11,17 +11,9 @@ _AT_STEP = 2
 _proper_step, _proper_finish = Engine.step, _checkpoint.finish_checkpoint
 
 
-def _misbehave(what):
-    rank = os.environ["MAKESPAN_RANK"]
-    if what == "raise" and rank == "1":
-        raise ValueError("the data are bad")
-    if what == "kill" and rank == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _step(self, step, stop):
-    if step == _AT_STEP:
-        _misbehave(sys.argv[1])
+    if sys.argv[1] == "kill" and step == _AT_STEP and os.environ["MAKESPAN_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
     return _proper_step(self, step, stop)
 
 
