@@ -72,7 +72,11 @@ class LiveWorkload:
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """How a live run is measured and timed."""
+    """How a live run is measured and timed; fields as in the preset.
+
+    The time that policies see is scaled so that the measured restart delay looks as long as
+    ``policy_restart_delay_s``, for which their parameters are made.
+    """
 
     policy_restart_delay_s: float
     warmup_steps: int
