@@ -95,15 +95,7 @@ class MachineRates:
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
-    """Return where models are profiled.
-
-    Parameters
-    ----------
-    device
-        ``auto`` for GPUs if there are any.
-    cpu_threads
-        CPU threads a process.
-    """
+    """Return where models are profiled; ``auto`` takes GPUs if there are any."""
     if device == "auto":
         device = "cuda" if visible_gpus() else "cpu"
     return LocalLauncher(device, threads_per_process=cpu_threads)
@@ -141,10 +133,8 @@ def measure_rates(
     ----------
     workloads
         Their sizes are those of the messages, and their models are those whose passes are timed.
-    n_processes
-        Processes of the exchange, on this machine.
-    cpu_threads
-        CPU threads a process.
+    n_processes, cpu_threads
+        Processes of the exchange, on this machine, and CPU threads of each.
     launcher
         Where the processes run.
 
@@ -297,7 +287,7 @@ def _device_memory(kind: str, n_devices: int) -> float:
 
 
 def environment_text(rates: MachineRates, source: str) -> str:
-    """Write the environment of a measured machine.
+    """Write the environment of a measured machine, a file for `makespan.perf.load_environment`.
 
     Parameters
     ----------
@@ -305,11 +295,6 @@ def environment_text(rates: MachineRates, source: str) -> str:
         What was measured.
     source
         On what, when and how; stands with each constant.
-
-    Returns
-    -------
-    str
-        A file for `makespan.perf.load_environment`.
     """
     preset = read_preset("makespan.profiling", "environment")
     constants = {
