@@ -7,17 +7,22 @@
 - `compare_live` simulates the same and compares
 """
 
-from makespan.live._prepare import process_trainer, slot_cluster
-from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
-from makespan.live._segments import Segment, SegmentResult, Trainer, local_slots
-from makespan.live._workload import (
-    LiveSetting,
-    LiveWorkload,
-    live_jobs,
-    live_settings,
-    live_workload,
-    live_workloads,
-)
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.live._prepare import process_trainer, slot_cluster
+    from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
+    from makespan.live._segments import Segment, SegmentResult, Trainer, local_slots
+    from makespan.live._workload import (
+        LiveSetting,
+        LiveWorkload,
+        live_jobs,
+        live_settings,
+        live_workload,
+        live_workloads,
+    )
 
 __all__ = [
     "LiveResult",
@@ -37,3 +42,5 @@ __all__ = [
     "run_live",
     "slot_cluster",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)
