@@ -6,6 +6,7 @@ import pytest
 
 from makespan.claims import judge
 from makespan.papers.morphling import LEDGER
+from makespan.throughput import SOURCE_NAMES
 
 
 def table2(**errors):
@@ -79,6 +80,11 @@ def judged(check, tables, subject="", source="published", form="extended"):
     (place,) = rows.index[(rows["check"] == check) & (rows["subject"] == subject)]
     found = judge(LEDGER, tables, source, {"form": form}).loc[place]
     return found["verdict"], found["reproduced"], found["note"]
+
+
+def test_statements_name_sources_that_there_are():
+    rows = LEDGER.statements()
+    assert set(" ".join([*rows["sources"], *rows["fails_on"]]).split()) <= set(SOURCE_NAMES)
 
 
 def test_without_tables_every_statement_says_what_is_missing():
