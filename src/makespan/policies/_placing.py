@@ -1,11 +1,13 @@
-"""Placing: what is free on the nodes, and best fit that stays cheap on large clusters."""
+"""Placing: configurations worth a look, what is free on the nodes, and best fit that scales."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from makespan.hardware import ClusterSpec
+from makespan.plans import read_plan
 from makespan.sim import Catalogue, ClusterView, Configuration
 
-__all__ = ["Room", "can_starve", "fastest_by_placement"]
+__all__ = ["Room", "can_starve", "fastest_by_placement", "keeps_plan"]
 
 
 Fit = tuple[Configuration, tuple[int, ...]]  # what runs, and its nodes in the order of its counts
@@ -34,6 +36,22 @@ def fastest_by_placement(items: Iterable[Configuration]) -> list[Configuration]:
         if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
             best[key] = item
     return list(best.values())
+
+
+def keeps_plan(reference: Configuration, item: Configuration) -> bool:
+    """Whether a plan is the reference's, or splits the model in the same way into more or fewer replicas."""
+    if item.plan == reference.plan:
+        return True
+    split = _split(reference.plan, reference.n_gpus)
+    return split is not None and split == _split(item.plan, item.n_gpus)
+
+
+@cache
+def _split(plan: str, n_gpus: int) -> tuple[int, int] | None:
+    """Tensor and pipeline degree of a plan that splits the model, None for any other."""
+    # Only the degrees are of interest, so one sample a device is batch enough for any of them.
+    found = read_plan(plan, n_gpus=n_gpus, global_batch_size=n_gpus)
+    return (found.tp, found.pp) if found.is_model_parallel else None
 
 
 class Room:
