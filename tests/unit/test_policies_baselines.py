@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from toy_cluster import find, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
-from makespan.policies._gavel import FairShares
+from makespan.policies._gavel import fair_shares
 from makespan.policies._knapsack import Menu, choose
 from makespan.policies._placing import Room
 from makespan.policies._queue import preempt
@@ -318,10 +318,10 @@ def test_the_integer_knapsack_finds_the_least_cost(case) -> None:
 
 def test_fair_shares_rise_together_until_a_job_runs_all_the_time() -> None:
     # Two jobs of 1 GPU take 1 each; the 2 GPUs left over are half of what the job of 4 wants.
-    assert FairShares().of({1: 2, 4: 1}, 4) == {1: 1.0, 4: pytest.approx(0.5)}
+    assert fair_shares({1: 2, 4: 1}, 4) == {1: 1.0, 4: pytest.approx(0.5)}
     # Five jobs share 4 GPUs: 0.8 each.
-    assert FairShares().of({1: 4, 2: 1}, 4) == {1: pytest.approx(0.8), 2: pytest.approx(0.4)}
-    assert FairShares().of({1: 1, 2: 1}, 4) == {1: 1.0, 2: 1.0}
+    assert fair_shares({1: 4, 2: 1}, 4) == {1: pytest.approx(0.8), 2: pytest.approx(0.4)}
+    assert fair_shares({1: 1, 2: 1}, 4) == {1: 1.0, 2: 1.0}
 
 
 @given(st.dictionaries(st.integers(1, 64), st.integers(1, 12), max_size=9), st.integers(0, 128))
@@ -330,7 +330,7 @@ def test_fair_shares_solve_the_linear_programme(sizes, n_gpus) -> None:
     # The level is cut at the sizes; lower cuts are worth more a device, so that they fill first.
     levels = np.array(sorted(sizes))
     rising = np.array([sum(n for size, n in sizes.items() if size >= level) for level in levels])
-    shares = FairShares().of(sizes, n_gpus)
+    shares = fair_shares(sizes, n_gpus)
     if not sizes:
         assert shares == {}
         return

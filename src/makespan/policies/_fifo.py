@@ -35,16 +35,15 @@ class Fifo:
         room: Room | None = None
         for job in view.pending:
             options = view.catalogue.as_requested(job.spec)
-            chosen = next((item for item in options if _has_devices(histogram, item)), None)
-            if chosen is None:
+            if not any(_has_devices(histogram, item) for item in options):
                 break
             room = room or Room.of(view, is_tight=state)
-            nodes = room.fit(chosen)
-            if nodes is None:
+            found = room.first_fit(options)
+            if found is None:
                 break
-            room.take(chosen, nodes)
+            room.take(*found)
             histogram = room.histogram()
-            changes[job.spec.job_id] = chosen.on(nodes)
+            changes[job.spec.job_id] = found[0].on(found[1])
         return Decision(changes), state
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,37 +10,24 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._queue import acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["POLICIES", "FairShares", "Gavel"]
+__all__ = ["POLICIES", "Gavel", "fair_shares"]
 
 
-@dataclass(frozen=True, slots=True)
-class FairShares:
-    """Fair shares by the mix of jobs, computed once for each mix: (size, number) pairs and devices."""
+def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
+    """Share of time that each job of a size should run, from the number of jobs by size: water filling.
 
-    known: dict[tuple[tuple[tuple[int, int], ...], int], Mapping[int, float]] = field(default_factory=dict)
-
-    def of(self, sizes: Mapping[int, int], n_gpus: int) -> Mapping[int, float]:
-        """Share of time that each job of a size should run, from the number of jobs by size."""
-        key = (tuple(sorted(sizes.items())), n_gpus)
-        if key not in self.known:
-            self.known[key] = _fair_shares(*key)
-        return self.known[key]
-
-
-def _fair_shares(sizes: tuple[tuple[int, int], ...], n_gpus: int) -> dict[int, float]:
-    """Water filling: all jobs' devices rise together until each has its size or nothing is left.
-
-    Between two sizes the level rises as far as the devices left carry all jobs that still rise.
+    All jobs' devices rise together until each has its size or nothing is left. Between two sizes the level
+    rises as far as the devices left carry all jobs that still rise.
     """
-    if sum(size * number for size, number in sizes) <= n_gpus:  # nothing to share out
-        return dict.fromkeys((size for size, _ in sizes), 1.0)
-    levels, numbers = (np.array(values) for values in zip(*sizes, strict=True))
+    if sum(size * number for size, number in sizes.items()) <= n_gpus:  # nothing to share out
+        return dict.fromkeys(sizes, 1.0)
+    levels, numbers = (np.array(values) for values in zip(*sorted(sizes.items()), strict=True))
     rising = np.cumsum(numbers[::-1])[::-1]
     heights = np.diff(levels, prepend=0)
     used = np.cumsum(heights * rising)
     left = np.maximum(n_gpus - (used - heights * rising), 0)
     level = float(np.minimum(heights, left / rising).sum())
-    return {size: min(level / size, 1.0) for size, _ in sizes}
+    return {size: min(level / size, 1.0) for size in sizes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +69,14 @@ class Gavel:
         "OSDI 2020.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> FairShares:
-        """Return the table of shares, still empty."""
-        return FairShares()
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: the shares follow from the view alone."""
 
-    def decide(self, view: ClusterView, state: FairShares) -> tuple[Decision, FairShares]:
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
         """Compute the shares, then serve jobs by how far behind their share they are."""
         catalogue, now_s = view.catalogue, view.time_s
         jobs = (*view.pending, *view.running)
-        shares = state.of(Counter(job.spec.n_gpus for job in jobs), view.n_gpus)
+        shares = fair_shares(Counter(job.spec.n_gpus for job in jobs), view.n_gpus)
         turn_s = max(self.turn_s, self.turn_delays * view.restart_delay_s)
         priority = {job: shares[job.spec.n_gpus] / _held_share(job, view) for job in jobs}
         over = sorted(

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from makespan.hardware import ClusterSpec
-from makespan.plans import ExecutionPlan, read_plan
 from makespan.policies._knapsack import Menu, choose
-from makespan.policies._placing import Room, fastest_by_placement
+from makespan.policies._placing import Room, fastest_by_placement, keeps_plan
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -51,7 +50,9 @@ class Sizes:
     def _look_up(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
         reference = catalogue.requested(spec)
         by_count: dict[int, list[Configuration]] = {}
-        for item in _rescaled(reference, catalogue):
+        for item in fastest_by_placement(
+            item for item in catalogue.all(reference.workload) if keeps_plan(reference, item)
+        ):
             if item.n_gpus == reference.n_gpus or self._is_regular(item.n_gpus):
                 by_count.setdefault(item.n_gpus, []).append(item)
         sizes: list[Size] = []
@@ -70,23 +71,6 @@ class Sizes:
         if n_gpus >= self.gpus_per_node:
             return n_gpus % self.gpus_per_node == 0
         return n_gpus & (n_gpus - 1) == 0
-
-
-def _rescaled(reference: Configuration, catalogue: Catalogue) -> list[Configuration]:
-    """Return configurations that differ from a reference in devices only, the fastest on each placement."""
-    degrees = _degrees(reference)
-    return fastest_by_placement(
-        item
-        for item in catalogue.all(reference.workload)
-        if item.plan == reference.plan or (degrees is not None and _degrees(item) == degrees)
-    )
-
-
-def _degrees(item: Configuration) -> tuple[int, int] | None:
-    """Tensor and pipeline degree of a plan that splits the model, None for any other."""
-    # Only the degrees are of interest, so one sample a device is batch enough for any of them.
-    plan: ExecutionPlan = read_plan(item.plan, n_gpus=item.n_gpus, global_batch_size=item.n_gpus)
-    return (plan.tp, plan.pp) if plan.is_model_parallel else None
 
 
 @dataclass(frozen=True, slots=True)

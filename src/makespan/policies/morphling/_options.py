@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from makespan.policies._placing import fastest_by_placement
+from makespan.policies._placing import fastest_by_placement, keeps_plan
 from makespan.sim import Catalogue, Configuration
 from makespan.workloads import JobSpec
 
@@ -80,7 +80,7 @@ class OptionTable:
         return [
             item
             for item in self.catalogue.all(job.workload)
-            if (self.freedom.plan or _scales(reference, item))
+            if (self.freedom.plan or keeps_plan(reference, item))
             and (self.freedom.resources or item.n_gpus == job.n_gpus)
         ]
 
@@ -103,15 +103,3 @@ def _beats(one: Configuration, other: Configuration) -> bool:
         and one.cpu_threads <= other.cpu_threads
         and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
     )
-
-
-def _scales(reference: Configuration, item: Configuration) -> bool:
-    """Whether a plan is the reference's with another data-parallel degree."""
-    return _shape(reference.plan) == _shape(item.plan)
-
-
-def _shape(plan: str) -> str:
-    """Return what of a plan in trace notation does not change with the data-parallel degree."""
-    if plan.isdigit():
-        return plan[:2]
-    return plan.rsplit("-", 1)[0] if plan[:1].isdigit() else plan
