@@ -16,7 +16,7 @@ from makespan.papers.morphling import (
     measured_table2,
 )
 from makespan.perf import load_environment
-from makespan.profiling._environment import MachineRates, environment_text
+from makespan.profiling._rates import MachineRates, environment_text
 from makespan.tables import THROUGHPUT
 
 TIMES = {
