@@ -67,16 +67,23 @@ class Room:
         Free devices of every node; the list becomes the room's own.
     cpus, host_bytes
         Free CPU threads and host memory [B] of every node, or None where they never run out.
+    gpu_types
+        Name of the devices of every node; may be left out where configurations name none.
     """
 
-    __slots__ = ("_levels", "_refused", "_supplies", "gpus", "n_gpus")
+    __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")
 
     def __init__(
-        self, gpus: list[int], cpus: list[int] | None = None, host_bytes: list[float] | None = None
+        self,
+        gpus: list[int],
+        cpus: list[int] | None = None,
+        host_bytes: list[float] | None = None,
+        gpu_types: tuple[str, ...] = (),
     ) -> None:
         self.gpus = gpus
         self.n_gpus = sum(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
+        self._of_type = _nodes_of_type(gpu_types)
         # What did not fit, single or several, until something is given back.
         self._refused: set[Configuration | tuple[Configuration, ...]] = set()
         self._levels = [0] * (max(gpus, default=0) + 1)
@@ -88,7 +95,8 @@ class Room:
     def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
         """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
         gpus = view.free_gpus
-        room = cls(gpus, view.free_cpus, view.free_host_memory_bytes) if is_tight else cls(gpus)
+        cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
+        room = cls(gpus, cpus, host_bytes, view.gpu_types)
         room._widen(max(view.gpus_per_node, default=0))
         return room
 
@@ -99,6 +107,7 @@ class Room:
         other.n_gpus = self.n_gpus
         supplies = self._supplies
         other._supplies = None if supplies is None else (supplies[0].copy(), supplies[1].copy())
+        other._of_type = self._of_type
         other._levels = self._levels.copy()
         other._refused = self._refused.copy()
         return other
@@ -115,9 +124,11 @@ class Room:
         n_levels = len(levels)
         nodes: list[int] = []
         taken = 0
-        for count in item.counts:
+        masks = [self._of_type[name] for name in item.types_by_count] if item.gpu_types else None
+        for rank, count in enumerate(item.counts):
+            allowed = ~taken if masks is None else masks[rank] & ~taken
             for level in range(count, n_levels):
-                candidates = levels[level] & ~taken
+                candidates = levels[level] & allowed
                 bit = candidates & -candidates
                 if bit and self._supplies is not None:
                     bit = _first_supplied(candidates, item, count, *self._supplies)
@@ -161,6 +172,10 @@ class Room:
             return False
         return True
 
+    def nodes_of_type(self, gpu_type: str) -> int:
+        """Return the nodes with a type of device, as bits; all of them where no type is named."""
+        return self._of_type[gpu_type]
+
     def has_shortage(self) -> bool:
         """Whether more was taken than there was of CPU threads or host memory."""
         if self._supplies is None:
@@ -185,6 +200,15 @@ class Room:
 
     def _widen(self, most: int) -> None:
         self._levels += [0] * (most + 1 - len(self._levels))
+
+
+@cache
+def _nodes_of_type(gpu_types: tuple[str, ...]) -> dict[str, int]:
+    """Return the nodes with each type of device, as bits; any will do where no type is named."""
+    found = {"": -1}
+    for node, name in enumerate(gpu_types):
+        found[name] = found.get(name, 0) | 1 << node
+    return found
 
 
 def _first_supplied(

@@ -182,10 +182,11 @@ def _cheapest_nodes(
     residents = _residents(schedule, protected, delay_s, runtime_s)
     nodes: list[int] = []
     victims: dict[Task, None] = {}
-    for count in item.counts:
+    for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
         best: tuple[tuple[float, int, int], list[Task]] | None = None
+        usable = schedule.room.nodes_of_type(gpu_type)
         for node, free in enumerate(schedule.room.gpus):
-            if node in nodes:
+            if node in nodes or not usable >> node & 1:
                 continue
             found = _cheapest_victims(residents[node], victims, count - free)
             if found is None:
