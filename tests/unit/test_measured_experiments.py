@@ -7,7 +7,7 @@ from makespan.errors import InputError, MissingDataError
 from makespan.hardware import cluster_from
 from makespan.papers.morphling import STRATEGIES, fit_workload, measured_fig7, measured_table2
 from makespan.perf import load_environment
-from makespan.profiling._environment import MachineRates, environment_text
+from makespan.profiling._rates import MachineRates, environment_text
 from makespan.tables import FIG7, TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, THROUGHPUT
 
 TIMES = {
