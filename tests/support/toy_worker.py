@@ -81,7 +81,7 @@ DO = {
 
 
 def until(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)

@@ -43,7 +43,7 @@ def is_running(pid):
 
 
 def until(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)
