@@ -1,11 +1,19 @@
 """What all tests share."""
 
 import os
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from golden_files import HEADER, agree
 
 ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +32,24 @@ def published_dir() -> Path:
     if not directory.is_dir():
         pytest.fail(f"MAKESPAN_PUBLISHED_DIR names {named}, which is no directory")
     return directory
+
+
+@pytest.fixture
+def golden(request):
+    """Return a function that compares a text or a table with ``tests/golden/<module>/<test>[-<name>].*``."""
+    folder = GOLDEN / request.path.stem.removeprefix("test_")
+    test = re.sub(r"\W+", "-", request.node.name.removeprefix("test_")).strip("-")
+
+    def compare(content, name="", rtol=1e-9):
+        table = isinstance(content, pd.DataFrame)
+        text = content.to_csv(index=False, lineterminator="\n") if table else content.rstrip("\n") + "\n"
+        path = folder / f"{test}{name and '-'}{name}.{'csv' if table else 'txt'}"
+        if request.config.getoption("--update-golden"):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(HEADER.format(rtol) + text)
+        elif not path.is_file():
+            pytest.fail(f"{path.relative_to(ROOT)} is missing; write it with --update-golden")
+        else:
+            agree(text, path.read_text(), path.relative_to(ROOT))
+
+    return compare

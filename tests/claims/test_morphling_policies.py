@@ -11,8 +11,7 @@ import pytest
 from makespan.claims import read_targets
 from makespan.hardware import cluster
 from makespan.metrics import Summary
-from makespan.papers.morphling import predicted_catalogue, predictions
-from makespan.studies import Case, Scenario, run_all
+from makespan.studies import Case, Scenario, predicted_catalogue, predictions, run_all
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
 

@@ -1,84 +1,137 @@
-"""A deliberately simple engine: it walks through time in equal steps. For comparison only."""
+"""A deliberately simple engine: it walks through time in equal steps. For comparison only.
+
+It shares no code with the event engine: jobs and nodes are kept in records of its own, which offer what
+policies read of a view, and every quantity is a sum over steps.
+"""
 
 import math
-
-from makespan.sim import Decision
-from makespan.sim._nodes import Nodes
-from makespan.sim._view import ClusterView, JobView
+from collections import Counter
 
 EPS = 1e-9
 
 
+class StepJob:
+    """A job as policies see it."""
+
+    def __init__(self, spec, index):
+        self.spec, self.index, self.steps_left = spec, index, spec.steps + 1.0
+        self.allocation = self.first_start_s = None
+        self.ready_time_s = self.held_since_s = math.nan
+        self.waiting_since_s = spec.submit_time_s
+        self.restart_count = self.started_rank = 0
+        self.waiting_time_s = self.restart_time_s = self.running_time_s = self.attained_service_gpu_s = 0.0
+
+    def live(self, now_s, step_s):
+        """Add one step to every account."""
+        if self.allocation is None:
+            self.waiting_time_s += step_s
+            return
+        held = self.allocation.configuration
+        active_s = min(max(now_s + step_s - self.ready_time_s, 0.0), step_s)
+        self.running_time_s += active_s
+        self.restart_time_s += step_s - active_s
+        self.attained_service_gpu_s += step_s * held.n_gpus
+        self.steps_left -= active_s / held.iter_time_s
+
+
+class StepView:
+    """The cluster as policies see it; what is free is counted anew whenever somebody asks."""
+
+    def __init__(self, cluster, catalogue, restart_delay_s, interval_s):
+        self.cluster, self.catalogue, self.n_nodes = cluster, catalogue, len(cluster.nodes)
+        self.restart_delay_s, self.interval_s = restart_delay_s, interval_s
+        self.time_s, self.jobs, self.announced = 0.0, {}, ()
+        self.gpus_per_node = [node.n_gpus for node in cluster.nodes]
+        self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
+        self.n_gpus = sum(self.gpus_per_node)
+
+    @property
+    def pending(self):
+        return sorted((job for job in self.jobs.values() if not job.allocation), key=lambda job: job.index)
+
+    @property
+    def running(self):
+        return sorted((job for job in self.jobs.values() if job.allocation), key=lambda job: job.started_rank)
+
+    def _free(self, capacity, of_share):
+        free = [capacity(node) for node in self.cluster.nodes]
+        for job in self.jobs.values():
+            for node, count in job.allocation.shares if job.allocation else ():
+                free[node] -= count * of_share(job.allocation.configuration)
+        assert min(free) >= -EPS, f"more is held than there is: {free}"
+        return free
+
+    @property
+    def free_gpus(self):
+        return self._free(lambda node: node.n_gpus, lambda held: 1)
+
+    @property
+    def free_cpus(self):
+        return self._free(lambda node: node.cpu_threads, lambda held: held.cpu_threads)
+
+    @property
+    def free_host_memory_bytes(self):
+        return self._free(lambda node: node.host_memory_bytes, lambda held: held.host_memory_bytes_per_gpu)
+
+    @property
+    def n_free_gpus(self):
+        return sum(self.free_gpus)
+
+    @property
+    def free_histogram(self):
+        found = Counter(self.free_gpus)
+        return [found[count] for count in range(max(self.gpus_per_node) + 1)]
+
+    def is_up(self, node):
+        return True
+
+    def job(self, job_id):
+        return self.jobs[job_id]
+
+
 def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, step_s, interval_s=None):
     """Return finish times by job; exact in the limit of small steps."""
-    catalogue, nodes = catalogue.on(cluster), Nodes(cluster)
+    catalogue = catalogue.on(cluster)
     interval_s = policy.interval_s if interval_s is None else interval_s or None
-    options = {"restart_delay_s": restart_delay_s, "interval_s": interval_s}
-    view = ClusterView(cluster, catalogue, nodes, shows_remaining_work=policy.is_clairvoyant, **options)
+    view = StepView(cluster, catalogue, restart_delay_s, interval_s)
     state = policy.initial_state(cluster, catalogue)
-    order = sorted(jobs, key=lambda job: job.submit_time_s)
-    live = [JobView(job, index, job.steps + 1.0, view) for index, job in enumerate(order)]
+    coming = [StepJob(job, index) for index, job in enumerate(sorted(jobs, key=lambda j: j.submit_time_s))]
     finish_s, wake_s, changed, step = {}, math.inf, False, 0
-    progress = {job.index: job._steps_left for job in live}
-    while len(finish_s) < len(live):
+    while coming or view.jobs:
         view.time_s = now_s = step * step_s
-        for job in live:
-            known = job.spec.job_id in finish_s or job.spec.job_id in view._pending or job.allocation
-            if not known and job.spec.submit_time_s <= now_s + EPS:
-                job.waiting_since_s = now_s
-                view._pending[job.spec.job_id] = job
-                changed = True
-            elif job.allocation and now_s >= job.ready_time_s - EPS and progress[job.index] <= EPS:
-                release(job, nodes, view)
-                del view._running[job.spec.job_id]
-                finish_s[job.spec.job_id] = now_s
-                changed = True
+        for name, job in list(view.jobs.items()):
+            if job.allocation and now_s >= job.ready_time_s - EPS and job.steps_left <= EPS:
+                del view.jobs[name]
+                finish_s[name], changed = now_s, True
+        while coming and coming[0].spec.submit_time_s <= now_s + EPS:
+            job = coming.pop(0)
+            job.waiting_since_s = now_s
+            view.jobs[job.spec.job_id], changed = job, True
         at_round = interval_s is None or abs(now_s / interval_s - round(now_s / interval_s)) < EPS
-        due = changed or now_s >= wake_s - EPS
-        if due and at_round and (view._pending or view._running):
-            for job in live:
-                job._steps_left = progress[job.index]
-                if job.allocation and now_s > job.ready_time_s:
-                    done = (now_s - job.ready_time_s) / job.allocation.configuration.iter_time_s
-                    job._steps_left += done  # what the view subtracts again
+        if (changed or now_s >= wake_s - EPS) and at_round and view.jobs:
             decision, state = policy.decide(view, state)
             changed, wake_s = False, decision.wake_up_s or math.inf
-            apply(decision, nodes, view)
-        for job in live:
-            if job.allocation:
-                advance_s = min(max(now_s + step_s - job.ready_time_s, 0.0), step_s)
-                progress[job.index] -= advance_s / job.allocation.configuration.iter_time_s
+            change(view, decision.changes)
+        for job in view.jobs.values():
+            job.live(now_s, step_s)
         step += 1
     return finish_s
 
 
-def release(job, nodes, view):
-    """Take the devices of a job."""
-    nodes.move(job.allocation, 1)
-    job._held_gpu_s, job._running_s, job._restart_s = (
-        job.attained_service_gpu_s,
-        job.running_time_s,
-        job.restart_time_s,
-    )
-    job.allocation, job.waiting_since_s = None, view.time_s
-
-
-def apply(decision: Decision, nodes, view):
-    """Make the changes of a decision."""
-    changes = [(view.job(name), new) for name, new in sorted(decision.changes.items())]
-    changes = [(job, new) for job, new in changes if new != job.allocation]
-    for job, _ in changes:
-        if job.allocation:
-            release(job, nodes, view)
-            view._pending[job.spec.job_id] = view._running.pop(job.spec.job_id)
-    for job, new in changes:
-        if new:
-            nodes.move(new, -1)
-            view._running[job.spec.job_id] = view._pending.pop(job.spec.job_id)
-            job._waiting_s += view.time_s - job.waiting_since_s
-            job.allocation, job.held_since_s = new, view.time_s
-            job.ready_time_s = view.time_s + view.restart_delay_s
-            job.restart_count += job.first_start_s is not None
-            job.first_start_s = view.time_s if job.first_start_s is None else job.first_start_s
-    for job in sorted(view._pending.values(), key=lambda job: job.index):
-        view._pending.move_to_end(job.spec.job_id)
+def change(view, changes):
+    """Give jobs what a decision says, and charge the delay to all that change."""
+    for name, new in changes.items():
+        job, now_s = view.jobs[name], view.time_s
+        if new == job.allocation:
+            continue
+        if new is None:
+            job.allocation, job.waiting_since_s = None, now_s
+            job.ready_time_s = job.held_since_s = math.nan
+            continue
+        if job.allocation is None:
+            job.started_rank = 1 + max(other.started_rank for other in view.jobs.values())
+        job.restart_count += job.first_start_s is not None
+        job.first_start_s = now_s if job.first_start_s is None else job.first_start_s
+        job.allocation, job.waiting_since_s = new, math.nan
+        job.held_since_s, job.ready_time_s = now_s, now_s + view.restart_delay_s
+    assert min(view.free_gpus) >= 0

@@ -143,8 +143,9 @@ def test_a_package_shows_only_names_that_it_or_its_modules_export():
     def wrong(name):
         package = importlib.import_module(name)
         face = Path(package.__file__)
-        modules = [path for path in face.parent.glob("*.py") if path != face]
-        offered = {item for path in modules for item in exported(path) or ()} | set(assignments(face))
+        modules = [*face.parent.glob("*.py"), *face.parent.glob("*/__init__.py")]
+        others = [path for path in modules if path != face]
+        offered = {item for path in others for item in exported(path) or ()} | set(assignments(face))
         imports = [node for node in ast.walk(syntax(face)) if isinstance(node, ast.ImportFrom)]
         renamed = {alias.asname: alias.name for node in imports for alias in node.names if alias.asname}
         own = {item for item in package.__all__ if not hasattr(getattr(package, item), "__path__")}

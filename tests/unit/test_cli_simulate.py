@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import _view, main
-from makespan.cli._setup import Request, machines, prepare
 from makespan.cli._view import LiveView
 from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.policies import REGISTRY
 from makespan.sim import EVENTS, OUTCOMES, Violation, simulate
+from makespan.studies import resized, scenario
 from makespan.tables import JOBS, THROUGHPUT, read_csv, write_csv
 from makespan.traces import jobs_table
 from makespan.workloads import JobSpec, workload
@@ -120,16 +120,16 @@ def test_other_nodes_leave_out_what_cannot_run_and_say_so() -> None:
 
 
 def test_the_nodes_of_a_changed_cluster_keep_their_proportions() -> None:
-    base, small = cluster("a800-64"), machines("a800-64", 3, 4)
+    base, small = cluster("a800-64"), resized("a800-64", 3, 4)
     assert (small.n_nodes, small.n_gpus) == (3, 12)
     assert small.nodes[0].cpu_threads_per_gpu == base.nodes[0].cpu_threads_per_gpu
     assert small.nodes[0].host_memory_bytes == base.nodes[0].host_memory_bytes / 2
-    assert machines("a800-64", None, None) == base
+    assert resized("a800-64", None, None) == base
 
 
 def test_fewer_or_more_nodes_of_a_kind_have_the_same_times() -> None:
     def times_s(nodes: int | None) -> dict[tuple[str, str, str], float]:
-        catalogue = prepare(Request(workload="naive", source="emulated", nodes=nodes)).catalogue
+        catalogue = scenario(workload="naive", source="emulated", n_nodes=nodes).catalogue
         rows = [item for key in catalogue.workloads for item in catalogue.all(key)]
         return {(item.workload, item.plan, item.placement.text): item.iter_time_s for item in rows}
 
@@ -153,7 +153,7 @@ def test_jobs_run_by_true_times_whatever_policies_decide_by(times: str, tmp_path
     )
     assert result.exit_code == 0, result.output
     events = read_csv(tmp_path / "events.csv", EVENTS)
-    catalogue = prepare(Request(workload="mt", source="emulated", n_jobs=30, predictions=times)).catalogue
+    catalogue = scenario(workload="mt", source="emulated", n_jobs=30, predictions=times).catalogue
     keys = {job.rsplit("-", 1)[0] for job in events["job_id"]}
     true_s = {(item.plan, item.iter_time_s) for key in keys for item in catalogue.all(key)}
     held = events[events["n_gpus"] > 0]
@@ -284,11 +284,11 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--source", "measured", "--measured-dir", "gone"), "gone: no measured traces"),
         (
             ("--workload", "large.csv", "--nodes", "4"),
-            "large.csv: row 1, column 'n_gpus': found 64; accepted: up to 32",
+            "large.csv: row 1, job 'a': asks for 64 GPUs; accepted: at most the 32 of cluster",
         ),
         (
             ("--workload", "mine.csv", "--nodes", "1", "--gpus-per-node", "4"),
-            "row 2, column 'n_gpus': found 8",
+            "row 2, job 'b': asks for 8 GPUs; accepted: at most the 4",
         ),
         (("--workload", "broken.csv"), "broken.csv: row 2, column 'steps': found 'many'"),
         (("--workload", "empty.csv"), "empty.csv"),
@@ -296,7 +296,7 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--workload", "mine.csv", "--format", "easyscale"), "accepted: --epoch-time"),
         (("--format", "philly"), "naive: no such file"),
         (("--cluster", "dgx"), "unknown cluster 'dgx'"),
-        (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or --predictions exact"),
+        (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or exact predictions"),
         (("--delay", "-1"), "Invalid value for '--delay'"),
         (("--delay", "nan"), "restart_delay_s is nan"),
         (("--interval", "inf"), "interval_s is inf"),
@@ -351,7 +351,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(scope="module")
 def base():
-    return prepare(Request(workload="base", source="emulated"))
+    return scenario(workload="base", source="emulated")
 
 
 def watch(scenario, stream, pace_s: float = 0.0) -> LiveView:

@@ -132,6 +132,14 @@ def test_generated_files_are_what_the_code_says():
     assert not stale, "run make generated"
 
 
+def test_every_module_of_the_package_is_on_the_page_of_the_api_and_in_the_list_of_layers():
+    modules = {path.stem for path in (ROOT / "src" / "makespan").iterdir() if path.suffix in ("", ".py")}
+    public = {name for name in modules if not name.startswith("_")}
+    assert public == set(re.findall(r"^\| \d+ \| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    assert public == set(re.findall(r"^::: makespan\.(\w+)$", page, re.M))
+
+
 def test_every_page_of_the_documentation_is_in_its_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}

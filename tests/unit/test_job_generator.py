@@ -10,6 +10,8 @@ import pytest
 
 from makespan.errors import InputError, TraceError, UnknownNameError
 from makespan.hardware import cluster
+from makespan.sim import check_jobs
+from makespan.studies import TableCatalogue
 from makespan.throughput import PublishedSource, ReferenceTimes
 from makespan.traces import (
     JobTrace,
@@ -17,7 +19,6 @@ from makespan.traces import (
     Request,
     RequestTrace,
     WorkloadMapping,
-    check_jobs,
     generate_jobs,
     map_requests,
     read_jobs,
@@ -30,7 +31,6 @@ from makespan.traces import (
     with_perturbed_arrivals,
 )
 from makespan.traces._statistics import apportion
-from makespan.workloads import JobSpec
 
 TOLERANCE = 0.10
 MODELS = {"bert": 64, "gpt2": 69, "llama30": 51, "llama7": 54, "roberta": 58, "t5": 62, "vit": 48}
@@ -139,7 +139,8 @@ def test_steps_follow_from_published_durations_by_the_reference_time(published_d
     assert np.median(ratios) == pytest.approx(1.0, abs=0.01)
     trace = generate_jobs("base", 406, 1, known)
     assert_facts(trace.jobs)
-    check_jobs(trace.jobs, cluster("a800-64"), known)
+    catalogue = TableCatalogue.from_tables(known.tables)
+    check_jobs(trace.jobs, cluster("a800-64"), catalogue.on(cluster("a800-64")))
 
 
 def test_steps_fill_the_nominal_duration_on_the_placement_with_the_fewest_nodes(times):
@@ -329,35 +330,6 @@ def test_tenants_can_be_guaranteed_and_stated_cpus_are_kept(times):
     assert (job.is_guaranteed, job.n_cpus, job.tenant) == (False, 3, "tin")
     with pytest.raises(InputError, match="at least one offer"):
         WorkloadMapping((), seed=1)
-
-
-# --- checks before a simulation ---------------------------------------------------------------
-
-JOB = JobSpec("a", 0.0, "vit", 2, 16, "zero-dp", 10)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "message"),
-    [
-        ([], "here: no job; accepted: at least one"),
-        ([JOB, replace(JOB, submit_time_s=3.0)], "here: row 2, column 'job_id': found 'a'"),
-        ([replace(JOB, n_gpus=65)], "column 'n_gpus': found 65; accepted: up to 64, all of a800-64"),
-        ([replace(JOB, n_cpus=10_000)], "column 'n_cpus': found 10000; accepted: up to 768"),
-        (
-            [replace(JOB, workload="t5_3B")],
-            "column 'workload': found 't5_3B'; accepted: workloads with throughput",
-        ),
-        ([replace(JOB, n_gpus=64)], "column 'n_gpus': found 64; accepted: a request with throughput"),
-    ],
-)
-def test_jobs_that_cannot_run_are_refused_before_a_simulation(times, jobs, message):
-    with pytest.raises(TraceError) as caught:
-        check_jobs(jobs, cluster("a800-64"), times, "here")
-    assert message in str(caught.value)
-
-
-def test_jobs_that_can_run_pass(times, base):
-    check_jobs(base, cluster("a800-64"), times)
 
 
 # --- parts ------------------------------------------------------------------------------------

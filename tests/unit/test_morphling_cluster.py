@@ -14,7 +14,7 @@ from makespan.papers import morphling as paper
 from makespan.papers.morphling._draw_cluster import allocation_by_family
 from makespan.papers.morphling._studies import enlarged, large_models_study, load_study, rounds_study
 from makespan.policies import REGISTRY
-from makespan.studies import Scenario, run
+from makespan.studies import Scenario, predictions, read_scenarios, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
 from makespan.traces import read_jobs
@@ -41,7 +41,7 @@ def files(tables, lists, tmp_path_factory):
     for name, frame in {**tables, **lists}.items():
         write_csv(frame, folder / f"{name}.csv")
     paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
-    knowledge = paper.predictions(
+    knowledge = predictions(
         tables,
         [job for name in lists for job in read_jobs(paths[name]).jobs],
         "a800-64",
@@ -58,7 +58,7 @@ def files(tables, lists, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scenarios(files):
-    return paper.read_scenarios(files.tables, files.knowledge, files.lists, "a800-64")
+    return read_scenarios(files.tables, files.knowledge, files.lists, "a800-64")
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_expected_fastest_plan_of_each_size_is_known_in_the_end(tables, file
 
 
 def test_exact_knowledge_is_the_truth(tables):
-    exact = paper.predictions(tables, [], "a800-64", "extended", "exact")
+    exact = predictions(tables, [], "a800-64", "extended", "exact")
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     assert exact["known"].all() and set(exact["reason"]) == {"trusted"}
     assert exact["predicted_iter_time_s"].tolist() == truth["iter_time_s"].tolist()

@@ -243,10 +243,11 @@ def test_node_events_are_read_from_a_table():
     frame = pd.DataFrame({"time_s": ["3", "9.5"], "node_id": ["0", "0"], "kind": ["failed", "joined"]})
     assert read_failures(frame, "f.csv") == (NodeEvent(3.0, 0, FAILED), NodeEvent(9.5, 0, JOINED))
     with pytest.raises(
-        TraceError, match=r"f.csv: row 2, column 'kind': found 'gone'; accepted: failed, joined"
+        TraceError,
+        match=r"f.csv: row 2, column 'kind': found 'gone'; accepted: failed, joined, w.*, returned",
     ):
         read_failures(frame.assign(kind=["failed", "gone"]), "f.csv")
-    with pytest.raises(InputError, match=r"kind 'gone'; accepted: failed, joined"):
+    with pytest.raises(InputError, match=r"kind 'gone'; accepted: failed, joined, w.*, returned"):
         NodeEvent(1.0, 0, "gone")
     for time_s, node in ((-1.0, 0), (math.nan, 0), (1.0, -1)):
         with pytest.raises(InputError, match=r"accepted: both >= 0"):

@@ -11,7 +11,7 @@ from toy_cluster import Scripted, find, toy_catalogue, toy_job, toy_nodes
 
 from makespan.errors import TraceError
 from makespan.policies import policy
-from makespan.sim import Allocation, NodeEvent, NodeEventKind, simulate, validate_schedule
+from makespan.sim import Allocation, NodeEvent, NodeEventKind, RestartDelays, simulate, validate_schedule
 
 SPEC = toy_nodes(2, 4)
 DELAY_S = 5.0
@@ -84,12 +84,12 @@ def test_cpu_threads_used_twice_are_found(good):
 
 def check_on(events, spec):
     """Validate against other nodes, with the catalogue of the large ones."""
-    from makespan.sim._books import JobBook, NodeBook, Rules
+    from makespan.sim._accounts import JobAccount, NodeAccounts, Rules
     from makespan.sim._validator import _replay
 
-    held = Rules(toy_catalogue().on(SPEC), DELAY_S, 10.0, None, 1, False)
-    nodes = NodeBook(spec, held)
-    _replay(events, {job.job_id: JobBook(job, held, nodes) for job in JOBS}, nodes, held)
+    held = Rules(toy_catalogue().on(SPEC), RestartDelays.constant(DELAY_S), 10.0, None, 1, False)
+    nodes = NodeAccounts(spec, held)
+    _replay(events, {job.job_id: JobAccount(job, held, nodes) for job in JOBS}, nodes, held)
     return held.found
 
 
@@ -296,10 +296,10 @@ def test_a_table_without_its_columns_is_refused(good):
         check(good.events.drop(columns="seq"))
 
 
-@pytest.mark.parametrize("name", ["_validator", "_books", "_outcome_check"])
+@pytest.mark.parametrize("name", ["_validator", "_accounts"])
 def test_the_validator_shares_no_code_with_the_engine(name):
     module = importlib.import_module(f"makespan.sim.{name}")
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    engine = {"_engine", "_simulate", "_nodes", "_decision", "_view", "_recorder", "_inputs", "_policy"}
+    engine = {"_engine", "_simulate", "_state", "_decision", "_view", "_events", "_inputs", "_policy"}
     assert not imported & {f"makespan.sim.{part}" for part in engine}

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
-from makespan.errors import UnknownNameError
+from makespan.errors import MakespanError, UnknownNameError
 from makespan.policies import REGISTRY
 from makespan.sim import Violation
 from makespan.studies import (
@@ -26,8 +26,10 @@ from makespan.studies import (
     intervals,
     run,
     run_all,
+    scenario,
 )
 from makespan.tables import COMPARISON
+from makespan.workloads import JobSpec
 
 
 @pytest.fixture
@@ -148,3 +150,40 @@ def test_an_interval_is_symmetric_in_logarithms_and_missing_for_a_single_row():
     quantile = 12.706204736  # of Student's t, one degree of freedom
     assert np.log(table.loc["a", "time_s_high"] / 20.0) == pytest.approx(quantile * np.log(4.0) / 2)
     assert np.isnan(table.loc["b", "time_s_low"]) and table.loc["b", "time_s_mean"] == pytest.approx(5.0)
+
+
+JOB = JobSpec("a", 0.0, "vit", 2, 16, "zero-dp", 10)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([], "jobs: no job; accepted: at least one"),
+        ([JOB, replace(JOB, submit_time_s=3.0)], "jobs: row 2: job name 'a' is that of row 1"),
+        ([replace(JOB, n_gpus=65)], "asks for 65 GPUs; accepted: at most the 64 of cluster 'a800-64'"),
+        ([replace(JOB, n_cpus=10_000)], "asks for 10000 CPU threads; accepted: at most the 768"),
+        ([replace(JOB, workload="t5_4B")], "unknown model or workload 't5_4B'"),
+        ([replace(JOB, n_gpus=64)], "jobs: row 1, job 'a', on cluster 'a800-64': job 'a': no configuration"),
+    ],
+)
+def test_jobs_that_cannot_run_are_refused_before_a_simulation(jobs, message):
+    with pytest.raises(MakespanError) as caught:
+        scenario(jobs)
+    assert message in str(caught.value)
+
+
+def test_a_scenario_of_jobs_has_a_catalogue_of_what_they_train():
+    found = scenario([JOB], n_nodes=2, interval_s=0.0)
+    assert (found.name, found.jobs, found.cluster.n_nodes) == ("jobs", (JOB,), 2)
+    assert found.catalogue.workloads == ("vit",) and found.interval_s == 0.0
+    assert found.report.startswith("jobs: ")
+
+
+def test_published_files_are_found_by_the_environment_too(monkeypatch, published_dir):
+    monkeypatch.setenv("MAKESPAN_PUBLISHED_DIR", str(published_dir))
+    assert len(scenario("naive", source="published").jobs) == 10
+    monkeypatch.delenv("MAKESPAN_PUBLISHED_DIR")
+    with pytest.raises(MakespanError, match="accepted: a directory with the published files"):
+        scenario("naive", source="published")
+    with pytest.raises(UnknownNameError, match="unknown source of throughput 'real'"):
+        scenario("naive", source="real")

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import getting_started, read_scenarios
-from makespan.studies import Scenario
+from makespan.papers.morphling import getting_started
+from makespan.studies import Scenario, read_scenarios
 from makespan.tables import TABLE4, write_csv
 
 

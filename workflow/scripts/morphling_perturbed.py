@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import perturbed_arrivals, read_scenarios
-from makespan.studies import Scenario
+from makespan.papers.morphling import perturbed_arrivals
+from makespan.studies import Scenario, read_scenarios
 from makespan.tables import PERTURBED, write_csv
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import read_scenarios, scale_study
-from makespan.studies import Scenario
+from makespan.papers.morphling import scale_study
+from makespan.studies import Scenario, read_scenarios
 from makespan.tables import SCALE, write_csv
 
 

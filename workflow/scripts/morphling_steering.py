@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import predictions
+from makespan.studies import predictions
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, write_csv
 from makespan.traces import read_jobs
 

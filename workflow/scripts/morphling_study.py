@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import STUDIES, read_scenarios, read_times, seeded_lists
-from makespan.studies import Scenario
+from makespan.papers.morphling import STUDIES, seeded_lists
+from makespan.studies import Scenario, read_scenarios, read_times
 from makespan.tables import STUDY, write_csv
 from makespan.throughput import ReferenceTimes
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import compare_policies, read_scenarios
-from makespan.studies import Scenario
+from makespan.papers.morphling import compare_policies
+from makespan.studies import Scenario, read_scenarios
 from makespan.tables import ALLOCATION, EVENTS, JCT, TABLE4, write_csv
 
 

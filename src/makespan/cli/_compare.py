@@ -86,15 +86,15 @@ def compare_command(
     schedule validator. The exit status is 1 if a schedule is impossible.
     """
     from makespan.cli._options import verdict_lines
-    from makespan.cli._setup import Request, prepare
     from makespan.cli._view import Progress
     from makespan.studies import Case, comparison, run_all
+    from makespan.studies import scenario as assemble
     from makespan.tables import COMPARISON, write_csv
 
     names = _names(policies)
     base = names[0] if baseline is None else _baseline(baseline, names)
     check_target(output, is_directory=False)
-    scenario = prepare(Request(**request))
+    scenario = assemble(**request)
     click.echo(scenario.report, err=True)
     progress = None if quiet else Progress(names)
     try:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALIBRATION",
-    "NAIVE_JOBS",
     "TRACE_CPU_THREADS",
-    "WORKLOADS",
     "calibration_option",
     "check_target",
     "cluster_option",
@@ -29,12 +27,6 @@ CALIBRATION = "L1"
 
 TRACE_CPU_THREADS = 12
 """CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
-
-WORKLOADS = ("naive", "base", "bp", "mt")
-"""Workloads that are known by name."""
-
-NAIVE_JOBS = 10
-"""Jobs of the workload for getting started."""
 
 _RESTART_DELAY_S = 78.0  # Morphling, section 8: measured mean of checkpoint and restart
 
@@ -113,7 +105,7 @@ _SCENARIO = (
         help="Format easyscale: duration of an epoch with all logical workers.",
     ),
     cluster_option,
-    click.option("--nodes", type=click.IntRange(1), metavar="N", help="Another number of nodes."),
+    click.option("--nodes", "n_nodes", type=click.IntRange(1), metavar="N", help="Another number of nodes."),
     click.option(
         "--gpus-per-node",
         type=click.IntRange(1),

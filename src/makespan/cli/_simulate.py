@@ -64,12 +64,12 @@ def simulate_command(
     the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
     """
     from makespan.cli._options import verdict_lines
-    from makespan.cli._setup import Request, prepare
     from makespan.policies import policy
+    from makespan.studies import scenario as assemble
 
     title = policy(policy_name).title
     check_target(output, is_directory=True)
-    scenario = prepare(Request(**request))
+    scenario = assemble(**request)
     click.echo(scenario.report, err=True)
     done, wall_s = _watched(scenario, policy_name, f"{title} on {scenario.title}", quiet, pace_s)
     if output is not None:

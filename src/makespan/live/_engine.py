@@ -1,16 +1,13 @@
 """The engine of the simulator, driven by a clock on the wall and by processes that really train."""
 
-import heapq
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from makespan.errors import MakespanError, WorkerError
 from makespan.hardware import ClusterSpec
 from makespan.live._segments import Executor, Segment, SegmentEnd, Target
-from makespan.sim import Catalogue, Engine, EventKind, JobView, NodeEvent, Policy
-from makespan.sim import ClusterView as View
+from makespan.sim import Allocation, Catalogue, Engine, EventKind, JobView, NodeEvent, Policy, restart_cost
 from makespan.workloads import JobSpec
 
 __all__ = ["LiveClock", "LiveEngine", "LiveJob"]
@@ -49,21 +46,12 @@ class LiveClock:
 class LiveJob(JobView):
     """A job whose steps are counted by its processes instead of foreseen."""
 
-    __slots__ = ("final_loss", "total_steps")
-
-    def __init__(self, spec: JobSpec, index: int, view: View) -> None:
-        super().__init__(spec, index, float(spec.steps), view)
-        self.total_steps = spec.steps
-        self.final_loss = float("nan")
+    __slots__ = ()
 
     @property
-    def generation(self) -> int:
-        """Number of the allocation that it holds or will hold next."""
-        return self._generation
-
-    def note_steps(self, done: int) -> None:
-        """Take note of the steps that are done."""
-        self._steps_left = float(self.total_steps - done)
+    def steps_done(self) -> int:
+        """Steps that its processes have done."""
+        return round(self.spec.steps - self._steps_left)
 
     def _steps_left_now(self) -> float:
         return self._steps_left
@@ -72,8 +60,8 @@ class LiveJob(JobView):
 class LiveEngine(Engine):
     """Runs a trace for real: decisions as in the simulator, everything else as it happens.
 
-    Arrivals and requests for decisions wait in the heap of the simulator. What the simulator
-    foresees, restarts that are over and last steps, is dropped there and comes from the processes.
+    Arrivals and requests for decisions wait in the queue of the simulator. What the simulator
+    foresees, restarts that are over and last steps, comes from the processes.
 
     Parameters
     ----------
@@ -88,6 +76,8 @@ class LiveEngine(Engine):
 
     Attributes
     ----------
+    jobs, final_losses
+        All jobs by name, and the newest loss of each.
     overheads_s
         Of each segment that ended well: the time that its job held devices for it, less that of
         as many warm steps [s].
@@ -104,9 +94,10 @@ class LiveEngine(Engine):
         clock: LiveClock,
         save: Callable[["LiveEngine"], None] = lambda engine: None,
     ) -> None:
-        super().__init__(cluster, catalogue, policy, restart_delay_s, interval_s, None)
+        super().__init__(cluster, catalogue, policy, restart_cost(restart_delay_s), interval_s, None)
         self.overheads_s: list[float] = []
         self.jobs: dict[str, LiveJob] = {}
+        self.final_losses: dict[str, float] = {}
         self._executor = executor
         self._clock = clock
         self._save = save
@@ -117,22 +108,26 @@ class LiveEngine(Engine):
 
     # --- the loop ---------------------------------------------------------------------------
 
-    def load(self, jobs: Sequence[JobSpec], extra_steps: int = 0, failures: Sequence[NodeEvent] = ()) -> None:
+    def load(
+        self, jobs: Sequence[JobSpec], extra_steps: float = 0, node_events: Sequence[NodeEvent] = ()
+    ) -> None:
         """Take in the trace; live jobs run exactly their steps, and nodes do not fail on schedule."""
-        if extra_steps or failures:
+        if extra_steps or node_events:
             raise MakespanError("a live run knows neither extra steps nor planned failures")
         order = sorted(jobs, key=lambda job: job.submit_time_s)
-        self.jobs = {job.job_id: LiveJob(job, index, self.view) for index, job in enumerate(order)}
-        self._arrivals = list(self.jobs.values())
-        if self._arrivals:
-            self._push_arrival()
+        self.jobs = {
+            job.job_id: LiveJob(job, index, float(job.steps), self.view) for index, job in enumerate(order)
+        }
+        self.final_losses = dict.fromkeys(self.jobs, float("nan"))
+        self.arrivals = list(self.jobs.values())
+        self.push_arrival()
 
     def begin_after(self, n_arrived: int) -> None:
         """Expect only the arrivals behind the first few, which came before this process took over."""
-        self._heap.clear()
-        self._n_arrived = n_arrived
-        self._push_arrival()
-        self._request_decision()
+        self.queue.clear()
+        self.n_arrived = n_arrived
+        self.push_arrival()
+        self.request_decision()
 
     def wait_again(self, job: LiveJob, reason: str | None) -> None:
         """Put a job that was submitted before in the queue, with the steps of its newest checkpoint.
@@ -144,16 +139,16 @@ class LiveEngine(Engine):
         reason
             Why it lost its devices; None if it had none.
         """
-        job.note_steps(self._executor.trainer.saved_steps(job.spec))
-        self.view._pending[job.spec.job_id] = job
+        self._count(job, self._executor.trainer.saved_steps(job.spec))
+        self.cluster_state.submit(job)
         if reason is not None:
-            self._record(EventKind.INTERRUPTED.value, job, reason)
+            self.record(EventKind.INTERRUPTED, job, reason)
 
     def run(self) -> None:
         """Run until no job is left; stop all processes, with checkpoints, if that is not to be."""
         try:
             self._handle_due(self._clock.now_s())
-            while len(self.finished) < len(self._arrivals):
+            while len(self.finished) < len(self.arrivals):
                 self._turn()
             self._save(self)
         except BaseException:
@@ -164,7 +159,7 @@ class LiveEngine(Engine):
         """End all processes, with checkpoints where they write them in time [s], and save the state."""
         for end in self._executor.shut_down(grace_s):
             self._note_end(end)
-        self.view.time_s = max(self.view.time_s, self._clock.now_s())
+        self.cluster_state.advance(max(self.view.time_s, self._clock.now_s()))
         self._save(self)
 
     def _turn(self) -> None:
@@ -173,33 +168,30 @@ class LiveEngine(Engine):
         end = self._executor.next_end(self._patience_wall_s())
         now_s = self._clock.now_s()
         self._handle_due(now_s)
-        self.view.time_s = now_s
+        self.cluster_state.advance(now_s)
         if end is not None:
             self._take_end(end)
         self._look()
         self._handle_due(now_s)
-        is_idle = not (self._heap or self.view.running or self._executor.active)
-        if is_idle and len(self.finished) < len(self._arrivals):
-            raise self._stalled()
+        is_idle = not (self.queue or self.view.running or self._executor.active)
+        if is_idle and len(self.finished) < len(self.arrivals):
+            raise self.stalled()
 
-    def _push(
-        self, time_s: float, priority: int, handler: Callable[..., None], first: Any, second: Any
-    ) -> None:
-        if handler not in (self._become_ready, self._finish):
-            super()._push(time_s, priority, handler, first, second)
+    def foresee(self, job: JobView, ready_s: float) -> None:
+        """Enter nothing: the processes will tell."""
 
     def _handle_due(self, now_s: float) -> None:
-        while self._heap and self._heap[0][0] <= now_s:
-            self.view.time_s, _, _, handler, first, second = heapq.heappop(self._heap)
+        while self.queue.next_time_s() <= now_s:
+            time_s, (handler, first, second) = self.queue.pop()
+            self.cluster_state.advance(time_s)
             handler(first, second)
 
     def _patience_wall_s(self) -> float:
-        until_s = self._clock.wall_s(self._heap[0][0]) if self._heap else _POLL_WALL_S
-        return min(until_s, _POLL_WALL_S)
+        return min(self._clock.wall_s(self.queue.next_time_s()), _POLL_WALL_S)
 
     def _targets(self) -> dict[str, Target]:
         return {
-            job.spec.job_id: Target(job.spec, job._generation, job.allocation.configuration)
+            job.spec.job_id: Target(job.spec, job.generation, job.allocation.configuration)
             for job in self.view.running
             if job.allocation is not None
         }
@@ -220,15 +212,15 @@ class LiveEngine(Engine):
             if done is None:
                 continue
             job = self.jobs[segment.job.job_id]
-            job.note_steps(done)
+            self._count(job, done)
             key = (segment.job.job_id, segment.generation)
             if self._is_current(segment) and key not in self._ready:
                 self._ready.add(key)
-                job.ready_time_s = self.view.time_s
-                self._record(EventKind.READY.value, job, "processes train")
-        for job_view in self.view.running:
-            if (job_view.spec.job_id, job_view._generation) not in self._ready:
-                job_view.ready_time_s = max(job_view.ready_time_s, self.view.time_s)
+                self.cluster_state.set_ready(job, self.view.time_s)
+                self.record(EventKind.READY, job, "processes train")
+        for view in self.view.running:
+            if (view.spec.job_id, view.generation) not in self._ready:
+                self.cluster_state.set_ready(view, max(view.ready_time_s, self.view.time_s))
 
     def _take_end(self, end: SegmentEnd) -> None:
         """Let a job finish, go on under its next plan, or wait after a loss."""
@@ -236,8 +228,8 @@ class LiveEngine(Engine):
         self._note_end(end)
         if end.error is not None:
             self._count_loss(end, job)
-        if job._steps_left <= 0:
-            self._complete(job)
+        if job.steps_done >= job.spec.steps:
+            self.finish(job)
         elif self._is_current(end.segment):
             reason = "stopped from outside" if end.error is None else str(end.error).splitlines()[0]
             self._interrupt(job, reason)
@@ -245,11 +237,11 @@ class LiveEngine(Engine):
     def _note_end(self, end: SegmentEnd) -> None:
         job = self.jobs[end.segment.job.job_id]
         if end.result is None:
-            job.note_steps(self._executor.trainer.saved_steps(job.spec))
+            self._count(job, self._executor.trainer.saved_steps(job.spec))
             return
-        job.note_steps(end.result.steps_done)
+        self._count(job, end.result.steps_done)
         if end.result.n_steps:
-            job.final_loss = end.result.loss
+            self.final_losses[job.spec.job_id] = end.result.loss
         self._note_overhead(end.segment, end.result.step_wall_s)
 
     def _note_overhead(self, segment: Segment, step_wall_s: float) -> None:
@@ -262,7 +254,7 @@ class LiveEngine(Engine):
         """Give up, with the error, on a job that dies again and again where it is."""
         if not isinstance(end.error, WorkerError):
             raise end.error if end.error is not None else MakespanError("a segment ended without result")
-        kept = round(job.total_steps - job._steps_left)
+        kept = job.steps_done
         before, count = self._losses.get(job.spec.job_id, (kept, 0))
         count = count + 1 if before == kept else 1
         self._losses[job.spec.job_id] = (kept, count)
@@ -276,24 +268,21 @@ class LiveEngine(Engine):
 
     # --- what happens to jobs ---------------------------------------------------------------
 
-    def _complete(self, job: LiveJob) -> None:
-        if job.allocation is None:  # suspended, but its last step was done before it could stop
-            job._waiting_s += self.view.time_s - job.waiting_since_s
-            del self.view._pending[job.spec.job_id]
-            self.view._running[job.spec.job_id] = job
-        self._finish(job, job._generation)
+    def _count(self, job: LiveJob, done: int) -> None:
+        self.cluster_state.set_steps_left(job, float(job.spec.steps - done))
 
     def _interrupt(self, job: LiveJob, reason: str) -> None:
-        self._release(job)
-        self._queue_again([job])
-        self._record(EventKind.INTERRUPTED.value, job, reason)
-        self._request_decision()
+        self.evict([job])
+        self.record(EventKind.INTERRUPTED, job, reason)
+        self.request_decision()
 
-    def _hold(self, job: JobView, allocation: Any) -> None:
-        super()._hold(job, allocation)
-        self._held[(job.spec.job_id, job._generation)] = [job.held_since_s]
+    def hold(self, job: JobView, allocation: Allocation) -> None:
+        """Give devices to a job, and note since when it holds them."""
+        super().hold(job, allocation)
+        self._held[(job.spec.job_id, job.generation)] = [job.held_since_s]
 
-    def _release(self, job: JobView) -> None:
+    def release(self, job: JobView) -> None:
+        """Take the devices of a job, and note until when it held them."""
         if job.allocation is not None:
-            self._held[(job.spec.job_id, job._generation)].append(self.view.time_s)
-        super()._release(job)
+            self._held[(job.spec.job_id, job.generation)].append(self.view.time_s)
+        super().release(job)

@@ -152,7 +152,7 @@ def compare_live(
     found = validate_schedule(events, jobs, cluster, catalogue, delay_s, extra_steps=0)
     all_tables = (events, outcomes, simulated.events, simulated.outcomes)
     tables = [_on_wall(table, setting.scale) for table in all_tables]
-    losses = {name: job.final_loss for name, job in engine.jobs.items()}
+    losses = engine.final_losses
     overheads_s = [value / setting.scale for value in engine.overheads_s]
     return LiveResult(
         comparison=_comparison(setting, profiled, cluster, tables, overheads_s),

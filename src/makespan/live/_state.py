@@ -1,7 +1,6 @@
 """What a live run keeps on disk, so that another process can take it over."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,10 @@ def save_state(engine: LiveEngine, path: Path) -> None:
         "time_s": engine.view.time_s,
         "rows": engine.rows,
         "overheads_s": engine.overheads_s,
-        "jobs": {name: _snapshot(job, ends.get(name)) for name, job in engine.jobs.items()},
+        "jobs": {
+            name: _snapshot(job, ends.get(name)) | {"final_loss": engine.final_losses[name]}
+            for name, job in engine.jobs.items()
+        },
     }
     write_text(json.dumps(state), path)
 
@@ -39,8 +41,7 @@ def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
         "running_s": job.running_time_s,
         "restart_s": job.restart_time_s,
         "held_gpu_s": job.attained_service_gpu_s,
-        "waiting_s": job._waiting_s if math.isnan(job.waiting_since_s) else job.waiting_time_s,
-        "final_loss": job.final_loss,
+        "waiting_s": job.waiting_time_s,
     }
 
 
@@ -78,23 +79,26 @@ def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
         raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
     engine.rows[:] = [tuple(row) for row in state["rows"]]
     engine.overheads_s[:] = state["overheads_s"]
-    engine.view.time_s = now_s = state["time_s"]
+    engine.cluster_state.advance(state["time_s"])
     submitted = {row[3] for row in engine.rows if row[2] == EventKind.SUBMITTED.value}
     engine.begin_after(len(submitted))
     for name in [name for name in engine.jobs if name in submitted]:
-        _restore_job(engine, engine.jobs[name], state["jobs"][name], now_s)
+        _restore_job(engine, engine.jobs[name], state["jobs"][name])
 
 
-def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any], now_s: float) -> None:
-    job.first_start_s, job.restart_count = saved["first_start_s"], saved["restart_count"]
-    job._generation = saved["generation"] + 1
-    job.final_loss = saved["final_loss"]
-    job._running_s, job._restart_s = saved["running_s"], saved["restart_s"]
-    job._held_gpu_s, job._waiting_s = saved["held_gpu_s"], saved["waiting_s"]
-    if saved["finish_time_s"] is not None:
-        job.note_steps(job.total_steps)
-        job.waiting_since_s = float("nan")
-        engine.finished.append((job, saved["finish_time_s"]))
+def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any]) -> None:
+    engine.final_losses[job.spec.job_id] = saved["final_loss"]
+    engine.cluster_state.restore(
+        job,
+        generation=saved["generation"] + 1,
+        first_start_s=saved["first_start_s"],
+        restart_count=saved["restart_count"],
+        times_s=(saved["waiting_s"], saved["running_s"], saved["restart_s"]),
+        held_gpu_s=saved["held_gpu_s"],
+    )
+    if saved["finish_time_s"] is None:
+        engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
         return
-    job.waiting_since_s = now_s
-    engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
+    engine.cluster_state.submit(job)
+    engine.cluster_state.finish(job)
+    engine.finished.append((job, saved["finish_time_s"]))

@@ -2,20 +2,30 @@
 
 `simulate` runs a trace under a policy and leaves two tables behind, `EVENTS` and `OUTCOMES`;
 `validate_schedule` replays the first of them with code of its own and reports what could not have
-happened. A policy sees a `ClusterView` and returns a `Decision`; the protocol is `Policy`.
+happened. A policy sees a `ClusterView` and returns a `Decision`; what may run comes from a
+`Catalogue`. Both `Policy` and `Catalogue` are protocols: this package knows no implementation.
 """
 
-from makespan.sim._books import Violation
+from makespan.sim._accounts import Violation
 from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
-from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer
+from makespan.sim._events import (
+    Event,
+    EventKind,
+    EventQueue,
+    NodeEvent,
+    NodeEventKind,
+    Observer,
+    read_failures,
+)
 from makespan.sim._inputs import check_jobs, round_length
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
-from makespan.sim._recorder import Recorder, events_table, outcomes_table
-from makespan.sim._simulate import SimulationResult, simulate
-from makespan.sim._tables import EVENTS, FAILURES, OUTCOMES, read_failures
+from makespan.sim._simulate import Recorder, SimulationResult, events_table, outcomes_table, simulate
+from makespan.sim._state import ClusterState
 from makespan.sim._validator import validate_schedule
 from makespan.sim._view import ClusterView, JobView
+from makespan.tables import EVENTS, FAILURES, OUTCOMES
 
 __all__ = [
     "EVENTS",
@@ -23,12 +33,14 @@ __all__ = [
     "OUTCOMES",
     "Allocation",
     "Catalogue",
+    "ClusterState",
     "ClusterView",
     "Configuration",
     "Decision",
     "Engine",
     "Event",
     "EventKind",
+    "EventQueue",
     "InfeasibleDecision",
     "JobView",
     "NodeEvent",
@@ -36,6 +48,8 @@ __all__ = [
     "Observer",
     "Policy",
     "Recorder",
+    "RestartCost",
+    "RestartDelays",
     "SimulationResult",
     "StalledError",
     "Violation",
@@ -43,6 +57,7 @@ __all__ = [
     "events_table",
     "outcomes_table",
     "read_failures",
+    "restart_cost",
     "round_length",
     "simulate",
     "validate_schedule",

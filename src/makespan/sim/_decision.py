@@ -1,15 +1,15 @@
 """The check of a decision, before anything of it is applied."""
 
 from makespan.sim._catalogue import Allocation, Configuration
-from makespan.sim._nodes import Nodes
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy
+from makespan.sim._state import ClusterState, Nodes
 from makespan.sim._view import ClusterView, JobView
 
 __all__ = ["checked_changes"]
 
 
 def checked_changes(
-    decision: Decision, view: ClusterView, nodes: Nodes, policy: Policy
+    decision: Decision, state: ClusterState, policy: Policy
 ) -> list[tuple[JobView, Allocation | None]]:
     """Return what really changes: suspensions first, then changes of running jobs, then starts.
 
@@ -19,9 +19,9 @@ def checked_changes(
         A job is not there, a configuration may not run, resources do not suffice, or a guarantee
         would be broken by a policy that declares to keep it.
     """
-    changes = []
+    changes, view = [], state.view
     for job_id, new in decision.changes.items():
-        job = view._running.get(job_id) or view._pending.get(job_id)
+        job = state.find(job_id)
         if job is None:
             raise _error(view, policy, job_id, "neither waits nor runs; accepted: a job of the view")
         if new == job.allocation:
@@ -31,7 +31,7 @@ def checked_changes(
             raise _error(view, policy, job_id, problem)
         changes.append((job, new))
     changes.sort(key=lambda change: (change[1] is not None, change[0].allocation is None, change[0].index))
-    _check_resources(changes, view, nodes, policy)
+    _check_resources(changes, view, state.nodes, policy)
     return changes
 
 

@@ -1,16 +1,66 @@
-"""What happens in a simulation, as observers see it."""
+"""What will happen, in order, and what happened, as observers and tables see it."""
 
+import heapq
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from makespan.errors import InputError
+import pandas as pd
+
+from makespan.errors import InputError, TraceError
+from makespan.hardware import ClusterSpec
+from makespan.tables import FAILURES
 
 if TYPE_CHECKING:
     from makespan.sim._view import ClusterView
 
-__all__ = ["Event", "EventKind", "NodeEvent", "NodeEventKind", "Observer"]
+__all__ = [
+    "Event",
+    "EventKind",
+    "EventQueue",
+    "NodeEvent",
+    "NodeEventKind",
+    "Observer",
+    "absent_nodes",
+    "ordered_node_events",
+    "read_failures",
+]
+
+T = TypeVar("T")
+
+
+class EventQueue(Generic[T]):
+    """What will happen, by time, then by priority at one instant, then by the order of entry."""
+
+    __slots__ = ("_heap", "_seq")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, T]] = []
+        self._seq = 0
+
+    def __len__(self) -> int:
+        """Return how many events are still to come."""
+        return len(self._heap)
+
+    def push(self, time_s: float, priority: int, event: T) -> None:
+        """Enter an event; low priorities come first at one instant."""
+        self._seq += 1
+        heapq.heappush(self._heap, (time_s, priority, self._seq, event))
+
+    def pop(self) -> tuple[float, T]:
+        """Take the next event out, with its time [s]; there must be one."""
+        time_s, _, _, event = heapq.heappop(self._heap)
+        return time_s, event
+
+    def next_time_s(self) -> float:
+        """Return when the next event happens [s]; infinite if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def clear(self) -> None:
+        """Forget everything that is still to come."""
+        self._heap.clear()
 
 
 class EventKind(StrEnum):
@@ -27,13 +77,19 @@ class EventKind(StrEnum):
     SUSPENDED = "suspended"
     """The policy took all devices of a job."""
     INTERRUPTED = "interrupted"
-    """A job lost all its devices because one of its nodes failed."""
+    """A job lost all its devices because one of its nodes failed or gave up devices."""
     FINISHED = "finished"
     """A job ran its last step."""
     NODE_FAILED = "node_failed"
     """A node went away."""
     NODE_JOINED = "node_joined"
     """A node came or came back."""
+    CAPACITY_ANNOUNCED = "capacity_announced"
+    """It became known that devices of a node will be withdrawn or returned."""
+    CAPACITY_WITHDRAWN = "capacity_withdrawn"
+    """Devices of a node went away."""
+    CAPACITY_RETURNED = "capacity_returned"
+    """Devices of a node came back."""
 
 
 class Event(NamedTuple):
@@ -50,7 +106,8 @@ class Event(NamedTuple):
     nodes
         Devices held after the event as ``node:devices`` joined by spaces; of a node event the node.
     n_gpus, plan, family, cpu_threads, iter_time_s
-        The configuration held after the event; 0, empty and NaN if there is none.
+        The configuration held after the event; 0, empty and NaN if there is none. Of a change of
+        capacity, ``n_gpus`` is how many devices it concerns.
     steps_left
         Steps still to run; NaN for node events.
     reason
@@ -86,35 +143,50 @@ class NodeEventKind(StrEnum):
     """It goes away with all devices."""
     JOINED = "joined"
     """It comes, or comes back, with all devices free."""
+    WITHDRAWN = "withdrawn"
+    """Some or all of its devices go away, perhaps with notice."""
+    RETURNED = "returned"
+    """Devices that were withdrawn come back, perhaps with notice."""
+
+
+_OF_CAPACITY = (NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A node leaves or comes.
+    """A node leaves or comes, or some of its devices do.
 
-    A node whose first event is ``joined`` is absent until then.
+    A node whose first event is ``joined`` is absent until then. Withdrawn devices stay usable until
+    the notice is over; whoever still needs them then is interrupted, the job that started last first.
 
     Parameters
     ----------
     time_s
-        When [s].
+        When it happens, or is announced [s].
     node_id
         Number of the node in the cluster.
     kind
-        Failed or joined.
+        What happens.
+    n_gpus
+        Devices withdrawn or returned; None for all that the node has or lacks.
+    notice_s
+        Time between the announcement of a change of capacity and the change [s].
 
     Raises
     ------
     InputError
-        The time or the node is negative, or the kind unknown.
+        A time or the node is negative, the kind unknown, no device is concerned, or a node that fails
+        or joins is to do so in part or with notice.
     """
 
     time_s: float
     node_id: int
     kind: NodeEventKind
+    n_gpus: int | None = None
+    notice_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check time, node and kind."""
+        """Check times, node, kind and devices."""
         if not (math.isfinite(self.time_s) and self.time_s >= 0 and self.node_id >= 0):
             raise InputError(
                 f"node event: time_s {self.time_s!r}, node_id {self.node_id!r}; accepted: both >= 0"
@@ -124,3 +196,84 @@ class NodeEvent:
         except ValueError:
             accepted = ", ".join(kind.value for kind in NodeEventKind)
             raise InputError(f"node event: kind {self.kind!r}; accepted: {accepted}") from None
+        if not (math.isfinite(self.notice_s) and self.notice_s >= 0) or (self.n_gpus or 1) < 1:
+            raise InputError(
+                f"node event: n_gpus {self.n_gpus!r}, notice_s {self.notice_s!r}; accepted: devices >= 1, or "
+                "None for all, and a finite time in s, not negative"
+            )
+        if self.kind not in _OF_CAPACITY and (self.n_gpus is not None or self.notice_s):
+            raise InputError(
+                f"node event: node {self.node_id} {self.kind.value} in part or with notice; accepted: "
+                f"n_gpus and notice_s for {' and '.join(kind.value for kind in _OF_CAPACITY)} only"
+            )
+
+    @property
+    def in_force_s(self) -> float:
+        """When it happens [s]."""
+        return self.time_s + self.notice_s
+
+
+def read_failures(frame: pd.DataFrame, where: str) -> tuple[NodeEvent, ...]:
+    """Return the node events of a table of schema `FAILURES`.
+
+    Raises
+    ------
+    TraceError
+        The table does not follow the schema or a kind is unknown; names row and column.
+    """
+    checked = FAILURES.validate(frame, where=where)
+    accepted = [kind.value for kind in NodeEventKind]
+    events = []
+    columns = (checked[name].tolist() for name in FAILURES.names)
+    for row, (time_s, node_id, kind) in enumerate(zip(*columns, strict=True)):
+        if kind not in accepted:
+            raise TraceError(
+                f"{where}: row {row + 1}, column 'kind': found {kind!r}; accepted: {', '.join(accepted)}"
+            )
+        events.append(NodeEvent(time_s, node_id, NodeEventKind(kind)))
+    return tuple(events)
+
+
+def ordered_node_events(events: Iterable[NodeEvent], cluster: ClusterSpec) -> list[NodeEvent]:
+    """Return node events by the time at which they happen, with numbers of devices, and check them.
+
+    Raises
+    ------
+    InputError
+        A node does not exist, fails while it is down or joins while it is up, or more devices are
+        withdrawn than it has or returned than it lacks.
+    """
+    ordered = sorted(events, key=lambda event: (event.in_force_s, event.node_id))
+    is_up: dict[int, bool] = {}
+    withdrawn = [0] * cluster.n_nodes
+    for rank, event in enumerate(ordered):
+        where = f"node event at {event.in_force_s} s: node {event.node_id}"
+        if event.node_id >= cluster.n_nodes:
+            raise InputError(f"{where}; accepted: 0 to {cluster.n_nodes - 1}")
+        if event.kind in _OF_CAPACITY:
+            lacks = withdrawn[event.node_id]
+            goes = event.kind is NodeEventKind.WITHDRAWN
+            most = cluster.nodes[event.node_id].n_gpus - lacks if goes else lacks
+            count = most if event.n_gpus is None else event.n_gpus
+            if not 0 < count <= most:
+                raise InputError(f"{where}: {count} device(s) {event.kind.value}; accepted: 1 to {most}")
+            withdrawn[event.node_id] += count if goes else -count
+            ordered[rank] = replace(event, n_gpus=count)
+            continue
+        joins = event.kind is NodeEventKind.JOINED
+        if is_up.get(event.node_id, not joins) == joins:
+            raise InputError(
+                f"{where} {event.kind.value} while it is {'up' if joins else 'down'}; accepted: the two "
+                "kinds in turn"
+            )
+        is_up[event.node_id] = joins
+    return ordered
+
+
+def absent_nodes(ordered: Iterable[NodeEvent]) -> list[int]:
+    """Return the nodes of which the first is heard that they join."""
+    first: dict[int, NodeEventKind] = {}
+    for event in ordered:
+        if event.kind not in _OF_CAPACITY:
+            first.setdefault(event.node_id, event.kind)
+    return sorted(node for node, kind in first.items() if kind is NodeEventKind.JOINED)

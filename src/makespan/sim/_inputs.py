@@ -1,16 +1,15 @@
 """What must hold before a simulation starts."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Catalogue
-from makespan.sim._events import NodeEvent, NodeEventKind
 from makespan.sim._policy import Policy
 from makespan.workloads import JobSpec
 
-__all__ = ["absent_nodes", "check_jobs", "check_times", "ordered_failures", "round_length"]
+__all__ = ["check_jobs", "check_options", "round_length"]
 
 
 def check_jobs(
@@ -69,22 +68,12 @@ def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Ca
         raise type(error)(f"{where}, on cluster {cluster.name!r}: {error}") from error
 
 
-def check_times(restart_delay_s: float, checkpoint_interval_s: float | None, extra_steps: int) -> None:
-    """Check the options of a simulation.
-
-    Raises
-    ------
-    InputError
-        A time is negative or not finite, or the number of steps is negative.
-    """
-    if not (math.isfinite(restart_delay_s) and restart_delay_s >= 0):
-        raise InputError(
-            f"restart_delay_s is {restart_delay_s!r}; accepted: a finite time in s, not negative"
-        )
+def check_options(checkpoint_interval_s: float | None, extra_steps: float) -> None:
+    """Refuse an interval that is not positive, and work that is negative or not finite."""
     if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
         raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
-    if extra_steps < 0:
-        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a whole number >= 0")
+    if not (math.isfinite(extra_steps) and extra_steps >= 0):
+        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a finite number >= 0")
 
 
 def round_length(policy: Policy, interval_s: float | None) -> float | None:
@@ -106,36 +95,3 @@ def round_length(policy: Policy, interval_s: float | None) -> float | None:
     if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
         raise InputError(f"interval_s is {length_s!r}; accepted: a finite time in s, or 0 for no rounds")
     return length_s or None
-
-
-def ordered_failures(failures: Iterable[NodeEvent], cluster: ClusterSpec) -> list[NodeEvent]:
-    """Return node events by time, and check that they do not contradict each other.
-
-    Raises
-    ------
-    InputError
-        A node does not exist, fails while it is down or joins while it is up.
-    """
-    ordered = sorted(failures, key=lambda event: (event.time_s, event.node_id))
-    is_up: dict[int, bool] = {}
-    for event in ordered:
-        if event.node_id >= cluster.n_nodes:
-            raise InputError(
-                f"node event at {event.time_s} s: node {event.node_id}; accepted: 0 to {cluster.n_nodes - 1}"
-            )
-        joins = event.kind is NodeEventKind.JOINED
-        if is_up.get(event.node_id, not joins) == joins:
-            raise InputError(
-                f"node event at {event.time_s} s: node {event.node_id} {event.kind.value} while it is "
-                f"{'up' if joins else 'down'}; accepted: the two kinds in turn"
-            )
-        is_up[event.node_id] = joins
-    return ordered
-
-
-def absent_nodes(ordered: Iterable[NodeEvent]) -> list[int]:
-    """Return the nodes whose first event is that they join."""
-    first: dict[int, NodeEventKind] = {}
-    for event in ordered:
-        first.setdefault(event.node_id, event.kind)
-    return sorted(node for node, kind in first.items() if kind is NodeEventKind.JOINED)

@@ -7,19 +7,24 @@ while, and only while, it holds devices.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Catalogue
+from makespan.sim._costs import RestartCost, restart_cost
 from makespan.sim._engine import Engine
-from makespan.sim._events import NodeEvent, Observer
-from makespan.sim._inputs import check_jobs, check_times, ordered_failures, round_length
+from makespan.sim._events import Event, NodeEvent, Observer, ordered_node_events
+from makespan.sim._inputs import check_jobs, check_options, round_length
 from makespan.sim._policy import Policy
-from makespan.sim._recorder import events_table, outcomes_table
+from makespan.sim._view import ClusterView, JobView
+from makespan.tables import EVENTS, OUTCOMES, TableSchema
 from makespan.workloads import JobSpec
 
-__all__ = ["SimulationResult", "simulate"]
+__all__ = ["Recorder", "SimulationResult", "events_table", "outcomes_table", "simulate"]
+
+_DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,9 @@ class SimulationResult:
     Parameters
     ----------
     events
-        Table of schema `makespan.sim.EVENTS`.
+        Table of schema `makespan.tables.EVENTS`.
     outcomes
-        Table of schema `makespan.sim.OUTCOMES`, one row a job in the order of submission.
+        Table of schema `makespan.tables.OUTCOMES`, one row a job in the order of submission.
     wall_s
         Wall clock time of the whole simulation [s].
     policy_wall_s
@@ -53,11 +58,11 @@ def simulate(
     catalogue: Catalogue,
     policy: Policy,
     *,
-    restart_delay_s: float,
+    restart_delay_s: float | RestartCost,
     interval_s: float | None = None,
     failures: Iterable[NodeEvent] = (),
     checkpoint_interval_s: float | None = None,
-    extra_steps: int = 1,
+    extra_steps: float = 1,
     observers: Sequence[Observer] = (),
 ) -> SimulationResult:
     """Run a trace under a policy; equal arguments give equal tables.
@@ -73,13 +78,14 @@ def simulate(
     policy
         Who decides.
     restart_delay_s, interval_s
-        Time without progress after each start and each change [s]; length of a round [s], None for the
-        policy's own choice, 0 to ask after each event.
+        Time without progress after each start and each change [s], or a function of job, old and new
+        allocation; length of a round [s], None for the policy's own choice, 0 to ask after each event.
     failures, checkpoint_interval_s
-        Nodes that fail and join; running time between checkpoints [s]. A failure loses what was done
-        since the last one, a reconfiguration nothing. None if a failure loses nothing either.
+        Nodes that fail and join, and capacity that is withdrawn and returned; running time between
+        checkpoints [s]. An interruption loses what was done since the last one, a reconfiguration
+        nothing. None if an interruption loses nothing either.
     extra_steps
-        Steps that every job runs beyond those it asked for; the released simulator runs one.
+        Work of every job beyond what it asked for; the released simulator runs one step more.
     observers
         Who is told of every event.
 
@@ -93,16 +99,87 @@ def simulate(
         The policy left jobs behind for ever.
     """
     began = time.perf_counter()
-    check_times(restart_delay_s, checkpoint_interval_s, extra_steps)
-    fitting = catalogue.on(cluster)
+    check_options(checkpoint_interval_s, extra_steps)
+    fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
-    engine = Engine(
-        cluster, fitting, policy, restart_delay_s, round_length(policy, interval_s), checkpoint_interval_s
-    )
+    rounds_s = round_length(policy, interval_s)
+    engine = Engine(cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s)
     engine.observers += observers
-    engine.load(jobs, extra_steps, ordered_failures(failures, cluster))
+    engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
     engine.run()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
     return SimulationResult(events, outcomes, wall_s, engine.policy_wall_s, engine.n_decisions)
+
+
+class Recorder:
+    """An observer that keeps every event; the engine keeps its own record, this one is for others.
+
+    Attributes
+    ----------
+    events
+        What happened so far, in order.
+    """
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def observe(self, event: Event, view: ClusterView) -> None:
+        """Keep the event."""
+        self.events.append(event)
+
+    def table(self) -> pd.DataFrame:
+        """Return the events as a table of schema `EVENTS`."""
+        return events_table(self.events)
+
+
+def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    """Return rows in the order of the fields of `Event` as a table of schema `EVENTS`."""
+    return _table(rows, EVENTS)
+
+
+def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) -> pd.DataFrame:
+    """Return one row a job, in the order of submission, as a table of schema `OUTCOMES`.
+
+    Parameters
+    ----------
+    jobs
+        Finished jobs with their finish times [s].
+    catalogue
+        Where the references of the jobs are.
+    """
+    rows = [
+        (
+            job.spec.job_id,
+            job.spec.submit_time_s,
+            job.spec.workload,
+            job.spec.n_gpus,
+            job.spec.plan,
+            job.spec.steps,
+            job.spec.is_guaranteed,
+            job.spec.tenant,
+            catalogue.requested(job.spec).iter_time_s,
+            job.first_start_s,
+            finish_time_s,
+            job.restart_count,
+            job._held_gpu_s,
+            job._waiting_s,
+            job._running_s,
+            job._restart_s,
+        )
+        for job, finish_time_s in jobs
+    ]
+    return _table(rows, OUTCOMES)
+
+
+def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
+    return pd.DataFrame(
+        {
+            column.name: pd.Series(list(values), dtype=_DTYPES[column.kind])
+            for column, values in zip(schema.columns, columns, strict=True)
+        }
+    )

@@ -14,11 +14,11 @@ carried each job. The rules are:
 ``capacity``
     At the end of every instant no node gives more devices, CPU threads or host memory than it has.
 ``failure``
-    Nodes fail and join in turn; whoever holds a node that fails loses it at once, and nobody is
-    interrupted without reason.
+    Nodes fail and join in turn, and no more devices are withdrawn than there are; whoever holds what
+    goes away loses it at once, and nobody is interrupted without reason.
 ``restart``
-    After every start and change a job makes no progress for the restart delay, and its ``ready`` row
-    stands at the end of it.
+    After every start and change a job makes no progress for as long as the restart costs, and its
+    ``ready`` row stands at the end of it.
 ``progress``
     The steps left follow from the time with progress and the time of a step, and are zero at the end.
 ``round``
@@ -29,18 +29,21 @@ carried each job. The rules are:
     The second table agrees with the first.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._books import JobBook, NodeBook, Row, Rules, Violation
+from makespan.sim._accounts import JobAccount, NodeAccounts, Row, Rules, Violation
 from makespan.sim._catalogue import Catalogue
-from makespan.sim._outcome_check import check_outcomes
-from makespan.tables import EVENTS
+from makespan.sim._costs import RestartCost, restart_cost
+from makespan.tables import EVENTS, OUTCOMES
 from makespan.workloads import JobSpec
 
 __all__ = ["validate_schedule"]
+
+_RELATIVE = 1e-6  # of rounding, in the comparison of the two tables
 
 
 def validate_schedule(
@@ -48,11 +51,11 @@ def validate_schedule(
     jobs: Sequence[JobSpec],
     cluster: ClusterSpec,
     catalogue: Catalogue,
-    restart_delay_s: float,
+    restart_delay_s: float | RestartCost,
     *,
     interval_s: float | None = None,
     checkpoint_interval_s: float | None = None,
-    extra_steps: int = 1,
+    extra_steps: float = 1,
     keeps_guarantees: bool = False,
     outcomes: pd.DataFrame | None = None,
 ) -> list[Violation]:
@@ -83,24 +86,26 @@ def validate_schedule(
     """
     rules = Rules(
         catalogue.on(cluster),
-        restart_delay_s,
+        restart_cost(restart_delay_s),
         interval_s or None,
         checkpoint_interval_s,
         extra_steps,
         keeps_guarantees,
     )
     checked = EVENTS.validate(events, where="events")
-    nodes = NodeBook(cluster, rules)
-    books = {job.job_id: JobBook(job, rules, nodes) for job in jobs}
-    _replay(checked, books, nodes, rules)
-    for book in books.values():
-        book.close()
+    nodes = NodeAccounts(cluster, rules)
+    accounts = {job.job_id: JobAccount(job, rules, nodes) for job in jobs}
+    _replay(checked, accounts, nodes, rules)
+    for account in accounts.values():
+        account.close()
     if outcomes is not None:
-        check_outcomes(outcomes, books, rules)
+        _check_outcomes(outcomes, accounts, rules)
     return rules.found
 
 
-def _replay(events: pd.DataFrame, books: dict[str, JobBook], nodes: NodeBook, rules: Rules) -> None:
+def _replay(
+    events: pd.DataFrame, accounts: Mapping[str, JobAccount], nodes: NodeAccounts, rules: Rules
+) -> None:
     columns = [events[name].tolist() for name in EVENTS.names]
     last: Row | None = None
     for values in zip(*columns, strict=True):
@@ -110,11 +115,45 @@ def _replay(events: pd.DataFrame, books: dict[str, JobBook], nodes: NodeBook, ru
         if last is not None and row.time_s != last.time_s:
             nodes.check(last)
         last = row
-        if row.kind in ("node_failed", "node_joined"):
+        if row.kind.startswith(("node_", "capacity_")):
             nodes.change(row)
-        elif row.job_id in books:
-            books[row.job_id].follow(row)
+        elif row.job_id in accounts:
+            accounts[row.job_id].follow(row)
         else:
             rules.report("row", row, f"job {row.job_id!r} is not in the trace")
     if last is not None:
         nodes.check(last)
+
+
+def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], rules: Rules) -> None:
+    """Report every cell that differs from the replay, and every job that is missing or too many."""
+    checked = OUTCOMES.validate(outcomes, where="outcomes")
+    names = checked["job_id"].tolist()
+    for job_id in sorted(set(accounts) - set(names)):
+        rules.report_job("outcomes", job_id, "has no row; accepted: one row for each job")
+    seen: set[str] = set()
+    for row in checked.to_dict("records"):
+        job_id = str(row["job_id"])
+        if job_id not in accounts or job_id in seen:
+            rules.report_job("outcomes", job_id, "is not in the trace or occurs twice")
+            continue
+        seen.add(job_id)
+        for name, expected in _expected_outcome(accounts[job_id]).items():
+            if not math.isclose(float(row[name]), expected, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
+                rules.report_job("outcomes", job_id, f"{name} is {row[name]!r}; accepted: {expected!r}")
+
+
+def _expected_outcome(account: JobAccount) -> dict[str, float]:
+    return {
+        "submit_time_s": account.job.submit_time_s,
+        "n_gpus": float(account.job.n_gpus),
+        "steps": float(account.job.steps),
+        "is_guaranteed": float(account.job.is_guaranteed),
+        "first_start_s": account.first_start_s,
+        "finish_time_s": account.finish_s,
+        "n_restarts": float(account.starts - 1),
+        "attained_service_gpu_s": account.held_gpu_s,
+        "waiting_time_s": account.waiting_s,
+        "running_time_s": account.running_s,
+        "restart_time_s": account.restart_s,
+    }

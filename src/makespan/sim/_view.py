@@ -1,21 +1,76 @@
-"""What a policy sees: the cluster and its jobs, read-only."""
+"""What policies and observers see: the cluster and its jobs, read-only."""
 
+import math
 from collections import OrderedDict
 from collections.abc import ValuesView
+from typing import TYPE_CHECKING, NoReturn
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue
-from makespan.sim._nodes import Nodes
+from makespan.sim._costs import RestartCost
+from makespan.sim._events import NodeEvent
 from makespan.workloads import JobSpec
 
-__all__ = ["ClusterView", "JobView"]
+if TYPE_CHECKING:
+    from makespan.sim._state import Nodes
+
+__all__ = ["ClusterView", "JobView", "unlocked", "write"]
+
+_NAN = float("nan")
+
+# Views refuse assignment; this is how they are filled, and how `ClusterState` writes to them.
+write = object.__setattr__
 
 
-class JobView:
-    """A job at this moment; only the engine writes to it.
+def _refuse(self: object, name: str, value: object = None) -> NoReturn:
+    raise MakespanError(f"{type(self).__name__}.{name} is read-only; accepted: a Decision")
 
-    Policies read jobs in their innermost loops, therefore most of it is plain attributes.
+
+class _JobSlots:
+    """Plain attributes of a job: policies read them in their innermost loops."""
+
+    __slots__ = (
+        "_held_gpu_s",
+        "_held_text",
+        "_last",
+        "_restart_s",
+        "_running_s",
+        "_steps_left",
+        "_view",
+        "_waiting_s",
+        "allocation",
+        "first_start_s",
+        "generation",
+        "held_since_s",
+        "index",
+        "ready_time_s",
+        "restart_count",
+        "spec",
+        "waiting_since_s",
+    )
+
+    spec: JobSpec
+    index: int
+    allocation: Allocation | None
+    ready_time_s: float
+    restart_count: int
+    first_start_s: float | None
+    waiting_since_s: float
+    held_since_s: float
+    generation: int
+    _held_gpu_s: float
+    _held_text: str
+    _last: Allocation | None
+    _restart_s: float
+    _running_s: float
+    _steps_left: float
+    _view: "ClusterView"
+    _waiting_s: float
+
+
+class JobView(_JobSlots):
+    """A job at this moment, read-only.
 
     Attributes
     ----------
@@ -35,44 +90,33 @@ class JobView:
         Since when it waits [s]; NaN while it runs.
     held_since_s
         Since when it holds its present allocation [s]; NaN while it waits.
+    generation
+        Number of allocations that it has given up.
     """
 
-    __slots__ = (
-        "_generation",
-        "_held_gpu_s",
-        "_held_text",
-        "_restart_s",
-        "_running_s",
-        "_steps_left",
-        "_view",
-        "_waiting_s",
-        "allocation",
-        "first_start_s",
-        "held_since_s",
-        "index",
-        "ready_time_s",
-        "restart_count",
-        "spec",
-        "waiting_since_s",
-    )
+    __slots__ = ()
+    __setattr__ = __delattr__ = _refuse
 
     def __init__(self, spec: JobSpec, index: int, steps: float, view: "ClusterView") -> None:
+        kind = unlocked(self)
         self.spec = spec
         self.index = index
-        self.allocation: Allocation | None = None
-        self.ready_time_s = float("nan")
+        self.allocation = None
+        self.ready_time_s = _NAN
         self.restart_count = 0
-        self.first_start_s: float | None = None
+        self.first_start_s = None
         self.waiting_since_s = spec.submit_time_s
-        self.held_since_s = float("nan")
-        self._view = view
-        self._generation = 0
-        self._steps_left = steps
+        self.held_since_s = _NAN
+        self.generation = 0
         self._held_gpu_s = 0.0
         self._held_text = ""
-        self._running_s = 0.0
+        self._last = None
         self._restart_s = 0.0
+        self._running_s = 0.0
+        self._steps_left = steps
+        self._view = view
         self._waiting_s = 0.0
+        self.__class__ = kind
 
     def __repr__(self) -> str:
         """Return name and allocation."""
@@ -81,7 +125,7 @@ class JobView:
 
     @property
     def steps_left(self) -> float:
-        """Steps still to run at this moment, fractions included.
+        """Work still to do at this moment, fractions of a step included.
 
         Raises
         ------
@@ -121,7 +165,7 @@ class JobView:
     @property
     def waiting_time_s(self) -> float:
         """Time without devices so far [s]."""
-        if self.allocation is not None:
+        if self.allocation is not None or math.isnan(self.waiting_since_s):
             return self._waiting_s
         return self._waiting_s + self._view.time_s - self.waiting_since_s
 
@@ -134,8 +178,19 @@ class JobView:
         return self._held_gpu_s + held_s * self.allocation.configuration.n_gpus
 
 
+def unlocked(job: JobView) -> type[JobView]:
+    """Let a job be written to, and return the class that locks it again.
+
+    For the transitions in `ClusterState`, which run for every event: several plain writes between two
+    changes of class take a fraction of the time of as many calls of `write`.
+    """
+    kind = type(job)
+    write(job, "__class__", _JobSlots)
+    return kind
+
+
 class ClusterView:
-    """The cluster at this moment; only the engine writes to it.
+    """The cluster at this moment, read-only.
 
     Attributes
     ----------
@@ -145,12 +200,14 @@ class ClusterView:
         All nodes that there may be, down ones too.
     catalogue
         What jobs may run as; holds only what fits this cluster.
-    restart_delay_s
-        What a change costs [s].
+    restart_cost, restart_delay_s
+        What a start or change costs, exactly, and the one number [s] to reckon with.
     interval_s
         Length of a round [s], or None where the policy is asked after each event.
     shows_remaining_work
         Whether `JobView.steps_left` may be read.
+    announced
+        Changes of capacity that were announced and are still to come.
     pending
         Jobs without devices, in the order of submission; a live collection, copy it to keep it.
     running
@@ -161,37 +218,32 @@ class ClusterView:
         "_nodes",
         "_pending",
         "_running",
+        "announced",
         "catalogue",
         "cluster",
         "interval_s",
         "pending",
+        "restart_cost",
         "restart_delay_s",
         "running",
         "shows_remaining_work",
         "time_s",
     )
+    __setattr__ = __delattr__ = _refuse
 
-    def __init__(
-        self,
-        cluster: ClusterSpec,
-        catalogue: Catalogue,
-        nodes: Nodes,
-        *,
-        restart_delay_s: float,
-        interval_s: float | None,
-        shows_remaining_work: bool,
-    ) -> None:
-        self.time_s = 0.0
-        self.cluster = cluster
-        self.catalogue = catalogue
-        self.restart_delay_s = restart_delay_s
-        self.interval_s = interval_s
-        self.shows_remaining_work = shows_remaining_work
-        self._nodes = nodes
-        self._pending: OrderedDict[str, JobView] = OrderedDict()
-        self._running: dict[str, JobView] = {}
-        self.pending: ValuesView[JobView] = self._pending.values()
-        self.running: ValuesView[JobView] = self._running.values()
+    time_s: float
+    cluster: ClusterSpec
+    catalogue: Catalogue
+    restart_cost: RestartCost
+    restart_delay_s: float
+    interval_s: float | None
+    shows_remaining_work: bool
+    announced: tuple[NodeEvent, ...]
+    pending: ValuesView[JobView]
+    running: ValuesView[JobView]
+    _nodes: "Nodes"
+    _pending: OrderedDict[str, JobView]
+    _running: dict[str, JobView]
 
     @property
     def n_nodes(self) -> int:
@@ -200,7 +252,7 @@ class ClusterView:
 
     @property
     def n_gpus(self) -> int:
-        """Devices of the nodes that are up."""
+        """Devices that are there now."""
         return self._nodes.n_gpus
 
     @property
@@ -210,8 +262,13 @@ class ClusterView:
 
     @property
     def gpus_per_node(self) -> list[int]:
-        """Devices of every node, 0 for a node that is down; a new list."""
+        """Devices of every node that are there now; a new list."""
         return self._nodes.gpus_per_node()
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Name of the devices of every node."""
+        return self._nodes.gpu_types
 
     @property
     def free_gpus(self) -> list[int]:

@@ -1,29 +1,44 @@
 """Studies: scenarios as values, many validated simulations in a pool, comparisons and intervals.
 
-A `Scenario` is everything that a simulation needs, except the policy. `run` simulates one under one policy,
+A `Scenario` is everything that a simulation needs, except the policy; `scenario` assembles one from names and
+files. `run` simulates one under one policy,
 `run_all` a list of `Case` in processes; every schedule is validated. `comparison` makes a table of the runs,
 with ratios to a baseline, and `intervals` means over lists with confidence intervals. `TableCatalogue`
 holds what jobs may run as, from throughput tables.
 """
 
+from makespan.studies._assembly import resized, scenario
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._comparison import comparison, intervals, measures
+from makespan.studies._job_lists import GENERATED, generated_jobs, limited_statistics, read_trace
 from makespan.studies._pool import Progress, RunError, run_all
+from makespan.studies._predictions import PredictionMode, predicted_catalogue, predictions
 from makespan.studies._runs import Case, ImpossibleScheduleError, Run, run, violation_lines
-from makespan.studies._scenario import Scenario
+from makespan.studies._scenario import Scenario, read_scenarios, read_times
 
 __all__ = [
+    "GENERATED",
     "Case",
     "ImpossibleScheduleError",
+    "PredictionMode",
     "Progress",
     "Run",
     "RunError",
     "Scenario",
     "TableCatalogue",
     "comparison",
+    "generated_jobs",
     "intervals",
+    "limited_statistics",
     "measures",
+    "predicted_catalogue",
+    "predictions",
+    "read_scenarios",
+    "read_times",
+    "read_trace",
+    "resized",
     "run",
     "run_all",
+    "scenario",
     "violation_lines",
 ]

@@ -7,7 +7,6 @@ what was dropped or repaired, or generated; transformations change load, models 
     trace = generate_jobs("base", 406, 1, times)
 """
 
-from makespan.traces._check import check_jobs
 from makespan.traces._easyscale import EASYSCALE_JOBS, read_easyscale_jobs
 from makespan.traces._generate import VARIANTS, generate_jobs
 from makespan.traces._helios import read_helios_jobs, read_helios_quota
@@ -46,7 +45,6 @@ __all__ = [
     "RequestTrace",
     "WorkloadMapping",
     "WorkloadStatistics",
-    "check_jobs",
     "generate_jobs",
     "jobs_from_table",
     "jobs_table",

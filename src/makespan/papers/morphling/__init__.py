@@ -11,7 +11,7 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
-- `predictions`: throughput tables and job lists to ``steering.csv``
+- `makespan.studies.predictions`: throughput tables and job lists to ``steering.csv``
 - `getting_started`: the short job list to ``getting_started.csv``
 - `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
 - `perturbed_arrivals`, `STUDIES`, `scale_study`: to
@@ -21,7 +21,8 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig9`, `fig9_summary`: losses of real training runs to ``fig9.csv`` and ``fig9_summary.csv``
 - `LEDGER`: what `makespan.claims.judge` makes ``claims.csv`` with
 
-The cluster experiments start from a `makespan.studies.Scenario` a job list, which `read_scenarios` reads;
+The cluster experiments start from a `makespan.studies.Scenario` a job list, which
+`makespan.studies.read_scenarios` reads;
 every schedule is validated.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``.
 """
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     )
     from makespan.papers.morphling._measured import measured_fig7, measured_table2
     from makespan.papers.morphling._names import MORPHLING, NAIVE, WORKLOADS
-    from makespan.papers.morphling._open import read_scenarios, read_times
-    from makespan.papers.morphling._predictions import PredictionMode, predicted_catalogue, predictions
     from makespan.papers.morphling._published import read_published
     from makespan.papers.morphling._sensitivity import sensitivity
     from makespan.papers.morphling._settings import Morphling as SETTINGS
@@ -72,7 +71,6 @@ __all__ = [
     "OTHER_SEED",
     "SWITCHING",
     "Stage",
-    "PredictionMode",
     "Table4",
     "compare_policies",
     "fig7",
@@ -84,17 +82,13 @@ __all__ = [
     "getting_started",
     "perturbed_arrivals",
     "published_workloads",
-    "read_scenarios",
     "measured_fig7",
     "measured_table2",
     "published_loss_statistics",
     "read_published",
-    "read_times",
     "scale_study",
     "seeded_lists",
     "sensitivity",
-    "predicted_catalogue",
-    "predictions",
     "table2",
     "table2_rows",
     "table2_summary",

@@ -7,8 +7,8 @@ from typing import Literal
 import pandas as pd
 
 from makespan.hardware import ClusterSpec, homogeneous
-from makespan.papers.morphling._workloads import generated_base, limited_statistics
-from makespan.studies import Case, Scenario, intervals, measures, run_all
+from makespan.papers.morphling._workloads import generated_base
+from makespan.studies import Case, Scenario, intervals, limited_statistics, measures, run_all
 from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY, TableSchema
 from makespan.throughput import ReferenceTimes
 from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals

@@ -2,36 +2,27 @@
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from makespan.errors import TraceError
 from makespan.papers.morphling._names import NAIVE
+from makespan.studies import generated_jobs
 from makespan.throughput import Dataset, ReferenceTimes, find_dataset, verify
-from makespan.traces import (
-    VARIANTS,
-    WorkloadStatistics,
-    generate_jobs,
-    jobs_table,
-    read_morphling_jobs,
-    statistics,
-)
+from makespan.traces import VARIANTS, jobs_table, read_morphling_jobs
 from makespan.workloads import JobSpec
 
-__all__ = ["generated_base", "generated_workloads", "limited_statistics", "published_workloads"]
+__all__ = ["generated_base", "generated_workloads", "published_workloads"]
 
 _LOG = logging.getLogger(__name__)
 
 _DATASETS = {NAIVE: "naive", **{name: f"workload-{name}" for name in VARIANTS}}
 
 
-def generated_base(
-    times: ReferenceTimes, seed: int, n_jobs: int, stats: WorkloadStatistics | None = None
-) -> tuple[JobSpec, ...]:
-    """Return a generated list with user-chosen plans, of those workloads alone that the source has."""
-    return generate_jobs("base", n_jobs, seed, times, stats=limited_statistics(times, stats)).jobs
+def generated_base(times: ReferenceTimes, seed: int, n_jobs: int) -> tuple[JobSpec, ...]:
+    """Return a generated list with user-chosen plans."""
+    return generated_jobs("base", n_jobs, seed, times).jobs
 
 
 def generated_workloads(
@@ -56,34 +47,9 @@ def generated_workloads(
         Schema `makespan.tables.JOBS`, by the names in `makespan.papers.morphling.WORKLOADS`.
     """
     times = ReferenceTimes(tables)
-    stats = limited_statistics(times)
-    short = replace(stats, span_s=naive_span_s, arrivals_per_hour=(1,) * _hours(naive_span_s))
-    lists = {NAIVE: generated_base(times, seed, naive_jobs, short)}
-    lists |= {name: generate_jobs(name, n_jobs, seed, times, stats=stats).jobs for name in VARIANTS}
-    return {name: jobs_table(jobs) for name, jobs in lists.items()}
-
-
-def _hours(span_s: float) -> int:
-    return int(-(-span_s // 3600.0))
-
-
-def limited_statistics(times: ReferenceTimes, stats: WorkloadStatistics | None = None) -> WorkloadStatistics:
-    """Return statistics, those of the Base trace if not given, of the workloads alone that a source has.
-
-    Raises
-    ------
-    TraceError
-        None is left.
-    """
-    known = stats or statistics()
-    available = set(times.workload_keys())
-    requests = tuple(request for request in known.requests if request.workload in available)
-    if not requests:
-        raise TraceError(
-            f"workloads with throughput: {', '.join(sorted(available)) or 'none'}; accepted: at least one "
-            f"of {', '.join(sorted({request.workload for request in known.requests}))}"
-        )
-    return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
+    lists = {NAIVE: generated_jobs(NAIVE, naive_jobs, seed, times, span_s=naive_span_s)}
+    lists |= {name: generated_jobs(name, n_jobs, seed, times) for name in VARIANTS}
+    return {name: jobs_table(trace.jobs) for name, trace in lists.items()}
 
 
 def published_workloads(

@@ -23,7 +23,7 @@ from makespan.hardware import NodeSpec
 from makespan.perf import Environment, Fit, Learner, load_environment, points_from_table
 from makespan.plans import Placement
 from makespan.sim import Catalogue
-from makespan.studies import TableCatalogue
+from makespan.studies._catalogue import TableCatalogue
 from makespan.tables import PREDICTIONS
 from makespan.workloads import JobSpec
 

@@ -1,4 +1,4 @@
-"""The books that the validator keeps on each job and each node."""
+"""The accounts that the validator keeps of each job and each node, from the rows of a table alone."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
-from makespan.sim._catalogue import Catalogue, Configuration
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._costs import RestartCost
 from makespan.workloads import JobSpec
 
-__all__ = ["JobBook", "NodeBook", "Row", "Rules", "Violation"]
+__all__ = ["JobAccount", "NodeAccounts", "Row", "Rules", "Violation"]
 
 _SLACK_S = 1e-6  # of rounding, besides
 _SLACK = 1e-9  # of the simulated time
@@ -61,10 +62,10 @@ class Rules:
     """What a schedule is held to, and what was found against it."""
 
     catalogue: Catalogue
-    restart_delay_s: float
+    restart_cost: RestartCost
     interval_s: float | None
     checkpoint_interval_s: float | None
-    extra_steps: int
+    extra_steps: float
     keeps_guarantees: bool
     found: list[Violation] = field(default_factory=list)
 
@@ -77,17 +78,18 @@ class Rules:
         self.found.append(Violation(rule, math.nan, -1, job_id, message))
 
 
-class NodeBook:
+class NodeAccounts:
     """Who holds how much of each node."""
 
     def __init__(self, cluster: ClusterSpec, rules: Rules) -> None:
         self._rules = rules
         self._nodes = cluster.nodes
         self._is_up = [True] * cluster.n_nodes
+        self._withdrawn = [0] * cluster.n_nodes
         self._used = [[0.0, 0.0, 0.0] for _ in cluster.nodes]
         self._touched: set[int] = set()
 
-    def book(self, shares: dict[int, int], held: Configuration, sign: int) -> None:
+    def add(self, shares: dict[int, int], held: Configuration, sign: int) -> None:
         """Add (+1) or remove (-1) what a job holds."""
         for node, count in shares.items():
             self._touched.add(node)
@@ -100,14 +102,24 @@ class NodeBook:
         """Whether there is a node of that number."""
         return 0 <= node < len(self._nodes)
 
-    def is_up(self, node: int) -> bool:
-        """Whether a node is there."""
-        return self._is_up[node]
+    def gpu_type(self, node: int) -> str:
+        """Return the name of a node's devices."""
+        return self._nodes[node].gpu.name
+
+    def is_short(self, node: int) -> bool:
+        """Whether a node has fewer devices at this moment than jobs hold there."""
+        return self._used[node][0] > self._devices(node)
+
+    def _devices(self, node: int) -> int:
+        return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
 
     def change(self, row: Row) -> None:
         """Follow a node event."""
         if not (row.nodes.isdigit() and self.has(int(row.nodes))):
             self._rules.report("row", row, f"node {row.nodes!r}; accepted: 0 to {len(self._nodes) - 1}")
+            return
+        if row.kind.startswith("capacity_"):
+            self._change_capacity(row, int(row.nodes))
             return
         node, comes_up = int(row.nodes), row.kind == "node_joined"
         if self._is_up[node] == comes_up:
@@ -116,15 +128,23 @@ class NodeBook:
         self._is_up[node] = comes_up
         self._touched.add(node)
 
+    def _change_capacity(self, row: Row, node: int) -> None:
+        if row.kind == "capacity_announced":
+            return
+        gone = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
+        if not 0 <= gone <= self._nodes[node].n_gpus:
+            found = f"{gone} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
+            self._rules.report("failure", row, f"{found}; accepted: none to all")
+        self._withdrawn[node] = gone
+        self._touched.add(node)
+
     def check(self, row: Row) -> None:
         """Compare what is held at the end of an instant with what there is."""
         for node in sorted(self._touched):
             spec, used = self._nodes[node], self._used[node]
-            there = (
-                (spec.n_gpus, spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0, 0)
-            )
+            rest = (spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0)
             for name, amount, most in zip(
-                ("GPUs", "CPU threads", "B of host memory"), used, there, strict=True
+                ("GPUs", "CPU threads", "B of host memory"), used, (self._devices(node), *rest), strict=True
             ):
                 if amount > most + _SLACK * max(spec.host_memory_bytes, 1.0) * (name[0] == "B"):
                     state = "" if self._is_up[node] else ", which is down"
@@ -134,10 +154,10 @@ class NodeBook:
         self._touched.clear()
 
 
-class JobBook:
+class JobAccount:
     """What happened to a job so far."""
 
-    def __init__(self, job: JobSpec, rules: Rules, nodes: NodeBook) -> None:
+    def __init__(self, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
         self.job = job
         self.state = "absent"
         self.first_start_s = self.finish_s = math.nan
@@ -148,6 +168,7 @@ class JobBook:
         self._total = float(job.steps + rules.extra_steps)
         self._left = self._total
         self._held: Configuration | None = None
+        self._last: Allocation | None = None
         self._shares: dict[int, int] = {}
         self._since_s = job.submit_time_s
         self._ready_s = math.nan
@@ -214,8 +235,8 @@ class JobBook:
         self.state = "waiting"
 
     def _interrupt(self, row: Row) -> None:
-        if all(self._nodes.is_up(node) for node in self._shares):
-            self._report("failure", row, "interrupted while all its nodes are up")
+        if not any(self._nodes.is_short(node) for node in self._shares):
+            self._report("failure", row, "interrupted while its nodes have all devices that are held")
         lost = self._since_checkpoint(row.time_s)
         self._settle(row)
         self._left += lost
@@ -236,14 +257,17 @@ class JobBook:
 
     def _take(self, row: Row) -> None:
         self.starts += 1
-        self._since_s, self._ready_s = row.time_s, row.time_s + self._rules.restart_delay_s
+        self._since_s, self._ready_s = row.time_s, row.time_s + self._rules.restart_cost.expected_s
         self._saw_ready = False
         self._shares = _read_shares(row.nodes)
         self._held = self._find(row)
         if self._held is None:
             self._shares = {}
             return
-        self._nodes.book(self._shares, self._held, 1)
+        new = Allocation(self._held, tuple(node for _, _, node in self._typed_shares()))
+        self._ready_s = row.time_s + self._rules.restart_cost(self.job, self._last, new)
+        self._last = new
+        self._nodes.add(self._shares, self._held, 1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
             limit_s = reference.predicted_iter_time_s * (1 + _SLACK_S)
@@ -258,8 +282,9 @@ class JobBook:
             self._report("row", row, f"nodes {row.nodes!r}; accepted: existing node:devices, each node once")
             return None
         placement = Placement(tuple(self._shares.values()))
+        types = tuple(name for _, name, _ in self._typed_shares())
         key = (self.job.workload, row.plan, placement.text, row.cpu_threads)
-        held = self._rules.catalogue.find(*key)
+        held = self._rules.catalogue.find(*key, types)
         if held is None:
             self._report("row", row, f"plan {row.plan!r} on {placement.text} is not in the catalogue")
         elif row.n_gpus != held.n_gpus or row.iter_time_s != held.iter_time_s or row.family != held.family:
@@ -267,6 +292,11 @@ class JobBook:
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
             self._report("row", row, f"{found}; accepted: {accepted}")
         return held
+
+    def _typed_shares(self) -> list[tuple[int, str, int]]:
+        """Return devices, their type and node of each share, in the order of `Configuration.gpu_types`."""
+        nodes = self._nodes
+        return sorted((count, nodes.gpu_type(node), node) for node, count in self._shares.items())
 
     def _check_held(self, row: Row) -> None:
         if _read_shares(row.nodes) != self._shares:
@@ -281,7 +311,7 @@ class JobBook:
         self._left = self._left_at(row.time_s)
         if self._held is not None:
             self.held_gpu_s += held_s * self._held.n_gpus
-            self._nodes.book(self._shares, self._held, -1)
+            self._nodes.add(self._shares, self._held, -1)
         self._held, self._shares = None, {}
         self._since_s = row.time_s
 

@@ -1,0 +1,284 @@
+"""The state of a cluster and its jobs, and the transitions that change it."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from makespan.hardware import ClusterSpec
+from makespan.sim._catalogue import Allocation, Catalogue
+from makespan.sim._costs import RestartCost
+from makespan.sim._events import NodeEvent
+from makespan.sim._view import ClusterView, JobView, unlocked, write
+
+__all__ = ["ClusterState", "Nodes"]
+
+_NAN = float("nan")
+
+
+class Nodes:
+    """Free devices, CPU threads and host memory of every node; changed by `ClusterState` alone."""
+
+    __slots__ = (
+        "_capacity",
+        "free_cpus",
+        "free_gpus",
+        "free_host_bytes",
+        "gpu_types",
+        "histogram",
+        "n_free_gpus",
+        "n_gpus",
+        "up",
+        "withdrawn",
+    )
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self._capacity = [(node.n_gpus, node.cpu_threads, node.host_memory_bytes) for node in cluster.nodes]
+        self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
+        self.free_gpus = [gpus for gpus, _, _ in self._capacity]
+        self.free_cpus = [cpus for _, cpus, _ in self._capacity]
+        self.free_host_bytes = [float(memory) for _, _, memory in self._capacity]
+        self.up = [True] * cluster.n_nodes
+        self.withdrawn = [0] * cluster.n_nodes
+        self.n_gpus = self.n_free_gpus = sum(self.free_gpus)
+        self.histogram = [0] * (max(self.free_gpus) + 1)
+        for free in self.free_gpus:
+            self.histogram[free] += 1
+
+    def gpus_per_node(self) -> list[int]:
+        """Return the devices of every node that are there now."""
+        rows = zip(self._capacity, self.withdrawn, self.up, strict=True)
+        return [gpus - gone if up else 0 for (gpus, _, _), gone, up in rows]
+
+    def move(self, allocation: Allocation, sign: int) -> None:
+        """Take (``sign`` -1) or give back (+1) the devices of an allocation, unchecked."""
+        configuration = allocation.configuration
+        threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
+        free_gpus, free_cpus, histogram = self.free_gpus, self.free_cpus, self.histogram
+        for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
+            change = count * sign
+            free = free_gpus[node]
+            histogram[free] -= 1
+            free_gpus[node] = free = free + change
+            histogram[free] += 1
+            free_cpus[node] += change * threads
+            if host:
+                self.free_host_bytes[node] += change * host
+        self.n_free_gpus += sign * configuration.n_gpus
+
+    def shortage(self, allocation: Allocation) -> str:
+        """Return what an allocation lacks, empty if it fits."""
+        configuration = allocation.configuration
+        if configuration.gpu_types:
+            wrong = self._wrong_type(allocation)
+            if wrong:
+                return wrong
+        for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
+            if not 0 <= node < len(self.up):
+                return f"there is no node {node}; accepted: 0 to {len(self.up) - 1}"
+            if not self.up[node]:
+                return f"node {node} is down"
+            if self.free_gpus[node] < count:
+                return f"node {node} has {self.free_gpus[node]} free GPU(s), {count} are needed"
+            cpus = count * configuration.cpu_threads
+            if self.free_cpus[node] < cpus:
+                return f"node {node} has {self.free_cpus[node]} free CPU thread(s), {cpus} are needed"
+            host = count * configuration.host_memory_bytes_per_gpu
+            if host and self.free_host_bytes[node] < host * (1 - 1e-9):
+                return (
+                    f"node {node} has {self.free_host_bytes[node]} B of host memory free, {host} are needed"
+                )
+        return ""
+
+    def _wrong_type(self, allocation: Allocation) -> str:
+        for node, wanted in zip(allocation.nodes, allocation.configuration.gpu_types, strict=True):
+            if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
+                return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
+        return ""
+
+    def fail(self, node: int) -> None:
+        """Take a node away; its devices must be free."""
+        self.n_gpus -= self._capacity[node][0] - self.withdrawn[node]
+        self.up[node] = False
+        self._set_free(node, 0, 0, 0.0)
+
+    def join(self, node: int) -> None:
+        """Bring a node back, free."""
+        gpus, cpus, memory = self._capacity[node]
+        gpus -= self.withdrawn[node]
+        self.up[node] = True
+        self._set_free(node, gpus, cpus, float(memory))
+        self.n_gpus += gpus
+
+    def withdraw(self, node: int, n_gpus: int) -> None:
+        """Take free devices of a node away, or return them where the number is negative."""
+        self.withdrawn[node] += n_gpus
+        if self.up[node]:
+            self.n_gpus -= n_gpus
+            free_gpus = self.free_gpus[node] - n_gpus
+            self._set_free(node, free_gpus, self.free_cpus[node], self.free_host_bytes[node])
+
+    def _set_free(self, node: int, gpus: int, cpus: int, host_bytes: float) -> None:
+        self.histogram[self.free_gpus[node]] -= 1
+        self.histogram[gpus] += 1
+        self.n_free_gpus += gpus - self.free_gpus[node]
+        self.free_gpus[node], self.free_cpus[node] = gpus, cpus
+        self.free_host_bytes[node] = host_bytes
+
+
+class ClusterState:
+    """Jobs and nodes with the transitions between their states; the only code that writes to views.
+
+    Attributes
+    ----------
+    view
+        What policies and observers see.
+    nodes
+        What is free.
+    """
+
+    __slots__ = ("_pending", "_running", "nodes", "view")
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        catalogue: Catalogue,
+        restart_cost: RestartCost,
+        interval_s: float | None = None,
+        *,
+        shows_remaining_work: bool = False,
+    ) -> None:
+        self.nodes = Nodes(cluster)
+        self._pending: OrderedDict[str, JobView] = OrderedDict()
+        self._running: dict[str, JobView] = {}
+        self.view = ClusterView()
+        values = {
+            "time_s": 0.0,
+            "cluster": cluster,
+            "catalogue": catalogue,
+            "restart_cost": restart_cost,
+            "restart_delay_s": restart_cost.expected_s,
+            "interval_s": interval_s,
+            "shows_remaining_work": shows_remaining_work,
+            "announced": (),
+            "pending": self._pending.values(),
+            "running": self._running.values(),
+            "_nodes": self.nodes,
+            "_pending": self._pending,
+            "_running": self._running,
+        }
+        for name, value in values.items():
+            write(self.view, name, value)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self._pending and not self._running
+
+    def find(self, job_id: str) -> JobView | None:
+        """Return a waiting or running job, or None."""
+        return self._running.get(job_id) or self._pending.get(job_id)
+
+    def advance(self, time_s: float) -> None:
+        """Let time go on [s]."""
+        write(self.view, "time_s", time_s)
+
+    # --- jobs -------------------------------------------------------------------------------
+
+    def submit(self, job: JobView) -> None:
+        """Put a job at the end of the queue."""
+        self._pending[job.spec.job_id] = job
+
+    def hold(self, job: JobView, allocation: Allocation) -> float:
+        """Give devices to a job that has none; return when its restart delay will be over [s]."""
+        now_s = self.view.time_s
+        ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
+        self.nodes.move(allocation, -1)
+        kind = unlocked(job)
+        if job.spec.job_id in self._pending:
+            self._running[job.spec.job_id] = self._pending.pop(job.spec.job_id)
+            job._waiting_s += now_s - job.waiting_since_s
+            job.waiting_since_s = _NAN
+        job.allocation = job._last = allocation
+        job._held_text = allocation.text
+        job.held_since_s = now_s
+        job.ready_time_s = ready_s
+        if job.first_start_s is None:
+            job.first_start_s = now_s
+        else:
+            job.restart_count += 1
+        job.__class__ = kind
+        return ready_s
+
+    def release(self, job: JobView) -> None:
+        """Take the devices of a job, and settle its progress and times."""
+        held = job.allocation
+        if held is None:
+            return
+        steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
+        held_gpu_s = job.attained_service_gpu_s
+        self.nodes.move(held, 1)
+        kind = unlocked(job)
+        job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
+        job._held_gpu_s = held_gpu_s
+        job.allocation = None
+        job.held_since_s = job.ready_time_s = _NAN
+        job.generation += 1
+        job.__class__ = kind
+
+    def queue_again(self, jobs: Iterable[JobView]) -> None:
+        """Put jobs that lost their devices back to their places in the queue."""
+        for job in jobs:
+            self._pending[job.spec.job_id] = self._running.pop(job.spec.job_id)
+            write(job, "waiting_since_s", self.view.time_s)
+        for job in sorted(self._pending.values(), key=lambda job: job.index):
+            self._pending.move_to_end(job.spec.job_id)
+
+    def finish(self, job: JobView) -> None:
+        """Let a job end, wherever it is."""
+        self.release(job)
+        if self._running.pop(job.spec.job_id, None) is None:
+            del self._pending[job.spec.job_id]
+            write(job, "_waiting_s", job.waiting_time_s)
+        write(job, "_steps_left", 0.0)
+        write(job, "waiting_since_s", _NAN)
+
+    def set_steps_left(self, job: JobView, steps: float) -> None:
+        """Settle what a job has still to do, where it is counted or lost and not foreseen."""
+        write(job, "_steps_left", steps)
+
+    def restore(
+        self,
+        job: JobView,
+        *,
+        generation: int,
+        first_start_s: float | None,
+        restart_count: int,
+        times_s: tuple[float, float, float],
+        held_gpu_s: float,
+    ) -> None:
+        """Bring a job that holds nothing to where it was: waiting, running and restart time, devices held."""
+        kind = unlocked(job)
+        job.generation, job.restart_count = generation, restart_count
+        job.first_start_s, job.waiting_since_s = first_start_s, self.view.time_s
+        job._waiting_s, job._running_s, job._restart_s = times_s
+        job._held_gpu_s = held_gpu_s
+        job.__class__ = kind
+
+    def set_ready(self, job: JobView, time_s: float) -> None:
+        """Correct when the restart delay of a job is over [s]."""
+        write(job, "ready_time_s", time_s)
+
+    # --- nodes ------------------------------------------------------------------------------
+
+    def holders(self, node: int) -> list[JobView]:
+        """Return the jobs with devices on a node, in the order in which they last started."""
+        running = self._running.values()
+        return [job for job in running if job.allocation is not None and node in job.allocation.nodes]
+
+    def announce(self, event: NodeEvent) -> None:
+        """Let it be known that capacity will change."""
+        write(self.view, "announced", (*self.view.announced, event))
+
+    def change_capacity(self, event: NodeEvent, n_gpus: int) -> None:
+        """Withdraw free devices of a node, or return them where the number is negative."""
+        self.nodes.withdraw(event.node_id, n_gpus)
+        write(self.view, "announced", tuple(item for item in self.view.announced if item is not event))

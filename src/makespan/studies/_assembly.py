@@ -1,0 +1,260 @@
+"""Assembling a scenario: cluster, throughput, jobs, and what policies know."""
+
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
+from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.perf import environment_names
+from makespan.sim import Catalogue, check_jobs
+from makespan.studies._catalogue import TableCatalogue
+from makespan.studies._job_lists import GENERATED, generated_jobs, published_list, read_trace
+from makespan.studies._predictions import PredictionMode, predicted_catalogue
+from makespan.studies._predictions import predictions as predicted
+from makespan.studies._scenario import Scenario
+from makespan.throughput import (
+    SOURCE_NAMES,
+    EmulatedSource,
+    MeasuredSource,
+    PublishedSource,
+    ReferenceTimes,
+    ThroughputSource,
+)
+from makespan.traces import JobTrace, ReadReport, WorkloadMapping, map_requests, statistics
+from makespan.traces import Request as StatedRequest
+from makespan.workloads import JobSpec
+
+__all__ = ["resized", "scenario"]
+
+_CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
+_CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
+_FORM = "extended"
+_PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
+
+
+def scenario(
+    workload: str | Path | Sequence[JobSpec] = "naive",
+    *,
+    n_jobs: int | None = None,
+    seed: int = 1,
+    source: str = "emulated",
+    cluster_name: str = "a800-64",
+    n_nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    restart_delay_s: float = 78.0,
+    interval_s: float | None = None,
+    predictions: PredictionMode = "exact",
+    file_format: str = "auto",
+    tasks: Path | None = None,
+    epoch_time_s: float | None = None,
+    published_dir: Path | None = None,
+    measured_dir: Path | None = None,
+) -> Scenario:
+    """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
+
+    Parameters
+    ----------
+    workload
+        A job list (a path), jobs, or the name of a generated workload: ``naive`` (10 jobs), ``base``, ``bp``
+        (best plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
+    n_jobs
+        Jobs to generate, or how many of a list to take.
+    seed
+        Of the generated workload, and of what the jobs of foreign traces train.
+    source
+        Where iteration times come from: ``emulated``, ``published`` or ``measured``.
+    cluster_name, n_nodes, gpus_per_node
+        Cluster of the catalogue, and other numbers of nodes or of GPUs in each.
+    restart_delay_s
+        Time without progress after every start and change [s]. The default is the mean of checkpoint and
+        restart that Morphling measured, section 8.
+    interval_s
+        Length of a round [s]; None for the policy's own, 0 to decide after each event.
+    predictions
+        What policies decide by: ``exact``, the source's own times, or ``fitted``, those of a fitted
+        performance model. Jobs always run by the source's.
+    file_format, tasks, epoch_time_s
+        As for `read_trace`.
+    published_dir
+        Directory with the published files; the environment variable ``MAKESPAN_PUBLISHED_DIR`` unless given.
+    measured_dir
+        Directory with ``<workload>.csv`` tables.
+
+    Raises
+    ------
+    MakespanError
+        A name is unknown, a file is missing or broken, or a job can never run; says which.
+    """
+    where = resized(cluster_name, n_nodes, gpus_per_node)
+    reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
+    if source == "emulated":
+        emulated = _emulated(cluster_name, where, gpus_per_node)
+        throughput: ThroughputSource = EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+    else:
+        throughput = _files(source, reader, measured_dir)
+    with _reports_printed_once():
+        trace, times = reader.read(throughput, where)
+    jobs = trace.jobs if n_jobs is None else trace.jobs[:n_jobs]
+    return Scenario(
+        reader.name,
+        jobs,
+        where,
+        _catalogue(jobs, times, where, cluster_name, predictions, trace.report.where),
+        restart_delay_s,
+        interval_s,
+        source=throughput.name,
+        predictions=predictions,
+        report=trace.report.text,
+    )
+
+
+def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
+    """Return a cluster of the catalogue, with another number of nodes or of devices in each.
+
+    CPU threads, memory and network cards of a node follow its devices in proportion.
+
+    Raises
+    ------
+    UnknownNameError
+        The catalogue has no such cluster.
+    """
+    base = cluster(name)
+    if n_nodes is None and gpus_per_node is None:
+        return base
+    node, count = base.nodes[0], n_nodes or base.n_nodes
+    if gpus_per_node is not None and gpus_per_node != node.n_gpus:
+        node = replace(
+            node,
+            n_gpus=gpus_per_node,
+            n_nics=math.ceil(gpus_per_node / node.gpus_per_nic),
+            cpu_threads=node.cpu_threads_per_gpu * gpus_per_node,
+            host_memory_bytes=node.host_memory_bytes * gpus_per_node / node.n_gpus,
+        )
+    return homogeneous(node, count, base.network, name=f"{name} as {count} x {node.n_gpus}")
+
+
+def _emulated(name: str, where: ClusterSpec, gpus_per_node: int | None) -> ClusterSpec:
+    """Return what is emulated: no fewer nodes than in the catalogue, because jobs are drawn by its times.
+
+    Noise follows the name of a cluster, so with the same kind of node the name stays too.
+    """
+    base = cluster(name)
+    whole = resized(name, max(where.n_nodes, base.n_nodes), gpus_per_node)
+    return replace(whole, name=base.name) if whole.nodes[0] == base.nodes[0] else whole
+
+
+def _files(source: str, reader: "_Reader", measured_dir: Path | None) -> ThroughputSource:
+    if source == "published":
+        return PublishedSource(reader.published(), _CPU_THREADS)
+    if source != "measured":
+        raise unknown_name("source of throughput", source, SOURCE_NAMES)
+    if measured_dir is None:
+        raise MissingDataError(
+            "source measured: accepted: a directory with the tables as --measured-dir (measured_dir)"
+        )
+    return MeasuredSource(Path(measured_dir))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What says which jobs a scenario has; as for `scenario`."""
+
+    workload: str | Path | Sequence[JobSpec]
+    source: str
+    file_format: str
+    n_jobs: int | None
+    seed: int
+    tasks: Path | None
+    epoch_time_s: float | None
+    published_dir: Path | None
+
+    @property
+    def name(self) -> str:
+        if not isinstance(self.workload, str | Path):
+            return "jobs"
+        return str(self.workload) if self.workload in GENERATED else Path(self.workload).stem
+
+    def published(self) -> Path:
+        """Return the directory with the published files."""
+        given = self.published_dir or os.environ.get(_PUBLISHED_DIR)
+        if given is None:
+            raise MissingDataError(
+                "source published: accepted: a directory with the published files as published_dir, by "
+                f"--published-dir or by the environment variable {_PUBLISHED_DIR}"
+            )
+        if not Path(given).is_dir():
+            raise MissingDataError(f"{given}: no such directory with the published files")
+        return Path(given)
+
+    def read(self, source: ThroughputSource, where: ClusterSpec) -> tuple[JobTrace, ReferenceTimes]:
+        """Return the jobs and the throughput of what they train."""
+        if not isinstance(self.workload, str | Path):
+            jobs = tuple(self.workload)
+            return JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs))), _times(source, jobs)
+        path = self._path(str(self.workload))
+        if path is None:
+            times = _times(source, statistics().requests)
+            name = str(self.workload)
+            return generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=where.n_gpus), times
+        found = read_trace(path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s)
+        if isinstance(found, JobTrace):
+            return found, _times(source, found.jobs)
+        times = _times(source, statistics().requests)
+        mapping = WorkloadMapping.like_base(self.seed, max_gpus=where.n_gpus)
+        return map_requests(found, mapping, times), times
+
+    def _path(self, text: str) -> Path | None:
+        """Return the job list that is meant, or None if the workload is to be generated."""
+        is_foreign = self.file_format not in ("auto", "morphling")
+        is_path = Path(text).is_file() or bool(Path(text).suffix) or "/" in text
+        if is_foreign or (is_path and text not in GENERATED):
+            return Path(text)
+        if text not in GENERATED:
+            raise unknown_name("workload or file", text, GENERATED)
+        return published_list(self.published(), text) if self.source == "published" else None
+
+
+def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -> ReferenceTimes:
+    return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(user.workload for user in users)})
+
+
+def _catalogue(
+    jobs: Sequence[JobSpec],
+    times: ReferenceTimes,
+    where: ClusterSpec,
+    cluster_name: str,
+    mode: PredictionMode,
+    origin: str,
+) -> Catalogue:
+    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
+    if not jobs:
+        raise TraceError(f"{origin}: no job; accepted: at least one")
+    tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
+    exact = TableCatalogue.from_tables(tables, node=where.nodes[0])
+    check_jobs(jobs, where, exact.on(where), origin)
+    if mode == "exact":
+        return exact
+    if cluster_name not in environment_names():
+        raise InputError(
+            f"fitted predictions: no constants of the performance model for cluster {cluster_name!r}; "
+            f"accepted: {', '.join(environment_names())}, or exact predictions"
+        )
+    found = predicted(tables, jobs, cluster_name, _FORM, "fitted")
+    return predicted_catalogue(tables, found, where.nodes[0])
+
+
+@contextmanager
+def _reports_printed_once() -> Iterator[None]:
+    """Keep the readers' reports out of the log while a block runs; the scenario carries them."""
+    log = logging.getLogger("makespan.traces._report")
+    handler = logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
