@@ -67,14 +67,22 @@ class Room:
         Free devices of every node; the list becomes the room's own.
     cpus, host_bytes
         Free CPU threads and host memory [B] of every node, or None where they never run out.
+    gpu_types
+        Name of the devices of every node; read for configurations that need certain ones.
     """
 
-    __slots__ = ("_levels", "_refused", "_supplies", "gpus", "n_gpus")
+    __slots__ = ("_by_type", "_levels", "_refused", "_supplies", "gpu_types", "gpus", "n_gpus")
 
     def __init__(
-        self, gpus: list[int], cpus: list[int] | None = None, host_bytes: list[float] | None = None
+        self,
+        gpus: list[int],
+        cpus: list[int] | None = None,
+        host_bytes: list[float] | None = None,
+        gpu_types: tuple[str, ...] = (),
     ) -> None:
         self.gpus = gpus
+        self.gpu_types = gpu_types
+        self._by_type: dict[str, int] = {}  # nodes as bits, filled when somebody asks
         self.n_gpus = sum(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
         # What did not fit, single or several, until something is given back.
@@ -87,14 +95,15 @@ class Room:
     @classmethod
     def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
         """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
-        gpus = view.free_gpus
-        room = cls(gpus, view.free_cpus, view.free_host_memory_bytes) if is_tight else cls(gpus)
+        cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
+        room = cls(view.free_gpus, cpus, host_bytes, view.gpu_types)
         room._widen(max(view.gpus_per_node, default=0))
         return room
 
     def copy(self) -> "Room":
         """Return an independent copy."""
         other = Room.__new__(Room)
+        other.gpu_types, other._by_type = self.gpu_types, self._by_type
         other.gpus = self.gpus.copy()
         other.n_gpus = self.n_gpus
         supplies = self._supplies
@@ -114,10 +123,13 @@ class Room:
         levels = self._levels
         n_levels = len(levels)
         nodes: list[int] = []
+        able = -1  # every node
         taken = 0
-        for count in item.counts:
+        for rank, count in enumerate(item.counts):
+            if item.gpu_types:
+                able = self._nodes_with(item.types_by_count[rank])
             for level in range(count, n_levels):
-                candidates = levels[level] & ~taken
+                candidates = levels[level] & able & ~taken
                 bit = candidates & -candidates
                 if bit and self._supplies is not None:
                     bit = _first_supplied(candidates, item, count, *self._supplies)
@@ -182,6 +194,13 @@ class Room:
                 cpus[node] += sign * count * item.cpu_threads
                 host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
         self.n_gpus += sign * item.n_gpus
+
+    def _nodes_with(self, gpu_type: str) -> int:
+        found = self._by_type.get(gpu_type)
+        if found is None:
+            bits = (1 << node for node, name in enumerate(self.gpu_types) if name == gpu_type)
+            found = self._by_type[gpu_type] = sum(bits)
+        return found
 
     def _widen(self, most: int) -> None:
         self._levels += [0] * (most + 1 - len(self._levels))
