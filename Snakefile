@@ -1,26 +1,35 @@
 # From configuration to tables and figures: snakemake --cores all
 #
-# Targets: all (the configured sources), emulated, published, measured (one source), morphling (one paper),
-# claims, and any file under results/ by its path.
+# Targets: all (the configured sources), emulated, published, measured (one source), every paper by its name,
+# claims, live, and any file under results/ by its path.
 
 from snakemake.utils import min_version
 
+from makespan.config import DEFAULT_FILES
+
 min_version("9.16")
 
+for defaults in DEFAULT_FILES:
 
-configfile: "config/config.yaml"
-configfile: "config/papers/morphling.yaml"
+    configfile: defaults
 
 
 include: "rules/common.smk"
+include: "rules/throughput.smk"
+include: "rules/live.smk"
+
+
+for paper in PAPERS:
+
+    include: f"rules/{paper}.smk"
+
+
+include: "rules/figures.smk"
+include: "rules/claims.smk"
 
 
 localrules:
     all,
-    emulated,
-    published,
-    measured,
-    morphling,
     claims,
     live,
 
@@ -32,25 +41,25 @@ rule all:
         "results/claims.csv",
 
 
-rule emulated:
-    input:
-        products("emulated"),
+for source in SOURCES:
+
+    rule:
+        name:
+            source
+        input:
+            products(source),
+        localrule: True
 
 
-rule published:
-    input:
-        products("published"),
+for paper in PAPERS:
 
-
-rule measured:
-    input:
-        products("measured"),
-
-
-rule morphling:
-    input:
-        [morphling_products(source) for source in SETTINGS.throughput.sources if not is_profiled(source)],
-        [profile_products() for source in SETTINGS.throughput.sources if is_profiled(source)],
+    rule:
+        name:
+            paper
+        input:
+            [paper_products(paper, source) for source in sorted({*SETTINGS.throughput.sources, "measured"})],
+            "results/claims.csv",
+        localrule: True
 
 
 rule claims:
@@ -60,22 +69,4 @@ rule claims:
 
 rule live:
     input:
-        LIVE_TABLE,
-        LIVE_TABLE.replace("live.csv", "live_jobs.csv"),
-
-
-include: "rules/traces.smk"
-include: "rules/morphling.smk"
-include: "rules/cluster.smk"
-include: "rules/profiling.smk"
-include: "rules/training.smk"
-include: "rules/live.smk"
-include: "rules/figures.smk"
-include: "rules/claims.smk"
-include: "rules/report.smk"
-
-
-# Whoever has tables of measurements needs no profile.
-if SETTINGS.throughput.measured.directory is None:
-
-    include: "rules/measured.smk"
+        [live_tables(run) for run in SETTINGS.live],

@@ -8,18 +8,15 @@ localrules:
 
 rule evaluate_claims:
     input:
-        unpack(claim_tables),
+        unpack(deciding_tables),
     output:
         claims="results/{source}/{paper}/claims.csv",
     log:
         "logs/{source}/{paper}/evaluate_claims.log",
-    benchmark:
-        "benchmarks/results/{source}/{paper}/evaluate_claims.tsv"
     conda:
         CPU
     resources:
-        mem_mb=1000,
-        runtime=5,
+        **asks(minutes=5),
     params:
         options={"form": SETTINGS.performance_model.experiment_form},
         code=lambda wildcards: code_hash("evaluate_claims", f"makespan.papers.{wildcards.paper}:LEDGER"),
@@ -29,7 +26,10 @@ rule evaluate_claims:
 
 rule join_claims:
     input:
-        **{source: claim_ledgers(source) for source in SETTINGS.throughput.sources},
+        **{
+            source: expand("results/{source}/{paper}/claims.csv", source=source, paper=PAPERS)
+            for source in SETTINGS.throughput.sources
+        },
     output:
         claims="results/claims.csv",
     log:
@@ -37,8 +37,7 @@ rule join_claims:
     conda:
         CPU
     resources:
-        mem_mb=500,
-        runtime=5,
+        **asks(minutes=5),
     params:
         code=code_hash("join_claims"),
     script:

@@ -1,11 +1,11 @@
-# What all rules share: the checked configuration, wildcards.
+# What all rules share: the checked configuration, wildcards, what is built of each paper for each source.
 
 import re
 from pathlib import Path
 
-from makespan.config import check_settings, code_hash as config_code_hash, published_directory
+from makespan.config import check_settings, code_hash as hash_of_code, published_directory
 from makespan.errors import MakespanError
-from makespan.papers import figures
+from makespan.papers import PAPERS, figures
 
 try:
     SETTINGS = check_settings(config)
@@ -14,200 +14,44 @@ except MakespanError as error:
 
 CPU = "../envs/cpu.yaml"
 GPU = "../envs/gpu.yaml"
-
-# Tables and figures of the Morphling experiments; one whose workloads are not configured is left out.
-NEEDS = {
-    "fig7": {SETTINGS.morphling.fig7.workload},
-    "fig8": set(SETTINGS.morphling.fig8.workloads),
-}
-LEFT_OUT = {name for name, needed in NEEDS.items() if not needed <= set(SETTINGS.morphling.workloads)}
-SIMULATED = [
-    "getting_started",
-    "table4",
-    "perturbed",
-    "load",
-    "load_summary",
-    "large_models",
-    "large_models_summary",
-    "rounds",
-    "rounds_summary",
-    "scale",
-]
-TABLES = [
-    name
-    for name in [
-        "table2",
-        "table2_rows",
-        "table2_summary",
-        "sensitivity",
-        "sensitivity_families",
-        "fig7",
-        "fig8",
-        *SIMULATED,
-    ]
-    if name not in LEFT_OUT
-]
-PAPERS = ["morphling"]
+SOURCES = ["emulated", "published", "measured"]
+WORKLOADS = SETTINGS.throughput_workloads()
 FIGURES = {paper: figures(paper) for paper in PAPERS}
 
-# Tables that no statement is about.
-UNJUDGED = {
-    *("table2_rows", "table2_summary", "rounds", "rounds_summary", "scale"),
-    *("load_summary", "large_models_summary"),
-}
-JUDGED = [name for name in TABLES if name not in UNJUDGED]
-
-SIM = SETTINGS.morphling.simulation
-JOB_LIST_NAMES = ["naive", "base", "bp", "mt"]
-ABLATIONS = ("-e", "-r", "-n")
+# The source that is a profile of small workloads, made here, if the user has no tables to take its place.
+PROFILED = "measured" if SETTINGS.throughput.measured.directory is None else None
 
 
 wildcard_constraints:
-    source="emulated|published|measured",
+    source="|".join(SOURCES),
     paper="|".join(PAPERS),
 
 
 def code_hash(script, *more, chosen=None):
     """Return the hash of the code that a workflow script uses; see makespan.config.code_hash."""
-    return config_code_hash(
-        Path(workflow.basedir, "workflow", "scripts", f"{script}.py"), *more, chosen=chosen
-    )
+    return hash_of_code(Path(workflow.basedir, "workflow/scripts", f"{script}.py"), *more, chosen=chosen)
 
 
-def throughput_tables(source, workloads=SETTINGS.morphling.workloads):
+def asks(minutes, mem_mb=1000):
+    """Return the resources of a job."""
+    return {"mem_mb": mem_mb, "runtime": minutes}
+
+
+def all_cores(least):
+    """Return the cores of a job beside which nothing should run."""
+    return max(least, workflow.resource_settings.cores or 1)
+
+
+def throughput_tables(source, workloads=None):
     """Return the throughput tables of a source, one a workload."""
-    return expand("results/{source}/throughput/{workload}.csv", source=source, workload=workloads)
+    if workloads is None:
+        workloads = SETTINGS.throughput.measured.profile.workloads if source == PROFILED else WORKLOADS
+    return [f"results/{source}/throughput/{workload}.csv" for workload in workloads]
 
 
-def job_lists(source):
-    """Return the job lists of a source."""
-    return expand("results/{source}/morphling/workloads/{name}.csv", source=source, name=JOB_LIST_NAMES)
-
-
-def simulation_inputs():
-    """Return what every simulation reads: iteration times, what policies know of them, job lists."""
-    return {
-        "tables": lambda wildcards: throughput_tables(wildcards.source, SIM.workloads),
-        "lists": lambda wildcards: job_lists(wildcards.source),
-        "knowledge": "results/{source}/morphling/steering.csv",
-    }
-
-
-def drawn_lists(seeds):
-    """Return how the lists of a study are drawn: new ones, or the authors' with shifted arrivals."""
-    return lambda wildcards: {
-        "seeds": list(seeds),
-        "draw": "perturbed" if wildcards.source == "published" else "generated",
-        "std_s": SIM.perturbed.std_s,
-    }
-
-
-def morphling_products(source):
-    """Return the tables and figures of the Morphling experiments for one source."""
-    return expand("results/{source}/morphling/{table}.csv", source=source, table=TABLES) + expand(
-        "results/{source}/morphling/figures/{figure}.{kind}",
-        source=source,
-        figure=[
-            name for name, entry in FIGURES["morphling"].items() if name not in LEFT_OUT and not entry.sources
-        ],
-        kind=["pdf", "png", "csv"],
-    )
-
-
-def is_profiled(source):
-    """Whether a source is the profile of small workloads, which only some of the experiments can use."""
-    return source == "measured" and SETTINGS.throughput.measured.directory is None
-
-
-def profile_products():
-    """Return what is built from the profile of small workloads."""
-    tables = ["table2", "table2_rows", "table2_summary", "fig7"]
-    return [
-        *throughput_tables("measured", SETTINGS.throughput.measured.profile.workloads),
-        *expand("results/measured/morphling/{table}.csv", table=tables),
-        *expand(
-            "results/measured/morphling/figures/{figure}.{kind}",
-            figure=["table2", "prediction", "fig7"],
-            kind=["pdf", "png", "csv"],
-        ),
-        "results/measured/provenance.json",
-    ]
-
-
-def training_products():
-    """Return what is built from real training runs."""
-    figures = expand("results/measured/morphling/figures/fig9.{kind}", kind=["pdf", "png", "csv"])
-    return ["results/measured/morphling/fig9.csv", "results/measured/morphling/fig9_summary.csv", *figures]
-
-
-LIVE_TABLE = "results/measured/morphling/live.csv"
-
-
-def claim_tables(wildcards):
-    """Return the tables that decide the claims of a paper for a source, by name."""
-    names = [] if is_profiled(wildcards.source) else list(JUDGED)
-    names += ["fig9"] if wildcards.source == "measured" else []
-    # Not built by default: it needs all cores for itself for a few minutes.
-    names += ["live"] if wildcards.source == "measured" and Path(LIVE_TABLE).is_file() else []
-    tables = {name: f"results/{wildcards.source}/{wildcards.paper}/{name}.csv" for name in names}
-    return tables | {"table4_published": f"config/published/{wildcards.paper}_table4.csv"}
-
-
-def claim_ledgers(source):
-    """Return the ledgers of a source, one a paper."""
-    return expand("results/{source}/{paper}/claims.csv", source=source, paper=PAPERS)
-
-
-def products(source):
-    """Return everything that is built for one source."""
-    if is_profiled(source):
-        return [*profile_products(), *training_products(), *claim_ledgers("measured")]
-    return [
-        *morphling_products(source),
-        *(training_products() if source == "measured" else []),
-        *claim_ledgers(source),
-        f"results/{source}/provenance.json",
-    ]
-
-
-def published_files(wildcards):
-    """Find the authors' traces, in whichever layout the directory has."""
-    return published_inputs("published_files")
-
-
-def published_job_lists(wildcards):
-    """Find the authors' job lists, in whichever layout the directory has."""
-    return published_inputs("published_job_lists")
-
-
-def published_inputs(kind):
-    """Find the authors' files of a kind."""
-    # Here, because it takes a while to import and most runs do not need it.
-    from makespan.config import sources
-
-    try:
-        return getattr(sources, kind)(SETTINGS)
-    except MakespanError as error:
-        raise WorkflowError(error) from None
-
-
-def missing_datasets():
-    """Return the authors' files that are still to be fetched, by their path in the directory."""
-    from makespan.config.sources import job_list_datasets, published_datasets
-
-    directory = Path(SETTINGS.throughput.published.fetched_directory)
-    datasets = [*published_datasets(SETTINGS).values(), *job_list_datasets(SETTINGS)]
-    return {dataset.path: dataset for dataset in datasets if not (directory / dataset.path).is_file()}
-
-
-def measured_files(wildcards):
-    """Find the user's own tables."""
-    directory = SETTINGS.throughput.measured.directory
-    if directory is None:
-        raise WorkflowError(
-            "the source measured needs throughput.measured.directory: a directory with one table a workload"
-        )
-    return [f"{directory}/{workload}.csv" for workload in SETTINGS.morphling.workloads]
+def tables_of(paper, source):
+    """Return the names of the tables that are built of a paper for a source."""
+    return SETTINGS.papers()[paper].tables(source, source == PROFILED)
 
 
 def figure_of(wildcards):
@@ -215,21 +59,93 @@ def figure_of(wildcards):
     return FIGURES[wildcards.paper][wildcards.figure]
 
 
-FIG9 = SETTINGS.morphling.fig9
+def paper_products(paper, source):
+    """Return what is built of a paper for a source: tables, figures and ledger."""
+    stem, tables = f"results/{source}/{paper}", tables_of(paper, source)
+    shown = [name for name, entry in FIGURES[paper].items() if set(entry.tables) <= set(tables)]
+    drawn = expand("figures/{name}.{kind}", name=shown, kind=["pdf", "png", "csv"])
+    return [f"{stem}/{file}" for file in [*(f"{name}.csv" for name in tables), *drawn, "claims.csv"]]
 
 
-def fig9_experiment():
-    """Return what the script of Fig. 9 needs, as plain values."""
-    plans = {one.name: one.plan(FIG9.global_batch_size) for one in FIG9.plans}
-    degrees = ["dp", "tp", "pp", "grad_accum_steps", "zero_stage", "offload", "checkpoint_fraction"]
-    sizes = ["global_batch_size", "micro_batch_size"]
+def deciding_tables(wildcards):
+    """Return the files that decide the statements of a paper for a source, by the names its checks use."""
+    source, name = wildcards.source, wildcards.paper
+    paper = SETTINGS.papers()[name]
+    files = {
+        table: f"results/{source}/{name}/{table}.csv"
+        for table in tables_of(name, source)
+        if table not in paper.unjudged
+    }
+    for run in SETTINGS.live:
+        if source == "measured" and run.in_all and run.policy == paper.live_policy:
+            files["live"] = live_tables(run)[0]
+    return files | {
+        f"{cells}_published": f"config/published/{name}_{cells}.csv" for cells in paper.judged_cells
+    }
+
+
+def products(source):
+    """Return everything that is built for a source."""
+    shared = [*throughput_tables(source), f"results/{source}/provenance.json"]
+    shared += [live_tables(run) for run in SETTINGS.live if run.in_all and source == "measured"]
+    return shared + [paper_products(paper, source) for paper in PAPERS]
+
+
+def live_tables(run):
+    """Return the tables of a live run: its comparison with the simulation, and its jobs."""
+    stem = f"results/measured/live/{run.policy}-{run.workload}"
+    return [f"{stem}.csv", f"{stem}_jobs.csv"]
+
+
+def registered(find, *arguments):
+    """Return what a function of makespan.config.sources finds, or stop with its message."""
+    # Here, because it takes a while to import and most runs do not need it.
+    from makespan.config import sources
+
+    try:
+        return getattr(sources, find)(SETTINGS, *arguments)
+    except MakespanError as error:
+        raise WorkflowError(error) from None
+
+
+# --- jobs of rules/profiling.smk ---
+
+
+def placement_of(wildcards):
+    """Return the placement of all points of a job."""
+    return PROFILE_JOBS[wildcards.workload][wildcards.job][0].placement
+
+
+def profile_job_names(is_on_one_node):
+    """Return a pattern for the names of the jobs on one node, or of those on several."""
+    points = {name: points[0] for jobs in PROFILE_JOBS.values() for name, points in jobs.items()}
+    names = [name for name, point in points.items() if (point.placement.n_nodes == 1) == is_on_one_node]
+    return "|".join(map(re.escape, sorted(names))) or "none"
+
+
+def profile_threads(n_processes):
+    """Return the cores of a job: those of its processes beside GPUs, else all."""
+    own = n_processes * PROFILE.cpu_threads
+    return own if PROFILE.gpu_model else all_cores(own)
+
+
+def profile_gpus(**counts):
+    """Return the resources that ask for GPUs, none where jobs run on CPU cores."""
+    return counts | {"gpu_model": PROFILE.gpu_model} if PROFILE.gpu_model else {}
+
+
+def environment_of(wildcards, input):
+    """Return the constants of the machine, as a path or a name."""
+    return input.environment or ENVIRONMENT
+
+
+def profile_params():
+    """Return what a job that measures points is given."""
     return {
-        "model": FIG9.model.model_dump(),
-        "plans": {
-            name: {field: getattr(plan, field) for field in degrees + sizes} for name, plan in plans.items()
-        },
-        "switches": [[switch.step, switch.name] for switch in FIG9.switches],
-        "options": {name: getattr(FIG9, name) for name in ["steps", "learning_rate", "seed", "data_seed"]},
-        "other_seed": FIG9.other_seed,
-        "device": FIG9.device,
+        "environment": environment_of,
+        "points": lambda wildcards: [
+            [point.exec_plan, point.placement.text, point.cpu_threads]
+            for point in PROFILE_JOBS[wildcards.workload][wildcards.job]
+        ],
+        "procedure": PROFILE.model_dump(include={"device", "warmup_steps", "steps", "repetitions"}),
     }

@@ -30,8 +30,7 @@ rule draw_figure:
     conda:
         CPU
     resources:
-        mem_mb=1000,
-        runtime=5,
+        **asks(minutes=5),
     params:
         draw=lambda wildcards: figure_of(wildcards).draw,
         options=lambda wildcards: figure_of(wildcards).options(SETTINGS),

@@ -1,26 +1,25 @@
-# A live run: real training processes under a policy, beside the simulation of the same.
+# Live runs: real training processes under a policy, beside the simulation of the same.
 
-LIVE_SLOTS = 2
+LIVE = {f"{run.policy}-{run.workload}": run for run in SETTINGS.live}
 
 
-rule morphling_live:
+rule run_live:
     output:
-        table=LIVE_TABLE,
-        jobs="results/measured/morphling/live_jobs.csv",
+        table="results/measured/live/{run}.csv",
+        jobs="results/measured/live/{run}_jobs.csv",
     log:
-        "logs/measured/morphling/morphling_live.log",
+        "logs/measured/run_live/{run}.log",
     benchmark:
-        "benchmarks/results/measured/morphling/morphling_live.tsv"
+        "benchmarks/results/measured/run_live/{run}.tsv"
+    wildcard_constraints:
+        run="|".join(LIVE) or "none",
     conda:
         GPU
-    threads: max(LIVE_SLOTS, workflow.resource_settings.cores or 1)
+    threads: lambda wildcards: all_cores(LIVE[wildcards.run].slots)
     resources:
-        mem_mb=4000,
-        runtime=15,
+        **asks(minutes=15, mem_mb=4000),
     params:
-        policy="morphling",
-        workload="live-small",
-        slots=LIVE_SLOTS,
-        code=code_hash("morphling_live", chosen=["morphling"]),
+        setting=lambda wildcards: LIVE[wildcards.run].model_dump(include={"policy", "workload", "slots"}),
+        code=lambda wildcards: code_hash("run_live", chosen=[LIVE[wildcards.run].policy]),
     script:
-        "../workflow/scripts/morphling_live.py"
+        "../workflow/scripts/run_live.py"

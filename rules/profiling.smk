@@ -1,14 +1,13 @@
-# What the rules of rules/measured.smk share: the jobs of the profile and what each asks for.
+# Small workloads profiled on the hardware at hand.
+#
+# Where GPUs are asked for, a job is as large as its points need. Without GPUs a job takes all cores, so that
+# nothing else runs beside what is timed.
 
 from makespan.plans import Placement
 from makespan.profiling import profile_batches, profile_points
 from makespan.workloads import workload as load_workload
 
 PROFILE = SETTINGS.throughput.measured.profile
-PROFILE_PROCEDURE = {
-    name: getattr(PROFILE, name) for name in ["device", "warmup_steps", "steps", "repetitions"]
-}
-PROFILE_ENVIRONMENT = PROFILE.environment or "results/measured/profile/environment.toml"
 PROFILE_PLACEMENTS = [Placement.parse(text) for text in PROFILE.placements]
 PROFILE_JOBS = {
     key: profile_batches(
@@ -17,41 +16,104 @@ PROFILE_JOBS = {
     for key in PROFILE.workloads
 }
 PROFILE_PAIR = min(2, max(placement.gpus_per_node[-1] for placement in PROFILE_PLACEMENTS))
+# The constants of the machine: measured, a file, or the name of shipped ones.
+ENVIRONMENT = PROFILE.environment or "results/measured/profile/environment.toml"
+ENVIRONMENT_FILE = ENVIRONMENT if ENVIRONMENT.endswith(".toml") else []
 
 
-def profile_placement(wildcards):
-    """Return the placement of all points of a job."""
-    return PROFILE_JOBS[wildcards.workload][wildcards.job][0].placement
+localrules:
+    profile_collect,
 
 
-def profile_job_names(is_on_one_node):
-    """Return a pattern for the names of the jobs on one node, or of those on several."""
-    names = {
-        name
-        for jobs in PROFILE_JOBS.values()
-        for name, points in jobs.items()
-        if (points[0].placement.n_nodes == 1) == is_on_one_node
-    }
-    return "|".join(map(re.escape, sorted(names))) or "none"
+rule profile_environment:
+    output:
+        environment=ensure("results/measured/profile/environment.toml", non_empty=True),
+    log:
+        "logs/measured/profile_environment.log",
+    benchmark:
+        "benchmarks/results/measured/profile_environment.tsv"
+    conda:
+        GPU
+    threads: profile_threads(PROFILE_PAIR)
+    resources:
+        **profile_gpus(gpu=PROFILE_PAIR),
+        **asks(PROFILE.runtime_min, PROFILE_PAIR * PROFILE.mem_mb_per_process),
+    params:
+        workloads=list(PROFILE.workloads),
+        processes=PROFILE_PAIR,
+        cpu_threads=PROFILE.cpu_threads,
+        device=PROFILE.device,
+        code=code_hash("profile_environment"),
+    script:
+        "../workflow/scripts/profile_environment.py"
 
 
-def profile_threads(n_processes):
-    """Return the cores of a job: those of its processes beside GPUs, else all."""
-    own = n_processes * PROFILE.cpu_threads
-    return own if PROFILE.gpu_model else max(own, workflow.resource_settings.cores or 1)
+rule profile_points:
+    input:
+        environment=ENVIRONMENT_FILE,
+    output:
+        part=ensure("results/measured/profile/{workload}/{job}.json", non_empty=True),
+    log:
+        "logs/measured/profile_points/{workload}/{job}.log",
+    benchmark:
+        "benchmarks/results/measured/profile_points/{workload}/{job}.tsv"
+    wildcard_constraints:
+        job=profile_job_names(True),
+    conda:
+        GPU
+    threads: lambda wildcards: profile_threads(placement_of(wildcards).n_gpus)
+    resources:
+        **profile_gpus(gpu=lambda wildcards: placement_of(wildcards).n_gpus),
+        mem_mb=lambda wildcards: placement_of(wildcards).n_gpus * PROFILE.mem_mb_per_process,
+        runtime=PROFILE.runtime_min,
+    params:
+        **profile_params(),
+        code=code_hash("profile_points"),
+    script:
+        "../workflow/scripts/profile_points.py"
 
 
-def profile_gpus(**counts):
-    """Return the resources that ask for GPUs, none where jobs run on CPU cores."""
-    return counts | {"gpu_model": PROFILE.gpu_model} if PROFILE.gpu_model else {}
+# The same on several nodes; the job starts its processes with srun.
+use rule profile_points as profile_nodes with:
+    log:
+        "logs/measured/profile_nodes/{workload}/{job}.log",
+    benchmark:
+        "benchmarks/results/measured/profile_nodes/{workload}/{job}.tsv"
+    wildcard_constraints:
+        job=profile_job_names(False),
+    threads: lambda wildcards: placement_of(wildcards).gpus_per_node[-1] * PROFILE.cpu_threads
+    resources:
+        mpi="srun",
+        nodes=lambda wildcards: placement_of(wildcards).n_nodes,
+        tasks=lambda wildcards: placement_of(wildcards).n_nodes,
+        tasks_per_gpu=0,
+        mem_mb=lambda wildcards: placement_of(wildcards).gpus_per_node[-1] * PROFILE.mem_mb_per_process,
+        runtime=PROFILE.runtime_min,
+        gres=lambda wildcards: (
+            f"gpu:{PROFILE.gpu_model}:{placement_of(wildcards).gpus_per_node[-1]}"
+            if PROFILE.gpu_model
+            else ""
+        ),
 
 
-def profile_gres(placement):
-    """Return the request for GPUs on each node of a placement."""
-    return f"gpu:{PROFILE.gpu_model}:{placement.gpus_per_node[-1]}" if PROFILE.gpu_model else ""
-
-
-def profile_texts(wildcards):
-    """Return the points of a job as plain values."""
-    points = PROFILE_JOBS[wildcards.workload][wildcards.job]
-    return [[point.exec_plan, point.placement.text, point.cpu_threads] for point in points]
+rule profile_collect:
+    input:
+        parts=lambda wildcards: [
+            f"results/measured/profile/{wildcards.workload}/{job}.json"
+            for job in PROFILE_JOBS[wildcards.workload]
+        ],
+    output:
+        table=ensure("results/measured/throughput/{workload}.csv", non_empty=True),
+        record=ensure("results/measured/throughput/{workload}.json", non_empty=True),
+    log:
+        "logs/measured/profile_collect/{workload}.log",
+    wildcard_constraints:
+        workload="|".join(map(re.escape, PROFILE.workloads)),
+    conda:
+        GPU
+    resources:
+        **asks(minutes=5),
+    params:
+        code=code_hash("profile_collect"),
+    script:
+        "../workflow/scripts/profile_collect.py"

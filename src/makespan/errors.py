@@ -42,6 +42,7 @@ __all__ = [
     "TrainingError",
     "UnknownNameError",
     "WorkerError",
+    "cell_error",
     "unknown_name",
 ]
 
@@ -131,3 +132,20 @@ def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameE
     close = difflib.get_close_matches(found, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return UnknownNameError(f"unknown {kind} {found!r}; accepted: {', '.join(names)}.{hint}")
+
+
+def cell_error(where: str, row: int, column: str, found: object, accepted: str) -> TraceError:
+    """Build the error for one cell of a table.
+
+    Parameters
+    ----------
+    where
+        File or producer.
+    row
+        Data row, counted from one.
+    column
+        Its column, as the file calls it.
+    found, accepted
+        The value, and what would have been accepted.
+    """
+    return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; accepted: {accepted}")

@@ -1,7 +1,7 @@
 """What every group of options has in common, in the configuration and in the papers that add to it."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -24,10 +24,40 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class PaperSettings(Block):
-    """The options of one paper."""
+    """The options of one paper, and what the workflow asks it.
+
+    Attributes
+    ----------
+    unjudged
+        Tables that no statement of the paper is about.
+    judged_cells
+        Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
+    live_policy
+        Policy whose live run its checks read, if one is part of what is built by default.
+    """
+
+    unjudged: ClassVar[frozenset[str]] = frozenset()
+    judged_cells: ClassVar[tuple[str, ...]] = ()
+    live_policy: ClassVar[str | None] = None
+
+    def tables(self, source: str, is_profiled: bool) -> list[str]:
+        """Return the tables that are built of the paper, ``results/<source>/<paper>/<table>.csv``.
+
+        Parameters
+        ----------
+        source
+            Where iteration times come from.
+        is_profiled
+            Whether that is a profile of small workloads, which lacks those of the paper.
+        """
+        return []
 
     def throughput_workloads(self) -> tuple[str, ...]:
         """Return the workloads whose iteration times the paper needs."""
+        return ()
+
+    def published_datasets(self) -> tuple[str, ...]:
+        """Return the names in the register of what the paper reads besides published iteration times."""
         return ()
 
 

@@ -1,6 +1,8 @@
 """The configuration: what is accepted, what each wrong key is told, where the defaults go."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -17,9 +19,11 @@ from makespan.config import (
     settings_hash,
     settings_model,
 )
+from makespan.config._settings import shipped_live_workloads
 from makespan.config._throughput import shipped_calibrations
 from makespan.emulator import calibration_names
 from makespan.errors import ConfigError, MissingDataError
+from makespan.live import live_workloads
 from makespan.policies import _registry
 
 ROOT = Path(__file__).parents[2]
@@ -156,8 +160,17 @@ def test_a_missing_option_is_an_error_because_nothing_has_a_hidden_default(defau
         check_settings(values)
 
 
-def test_the_configuration_knows_every_shipped_calibration():
+def test_the_configuration_knows_every_shipped_calibration_and_live_workload():
     assert shipped_calibrations() == list(calibration_names())
+    assert shipped_live_workloads() == list(live_workloads())
+
+
+def test_a_configuration_is_checked_without_what_takes_a_while_to_import():
+    command = "import sys; from makespan.config import load_settings; load_settings(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {"pandas", "scipy", "torch", "matplotlib"} & set(done.stdout.split())
 
 
 def test_a_long_value_is_cut_in_the_message(defaults):

@@ -6,10 +6,10 @@ import pytest
 
 from makespan.config import check_settings, load_settings, merge
 from makespan.config.sources import (
-    job_list_datasets,
+    paper_datasets,
+    paper_files,
     published_datasets,
     published_files,
-    published_job_lists,
 )
 from makespan.errors import MissingDataError
 
@@ -83,9 +83,9 @@ def test_the_job_lists_are_found_like_the_traces(root, published_dir):
     values = load_settings(root=root).model_dump(mode="json")
     settings = check_settings(merge(values, {"throughput": {"published": {"directory": str(published_dir)}}}))
     names = ["naive", "workload-base", "workload-bp", "workload-mt"]
-    assert [entry.name for entry in job_list_datasets(settings, root)] == [
+    assert [entry.name for entry in paper_datasets(settings, "morphling", root)] == [
         f"morphling-workloads-{name}" for name in names
     ]
-    assert published_job_lists(settings, root) == [
+    assert paper_files(settings, "morphling", root) == [
         str(published_dir / "morphling" / "workloads" / f"{name}.csv") for name in names
     ]

@@ -12,7 +12,7 @@ from makespan.hardware import ClusterSpec, Network, homogeneous
 @pytest.mark.parametrize("name", hardware.cluster_names())
 def test_every_preset_cluster_can_be_built(name: str) -> None:
     cluster = hardware.cluster(name)
-    assert cluster.is_homogeneous
+    assert cluster.is_homogeneous == (len(cluster.gpu_types) == 1)
     assert cluster.n_gpus == int(name.rsplit("-", 1)[1])
     assert cluster.gpus_per_node == cluster.nodes[0].n_gpus
 
@@ -87,6 +87,9 @@ def test_nodes_of_a_cluster_may_differ() -> None:
     mixed = ClusterSpec("mixed", (hardware.node("a800"), hardware.node("t4")), Network(latency_s=1e-5))
     assert not mixed.is_homogeneous
     assert (mixed.n_nodes, mixed.n_gpus, mixed.gpus_per_node) == (2, 12, 8)
+    preset = hardware.cluster("v100-p100-t4-64")
+    devices = {kind: sum(n.n_gpus for n in preset.nodes if n.gpu_type == kind) for kind in preset.gpu_types}
+    assert list(devices.values()) == [32, 16, 16] and preset.n_nodes == 10
 
 
 def test_a_cluster_needs_a_node() -> None:

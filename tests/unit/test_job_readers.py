@@ -24,7 +24,7 @@ from makespan.traces import (
     read_philly_jobs,
     read_philly_machines,
 )
-from makespan.traces._pai import _CHUNK_ROWS
+from makespan.traces._nested_lists import _CHUNK_ROWS
 
 HEAD = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
 GOOD = "a,5,60,roberta,2,16,0,zero-dp,100,1\nb,9,,llama2-7b,16,128,1.25,182,7,0\n"
@@ -484,7 +484,7 @@ def test_pai_instances_decide_the_time_where_given(pai):
 
 def test_pai_tables_are_read_in_pieces_to_the_same_result(pai, monkeypatch):
     whole = pai(instances=INSTANCE_TABLE, machines={"m1": 8, "m2": 2})
-    monkeypatch.setattr("makespan.traces._pai._CHUNK_ROWS", 1)
+    monkeypatch.setattr("makespan.traces._nested_lists._CHUNK_ROWS", 1)
     pieces = pai(instances=INSTANCE_TABLE, machines={"m1": 8, "m2": 2})
     pd.testing.assert_frame_equal(pieces.table, whole.table)
     assert _CHUNK_ROWS > 1
@@ -521,7 +521,7 @@ def test_pai_header_line_is_accepted_and_statuses_are_checked(pai, write):
         pai(tasks="j1,w,1e9,Terminated,110,890,150,1,1e9,T4\n")
     with pytest.raises(TraceError, match="row 2, column 'cap_gpu': found 2; accepted: 8"):
         read_pai_machines(write("m1,T4,96,512,8\nm1,T4,96,512,2\n"))
-    with pytest.raises(TraceError, match=r"row 1, column .cap_gpu.: found 1\.5"):
+    with pytest.raises(TraceError, match=r"row 1, column .cap_gpu.: found '1\.5'"):
         read_pai_machines(write("m1,T4,96,512,1.5\n"))
     assert read_pai_machines(write("m1,T4,96,512,8\nm1,T4,96,512,8\n")) == {"m1": 8}
 

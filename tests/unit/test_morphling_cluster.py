@@ -48,11 +48,11 @@ def files(tables, lists, tmp_path_factory):
         "extended",
         "fitted",
     )
-    write_csv(knowledge, folder / "steering.csv", PREDICTIONS)
+    write_csv(knowledge, folder / "predictions.csv", PREDICTIONS)
     return SimpleNamespace(
         tables={key: paths[key] for key in tables},
         lists={name: paths[name] for name in lists},
-        knowledge=str(folder / "steering.csv"),
+        knowledge=str(folder / "predictions.csv"),
     )
 
 

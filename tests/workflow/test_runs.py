@@ -23,7 +23,7 @@ SCHEMAS = {
     "sensitivity_families": tables.SENSITIVITY_FAMILIES,
     "fig7": tables.FIG7,
     "fig8": tables.FIG8,
-    "steering": tables.PREDICTIONS,
+    "predictions": tables.PREDICTIONS,
     "getting_started": tables.TABLE4,
     "table4": tables.TABLE4,
     "jct": tables.JCT,
@@ -43,7 +43,7 @@ SIMULATION_RULES = {
     f"morphling_{name}"
     for name in ("getting_started", "table4", "perturbed", "load", "large_models", "rounds", "scale")
 }
-CLUSTER_RULES = {"morphling_steering"} | SIMULATION_RULES
+CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES
 EXPERIMENT_RULES = {
     "morphling_table2",
     "morphling_sensitivity",
@@ -129,7 +129,7 @@ def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
 
 
 def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_and_no_emulation(finished):
-    module = sorted((finished.root / "src/makespan/perf").glob("_*.py"))[0]
+    module = finished.root / "src/makespan/perf/_forms.py"
     append(module, "\n\ndef _unused() -> int:\n    return 1\n")
     planned = finished.planned()
     assert set(planned) == FIT_RULES | EXPERIMENT_RULES - MEASURED_ONLY | {"draw_figure"} | BESIDE
@@ -137,7 +137,7 @@ def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_
 
 
 def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
-    module = sorted((finished.root / "src/makespan/emulator").glob("_*.py"))[0]
+    module = finished.root / "src/makespan/emulator/_timemodel.py"
     append(module, "\n# changed\n")
     planned = finished.planned()
     assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES <= set(planned)

@@ -1,34 +1,37 @@
-"""Profile the plans of one placement on this machine: results/measured/profile/<workload>/<job>.json."""
+"""Profile the plans of one placement: results/measured/profile/<workload>/<job>.json."""
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from makespan.logs import logged_to
 from makespan.perf import load_environment
 from makespan.plans import Placement
-from makespan.profiling import Procedure, ProfilePoint, measure_points, profiling_launcher
+from makespan.profiling import Procedure, ProfilePoint, measure_points
+from makespan.profiling import allocation_launcher as on_nodes
+from makespan.profiling import profiling_launcher as on_this_machine
 from makespan.tables import write_text
 from makespan.workloads import workload
 
 
 def main(
-    part: str,
-    key: str,
-    points: Sequence[tuple[str, str, int]],
-    environment: str,
-    procedure: Mapping[str, Any],
+    part: str, key: str, points: Sequence[Any], machine: str, procedure: Mapping[str, Any], gres: str | None
 ) -> None:
-    """Train every point for a few steps and write the times."""
+    """Train every point for a few steps, on the nodes of an allocation if it asks for any, and write."""
     wanted = [ProfilePoint(plan, Placement.parse(place), threads) for plan, place, threads in points]
     steps = {name: value for name, value in procedure.items() if name != "device"}
-    launcher = profiling_launcher(procedure["device"], wanted[0].cpu_threads)
-    node = load_environment(environment).node
-    measured = measure_points(workload(key), wanted, node, launcher, Procedure(**steps))
+    node, device, run_dir = load_environment(machine).node, procedure["device"], None
+    if gres is None:
+        launcher = on_this_machine(device, wanted[0].cpu_threads)
+    else:
+        launcher, run_dir = on_nodes(wanted[0], device, gres), Path(part).with_suffix(".run")
+    measured = measure_points(workload(key), wanted, node, launcher, Procedure(**steps), run_dir)
     write_text(json.dumps(measured, indent=1) + "\n", part)
 
 
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
-        given, key = snakemake.params, snakemake.wildcards.workload
-        main(snakemake.output.part, key, given.points, given.environment, given.procedure)
+        given, gres = snakemake.params, snakemake.resources.get("gres")
+        key, part = snakemake.wildcards.workload, snakemake.output.part
+        main(part, key, given.points, given.environment, given.procedure, gres)

@@ -16,7 +16,9 @@ from makespan.config._throughput import Throughput
 from makespan.errors import ConfigError, MissingDataError
 from makespan.hardware import cluster_names
 from makespan.papers import PAPERS
-from makespan.settings import Block, PaperSettings, option, taken_from, unlike
+from makespan.policies import policy_names
+from makespan.presets import read_preset
+from makespan.settings import Block, Count, PaperSettings, option, taken_from, unlike
 
 __all__ = [
     "DEFAULT_FILES",
@@ -59,6 +61,26 @@ class PerformanceModel(Block):
         return self
 
 
+def shipped_live_workloads() -> list[str]:
+    """Return the names of `makespan.live.live_workloads` without importing what runs them."""
+    return [name for name, entry in read_preset("makespan.live", "live").items() if "jobs" in entry]
+
+
+class LiveRun(Block):
+    """A policy on real training processes, beside its simulation."""
+
+    policy: Annotated[str, taken_from(policy_names)] = option("name of the policy", changes="live")
+    workload: Annotated[str, taken_from(shipped_live_workloads)] = option(
+        "name of the live workload", source="docs/guides/schedule-live.md", changes="live"
+    )
+    slots: Count = option("slots that the jobs share", unit="slots", source="two cores", changes="live")
+    in_all: bool = option(
+        "whether the target all runs it, and the ledger rests on it; it needs all cores for minutes",
+        source="a choice",
+        changes="live, claims",
+    )
+
+
 class Settings(Block):
     """Everything that can be configured, but for the options of papers; `settings_model` adds those."""
 
@@ -69,6 +91,7 @@ class Settings(Block):
     )
     throughput: Throughput = option("where iteration times come from")
     performance_model: PerformanceModel = option("how iteration times are fitted")
+    live: tuple[LiveRun, ...] = option("live runs")
 
     def papers(self) -> dict[str, PaperSettings]:
         """Return the options of each paper by its name."""

@@ -1,4 +1,4 @@
-"""Which files of the register a configuration asks for.
+"""Files of the register that a configuration asks for.
 
 Apart from the package's other names because it needs tables, which take a while to import.
 """
@@ -11,10 +11,7 @@ from makespan.errors import MissingDataError, UnknownNameError
 from makespan.throughput import Dataset, find_dataset, locate, read_register
 from makespan.workloads import resolve_workload_key
 
-__all__ = ["job_list_datasets", "published_datasets", "published_files", "published_job_lists"]
-
-_PREFIX = ("morphling", "throughput")
-_JOB_LISTS = ("naive", "workload-base", "workload-bp", "workload-mt")
+__all__ = ["missing_datasets", "paper_datasets", "paper_files", "published_datasets", "published_files"]
 
 
 def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, Dataset]:
@@ -37,22 +34,28 @@ def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, 
     MissingDataError
         A workload has no registered trace.
     """
-    register = read_register(Path(root) / settings.throughput.published.register_file)
     known: dict[str, Dataset] = {}
-    for entry in register:
+    for entry in _register(settings, root):
         parts = Path(entry.path).parts
-        if parts[:2] == _PREFIX and len(parts) == 4:
+        if len(parts) == 4 and parts[1] == "throughput":
             try:
                 known[resolve_workload_key(parts[2])] = entry
             except UnknownNameError:
                 continue
-    missing = [key for key in settings.throughput_workloads() if key not in known]
+    wanted = settings.throughput_workloads()
+    missing = [key for key in wanted if key not in known]
     if missing:
         raise MissingDataError(
             f"{settings.throughput.published.register_file}: no published trace of {', '.join(missing)}; "
             f"it has: {', '.join(sorted(known))}"
         )
-    return {key: known[key] for key in settings.throughput_workloads()}
+    return {key: known[key] for key in wanted}
+
+
+def paper_datasets(settings: Settings, paper: str, root: str | Path = ".") -> list[Dataset]:
+    """Return the register entries of what else a paper reads; parameters as for `published_datasets`."""
+    register = _register(settings, root)
+    return [find_dataset(register, name) for name in settings.papers()[paper].published_datasets()]
 
 
 def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
@@ -76,15 +79,21 @@ def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
     return _paths(settings, published_datasets(settings, root).values())
 
 
-def job_list_datasets(settings: Settings, root: str | Path = ".") -> list[Dataset]:
-    """Return the register entries of the authors' job lists; parameters as for `published_datasets`."""
-    register = read_register(Path(root) / settings.throughput.published.register_file)
-    return [find_dataset(register, f"morphling-workloads-{name}") for name in _JOB_LISTS]
+def paper_files(settings: Settings, paper: str, root: str | Path = ".") -> list[str]:
+    """Return the files of `paper_datasets`; parameters and errors as for `published_files`."""
+    return _paths(settings, paper_datasets(settings, paper, root))
 
 
-def published_job_lists(settings: Settings, root: str | Path = ".") -> list[str]:
-    """Return the files of the authors' job lists; parameters and errors as for `published_files`."""
-    return _paths(settings, job_list_datasets(settings, root))
+def missing_datasets(settings: Settings) -> dict[str, Dataset]:
+    """Return what is still to be fetched, by its path in the directory of fetched files."""
+    directory = Path(settings.throughput.published.fetched_directory)
+    wanted = [*published_datasets(settings).values()]
+    wanted += [entry for paper in settings.papers() for entry in paper_datasets(settings, paper)]
+    return {entry.path: entry for entry in wanted if not (directory / entry.path).is_file()}
+
+
+def _register(settings: Settings, root: str | Path) -> tuple[Dataset, ...]:
+    return tuple(read_register(Path(root) / settings.throughput.published.register_file))
 
 
 def _paths(settings: Settings, datasets: Iterable[Dataset]) -> list[str]:

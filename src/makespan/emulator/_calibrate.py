@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import OptimizeResult, least_squares
 
 from makespan.emulator._calibration import CONSTANT_NAMES, CONSTANTS, prior_theta
 from makespan.emulator._observations import Observations
 from makespan.emulator._timemodel import phases, predict_terms
 from makespan.errors import FitError
+from makespan.least_squares import forward_differences, least_squares
 
 __all__ = ["CalibrationFit", "calibrate"]
 
@@ -87,17 +87,25 @@ def calibrate(
     start = np.minimum(centre, upper - 1e-3)
     if not np.all(np.isfinite(problem.residuals(start))):
         raise FitError("a residual is not finite at the prior; check the measured rows and the hardware")
-    found = problem.solve(start, upper, max_evaluations)
+    found, cost = least_squares(
+        problem.residuals,
+        start,
+        (-np.inf, upper),
+        _STEP_LOG,
+        tolerance=_TOLERANCE,
+        gradient_tolerance=_TOLERANCE,
+        max_evaluations=max_evaluations,
+    )
     active = tuple(
         name
-        for name, value, bound in zip(CONSTANT_NAMES, found.x, upper, strict=True)
+        for name, value, bound in zip(CONSTANT_NAMES, found, upper, strict=True)
         if value > bound - _BOUND_TOLERANCE_LOG
     )
-    correlation, std_err = _covariance(problem.jacobian(found.x))
+    correlation, std_err = _covariance(forward_differences(problem.residuals, found, _STEP_LOG))
     return CalibrationFit(
-        theta=np.exp(found.x),
+        theta=np.exp(found),
         n_rows=len(observations),
-        cost=float(found.cost),
+        cost=cost,
         active_bounds=active,
         correlation=correlation,
         std_err_log=std_err,
@@ -122,19 +130,6 @@ class _Problem:
     centre: _Array
     spread: _Array
 
-    def solve(self, start: _Array, upper: _Array, max_evaluations: int) -> OptimizeResult:
-        """Minimise half the sum of squared residuals below the upper bounds."""
-        return least_squares(
-            self.residuals,
-            start,
-            jac=self.jacobian,
-            bounds=(-np.inf, upper),
-            ftol=_TOLERANCE,
-            xtol=_TOLERANCE,
-            gtol=_TOLERANCE,
-            max_nfev=max_evaluations,
-        )
-
     def residuals(self, theta_log: _Array) -> _Array:
         """Residuals for one vector or for a matrix of vectors, one row each."""
         data = self.observations
@@ -149,12 +144,6 @@ class _Problem:
             (theta_log - self.centre) / self.spread,
         ]
         return np.concatenate(parts, axis=-1)
-
-    def jacobian(self, theta_log: _Array) -> _Array:
-        """Forward differences; all columns in one evaluation."""
-        stack = np.vstack([theta_log, theta_log + _STEP_LOG * np.eye(len(theta_log))])
-        values = self.residuals(stack)
-        return np.asarray((values[1:] - values[0]).T / _STEP_LOG)
 
 
 def _log_ratio(predicted: _Array, measured: _Array) -> _Array:

@@ -84,8 +84,9 @@ def cluster(name: str) -> ClusterSpec:
         No cluster has that name.
     """
     entry = preset_entry(_PACKAGE, "clusters", "cluster", name)
-    network = Network(**entry["network"])
-    return homogeneous(node(entry["node"]), int(entry["n_nodes"]), network, name=name)
+    kinds = entry.get("nodes", [entry])
+    nodes = tuple(node(kind["node"]) for kind in kinds for _ in range(int(kind["n_nodes"])))
+    return ClusterSpec(name, nodes, Network(**entry["network"]))
 
 
 def cluster_from(name: str, entry: Mapping[str, Any]) -> ClusterSpec:

@@ -135,6 +135,11 @@ class NodeSpec:
             )
 
     @property
+    def gpu_type(self) -> str:
+        """Name of the node's kind of device."""
+        return self.gpu.name
+
+    @property
     def cpu_threads_per_gpu(self) -> int:
         """Hardware threads of the host divided by its devices."""
         return self.cpu_threads // self.n_gpus
@@ -207,6 +212,11 @@ class ClusterSpec:
     def n_gpus(self) -> int:
         """Number of devices."""
         return sum(node.n_gpus for node in self.nodes)
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Kinds of device in the cluster, in the order of the nodes."""
+        return tuple(dict.fromkeys(node.gpu_type for node in self.nodes))
 
     @property
     def is_homogeneous(self) -> bool:

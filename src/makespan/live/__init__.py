@@ -7,18 +7,23 @@
 - `compare_live` simulates the same and compares
 """
 
-from makespan.live._prepare import prepare_setting, process_trainer, slot_cluster
-from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
-from makespan.live._segments import ProcessTrainer, Segment, SegmentResult, Trainer, local_slots, slots_of
-from makespan.live._workload import (
-    LiveSetting,
-    LiveSettings,
-    LiveWorkload,
-    live_jobs,
-    live_settings,
-    live_workload,
-    live_workloads,
-)
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.live._prepare import prepare_setting, process_trainer, slot_cluster
+    from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
+    from makespan.live._segments import ProcessTrainer, Segment, SegmentResult, Trainer, local_slots, slots_of
+    from makespan.live._workload import (
+        LiveSetting,
+        LiveSettings,
+        LiveWorkload,
+        live_jobs,
+        live_settings,
+        live_workload,
+        live_workloads,
+    )
 
 __all__ = [
     "LiveResult",
@@ -42,3 +47,5 @@ __all__ = [
     "slot_cluster",
     "slots_of",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)

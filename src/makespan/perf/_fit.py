@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import least_squares
 
 from makespan.errors import FitError, unknown_name
+from makespan.least_squares import forward_differences, least_squares
 from makespan.perf._environment import Environment, Prior
 from makespan.perf._forms import EXTENDED, PUBLISHED, Form, Phases, Profile, Terms
 from makespan.perf._points import Measured, Points
@@ -237,12 +237,6 @@ class _Problem:
         )
         return np.concatenate(blocks, axis=-1)
 
-    def jacobian(self, z: Floats) -> Floats:
-        """Forward differences, all columns in one call, (3 n + n_parameters, n_parameters)."""
-        batch = np.vstack([z, z + _STEP * np.eye(len(z))])
-        rows = self.residuals(batch)
-        return np.asarray((rows[1:] - rows[0]).T / _STEP)
-
 
 def _known(predicted: Floats, log_measured: Floats) -> Floats:
     floor = np.finfo(np.float64).tiny
@@ -340,16 +334,7 @@ def _solve(problem: _Problem, bounds: tuple[Floats, Floats], seed: int) -> Float
 def _descend(
     problem: _Problem, start: Floats, bounds: tuple[Floats, Floats], tolerance: float
 ) -> tuple[Floats, float]:
-    found = least_squares(
-        problem.residuals,
-        start,
-        jac=problem.jacobian,
-        bounds=bounds,
-        x_scale=problem.spread,
-        ftol=tolerance,
-        xtol=tolerance,
-    )
-    return np.asarray(found.x), float(found.cost)
+    return least_squares(problem.residuals, start, bounds, _STEP, tolerance=tolerance, scale=problem.spread)
 
 
 def _result(
@@ -359,7 +344,7 @@ def _result(
     measured: Measured,
     bounds: tuple[Floats, Floats],
 ) -> Fit:
-    values, jacobian, rows = np.exp(z), problem.jacobian(z), problem.residuals(z)
+    values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
     log_sd = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     information = np.clip(1.0 - (log_sd / problem.spread) ** 2, 0.0, 1.0)
     at_bound = (z - bounds[0] < 10 * _STEP) | (bounds[1] - z < 10 * _STEP)

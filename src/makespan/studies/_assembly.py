@@ -251,7 +251,7 @@ def _catalogue(
 @contextmanager
 def _reports_printed_once() -> Iterator[None]:
     """Keep the readers' reports out of the log while a block runs; the scenario carries them."""
-    log = logging.getLogger("makespan.traces._report")
+    log = logging.getLogger("makespan.traces._cells")
     handler = logging.NullHandler()
     log.addHandler(handler)
     try:

@@ -7,11 +7,12 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
-from makespan.throughput._artifact import phase_unit, read_artifact_trace
-from makespan.throughput._clean import flag_anomalies
-from makespan.throughput._emulated import EmulatedSource
-from makespan.throughput._measured import MeasuredSource
-from makespan.throughput._published import PublishedSource
+from makespan.throughput._published import (
+    PublishedSource,
+    flag_anomalies,
+    phase_unit,
+    read_artifact_trace,
+)
 from makespan.throughput._reference import Reference, ReferenceTimes, placement_order, reference_plan
 from makespan.throughput._register import (
     Dataset,
@@ -23,8 +24,8 @@ from makespan.throughput._register import (
     read_register,
     verify,
 )
-from makespan.throughput._sources import SOURCE_NAMES, ThroughputSource
-from makespan.throughput._table import read_throughput
+from makespan.throughput._sources import SOURCE_NAMES, EmulatedSource, ThroughputSource
+from makespan.throughput._tables import MeasuredSource, read_throughput
 
 __all__ = [
     "SOURCE_NAMES",

@@ -1,23 +1,65 @@
-"""Throughput tables that the authors of a paper measured and published."""
+"""What the Morphling authors measured and published: reader, rule for anomalies, source.
+
+One CSV file a model, columns ``exec_plan, placement, iter_time`` [s] and, in most files,
+``forward, overlap_sync, optimize``, and in one file ``cpu_threads``. An iteration time of zero
+marks a run that failed. The phase columns are in milliseconds in most files and in seconds in
+some rows; the numbers of a row decide, see `phase_unit`. Measurement anomalies are found by rule
+from measured columns alone, before any model is fitted.
+"""
 
 import logging
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from makespan.errors import MissingDataError, UnknownNameError
-from makespan.throughput._artifact import read_artifact_trace
-from makespan.throughput._clean import flag_anomalies
+from makespan.errors import MissingDataError, TraceError, UnknownNameError, cell_error
+from makespan.plans import Placement, PlanFamily, read_plan
+from makespan.tables import THROUGHPUT
 from makespan.throughput._register import Dataset, check_content
-from makespan.workloads import resolve_workload_key, workload, workload_keys
+from makespan.throughput._tables import FLAG_FAILED, canonical_rows, check_times
+from makespan.units import MS
+from makespan.workloads import Workload, resolve_workload_key, workload, workload_keys
 
-__all__ = ["PublishedSource"]
+__all__ = [
+    "FLAG_HALF_BATCH",
+    "FLAG_SLOW_FORWARD",
+    "CleanRule",
+    "PublishedSource",
+    "flag_anomalies",
+    "phase_unit",
+    "read_artifact_trace",
+]
 
 _LOG = logging.getLogger(__name__)
 
 _LAYOUTS = ("morphling/throughput", "throughput", "simulator/traces")
 _FILE = "placements.csv"
+
+_REQUIRED = ("exec_plan", "placement", "iter_time")
+_PHASES = {"forward": "forward_s", "overlap_sync": "overlap_sync_s", "optimize": "optimize_s"}
+_THREADS = "cpu_threads"
+
+# Phases are parts of the iteration, so in seconds their sum is near the iteration time or below
+# it, and in milliseconds a thousand times that. The gap between the two ranges is rejected.
+_SECONDS_RATIO_MAX = 2.0
+_MILLISECONDS_RATIO = (20.0, 2000.0)
+
+FLAG_SLOW_FORWARD = "slow forward on odd placements"
+FLAG_HALF_BATCH = "half batch on one GPU"
+
+_DATA_PARALLEL = (
+    PlanFamily.DP,
+    PlanFamily.GC,
+    PlanFamily.ZERO_DP,
+    PlanFamily.ZERO_OFFLOAD,
+    PlanFamily.ZERO_OFFLOAD_GC,
+)
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +127,243 @@ def _trace_files(base: Path) -> dict[str, Path]:
         except UnknownNameError:
             _LOG.warning("%s: not a trace of a known model, left out", path)
     return files
+
+
+# --- reader -----------------------------------------------------------------------------------------
+
+
+def phase_unit(phases_total: float, iter_time_s: float) -> float:
+    """Decide from the numbers of a row in which unit its phases are.
+
+    Parameters
+    ----------
+    phases_total
+        Sum of the phase columns, as written.
+    iter_time_s
+        Iteration time [s], positive.
+
+    Returns
+    -------
+    float
+        Seconds per unit: 1 for seconds, 1e-3 for milliseconds, NaN if neither makes the phases
+        fit the iteration.
+    """
+    ratio = phases_total / iter_time_s
+    if ratio <= _SECONDS_RATIO_MAX:
+        return 1.0
+    low, high = _MILLISECONDS_RATIO
+    return MS if low <= ratio <= high else math.nan
+
+
+def read_artifact_trace(
+    path: str | Path, workload: Workload, provenance: str, default_cpu_threads: int
+) -> pd.DataFrame:
+    """Read one trace file of the authors into the canonical throughput table.
+
+    Parameters
+    ----------
+    path
+        The file; a byte order mark, Windows line ends and a missing final newline are accepted.
+    workload
+        What the file is a trace of.
+    provenance
+        Text for the column of that name.
+    default_cpu_threads
+        CPU threads a GPU where the file does not say.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.THROUGHPUT`; every row ``clean``, see `flag_anomalies`.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    TraceError
+        The file is empty, lacks a column, or a cell has no accepted value; names row and column.
+    """
+    where, raw = str(path), _read_text(Path(path))
+    numbers = _numbers(raw, default_cpu_threads, where)
+    table = pd.DataFrame(
+        {
+            "workload": workload.key,
+            "exec_plan": raw["exec_plan"].str.strip(),
+            "placement": raw["placement"].str.strip(),
+            "cpu_threads": numbers[_THREADS].astype("int64"),
+            "global_batch_size": workload.global_batch_size,
+            **_times(numbers, where),
+            "feasible": numbers["iter_time"] > 0,
+            "clean": True,
+            "flag": "",
+            "provenance": provenance,
+        }
+    )
+    return THROUGHPUT.validate(canonical_rows(table, workload, where), where)
+
+
+def _read_text(path: Path) -> pd.DataFrame:
+    try:
+        raw: pd.DataFrame = pd.read_csv(path, dtype=str, encoding="utf-8-sig", keep_default_na=False)
+    except FileNotFoundError:
+        raise MissingDataError(f"{path}: no such trace file") from None
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read as a trace: {error}") from None
+    raw.columns = pd.Index([str(name).strip() for name in raw.columns])
+    missing = [name for name in _REQUIRED if name not in raw.columns]
+    phases = [name for name in _PHASES if name in raw.columns]
+    if phases and len(phases) < len(_PHASES):
+        missing += [name for name in _PHASES if name not in phases]
+    if missing:
+        raise TraceError(
+            f"{path}: column(s) {', '.join(missing)} missing; found: {', '.join(raw.columns)}; "
+            f"accepted: {', '.join(_REQUIRED)}, optionally {_THREADS}, optionally all of "
+            f"{', '.join(_PHASES)}"
+        )
+    if raw.empty:
+        raise TraceError(f"{path}: no rows; accepted: at least one measured run")
+    ignored = [name for name in raw.columns if name not in (*_REQUIRED, *_PHASES, _THREADS)]
+    if ignored:
+        _LOG.warning("%s: column(s) %s are not used", path, ", ".join(ignored))
+    return raw
+
+
+def _numbers(raw: pd.DataFrame, default_cpu_threads: int, where: str) -> pd.DataFrame:
+    """Convert the numeric columns; cells that cannot be read become NaN and are refused."""
+    numbers = pd.DataFrame(index=raw.index)
+    for name in ("iter_time", *_PHASES):
+        if name in raw.columns:
+            numbers[name] = pd.to_numeric(raw[name], errors="coerce").astype("float64")
+            for row in np.flatnonzero(numbers[name].isna().to_numpy()):
+                raise cell_error(where, int(row) + 1, name, raw[name].iloc[row], "a number")
+            failed = "; 0 marks a run that failed" if name == "iter_time" else ""
+            check_times(numbers[name], name, where, f"a time, not negative{failed}")
+    if _THREADS not in raw.columns:
+        return numbers.assign(**{_THREADS: default_cpu_threads})
+    threads = pd.to_numeric(raw[_THREADS], errors="coerce")
+    wrong = ~((threads >= 1) & (threads % 1 == 0))
+    for row in np.flatnonzero(wrong.to_numpy()):
+        raise cell_error(where, int(row) + 1, _THREADS, raw[_THREADS].iloc[row], "a whole number, at least 1")
+    return numbers.assign(**{_THREADS: threads})
+
+
+def _times(numbers: pd.DataFrame, where: str) -> dict[str, "pd.Series[float] | float"]:
+    """Convert the times to seconds; NaN where the run failed or the file has no phases."""
+    feasible = numbers["iter_time"] > 0
+    times: dict[str, pd.Series[float] | float] = {"iter_time_s": numbers["iter_time"].where(feasible)}
+    if not set(_PHASES) <= set(numbers.columns):
+        return times | dict.fromkeys(_PHASES.values(), math.nan)
+    total, units = numbers[list(_PHASES)].sum(axis=1), []
+    for row, (phases, time) in enumerate(zip(total, numbers["iter_time"], strict=True), 1):
+        units.append(phase_unit(phases, time) if time > 0 else math.nan)
+        if time > 0 and math.isnan(units[-1]):
+            accepted = f"phases in s or ms that fit the iteration time of {time} s"
+            raise cell_error(where, row, "forward + overlap_sync + optimize", float(phases), accepted)
+    scale = pd.Series(units, index=numbers.index)
+    return times | {column: numbers[name] * scale for name, column in _PHASES.items()}
+
+
+# --- anomalies --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRule:
+    """Thresholds of the anomaly rule."""
+
+    # A plan family of a workload has slow odd placements if the median over its multi-node rows with an odd
+    # count on some node, of the forward phase over that of the other rows with as many GPUs, exceeds this
+    # ratio [1]. Healthy families stay below 1.15.
+    slow_forward_ratio: float = 1.25
+    # One GPU has twice the samples of two GPUs, so its forward and backward phases take about twice as long.
+    # Below this ratio [1] the row cannot have run the whole batch.
+    half_batch_ratio: float = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    family: npt.NDArray[np.object_]
+    n_gpus: npt.NDArray[np.int64]
+    is_single_node: Bools
+    is_odd: Bools
+    forward_s: npt.NDArray[np.float64]
+    compute_s: npt.NDArray[np.float64]
+
+
+def flag_anomalies(frame: pd.DataFrame, spec: Workload, rule: CleanRule | None = None) -> pd.DataFrame:
+    """Fill the columns ``clean`` and ``flag`` of the measured rows of one workload.
+
+    Three rules, none of which looks at a prediction: a run that failed; a data-parallel family
+    whose forward phase is slow on multi-node placements with an odd number of GPUs on some node
+    (all such rows of the family are flagged, because one host cause affects them alike); a row on
+    one GPU whose forward and backward phases are too short for the whole batch.
+
+    Parameters
+    ----------
+    frame
+        Schema `makespan.tables.THROUGHPUT`, rows of one workload.
+    spec
+        The workload.
+    rule
+        Thresholds; the default ones if not given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A copy with both columns filled; ``flag`` is empty where ``clean`` is true.
+    """
+    limits = rule or CleanRule()
+    ran = np.flatnonzero(frame["feasible"].to_numpy(dtype=bool))
+    rows = _rows(frame.iloc[ran], spec)
+    flag = np.full(len(frame), FLAG_FAILED, dtype=object)
+    flag[ran] = ""
+    flag[ran[_slow_forward(rows, limits.slow_forward_ratio)]] = FLAG_SLOW_FORWARD
+    flag[ran[_half_batch(rows, limits.half_batch_ratio)]] = FLAG_HALF_BATCH
+    return frame.assign(clean=flag == "", flag=flag.astype(str))
+
+
+def _rows(frame: pd.DataFrame, spec: Workload) -> _Rows:
+    placements = [Placement.parse(text) for text in frame["placement"]]
+    plans = [
+        read_plan(text, n_gpus=place.n_gpus, global_batch_size=spec.global_batch_size)
+        for text, place in zip(frame["exec_plan"], placements, strict=True)
+    ]
+    family = np.empty(len(frame), dtype=object)
+    family[:] = [plan.plan_family for plan in plans]
+    single = np.array([place.n_nodes == 1 for place in placements], dtype=bool)
+    odd = np.array([any(count % 2 for count in place.gpus_per_node) for place in placements], dtype=bool)
+    forward = frame["forward_s"].to_numpy(dtype=np.float64)
+    return _Rows(
+        family=family,
+        n_gpus=np.array([place.n_gpus for place in placements], dtype=np.int64),
+        is_single_node=single,
+        is_odd=odd & ~single,
+        forward_s=forward,
+        compute_s=forward + frame["overlap_sync_s"].to_numpy(dtype=np.float64),
+    )
+
+
+def _slow_forward(rows: _Rows, limit: float) -> Bools:
+    slow = np.zeros(len(rows.family), dtype=bool)
+    for family in _DATA_PARALLEL:
+        members = rows.family == family
+        odd = np.flatnonzero(members & rows.is_odd)
+        ratios = [_forward_ratio(rows, members & ~rows.is_odd, int(row)) for row in odd]
+        known = np.array([ratio for ratio in ratios if np.isfinite(ratio)])
+        if known.size and float(np.median(known)) > limit:
+            slow[odd] = True
+    return slow
+
+
+def _forward_ratio(rows: _Rows, peers: Bools, row: int) -> float:
+    reference = rows.forward_s[peers & (rows.n_gpus == rows.n_gpus[row]) & (rows.forward_s > 0)]
+    return float(rows.forward_s[row] / np.median(reference)) if reference.size else float("nan")
+
+
+def _half_batch(rows: _Rows, limit: float) -> Bools:
+    short = np.zeros(len(rows.family), dtype=bool)
+    for family in _DATA_PARALLEL:
+        members = (rows.family == family) & rows.is_single_node & (rows.compute_s > 0)
+        one, two = members & (rows.n_gpus == 1), members & (rows.n_gpus == 2)
+        if one.any() and two.any():
+            short[one] = rows.compute_s[one] < limit * float(np.median(rows.compute_s[two]))
+    return short

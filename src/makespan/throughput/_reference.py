@@ -1,7 +1,8 @@
 """Iteration time of what a job asks for, looked up in throughput tables."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
@@ -53,6 +54,10 @@ class Reference:
     iter_time_s: float
 
 
+_Measured = tuple[Reference, tuple[int, ...]]
+"""A configuration that ran, and its devices a node, largest first."""
+
+
 @dataclass(frozen=True)
 class ReferenceTimes:
     """Reference configuration of every request, from the throughput tables of a source.
@@ -68,8 +73,11 @@ class ReferenceTimes:
     """
 
     tables: Mapping[str, pd.DataFrame]
-    _rows: dict[str, dict[int, list[Reference]]] = field(default_factory=dict, init=False, repr=False)
-    _known: dict[tuple[str, int, str], Reference] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _measured(self) -> dict[str, dict[int, list[_Measured]]]:
+        """What ran, by workload and number of GPUs."""
+        return {key: _by_gpus(table) for key, table in self.tables.items()}
 
     def workload_keys(self) -> tuple[str, ...]:
         """Return the workloads that have a table, sorted."""
@@ -77,7 +85,7 @@ class ReferenceTimes:
 
     def gpu_counts(self, workload_key: str) -> tuple[int, ...]:
         """Return the GPU counts with which a workload can run, ascending."""
-        return tuple(sorted(self._by_gpus(workload_key)))
+        return tuple(sorted(self._of(workload_key)))
 
     def requested(self, workload_key: str, n_gpus: int, plan: str) -> Reference:
         """Return the reference configuration of a request.
@@ -89,19 +97,13 @@ class ReferenceTimes:
         TraceError
             Nothing was measured with that many GPUs.
         """
-        request = (workload_key, n_gpus, plan)
-        if request not in self._known:
-            self._known[request] = self._find(workload_key, n_gpus, plan)
-        return self._known[request]
-
-    def _find(self, workload_key: str, n_gpus: int, plan: str) -> Reference:
         rows = self._with(workload_key, n_gpus)
         text = write_plan(
             read_plan(plan, n_gpus=n_gpus, global_batch_size=workload(workload_key).global_batch_size)
         )
-        chosen = reference_plan(text, ((row.plan, _counts(row), row.iter_time_s) for row in rows))
-        same = [row for row in rows if row.plan == chosen]
-        return min(same, key=lambda row: (*placement_order(_counts(row)), row.iter_time_s))
+        chosen = reference_plan(text, ((row.plan, counts, row.iter_time_s) for row, counts in rows))
+        same = [pair for pair in rows if pair[0].plan == chosen]
+        return min(same, key=lambda pair: (*placement_order(pair[1]), pair[0].iter_time_s))[0]
 
     def best(self, workload_key: str, n_gpus: int) -> Reference:
         """Return the fastest configuration with that many GPUs, whatever its placement.
@@ -113,14 +115,14 @@ class ReferenceTimes:
         TraceError
             Nothing was measured with that many GPUs.
         """
-        return min(self._with(workload_key, n_gpus), key=lambda row: row.iter_time_s)
+        return min((row for row, _ in self._with(workload_key, n_gpus)), key=lambda row: row.iter_time_s)
 
     def steps(self, workload_key: str, n_gpus: int, plan: str, duration_s: float) -> int:
         """Return how many optimiser steps fill a duration, at least one."""
         return max(1, round(duration_s / self.requested(workload_key, n_gpus, plan).iter_time_s))
 
-    def _with(self, workload_key: str, n_gpus: int) -> list[Reference]:
-        rows = self._by_gpus(workload_key).get(n_gpus)
+    def _with(self, workload_key: str, n_gpus: int) -> list[_Measured]:
+        rows = self._of(workload_key).get(n_gpus)
         if not rows:
             counts = ", ".join(str(count) for count in self.gpu_counts(workload_key))
             raise TraceError(
@@ -128,22 +130,17 @@ class ReferenceTimes:
             )
         return rows
 
-    def _by_gpus(self, workload_key: str) -> dict[int, list[Reference]]:
-        if workload_key not in self.tables:
+    def _of(self, workload_key: str) -> dict[int, list[_Measured]]:
+        if workload_key not in self._measured:
             raise unknown_name("workload with throughput", workload_key, self.tables)
-        if workload_key not in self._rows:
-            self._rows[workload_key] = _by_gpus(self.tables[workload_key])
-        return self._rows[workload_key]
+        return self._measured[workload_key]
 
 
-def _counts(row: Reference) -> tuple[int, ...]:
-    return Placement.parse(row.placement).gpus_per_node[::-1]
-
-
-def _by_gpus(table: pd.DataFrame) -> dict[int, list[Reference]]:
-    found: dict[int, list[Reference]] = {}
+def _by_gpus(table: pd.DataFrame) -> dict[int, list[_Measured]]:
+    found: dict[int, list[_Measured]] = {}
     ran = table[table["feasible"].astype(bool)]
-    for plan, placement, time in zip(ran["exec_plan"], ran["placement"], ran["iter_time_s"], strict=True):
-        count = Placement.parse(str(placement)).n_gpus
-        found.setdefault(count, []).append(Reference(str(plan), str(placement), float(time)))
+    for plan, text, time in zip(ran["exec_plan"], ran["placement"], ran["iter_time_s"], strict=True):
+        placement = Placement.parse(str(text))
+        row = Reference(str(plan), str(text), float(time))
+        found.setdefault(placement.n_gpus, []).append((row, placement.gpus_per_node[::-1]))
     return found

@@ -16,7 +16,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from makespan.errors import ChecksumError, MissingDataError, OfflineError, TraceError, unknown_name
+from makespan.errors import (
+    ChecksumError,
+    MissingDataError,
+    OfflineError,
+    TraceError,
+    cell_error,
+    unknown_name,
+)
 from makespan.tables import atomic_path
 
 __all__ = ["Dataset", "Opener", "check_content", "fetch", "find_dataset", "locate", "read_register", "verify"]
@@ -121,24 +128,23 @@ def read_register(path: str | Path) -> tuple[Dataset, ...]:
 
 
 def _entry(row: dict[str, str], number: int, path: str | Path) -> Dataset:
-    if not row["size_bytes"].isdigit():
-        raise TraceError(
-            f"{path}: row {number}, column 'size_bytes': found {row['size_bytes']!r}; "
-            "accepted: a whole number of bytes"
-        )
-    digits = row["sha256"]
-    if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
-        raise TraceError(
-            f"{path}: row {number}, column 'sha256': found {digits!r}; accepted: 64 lower-case "
-            "hexadecimal digits"
-        )
+    digits, relative = row["sha256"], PurePosixPath(row["path"])
+    for column, is_good, accepted in (
+        ("size_bytes", row["size_bytes"].isdigit(), "a whole number of bytes"),
+        (
+            "sha256",
+            len(digits) == 64 and not set(digits) - set("0123456789abcdef"),
+            "64 lower-case hexadecimal digits",
+        ),
+        (
+            "path",
+            not relative.is_absolute() and ".." not in relative.parts,
+            "a relative path that stays inside the directory",
+        ),
+    ):
+        if not is_good:
+            raise cell_error(str(path), number, column, row[column], accepted)
     text = {field.name: row[field.name] for field in fields(Dataset) if field.name != "size_bytes"}
-    relative = PurePosixPath(text["path"])
-    if relative.is_absolute() or ".." in relative.parts:
-        raise TraceError(
-            f"{path}: row {number}, column 'path': found {text['path']!r}; accepted: a relative "
-            "path that stays inside the directory"
-        )
     return Dataset(size_bytes=int(row["size_bytes"]), **text)
 
 
@@ -191,17 +197,7 @@ def locate(dataset: Dataset, directory: str | Path) -> Path:
 
 
 def verify(dataset: Dataset, directory: str | Path) -> Path:
-    """Find a registered file and check its content.
-
-    Parameters
-    ----------
-    dataset, directory
-        As for `locate`.
-
-    Returns
-    -------
-    pathlib.Path
-        The file.
+    """Find a registered file, see `locate`, and check its content.
 
     Raises
     ------

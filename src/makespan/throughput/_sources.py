@@ -1,14 +1,21 @@
-"""Where throughput tables come from: one protocol for all sources.
+"""Where throughput tables come from: one protocol for all sources, and the emulated one.
 
 Everything downstream asks a source for the canonical table of a workload and never how it was
 made. Each result path begins with the name of its source.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import pandas as pd
 
-__all__ = ["SOURCE_NAMES", "ThroughputSource"]
+from makespan.emulator import emulate, load_calibration, trace_points
+from makespan.hardware import ClusterSpec
+from makespan.tables import THROUGHPUT
+from makespan.throughput._tables import FLAG_FAILED
+from makespan.workloads import workload, workload_keys
+
+__all__ = ["SOURCE_NAMES", "EmulatedSource", "ThroughputSource"]
 
 SOURCE_NAMES = ("emulated", "published", "measured")
 
@@ -34,3 +41,49 @@ class ThroughputSource(Protocol):
     def load(self, workload_key: str) -> pd.DataFrame:
         """Return the throughput table of one workload."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedSource:
+    """Tables computed by the testbed emulator; needs no data and no device.
+
+    Parameters
+    ----------
+    cluster
+        Hardware that is emulated.
+    calibration
+        Name of the calibrated constants.
+    seed
+        Seed of the measurement noise.
+    noise
+        Scale of the measurement noise; 0 gives the exact value of the model.
+    """
+
+    cluster: ClusterSpec
+    calibration: str
+    seed: int
+    noise: float
+
+    @property
+    def name(self) -> str:
+        """First part of every result path."""
+        return "emulated"
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return every workload of the zoo."""
+        return workload_keys()
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Emulate the trace points of one workload."""
+        spec = workload(workload_key)
+        frame = emulate(
+            spec,
+            trace_points(spec, self.cluster),
+            self.cluster,
+            load_calibration(self.calibration),
+            seed=self.seed,
+            noise=self.noise,
+        )
+        failed = ~frame["feasible"].astype(bool)
+        frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
+        return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")

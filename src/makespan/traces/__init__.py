@@ -5,11 +5,20 @@ what was dropped or repaired, or generated; transformations change load, models 
 
     times = ReferenceTimes({key: source.load(key) for key in source.workload_keys()})
     trace = generate_jobs("base", 406, 1, times)
+
+Readers take the path of a file and raise `MissingDataError` if there is none, and `TraceError` with file,
+row, column and what is accepted, if it is empty, lacks a column, a cell cannot be read or no job is left.
 """
 
-from makespan.traces._easyscale import EASYSCALE_JOBS, read_easyscale_jobs
-from makespan.traces._generate import VARIANTS, generate_jobs
-from makespan.traces._helios import read_helios_jobs, read_helios_quota
+from makespan.traces._artifacts import EASYSCALE_JOBS, read_easyscale_jobs, read_oobleck_nodes
+from makespan.traces._cells import Finding, ReadReport
+from makespan.traces._flat_lists import (
+    NODE_LIST,
+    read_helios_jobs,
+    read_helios_quota,
+    read_openb_nodes,
+    read_openb_pods,
+)
 from makespan.traces._jobs import (
     JobTrace,
     jobs_from_table,
@@ -17,15 +26,17 @@ from makespan.traces._jobs import (
     read_jobs,
     read_morphling_jobs,
 )
-from makespan.traces._mapping import WorkloadMapping, map_requests
-from makespan.traces._oobleck import read_oobleck_nodes
-from makespan.traces._openb import NODE_LIST, read_openb_nodes, read_openb_pods
-from makespan.traces._pai import read_pai_jobs, read_pai_machines
-from makespan.traces._philly import read_philly_jobs, read_philly_machines
-from makespan.traces._report import Finding, ReadReport
-from makespan.traces._requests import RequestTrace
+from makespan.traces._nested_lists import (
+    read_pai_jobs,
+    read_pai_machines,
+    read_philly_jobs,
+    read_philly_machines,
+)
+from makespan.traces._requests import RequestTrace, WorkloadMapping, map_requests
 from makespan.traces._statistics import Request, WorkloadStatistics, statistics
-from makespan.traces._transform import (
+from makespan.traces._synthetic import (
+    VARIANTS,
+    generate_jobs,
     scaled,
     with_best_plan,
     with_guarantees,

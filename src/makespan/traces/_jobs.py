@@ -8,11 +8,21 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.errors import InputError, TraceError
+from makespan.errors import InputError, TraceError, cell_error
 from makespan.plans import PLAN_TEXTS, read_plan, write_plan
 from makespan.tables import JOBS
-from makespan.traces._files import cell_error, is_missing, numbers, read_cells
-from makespan.traces._report import ROW, Finding, ReadReport, finish_report, repair
+from makespan.traces._cells import (
+    ROW,
+    Finding,
+    ReadReport,
+    finish_report,
+    in_order,
+    is_missing,
+    numbers,
+    read_cells,
+    refuse,
+    repair,
+)
 from makespan.workloads import JobSpec, resolve_workload_key, workload, workload_keys
 
 __all__ = ["JobTrace", "jobs_from_table", "jobs_table", "read_jobs", "read_morphling_jobs"]
@@ -51,15 +61,9 @@ class JobTrace:
 
 def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
     """Return jobs as a table of schema `JOBS`."""
-    rows = [
-        [getattr(job, name) if name != "duration_s" else _nan(job.duration_s) for name in JOBS.names]
-        for job in jobs
-    ]
-    return JOBS.validate(pd.DataFrame(rows, columns=JOBS.names), where="jobs")
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+    rows = [[getattr(job, name) for name in JOBS.names] for job in jobs]
+    table = pd.DataFrame(rows, columns=JOBS.names)
+    return JOBS.validate(table.astype({"duration_s": "float64"}), where="jobs")
 
 
 def jobs_from_table(table: pd.DataFrame, where: str) -> JobTrace:
@@ -94,16 +98,9 @@ def read_morphling_jobs(path: str | Path) -> JobTrace:
     exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
     accepted, because the steps decide how long a job runs.
 
-    Parameters
-    ----------
-    path
-        CSV file.
-
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
+    MissingDataError, TraceError
         See `read_jobs`.
     """
     findings: list[Finding] = []
@@ -117,11 +114,6 @@ def read_jobs(path: str | Path) -> JobTrace:
     The canonical form has the columns of `JOBS`; the form of the Morphling artifact is recognised
     by its column ``submission_time``.
 
-    Parameters
-    ----------
-    path
-        CSV file.
-
     Returns
     -------
     JobTrace
@@ -129,12 +121,9 @@ def read_jobs(path: str | Path) -> JobTrace:
 
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        The file is empty or lacks a column; a workload or plan is unknown; the degrees of a plan
-        do not multiply to the GPUs; a number is missing, negative or not finite; a name occurs
-        twice. Names file, row, column and the accepted values.
+    MissingDataError, TraceError
+        See `makespan.traces`; or a workload or plan is unknown, the degrees of a plan do not multiply
+        to the GPUs, a number is missing, negative or not finite, or a name occurs twice.
     """
     findings: list[Finding] = []
     try:
@@ -159,10 +148,8 @@ def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, finding
     keys = _workloads(cells, columns["workload"], where)
     frame["workload"] = keys
     frame["plan"] = _plans(cells, columns["plan"], keys, frame["n_gpus"], where)
-    late = frame["submit_time_s"].diff() < 0
-    repair(frame, late, "submitted before the row above; rows sorted", findings)
+    ordered = in_order(frame, findings)[JOBS.names]
     report = finish_report(where, len(cells), len(frame), findings)
-    ordered = frame.sort_values("submit_time_s", kind="stable")[JOBS.names]
     return JobTrace(tuple(_spec(row) for row in ordered.itertuples(index=False, name=None)), report)
 
 
@@ -186,26 +173,20 @@ def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
 def _required(
     cells: pd.DataFrame, column: str, where: str, accepted: str, least: float
 ) -> "pd.Series[float]":
-    missing = is_missing(cells[column])
-    for row, value in zip(cells[ROW][missing], cells[column][missing], strict=True):
-        raise cell_error(where, int(row), column, value, accepted)
+    refuse(cells, is_missing(cells[column]), column, accepted, where)
     return numbers(cells, column, where, accepted, least=least)
 
 
 def _counts(cells: pd.DataFrame, column: str, where: str, least: int) -> "pd.Series[int]":
     accepted = f"a whole number, {least} or more"
     values = _required(cells, column, where, accepted, least)
-    wrong = (values % 1 != 0) | (values > _LARGEST_COUNT)
-    for row, value in zip(cells[ROW][wrong], cells[column][wrong], strict=True):
-        raise cell_error(where, int(row), column, value, accepted)
+    refuse(cells, (values % 1 != 0) | (values > _LARGEST_COUNT), column, accepted, where)
     return values.astype("int64")
 
 
 def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
     text = cells[column].str.lower()
-    wrong = ~text.isin([*_TRUE, *_FALSE])
-    for row, value in zip(cells[ROW][wrong], cells[column][wrong], strict=True):
-        raise cell_error(where, int(row), column, value, "0 or 1, true or false")
+    refuse(cells, ~text.isin([*_TRUE, *_FALSE]), column, "0 or 1, true or false", where)
     return text.isin(_TRUE)
 
 

@@ -1,15 +1,20 @@
-"""The canonical table of what a foreign trace asked for: devices and time, but no model."""
+"""What a foreign trace asked for, devices and time but no model, and how it becomes jobs that name one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from makespan.errors import InputError, TraceError
 from makespan.tables import REQUESTS
-from makespan.traces._files import cell_error
-from makespan.traces._report import ROW, Finding, ReadReport, drop, finish_report, repair
+from makespan.throughput import ReferenceTimes
+from makespan.traces._cells import ROW, Finding, ReadReport, drop, finish_report, in_order, refuse
+from makespan.traces._jobs import JobTrace
+from makespan.traces._statistics import Request, statistics
+from makespan.workloads import JobSpec
 
-__all__ = ["RequestTrace", "finish_requests", "whole"]
+__all__ = ["RequestTrace", "WorkloadMapping", "finish_requests", "map_requests", "whole"]
 
 _LARGEST_REQUEST = 1e6
 
@@ -36,24 +41,7 @@ class RequestTrace:
 def finish_requests(frame: pd.DataFrame, findings: list[Finding], where: str, n_read: int) -> RequestTrace:
     """Apply the rules that all traces share and build the canonical table.
 
-    Jobs without a positive number of GPUs or a positive duration and repeated names are dropped;
-    rows that are not in order of submission are sorted. Each is reported.
-
-    Parameters
-    ----------
-    frame
-        Columns of `REQUESTS` and `ROW`; times in the clock of the trace, NaN where missing.
-    findings
-        What was found so far.
-    where
-        The file.
-    n_read
-        Rows of the file.
-
-    Raises
-    ------
-    TraceError
-        No job is left, or a request is larger than any cluster.
+    ``frame`` has the columns of `REQUESTS` and `ROW`, times in the clock of the trace, NaN where missing.
     """
     frame = frame.assign(n_gpus=whole(frame, "n_gpus", where), n_cpus=whole(frame, "n_cpus", where))
     kept = drop(frame, frame["submit_time_s"].isna(), "submission time missing", findings)
@@ -63,25 +51,140 @@ def finish_requests(frame: pd.DataFrame, findings: list[Finding], where: str, n_
     kept = drop(kept, kept["duration_s"] == 0, "held its GPUs for no time", findings)
     again = kept["job_id"].duplicated()
     kept = drop(kept, again, "job name occurs again; the first row is kept", findings)
-    late = kept["submit_time_s"].diff() < 0
-    repair(kept, late, "submitted before the row above; rows sorted", findings)
-    report = finish_report(where, n_read, len(kept), findings)
-    ordered = kept.sort_values("submit_time_s", kind="stable")
+    ordered = in_order(kept, findings)
+    report = finish_report(where, n_read, len(ordered), findings)
     origin_s = float(ordered["submit_time_s"].iloc[0])
     shifted = ordered.assign(submit_time_s=ordered["submit_time_s"] - origin_s).drop(columns=ROW)
     return RequestTrace(REQUESTS.validate(shifted, where), report, origin_s)
 
 
 def whole(frame: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
-    """Round requests in fractions of a device up; NaN stays NaN.
+    """Round requests in fractions of a device up; NaN stays NaN."""
+    values = frame[column]
+    accepted = f"up to {_LARGEST_REQUEST:g} devices a job"
+    refuse(frame, values > _LARGEST_REQUEST, column, accepted, where)
+    return pd.Series(np.ceil(values.round(9).to_numpy()), index=values.index)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadMapping:
+    """How requests of a foreign trace become jobs: an explicit, seeded choice.
+
+    Parameters
+    ----------
+    offers
+        What a request can become. A request is mapped to offers with as many GPUs, in proportion
+        to their weights; where there is none, to those with the next smaller count, or, below the
+        smallest one, with that.
+    seed
+        Seed of the choice.
+    cpus_per_gpu
+        CPU threads for each GPU where the trace does not say.
+    guaranteed
+        Tenants whose jobs are guaranteed.
+    max_gpus
+        Requests beyond are left out and reported; None keeps all.
+
+    Raises
+    ------
+    InputError
+        There is no offer, or a weight is not positive.
+    """
+
+    offers: tuple[Request, ...]
+    seed: int
+    cpus_per_gpu: int = 8
+    guaranteed: frozenset[str] = frozenset()
+    max_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.offers or not all(offer.weight > 0 for offer in self.offers):
+            raise InputError("mapping of a trace: accepted: at least one offer, each of a weight above 0")
+
+    @classmethod
+    def like_base(cls, seed: int, max_gpus: int | None = None) -> "WorkloadMapping":
+        """Return a mapping to the mix of models, GPUs and plans of the Base workload."""
+        stats = statistics()
+        return cls(stats.requests, seed, stats.cpus_per_gpu, max_gpus=max_gpus)
+
+
+def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: ReferenceTimes) -> JobTrace:
+    """Give every request a workload and a plan; its steps fill the recorded duration.
+
+    Parameters
+    ----------
+    trace
+        What was asked for.
+    mapping
+        The choice.
+    times
+        Iteration times of the throughput source.
+
+    Returns
+    -------
+    JobTrace
+        In order of submission; the report holds the findings of the reader and those of the mapping.
 
     Raises
     ------
     TraceError
-        A request is larger than any cluster; names row and column.
+        No request is left, or the source has no throughput for an offer.
     """
-    values = frame[column]
-    wrong = values > _LARGEST_REQUEST
-    for row, value in zip(frame[ROW][wrong], values[wrong], strict=True):
-        raise cell_error(where, int(row), column, value, f"up to {_LARGEST_REQUEST:g} devices a job")
-    return pd.Series(np.ceil(values.round(9).to_numpy()), index=values.index)
+    table, findings = trace.table, list(trace.report.findings)
+    if mapping.max_gpus is not None:
+        numbered = table.assign(**{ROW: np.arange(1, len(table) + 1)})
+        reason = f"asks for more than {mapping.max_gpus} GPUs (rows of the cleaned table)"
+        table = drop(numbered, numbered["n_gpus"] > mapping.max_gpus, reason, findings)
+    chosen, changed = _choose(table["n_gpus"].tolist(), mapping)
+    if changed:
+        reason = "no offer with as many GPUs; the next smaller count is taken (rows of the cleaned table)"
+        findings.append(Finding("repaired", reason, tuple(changed)))
+    before = trace.report
+    logged = len(before.findings)
+    report = finish_report(before.where, before.n_read, len(table), findings, logged=logged)
+    return JobTrace(_jobs(table, chosen, mapping, times), report)
+
+
+def _choose(counts: Sequence[int], mapping: WorkloadMapping) -> tuple[list[Request], list[int]]:
+    by_gpus: dict[int, list[Request]] = {}
+    for offer in mapping.offers:
+        by_gpus.setdefault(offer.n_gpus, []).append(offer)
+    offered = sorted(by_gpus)
+    shares = {
+        count: np.cumsum([offer.weight for offer in offers]) / sum(offer.weight for offer in offers)
+        for count, offers in by_gpus.items()
+    }
+    draws = np.random.default_rng(mapping.seed).random(len(counts))
+    chosen, changed = [], []
+    for row, (count, draw) in enumerate(zip(counts, draws, strict=True), 1):
+        taken = max((n for n in offered if n <= count), default=offered[0])
+        if taken != count:
+            changed.append(row)
+        at = min(int(np.searchsorted(shares[taken], draw, side="right")), len(by_gpus[taken]) - 1)
+        chosen.append(by_gpus[taken][at])
+    return chosen, changed
+
+
+def _jobs(
+    table: pd.DataFrame, chosen: list[Request], mapping: WorkloadMapping, times: ReferenceTimes
+) -> tuple[JobSpec, ...]:
+    if not chosen:
+        raise TraceError("mapping of a trace: no request; accepted: at least one")
+    names = ("job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant")
+    return tuple(
+        JobSpec(
+            job_id=job_id,
+            submit_time_s=submit,
+            workload=offer.workload,
+            n_gpus=offer.n_gpus,
+            n_cpus=cpus if cpus and offer.n_gpus == gpus else mapping.cpus_per_gpu * offer.n_gpus,
+            plan=offer.plan,
+            steps=times.steps(offer.workload, offer.n_gpus, offer.plan, duration),
+            is_guaranteed=tenant in mapping.guaranteed,
+            tenant=tenant,
+            duration_s=duration,
+        )
+        for offer, job_id, submit, gpus, cpus, duration, tenant in zip(
+            chosen, *(table[name].tolist() for name in names), strict=True
+        )
+    )

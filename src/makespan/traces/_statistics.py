@@ -131,25 +131,7 @@ def statistics(name: str = "base") -> WorkloadStatistics:
 
 
 def apportion(weights: Floats, total: int) -> Ints:
-    """Divide a total by weights into whole numbers, largest remainders first.
-
-    Parameters
-    ----------
-    weights
-        Not negative, not all zero; shape (n,).
-    total
-        What to divide.
-
-    Returns
-    -------
-    numpy.ndarray
-        Whole numbers that add up to ``total``; shape (n,).
-
-    Raises
-    ------
-    InputError
-        The weights are negative or all zero, or the total is negative.
-    """
+    """Divide a total by weights, not all 0, into whole numbers, largest remainders first."""
     values = np.asarray(weights, dtype=np.float64)
     if total < 0 or not values.size or (values < 0).any() or not values.sum() > 0:
         raise InputError(

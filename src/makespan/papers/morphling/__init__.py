@@ -11,7 +11,7 @@ that a run writes below ``results/<source>/morphling/``:
 - `fig7`: one throughput table, the stages and the paper's cells to ``fig7.csv``
 - `fig8`: throughput tables of the jobs and the paper's cells to ``fig8.csv``
 - `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
-- `makespan.studies.predictions`: throughput tables and job lists to ``steering.csv``
+- `makespan.studies.predictions`: throughput tables and job lists to ``predictions.csv``
 - `getting_started`: the short job list to ``getting_started.csv``
 - `compare_policies`: all job lists to ``table4.csv``, ``jct.csv``, ``allocation.csv``, ``schedule.csv``
 - `perturbed_arrivals`, `STUDIES`, `scale_study`: to
@@ -33,6 +33,7 @@ from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
     from makespan.papers.morphling._checks import LEDGER
+    from makespan.papers.morphling._experiments import run_experiment
     from makespan.papers.morphling._fig7 import STRATEGIES, Stage, fig7
     from makespan.papers.morphling._fig8 import SCHEDULERS, fig8
     from makespan.papers.morphling._fig9 import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._published import read_published
     from makespan.papers.morphling._sensitivity import sensitivity
     from makespan.papers.morphling._settings import Morphling as SETTINGS
+    from makespan.papers.morphling._settings_simulation import EXPERIMENT_TABLES
     from makespan.papers.morphling._studies import (
         STUDIES,
         Draw,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
+    "EXPERIMENT_TABLES",
     "SETTINGS",
     "LEDGER",
     "MORPHLING",
@@ -86,6 +89,7 @@ __all__ = [
     "measured_table2",
     "published_loss_statistics",
     "read_published",
+    "run_experiment",
     "scale_study",
     "seeded_lists",
     "sensitivity",

@@ -1,11 +1,11 @@
 """Block ``morphling``: the experiments of the paper and their options."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
 from makespan.errors import MakespanError
-from makespan.papers.morphling._settings_simulation import Simulation
+from makespan.papers.morphling._settings_simulation import EXPERIMENT_TABLES, Simulation
 from makespan.plans import ExecutionPlan, Placement
 from makespan.settings import Block, Count, PaperSettings, option, readable, taken_from
 from makespan.training import MODEL_FAMILIES, SmallModel, check_supported
@@ -179,6 +179,22 @@ class Fig9(Block):
         source="choice", changes="fig9", min_length=1,
     )  # fmt: skip
 
+    def experiment(self) -> dict[str, Any]:
+        """Return what the experiment is given, as plain values."""
+        plans = {one.name: one.plan(self.global_batch_size) for one in self.plans}
+        degrees = ["dp", "tp", "pp", "grad_accum_steps", "zero_stage", "offload", "checkpoint_fraction"]
+        fields = [*degrees, "global_batch_size", "micro_batch_size"]
+        return {
+            "model": self.model.model_dump(),
+            "plans": {
+                name: {field: getattr(plan, field) for field in fields} for name, plan in plans.items()
+            },
+            "switches": [[switch.step, switch.name] for switch in self.switches],
+            "options": self.model_dump(include={"steps", "learning_rate", "seed", "data_seed"}),
+            "other_seed": self.other_seed,
+            "device": self.device,
+        }
+
     @model_validator(mode="after")
     def _plans_can_train(self) -> "Fig9":
         if len({plan.name for plan in self.plans}) != len(self.plans):
@@ -207,6 +223,13 @@ class Fig9(Block):
 class Morphling(PaperSettings):
     """Experiments of the Morphling paper."""
 
+    unjudged = frozenset(
+        {"table2_rows", "table2_summary", "jct", "allocation", "schedule", "fig9_summary"}
+        | {"load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
+    )
+    judged_cells = ("table4",)
+    live_policy = "morphling"
+
     workloads: tuple[WorkloadKey, ...] = option(
         "workloads whose iteration times are read, fitted and compared; fig7 and fig8 are left out if "
         "theirs are not among them",
@@ -231,6 +254,22 @@ class Morphling(PaperSettings):
                 raise ValueError(f"{name}.workloads among workloads (not there: {', '.join(missing)})")
         return self
 
+    def tables(self, source: str, is_profiled: bool) -> list[str]:
+        """Return the tables that are built; see `makespan.settings.PaperSettings.tables`."""
+        fitted, trained = ["table2", "table2_rows", "table2_summary"], ["fig9", "fig9_summary"]
+        measured = trained if source == "measured" else []
+        if is_profiled:
+            return [*fitted, "fig7", *measured]
+        needs = {"fig7": {self.fig7.workload}, "fig8": set(self.fig8.workloads)}
+        possible = [name for name, needed in needs.items() if needed <= set(self.workloads)]
+        simulated = [table for tables in EXPERIMENT_TABLES.values() for table in tables]
+        return [*fitted, "sensitivity", "sensitivity_families", *possible, *simulated, *measured]
+
     def throughput_workloads(self) -> tuple[str, ...]:
         """Return the workloads whose iteration times are read."""
         return self.workloads
+
+    def published_datasets(self) -> tuple[str, ...]:
+        """Return the names of the authors' job lists."""
+        lists = ("naive", "workload-base", "workload-bp", "workload-mt")
+        return tuple(f"morphling-workloads-{name}" for name in lists)

@@ -1,13 +1,24 @@
 """Block ``morphling.simulation``: the cluster experiments."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from makespan.policies import policy_names
 from makespan.settings import Block, option, taken_from
 
-__all__ = ["Simulation"]
+__all__ = ["EXPERIMENT_TABLES", "Simulation"]
+
+EXPERIMENT_TABLES = {
+    "getting_started": ("getting_started",),
+    "table4": ("table4", "jct", "allocation", "schedule"),
+    "perturbed": ("perturbed",),
+    "load": ("load", "load_summary"),
+    "large_models": ("large_models", "large_models_summary"),
+    "rounds": ("rounds", "rounds_summary"),
+    "scale": ("scale",),
+}
+"""The tables that each cluster experiment writes."""
 
 PolicyName = Annotated[str, taken_from(policy_names)]
 TraceName = Literal["base", "bp", "mt"]
@@ -178,3 +189,31 @@ class Simulation(Block):
         if missing:
             raise ValueError(f"shown among policies (not there: {', '.join(missing)})")
         return self
+
+    def experiments(self) -> dict[str, dict[str, Any]]:
+        """Return the options of each cluster experiment as its function takes them."""
+        names = {"policies": list(self.policies), "delays_s": list(self.restart_delays_s)}
+        compared: dict[str, Any] = names | {"interval_s": self.interval_s}
+        traces, delay = {"traces": list(self.traces)}, {"delay_s": self.restart_delays_s[0]}
+        study = delay | {"interval_s": self.interval_s}
+        sizes = [(size.jobs, size.gpus) for size in self.scale.sizes]
+        return {
+            "getting_started": compared,
+            "table4": compared | traces | {"shown": list(self.shown)},
+            "perturbed": compared | traces | self.perturbed.model_dump(),
+            "load": study | self.load.model_dump(exclude={"seeds"}),
+            "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
+            "rounds": delay | self.rounds.model_dump(exclude={"seeds"}),
+            "scale": study | {"policies": list(self.scale.policies), "sizes": sizes},
+        }
+
+    def drawn(self, experiment: str) -> dict[str, Any]:
+        """Return how many job lists an experiment draws, and how far the authors' are shifted instead."""
+        studies: dict[str, Load | LargeModels | Rounds] = {
+            "load": self.load,
+            "large_models": self.large_models,
+            "rounds": self.rounds,
+        }
+        if experiment not in studies:
+            return {}
+        return {"seeds": list(studies[experiment].seeds), "std_s": self.perturbed.std_s}

@@ -1,4 +1,4 @@
-"""Predict what policies decide by: results/<source>/morphling/steering.csv."""
+"""Predict what policies decide by: results/<source>/morphling/predictions.csv."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,4 +23,4 @@ if "snakemake" in globals():
         inputs, given = snakemake.input, snakemake.params
         tables = dict(zip(given.workloads, inputs.tables, strict=True))
         lists = dict(zip(given.lists, inputs.lists, strict=True))
-        main(tables, lists, snakemake.output.knowledge, given.options)
+        main(tables, lists, snakemake.output.predictions, given.options)

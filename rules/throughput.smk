@@ -1,4 +1,8 @@
-# Throughput tables: one job a source, one table a workload, the same schema whatever the source.
+# Throughput tables: one table a workload, the same schema whatever the source; and what else a source shares.
+
+
+localrules:
+    write_provenance,
 
 
 rule emulate_throughput:
@@ -11,10 +15,9 @@ rule emulate_throughput:
     conda:
         CPU
     resources:
-        mem_mb=1000,
-        runtime=10,
+        **asks(minutes=10),
     params:
-        workloads=list(SETTINGS.morphling.workloads),
+        workloads=WORKLOADS,
         cluster=SETTINGS.cluster,
         options=SETTINGS.throughput.emulated.model_dump(),
         code=code_hash("emulate_throughput"),
@@ -24,7 +27,7 @@ rule emulate_throughput:
 
 rule import_published:
     input:
-        traces=published_files,
+        traces=lambda wildcards: registered("published_files"),
         register=SETTINGS.throughput.published.register_file,
     output:
         tables=ensure(throughput_tables("published"), non_empty=True),
@@ -35,10 +38,9 @@ rule import_published:
     conda:
         CPU
     resources:
-        mem_mb=1000,
-        runtime=10,
+        **asks(minutes=10),
     params:
-        workloads=list(SETTINGS.morphling.workloads),
+        workloads=WORKLOADS,
         directory=lambda wildcards: str(published_directory(SETTINGS)),
         default_cpu_threads=SETTINGS.throughput.published.default_cpu_threads,
         code=code_hash("import_published"),
@@ -46,30 +48,34 @@ rule import_published:
         "../workflow/scripts/import_published.py"
 
 
-rule import_measured:
-    input:
-        traces=measured_files,
-    output:
-        tables=ensure(throughput_tables("measured"), non_empty=True),
-    log:
-        "logs/measured/import_measured.log",
-    benchmark:
-        "benchmarks/results/measured/import_measured.tsv"
-    conda:
-        CPU
-    resources:
-        mem_mb=1000,
-        runtime=10,
-    params:
-        workloads=list(SETTINGS.morphling.workloads),
-        directory=SETTINGS.throughput.measured.directory,
-        code=code_hash("import_measured"),
-    script:
-        "../workflow/scripts/import_measured.py"
+# The source measured is filled by one of two: the profile of small workloads, or the user's own tables.
+if PROFILED:
+
+    include: "profiling.smk"
+
+else:
+
+    rule import_measured:
+        input:
+            traces=[f"{SETTINGS.throughput.measured.directory}/{workload}.csv" for workload in WORKLOADS],
+        output:
+            tables=ensure(throughput_tables("measured"), non_empty=True),
+        log:
+            "logs/measured/import_measured.log",
+        conda:
+            CPU
+        resources:
+            **asks(minutes=10),
+        params:
+            workloads=WORKLOADS,
+            directory=SETTINGS.throughput.measured.directory,
+            code=code_hash("import_measured"),
+        script:
+            "../workflow/scripts/import_measured.py"
 
 
 # Files that are in place are sources, whoever put them there; only those that are missing are fetched.
-if SETTINGS.throughput.published.fetch and (MISSING := missing_datasets()):
+if SETTINGS.throughput.published.fetch and (MISSING := registered("missing_datasets")):
 
     rule fetch_published:
         input:
@@ -87,10 +93,27 @@ if SETTINGS.throughput.published.fetch and (MISSING := missing_datasets()):
         conda:
             CPU
         resources:
-            mem_mb=500,
-            runtime=10,
+            **asks(minutes=10),
         params:
             name=lambda wildcards: MISSING[wildcards.dataset].name,
             directory=lambda wildcards, output: output.file.removesuffix(wildcards.dataset),
         script:
             "../workflow/scripts/fetch_published.py"
+
+
+rule write_provenance:
+    input:
+        pins="requirements.txt",
+    output:
+        record="results/{source}/provenance.json",
+    log:
+        "logs/{source}/write_provenance.log",
+    conda:
+        CPU
+    resources:
+        **asks(minutes=5),
+    params:
+        settings=SETTINGS.model_dump(mode="json"),
+        code=code_hash("write_provenance"),
+    script:
+        "../workflow/scripts/write_provenance.py"

@@ -1,0 +1,162 @@
+"""Throughput tables in the canonical schema: reading and checking them, and the source of own ones."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.errors import InputError, MissingDataError, TraceError, cell_error
+from makespan.plans import PLAN_TEXTS, Placement, read_plan, write_plan
+from makespan.tables import THROUGHPUT, read_csv
+from makespan.workloads import Workload, workload, workload_keys
+
+__all__ = ["FLAG_FAILED", "MeasuredSource", "canonical_rows", "check_times", "read_throughput"]
+
+FLAG_FAILED = "failed run"
+"""Flag of rows in which nothing ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSource:
+    """Tables measured on the user's own devices.
+
+    Parameters
+    ----------
+    directory
+        One file ``<workload>.csv`` a workload, in the canonical schema.
+    """
+
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """First part of every result path."""
+        return "measured"
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return the workloads that have a file."""
+        keys = tuple(key for key in workload_keys() if (self.directory / f"{key}.csv").is_file())
+        if not keys:
+            raise MissingDataError(
+                f"{self.directory}: no measured traces; accepted: a directory with <workload>.csv in the "
+                f"throughput schema ({', '.join(THROUGHPUT.names)}) for one or more of "
+                f"{', '.join(workload_keys())}; measure them first or choose another source"
+            )
+        return keys
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Read and check the trace of one workload."""
+        key, keys = workload(workload_key).key, self.workload_keys()
+        if key not in keys:
+            raise MissingDataError(
+                f"{self.directory}: no measured trace {key}.csv; it has: {', '.join(keys)}"
+            )
+        return read_throughput(self.directory / f"{key}.csv")
+
+
+def read_throughput(path: str | Path) -> pd.DataFrame:
+    """Read a canonical throughput table and check its rows.
+
+    Parameters
+    ----------
+    path
+        CSV file of schema `makespan.tables.THROUGHPUT`, of one workload.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The checked table.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    TraceError
+        The file is empty or a cell has no accepted value; names row and column.
+    UnknownNameError
+        The workload is not in the zoo.
+    """
+    frame, where = read_csv(path, THROUGHPUT), str(path)
+    keys = sorted(set(frame["workload"]))
+    if len(keys) != 1:
+        found = ", ".join(keys) or "no rows"
+        raise TraceError(f"{where}: column 'workload': found {found}; accepted: one workload a file")
+    spec = workload(keys[0])
+    accepted: dict[str, str | int] = {"workload": spec.key, "global_batch_size": spec.global_batch_size}
+    for column, wanted in accepted.items():
+        for row, value in enumerate(frame[column], 1):
+            if value != wanted:
+                raise cell_error(where, row, column, value, str(wanted))
+    _check_measured(frame, where)
+    return canonical_rows(frame, spec, where)
+
+
+def _check_measured(frame: pd.DataFrame, where: str) -> None:
+    cells = zip(frame["cpu_threads"], frame["feasible"], frame["iter_time_s"], strict=True)
+    for row, (threads, feasible, time) in enumerate(cells, 1):
+        if threads < 1:
+            raise cell_error(where, row, "cpu_threads", threads, "a whole number, at least 1")
+        if feasible and not (math.isfinite(time) and time > 0):
+            raise cell_error(where, row, "iter_time_s", time, "a positive time where feasible is true")
+        if not feasible and not math.isnan(time):
+            raise cell_error(where, row, "iter_time_s", time, "no value where feasible is false")
+    for phase in ("forward_s", "overlap_sync_s", "optimize_s"):
+        check_times(frame[phase].fillna(0.0), phase, where, "a time, not negative")
+
+
+def check_times(values: Iterable[float], column: str, where: str, accepted: str) -> None:
+    """Check that times are finite and not negative."""
+    for row, value in enumerate(values, 1):
+        if not (math.isfinite(value) and value >= 0):
+            raise cell_error(where, row, column, value, accepted)
+
+
+def canonical_rows(frame: pd.DataFrame, workload: Workload, where: str) -> pd.DataFrame:
+    """Check plans and placements and write them in canonical notation: equal ones have equal text.
+
+    Refused are texts that cannot be read, plans whose degrees do not multiply to the GPUs of the
+    placement, and (plan, placement, threads) that occur twice.
+    """
+    cells = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], frame["feasible"], strict=True)
+    texts = [_canonical(row, cell, workload, where) for row, cell in enumerate(cells, 1)]
+    plans, placements = ([text[part] for text in texts] for part in (0, 1))
+    result = frame.assign(exec_plan=plans, placement=placements)
+    _reject_duplicates(result, where)
+    return result
+
+
+def _canonical(row: int, cell: tuple[str, str, int, bool], workload: Workload, where: str) -> tuple[str, str]:
+    plan_text, placement_text, cpu_threads, feasible = cell
+    try:
+        placement = Placement.parse(placement_text)
+    except InputError as error:
+        accepted = f"one digit a node such as 44 or 1124 ({error})"
+        raise cell_error(where, row, "placement", placement_text, accepted) from error
+    # A run that failed may have asked for more replicas than the batch has samples.
+    batch = workload.global_batch_size if feasible else placement.n_gpus
+    try:
+        plan = read_plan(
+            plan_text,
+            n_gpus=placement.n_gpus,
+            global_batch_size=batch,
+            cpu_threads=int(cpu_threads),
+        )
+    except InputError as error:
+        accepted = f"{PLAN_TEXTS}, for the {placement.n_gpus} GPU(s) of placement {placement.text} ({error})"
+        raise cell_error(where, row, "exec_plan", plan_text, accepted) from error
+    return write_plan(plan, cpu_threads=int(cpu_threads)), placement.text
+
+
+def _reject_duplicates(frame: pd.DataFrame, where: str) -> None:
+    first: dict[tuple[str, str, int], int] = {}
+    triples = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True)
+    for row, (plan, placement, threads) in enumerate(triples, 1):
+        known = first.setdefault((str(plan), str(placement), int(threads)), row)
+        if known != row:
+            accepted = (
+                "one row for each plan, placement (in any order) and CPU threads; row "
+                f"{known} is the same run ({plan} on {placement} with {threads} threads)"
+            )
+            raise cell_error(where, row, "exec_plan", plan, accepted)

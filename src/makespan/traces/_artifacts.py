@@ -1,0 +1,198 @@
+"""Readers of the artifacts of EasyScale (job lists) and Oobleck (availability of nodes).
+
+The published EasyScale list repeats names, is not in order of time, and holds a stray ninth column and a
+flag of 40; each is repaired and reported. Oobleck's files have no header: time [ms], ``add`` or
+``remove``, name of the node; times do not fall, a node is added once, and a removed node never comes
+back under its name.
+"""
+
+import heapq
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from makespan.errors import cell_error
+from makespan.tables import Column, TableSchema
+from makespan.traces._cells import (
+    ROW,
+    Finding,
+    ReadReport,
+    drop,
+    finish_report,
+    in_order,
+    is_missing,
+    numbers,
+    read_raw,
+    refuse,
+    repair,
+)
+from makespan.units import MS
+
+__all__ = ["EASYSCALE_JOBS", "read_easyscale_jobs", "read_oobleck_nodes"]
+
+EASYSCALE_JOBS = TableSchema(
+    "easyscale_jobs",
+    (
+        Column("job_id", "text", "", "name of the job, unique"),
+        Column("submit_time_s", "float", "s", "when it enters the system"),
+        Column("workload", "text", "", "what it trains"),
+        Column("max_parallelism", "int", "1", "logical workers"),
+        Column("micro_batch_size", "int", "samples", "samples a logical worker and step"),
+        Column("epochs", "float", "1", "passes over the data"),
+        Column("is_heterogeneous", "bool", "", "whether it may run on mixed GPU types"),
+        Column("home_gpu", "text", "", "GPU type that it prefers"),
+    ),
+)
+
+_EASYSCALE = (
+    "name", "time", "application", "max_parallelism", "batch_size", "epochs",
+    "enable_heterogeneous_deterministic", "preferred_gpu",
+)  # fmt: skip
+
+
+def read_easyscale_jobs(
+    path: str | Path, dedup: Literal["rename", "artifact"] = "rename"
+) -> tuple[pd.DataFrame, ReadReport]:
+    """Read an EasyScale job list.
+
+    Parameters
+    ----------
+    path
+        CSV file.
+    dedup
+        What becomes of a name that occurs again: ``"rename"`` keeps every row and numbers the
+        later ones; ``"artifact"`` does as the released simulator, where a later row replaces the
+        earlier one at its position and nothing is sorted.
+
+    Returns
+    -------
+    tuple
+        Schema `EASYSCALE_JOBS`, in order of submission if renamed, and the report.
+
+    Raises
+    ------
+    MissingDataError, TraceError
+        See `makespan.traces`.
+    """
+    where, findings = str(path), list[Finding]()
+    cells = _easyscale_cells(path, findings)
+    frame = _easyscale_frame(cells, where, findings)
+    n_read = len(frame)
+    again = frame["job_id"].duplicated()
+    if dedup == "artifact":
+        last = frame.groupby("job_id", sort=False).tail(1).set_index("job_id")
+        kept = drop(frame, again, "name occurs again; this row replaces the first one", findings)
+        frame = last.loc[kept["job_id"]].reset_index()
+        report = finish_report(where, n_read, len(frame), findings)
+        return EASYSCALE_JOBS.validate(frame.drop(columns=ROW), where), report
+    repair(frame, again, "name occurs again; number appended", findings)
+    number = (frame.groupby("job_id").cumcount() + 1).astype(str)
+    frame = frame.assign(job_id=frame["job_id"].mask(again, frame["job_id"] + "#" + number))
+    ordered = in_order(frame, findings).drop(columns=ROW)
+    report = finish_report(where, n_read, len(frame), findings)
+    return EASYSCALE_JOBS.validate(ordered, where), report
+
+
+def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
+    """Split the lines by hand: their lengths differ, which a CSV parser refuses."""
+    lines = [line.split(",") for line in read_raw(path, findings).splitlines() if line.strip()]
+    where, n = str(path), len(_EASYSCALE)
+    if tuple(name.strip() for name in lines[0][:n]) != _EASYSCALE:
+        raise cell_error(where, 0, "header", ",".join(lines[0]), ",".join(_EASYSCALE))
+    if len(lines) == 1:
+        raise cell_error(where, 1, "name", "nothing", "at least one job")
+    stray = [row for row, line in enumerate(lines[1:], 1) if len(line) > n]
+    if stray:
+        findings.append(Finding("repaired", "cells beyond the last named column; ignored", tuple(stray)))
+    for row, line in enumerate(lines[1:], 1):
+        if len(line) < n:
+            raise cell_error(where, row, _EASYSCALE[len(line)], "nothing", f"{n} cells a row")
+    body = [[cell.strip() for cell in line[:n]] for line in lines[1:]]
+    return pd.DataFrame(body, columns=list(_EASYSCALE)).assign(**{ROW: range(1, len(body) + 1)})
+
+
+def _easyscale_frame(cells: pd.DataFrame, where: str, findings: list[Finding]) -> pd.DataFrame:
+    for column in _EASYSCALE:
+        refuse(cells, is_missing(cells[column]), column, "a value", where)
+    accepted = "a number, 0 or more"
+    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0)
+    odd = ~flag.isin([0.0, 1.0])
+    repair(cells, odd, "flag is neither 0 nor 1; read as 1", findings)
+    return pd.DataFrame(
+        {
+            "job_id": cells["name"],
+            "submit_time_s": numbers(cells, "time", where, accepted, least=0),
+            "workload": cells["application"],
+            "max_parallelism": numbers(cells, "max_parallelism", where, "1 or more", least=1),
+            "micro_batch_size": numbers(cells, "batch_size", where, "1 or more", least=1),
+            "epochs": numbers(cells, "epochs", where, accepted, least=0),
+            "is_heterogeneous": flag > 0,
+            "home_gpu": cells["preferred_gpu"].str.lower(),
+            ROW: cells[ROW],
+        }
+    )
+
+
+_EVENTS = {"add": "joined", "remove": "failed"}
+
+
+def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
+    """Read a node availability trace.
+
+    Returns
+    -------
+    tuple
+        A table ``time_s, node_id, kind, node`` and the report. ``kind`` is ``joined`` or
+        ``failed``; ``node`` is the name in the trace and ``node_id`` the slot of the cluster
+        that it takes: the lowest one free, so as many slots are used as nodes are alive at once.
+
+    Raises
+    ------
+    MissingDataError, TraceError
+        See `makespan.traces`; or times fall, an event is unknown, or a node is added twice or removed while
+        it is not there.
+    """
+    where, findings = str(path), list[Finding]()
+    lines = [line for line in read_raw(path, findings).splitlines() if line.strip()]
+    rows, slots, free, before = [], dict[str, int](), list[int](), 0
+    gone: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        time_ms, event, node = _event(line, number, where)
+        if time_ms < before:
+            raise cell_error(
+                where, number, "time", time_ms, f"times that do not fall; the row above has {before}"
+            )
+        before = time_ms
+        _check_node(number, event, node, slots, gone, where)
+        if event == "add":
+            slots[node] = heapq.heappop(free) if free else len(slots)
+        rows.append((time_ms * MS, slots[node], _EVENTS[event], node))
+        if event == "remove":
+            heapq.heappush(free, slots.pop(node))
+            gone.add(node)
+    table = pd.DataFrame(rows, columns=["time_s", "node_id", "kind", "node"])
+    return table, finish_report(where, len(lines), len(table), findings)
+
+
+def _event(line: str, row: int, where: str) -> tuple[int, str, str]:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != 3:
+        raise cell_error(where, row, "row", line, "three cells: time in ms, add or remove, node")
+    time, event, node = cells
+    if not (time.isascii() and time.isdigit()):
+        raise cell_error(where, row, "time", time, "a whole number of ms, 0 or more")
+    if event not in _EVENTS:
+        raise cell_error(where, row, "event", event, "add, remove")
+    if not node:
+        raise cell_error(where, row, "node", node, "a name")
+    return int(time), event, node
+
+
+def _check_node(row: int, event: str, node: str, slots: dict[str, int], gone: set[str], where: str) -> None:
+    if event == "add" and (node in slots or node in gone):
+        raise cell_error(where, row, "node", node, "a node that was not added before")
+    if event == "remove" and node not in slots:
+        raise cell_error(
+            where, row, "node", node, f"a node that is there: {', '.join(sorted(slots)) or 'none'}"
+        )

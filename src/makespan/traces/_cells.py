@@ -1,0 +1,332 @@
+"""Cells of job traces as they come, and the account of what was dropped or repaired: never silent."""
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import MissingDataError, TraceError, cell_error
+
+__all__ = [
+    "ROW",
+    "Finding",
+    "ReadReport",
+    "datetimes",
+    "drop",
+    "finish_report",
+    "in_order",
+    "is_missing",
+    "iter_cells",
+    "numbers",
+    "one_of",
+    "read_cells",
+    "read_raw",
+    "refuse",
+    "repair",
+    "unique_counts",
+]
+
+_LOG = logging.getLogger(__name__)
+_SHOWN_ROWS = 5
+_PROBE_BYTES = 1 << 16
+_LARGEST = 2.0**53
+_MISSING = ("", "none", "nan", "null", "unknown", "na")
+
+ROW = "_row"
+"""Column that carries the row number of the file, counted from one, through the cleaning."""
+
+
+# --- the account ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason for which rows were dropped or repaired.
+
+    Parameters
+    ----------
+    action
+        ``"dropped"`` or ``"repaired"``.
+    reason
+        What was wrong and, for a repair, what was done about it.
+    rows
+        Data rows concerned, counted from one as in the file; empty if the whole file is meant.
+    """
+
+    action: Literal["dropped", "repaired"]
+    reason: str
+    rows: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The finding in one line."""
+        if not self.rows:
+            return f"{self.action}: {self.reason} (whole file)"
+        shown = ", ".join(str(row) for row in self.rows[:_SHOWN_ROWS])
+        more = ", ..." if len(self.rows) > _SHOWN_ROWS else ""
+        noun = "row" if len(self.rows) == 1 else "rows"
+        return f"{self.action} {len(self.rows)} {noun}: {self.reason} ({noun} {shown}{more})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """Account of one file: rows read, rows kept, and a finding for each difference.
+
+    Parameters
+    ----------
+    where
+        The file.
+    n_read
+        Data rows (of nested files: jobs) found.
+    n_kept
+        Rows of the result.
+    findings
+        In the order in which the rules were applied.
+
+    Raises
+    ------
+    TraceError
+        The dropped rows do not account for the difference between read and kept ones.
+    """
+
+    where: str
+    n_read: int
+    n_kept: int
+    findings: tuple[Finding, ...] = ()
+
+    def __post_init__(self) -> None:
+        dropped = sum(len(finding.rows) for finding in self.findings if finding.action == "dropped")
+        if self.n_read - dropped != self.n_kept:
+            raise TraceError(
+                f"{self.where}: read {self.n_read} rows and kept {self.n_kept}, but {dropped} are "
+                "reported as dropped; accepted: an account without a remainder"
+            )
+
+    @property
+    def n_dropped(self) -> int:
+        """Rows left out."""
+        return self.n_read - self.n_kept
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was dropped or repaired."""
+        return not self.findings
+
+    @property
+    def text(self) -> str:
+        """The account for a reader: one line a finding."""
+        head = f"{self.where}: {self.n_read} rows read, {self.n_kept} kept"
+        return "\n".join([head, *(f"  {finding.text}" for finding in self.findings)])
+
+    def count(self, reason_part: str) -> int:
+        """Return the number of rows whose reason contains a text."""
+        return sum(len(finding.rows) for finding in self.findings if reason_part in finding.reason)
+
+    def table(self) -> pd.DataFrame:
+        """Return one row a finding: ``where, action, reason, rows``."""
+        rows = [(self.where, one.action, one.reason, len(one.rows)) for one in self.findings]
+        return pd.DataFrame(rows, columns=["where", "action", "reason", "rows"])
+
+
+def drop(frame: pd.DataFrame, wrong: "pd.Series[bool]", reason: str, findings: list[Finding]) -> pd.DataFrame:
+    """Leave out the rows where ``wrong`` is true and append the finding, if there are any."""
+    rows = _rows(frame, wrong)
+    if not rows:
+        return frame
+    findings.append(Finding("dropped", reason, rows))
+    return frame[~wrong]
+
+
+def repair(frame: pd.DataFrame, wrong: "pd.Series[bool]", reason: str, findings: list[Finding]) -> None:
+    """Append the finding that the rows where ``wrong`` is true are repaired, if there are any."""
+    rows = _rows(frame, wrong)
+    if rows:
+        findings.append(Finding("repaired", reason, rows))
+
+
+def in_order(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
+    """Sort rows by their submission and report those that come late."""
+    late = frame["submit_time_s"].diff() < 0
+    repair(frame, late, "submitted before the row above; rows sorted", findings)
+    return frame.sort_values("submit_time_s", kind="stable")
+
+
+def _rows(frame: pd.DataFrame, wrong: "pd.Series[bool]") -> tuple[int, ...]:
+    return tuple(int(row) for row in frame[ROW].to_numpy()[np.flatnonzero(wrong.to_numpy())])
+
+
+def finish_report(
+    where: str, n_read: int, n_kept: int, findings: Iterable[Finding], *, logged: int = 0
+) -> ReadReport:
+    """Build the report, log all findings but the first ``logged``, and refuse a trace with nothing left."""
+    report = ReadReport(where, n_read, n_kept, tuple(findings))
+    if n_kept == 0:
+        raise TraceError(f"{where}: no job left of {n_read} rows; accepted: at least one\n{report.text}")
+    for finding in report.findings[logged:]:
+        _LOG.warning("%s: %s", where, finding.text)
+    return report
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def read_raw(path: str | Path, findings: list[Finding]) -> str:
+    """Read a text file, take Windows line ends and a byte order mark off, and say so."""
+    try:
+        content = Path(path).read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+        raise MissingDataError(f"{path}: no such file; expected a job trace") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not readable as text: {error}; accepted: UTF-8") from None
+    if not text.strip():
+        raise TraceError(f"{path}: the file is empty; accepted: a job trace with at least one job")
+    _note_line_ends(content, findings)
+    return text.replace("\r\n", "\n")
+
+
+def _note_line_ends(content: bytes, findings: list[Finding]) -> None:
+    if b"\r\n" in content:
+        findings.append(Finding("repaired", "Windows line ends, read as Unix ones"))
+
+
+def read_cells(
+    path: str | Path,
+    required: Sequence[str],
+    findings: list[Finding],
+    header: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Read the required columns of a CSV trace as stripped text, with row numbers in column `ROW`.
+
+    ``header`` names the columns of a file without header line; the same line at its top is accepted.
+    """
+    return next(iter(iter_cells(path, required, findings, header=header)))
+
+
+def iter_cells(
+    path: str | Path,
+    required: Sequence[str],
+    findings: list[Finding],
+    *,
+    header: Sequence[str] | None = None,
+    chunk_rows: int | None = None,
+) -> Iterator[pd.DataFrame]:
+    """Read a CSV trace in pieces of ``chunk_rows`` rows, see `read_cells`; in one piece if None."""
+    where = str(path)
+    first = _first_line(path, where, findings)
+    has_header = header is None or first == list(header)
+    _require(first if has_header else list(header or ()), required, where)
+    read_rows = 0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            pieces = pd.read_csv(
+                path,
+                dtype=str,
+                encoding="utf-8-sig",
+                keep_default_na=False,
+                skipinitialspace=True,
+                index_col=False,
+                header=0 if has_header else None,
+                names=None if has_header else list(header or ()),
+                iterator=True,
+                chunksize=chunk_rows,
+            )
+            for piece in [pieces.read()] if chunk_rows is None else pieces:
+                if piece.empty and read_rows == 0:
+                    raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
+                yield _cells(piece, required, read_rows)
+                read_rows += len(piece)
+    except (pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError) as error:
+        raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
+
+
+def _cells(piece: pd.DataFrame, required: Sequence[str], offset: int) -> pd.DataFrame:
+    frame = piece.rename(columns=str.strip)[list(required)].fillna("")
+    stripped = pd.DataFrame({name: frame[name].str.strip() for name in required}).reset_index(drop=True)
+    return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
+
+
+def _first_line(path: str | Path, where: str, findings: list[Finding]) -> list[str]:
+    """Read the names of the first line, and note the line ends."""
+    if not Path(path).is_file():
+        raise MissingDataError(f"{where}: no such file; expected a job trace")
+    with Path(path).open("rb") as file:
+        _note_line_ends(file.read(_PROBE_BYTES), findings)
+    try:
+        first: pd.DataFrame = pd.read_csv(path, dtype=str, encoding="utf-8-sig", header=None, nrows=1)
+    except pd.errors.EmptyDataError:
+        raise TraceError(f"{where}: the file is empty; accepted: a job trace with at least one job") from None
+    except (pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
+    return [str(name).strip() for name in first.iloc[0].fillna("")]
+
+
+def _require(names: Sequence[str], required: Sequence[str], where: str) -> None:
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise TraceError(
+            f"{where}: lacks column(s) {', '.join(missing)}; found: {', '.join(names) or 'none'}; "
+            f"required: {', '.join(required)}"
+        )
+
+
+# --- cells ------------------------------------------------------------------------------------------
+
+
+def refuse(cells: pd.DataFrame, wrong: "pd.Series[bool]", column: str, accepted: str, where: str) -> None:
+    """Raise for the first cell of a column where ``wrong`` is true, if there is one."""
+    if bool(wrong.any()):
+        first = cells.iloc[np.flatnonzero(wrong.to_numpy())[:1]]
+        raise cell_error(where, int(first[ROW].iloc[0]), column, first[column].tolist()[0], accepted)
+
+
+def is_missing(cells: "pd.Series[str]") -> "pd.Series[bool]":
+    """Say which cells hold no value: empty, None, nan, null, NA or Unknown."""
+    return cells.str.lower().isin(_MISSING)
+
+
+def one_of(cells: pd.DataFrame, column: str, accepted: Sequence[str], where: str) -> "pd.Series[str]":
+    """Read a column of names in any case; return them as they are spelled in ``accepted``."""
+    spelled = {name.lower(): name for name in accepted}
+    names = cells[column].str.lower().map(spelled)
+    refuse(cells, names.isna(), column, ", ".join(accepted), where)
+    return names
+
+
+def numbers(
+    cells: pd.DataFrame, column: str, where: str, accepted: str, *, least: float = -np.inf
+) -> "pd.Series[float]":
+    """Read a column of numbers, from ``least`` to the largest that is kept exactly; missing ones are NaN."""
+    missing = is_missing(cells[column])
+    values = pd.to_numeric(cells[column].mask(missing), errors="coerce").astype("float64")
+    refuse(cells, ~missing & ~((values <= _LARGEST) & (values >= least)), column, accepted, where)
+    return values
+
+
+def datetimes(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
+    """Read a column of dates with time of day as seconds; missing cells become NaN."""
+    missing = is_missing(cells[column])
+    parsed = pd.to_datetime(cells[column].mask(missing), format="%Y-%m-%d %H:%M:%S", errors="coerce")
+    wrong = ~missing & parsed.isna()
+    refuse(cells, wrong, column, "a time such as 2020-06-09 18:41:01, or nothing", where)
+    seconds = parsed.to_numpy(dtype="datetime64[s]").astype("float64")
+    return pd.Series(seconds, index=cells.index).mask(missing)
+
+
+def unique_counts(cells: pd.DataFrame, name_column: str, column: str, where: str) -> dict[str, int]:
+    """Return the GPUs of each machine, refusing parts of one and machines with two different counts."""
+    counts = numbers(cells, column, where, "a number of GPUs, 0 or more", least=0).fillna(0)
+    refuse(cells, counts % 1 != 0, column, "a whole number of GPUs", where)
+    found: dict[str, int] = {}
+    for row, name, count in zip(cells[ROW], cells[name_column], counts.astype("int64"), strict=True):
+        if found.setdefault(str(name), int(count)) != int(count):
+            accepted = f"{found[str(name)]} as in an earlier row of {name!r}"
+            raise cell_error(where, int(row), column, int(count), accepted)
+    return found
