@@ -24,6 +24,7 @@ may be relied on, its modules with an underscore may not.
 
 def generated_files() -> dict[str, str]:
     """Return path below the root and text of every generated file."""
+    schemas = {name: import_module(f"makespan.papers.{name}").SCHEMAS for name in PAPERS}
     page = configuration_page(load_settings(root=ROOT))
     return {
         "config/README.md": page,
@@ -32,7 +33,7 @@ def generated_files() -> dict[str, str]:
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": page,
-        "docs/reference/tables.md": tables_page(),
+        "docs/reference/tables.md": tables_page(schemas),
     }
 
 

@@ -1,9 +1,36 @@
 """Reproduce and extend experiments on training large models on shared GPU clusters.
 
-The package is layered; import the layer you need, for example ``makespan.plans`` or
-``makespan.emulator``. This module imports nothing, so that starting a workflow stays quick.
+What most users want stands here::
+
+    import makespan
+
+    scenario = makespan.scenario("base", n_jobs=20)
+    makespan.compare(scenario, ["fifo", "morphling-work"])
+
+The rest of the package is layered; import the layer you need, for example ``makespan.plans``. Importing this
+module loads nothing else before a name is asked for, so that starting a workflow stays quick.
 """
 
-__all__ = ["__version__"]
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+_VERBS = (
+    "Run",
+    "Scenario",
+    "compare",
+    "emulate",
+    "fit",
+    "rank_plans",
+    "read_trace",
+    "scenario",
+    "simulate",
+)
+
+__all__ = ["__version__", *_VERBS]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _VERBS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("makespan.front"), name)

@@ -49,10 +49,10 @@ def test_rows_are_counted_as_published(data: Observations) -> None:
     assert data.clean.sum() == 449
 
 
-@pytest.mark.parametrize("number", range(len(targets())), ids=lambda n: f"{targets()[n].protocol}")
-def test_every_bound_holds(result: Validation, number: int) -> None:
-    row = result.table.iloc[number]
-    assert row["verdict"] in ("must", "aim"), row.to_dict()
+def test_every_bound_holds(result: Validation) -> None:
+    assert len(result.table) == len(targets())
+    missed = result.table[~result.table["verdict"].isin(("must", "aim"))]
+    assert missed.empty, missed.to_dict("records")
 
 
 def test_most_aims_are_reached(result: Validation) -> None:

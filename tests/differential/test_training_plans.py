@@ -55,6 +55,7 @@ PLANS = {
 SOME = ("GA", "ZeRO-3, GA", "TP", "PP", "TP x PP")
 CASES = [("llama", name) for name in PLANS]
 CASES += [(family, name) for family in ("gpt", "bert", "t5", "vit") for name in SOME]
+FAMILIES = ("llama", "gpt", "bert", "t5", "vit")
 
 
 def job(family, chosen):
@@ -64,7 +65,7 @@ def job(family, chosen):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Result of every case, and of one process for every family; one group of processes a size."""
-    jobs = {(family, "alone"): job(family, ALONE) for family in ("llama", "gpt", "bert", "t5", "vit")}
+    jobs = {(family, "alone"): job(family, ALONE) for family in FAMILIES}
     jobs |= {case: job(case[0], PLANS[case[1]]) for case in CASES}
     results = {}
     for size in (1, 2, 4):
@@ -76,29 +77,31 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.xdist_group("training")
-@pytest.mark.parametrize(("family", "name"), CASES)
-def test_losses_and_gradients_are_those_of_one_process(runs, family, name):
-    alone, other = runs[family, "alone"], runs[family, name]
-    np.testing.assert_allclose(other.losses, alone.losses, rtol=TOLERANCE)
-    wanted, found = np.load(alone.gradients), np.load(other.gradients)
-    assert set(found) == set(wanted)
-    for weight in wanted:
-        distance = np.linalg.norm(found[weight] - wanted[weight])
-        assert distance <= TOLERANCE * np.linalg.norm(wanted[weight]), weight
-        assert np.linalg.norm(wanted[weight]) > 0, weight
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_and_gradients_are_those_of_one_process(runs, family):
+    alone = runs[family, "alone"]
+    wanted = np.load(alone.gradients)
+    assert min(np.linalg.norm(wanted[weight]) for weight in wanted) > 0
+    for name in (name for its_family, name in CASES if its_family == family):
+        other = runs[family, name]
+        np.testing.assert_allclose(other.losses, alone.losses, rtol=TOLERANCE, err_msg=name)
+        found = np.load(other.gradients)
+        assert set(found) == set(wanted), name
+        for weight in wanted:
+            distance = np.linalg.norm(found[weight] - wanted[weight])
+            assert distance <= TOLERANCE * np.linalg.norm(wanted[weight]), (name, weight)
 
 
 @pytest.mark.xdist_group("training")
-@pytest.mark.parametrize("family", ["llama", "gpt", "bert", "t5", "vit"])
-def test_every_step_changes_the_loss(runs, family):
-    losses = runs[family, "alone"].losses
-    assert len(set(losses)) == STEPS
+def test_every_step_changes_the_loss(runs):
+    for family in FAMILIES:
+        assert len(set(runs[family, "alone"].losses)) == STEPS, family
 
 
 @pytest.mark.xdist_group("training")
-@pytest.mark.parametrize("name", ["GA", "ZeRO-3, GA", "TP x PP"])
-def test_phases_add_up_to_the_step(runs, name):
-    for time in runs["llama", name].times:
-        parts = (time.forward_s, time.backward_sync_s, time.optimizer_s)
-        assert min(parts) > 0
-        assert sum(parts) <= time.step_s
+def test_phases_add_up_to_the_step(runs):
+    for name in ("GA", "ZeRO-3, GA", "TP x PP"):
+        for time in runs["llama", name].times:
+            parts = (time.forward_s, time.backward_sync_s, time.optimizer_s)
+            assert min(parts) > 0, name
+            assert sum(parts) <= time.step_s, name

@@ -11,10 +11,11 @@ from fixed_step import simulate_fixed_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_cluster import (
+    catalogue_of,
     clusters,
     misjudged_catalogue,
+    mixed_nodes,
     scaled_policy,
-    toy_catalogue,
     toy_job,
     toy_nodes,
     traces,
@@ -29,16 +30,17 @@ DELAY_S = 7.0
 
 
 @st.composite
-def cases(draw, **options):
-    """Draw a cluster and a trace that fits it."""
-    spec = draw(clusters())
-    return spec, draw(traces(min(spec.n_gpus, 8), **options))
+def cases(draw, may_mix=True, **options):
+    """Draw a cluster and a trace that fits the devices of one type there."""
+    spec = draw(clusters(may_mix))
+    n_types = len({node.gpu.name for node in spec.nodes})
+    return spec, draw(traces(min(spec.n_gpus // n_types, 8), **options))
 
 
 def run(case, policy, catalogue=None, **options):
     spec, jobs = case
     return simulate(
-        jobs, spec, catalogue or toy_catalogue(), policy, **({"restart_delay_s": DELAY_S} | options)
+        jobs, spec, catalogue or catalogue_of(spec), policy, **({"restart_delay_s": DELAY_S} | options)
     )
 
 
@@ -104,7 +106,7 @@ def test_law_4_equal_inputs_give_equal_tables_in_whatever_order_the_trace_is(pol
 
 
 @policies
-@given(cases())
+@given(cases(may_mix=False))
 @few
 def test_law_5_scaling_all_times_scales_the_results(policy, case):
     factor = 4.0
@@ -114,7 +116,7 @@ def test_law_5_scaling_all_times_scales_the_results(policy, case):
     scaled = simulate(
         longer,
         spec,
-        toy_catalogue(factor),
+        catalogue_of(spec, factor),
         scaled_policy(policy, factor),
         restart_delay_s=DELAY_S * factor,
     )
@@ -130,7 +132,7 @@ def test_law_5_scaling_all_times_scales_the_results(policy, case):
 @few
 def test_law_6_a_node_without_devices_changes_nothing(policy, case):
     spec, jobs = case
-    known = toy_catalogue().on(spec)
+    known = catalogue_of(spec).on(spec)
     wider = replace(spec, nodes=(*spec.nodes, spec.nodes[0]))
     never = [NodeEvent(1e9, spec.n_nodes, NodeEventKind.JOINED)]
     without = run(case, policy, catalogue=known)
@@ -148,18 +150,17 @@ def test_law_6_an_empty_trace_gives_empty_tables(policy):
     assert list(result.events.columns)[:4] == ["time_s", "seq", "kind", "job_id"]
 
 
-@policies
+@pytest.mark.parametrize("name", [name for name, policy in REGISTRY.items() if policy.honours_guarantees])
 @given(cases())
 @few
-def test_law_7_a_guaranteed_job_is_never_slower_than_its_guarantee_while_it_runs(policy, case):
-    if not policy.honours_guarantees:
-        return
-    spec, jobs = case
-    events = run(case, policy).events
+def test_law_7_a_guaranteed_job_is_never_slower_than_its_guarantee_while_it_runs(name, case):
+    spec, jobs = case[0], [replace(case[1][0], is_guaranteed=True), *case[1][1:]]
+    events = run((spec, jobs), REGISTRY[name]).events
     for job in jobs:
         if job.is_guaranteed:
             rows = events[events["job_id"] == job.job_id]
-            reference_s = toy_catalogue().on(spec).requested(job).iter_time_s
+            reference_s = catalogue_of(spec).on(spec).requested(job).iter_time_s
+            assert (rows["kind"] == "started").any()
             assert not (rows["iter_time_s"] > reference_s * (1 + 1e-9)).any()
             assert not (rows["kind"] == "suspended").any()
 
@@ -175,16 +176,16 @@ TIMED = [
 
 @policies
 def test_law_8_the_engine_agrees_with_a_fixed_step_engine_as_the_step_goes_to_zero(policy):
-    spec = toy_nodes(2, 2)
     options = {"restart_delay_s": 3.0, "interval_s": 0.0}
-    outcomes = simulate(TIMED, spec, toy_catalogue(), policy, **options).outcomes
-    exact_s = dict(zip(outcomes["job_id"], outcomes["finish_time_s"], strict=True))
-    errors = []
-    for step_s in (0.1, 0.02):
-        found_s = simulate_fixed_step(TIMED, spec, toy_catalogue(), policy, step_s=step_s, **options)
-        errors.append(max(abs(found_s[name] - exact_s[name]) for name in exact_s))
-        assert errors[-1] <= 12 * step_s
-    assert errors[1] < max(errors[0] / 2, 0.06)
+    for spec in (toy_nodes(2, 2), mixed_nodes(2, 2)):
+        errors = []
+        outcomes = simulate(TIMED, spec, catalogue_of(spec), policy, **options).outcomes
+        exact_s = dict(zip(outcomes["job_id"], outcomes["finish_time_s"], strict=True))
+        for step_s in (0.1, 0.02):
+            found_s = simulate_fixed_step(TIMED, spec, catalogue_of(spec), policy, step_s=step_s, **options)
+            errors.append(max(abs(found_s[name] - exact_s[name]) for name in exact_s))
+            assert errors[-1] <= 12 * step_s
+        assert errors[1] < max(errors[0] / 2, 0.06)
 
 
 @st.composite
@@ -197,6 +198,10 @@ def node_events(draw, spec):
         events += [NodeEvent(float(time), node, kinds[turn % 2]) for turn, time in enumerate(times)]
         if len(times) % 2:
             events.append(NodeEvent(400.0, node, NodeEventKind.JOINED))
+        if draw(st.booleans()):
+            at_s, notice_s = draw(st.integers(1, 200)), draw(st.sampled_from((0.0, 20.0)))
+            events.append(NodeEvent(float(at_s), node, NodeEventKind.WITHDRAWN, 1, notice_s))
+            events.append(NodeEvent(float(at_s) + 99.0, node, NodeEventKind.RETURNED))
     return events
 
 
@@ -213,7 +218,7 @@ def test_every_schedule_is_possible_with_rounds_delays_and_failures(policy, case
         result.events,
         jobs,
         spec,
-        toy_catalogue(),
+        catalogue_of(spec),
         interval_s=policy.interval_s if interval_s is None else interval_s,
         keeps_guarantees=policy.honours_guarantees,
         outcomes=result.outcomes,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from makespan.perf import FORMS, load_environment, p_norm, points_from_plans
-from makespan.perf._forms import Profile, Terms
+from makespan.perf import FORMS, load_environment, points_from_plans
+from makespan.perf._forms import Profile, Terms, p_norm
 from makespan.perf._points import geometry
 from makespan.plans import Placement, read_plan
 from makespan.workloads import workload

@@ -9,11 +9,13 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
-from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.hardware import ClusterSpec, cluster, gpu, homogeneous
 from makespan.plans import Placement, enumerate_placements
 from makespan.sim import Allocation, Catalogue, Configuration, Decision
 from makespan.studies import TableCatalogue
 from makespan.workloads import JobSpec, workload
+
+FAST, SLOW = "a800-80", "v100-32"
 
 # Seconds of a step on one GPU, plans by number of GPUs ("*" is any number), and the least GPUs.
 _TOYS = {
@@ -34,6 +36,13 @@ def toy_nodes(n_nodes: int, gpus_per_node: int, cpu_threads: int | None = None) 
         cpu_threads=cpu_threads or 12 * gpus_per_node,
     )
     return homogeneous(node, n_nodes, base.network, name=f"toy-{n_nodes}x{gpus_per_node}")
+
+
+def mixed_nodes(n_each: int, gpus_per_node: int) -> ClusterSpec:
+    """Return a cluster of so many nodes with fast devices, and behind them as many with slow ones."""
+    fast = toy_nodes(n_each, gpus_per_node)
+    slow = tuple(replace(node, gpu=gpu(SLOW)) for node in fast.nodes)
+    return replace(fast, name=f"mixed-{2 * n_each}x{gpus_per_node}", nodes=(*fast.nodes, *slow))
 
 
 def throughput_rows(key: str, rows: list[tuple[str, str, float]], cpu_threads: int = 4) -> pd.DataFrame:
@@ -82,6 +91,15 @@ def toy_tables(scale: float = 1.0) -> tuple[pd.DataFrame, ...]:
 def toy_catalogue(scale: float = 1.0) -> Catalogue:
     """Return the catalogue of the toy tables."""
     return TableCatalogue.from_tables(toy_tables(scale))
+
+
+@cache
+def typed_catalogue(scale: float = 1.0) -> TableCatalogue:
+    """Return a catalogue for `mixed_nodes`; on slow devices every step takes twice as long."""
+    parts = {FAST: toy_tables(scale), SLOW: toy_tables(2 * scale)}
+    return TableCatalogue.joined(
+        TableCatalogue.from_tables(tables, gpu_type=name) for name, tables in parts.items()
+    )
 
 
 @cache
@@ -144,9 +162,16 @@ def traces(draw: Any, n_gpus: int, max_jobs: int = 7, distinct_times: bool = Fal
 
 
 @st.composite
-def clusters(draw: Any) -> ClusterSpec:
-    """Draw a cluster of up to four nodes of up to eight GPUs."""
+def clusters(draw: Any, may_mix: bool = True) -> ClusterSpec:
+    """Draw a cluster of up to four nodes of up to eight GPUs, of one type or, if they may, of two."""
+    if may_mix and draw(st.booleans()):
+        return mixed_nodes(draw(st.integers(1, 2)), draw(st.sampled_from((2, 4, 8))))
     return toy_nodes(draw(st.integers(1, 4)), draw(st.sampled_from((2, 4, 8))))
+
+
+def catalogue_of(spec: ClusterSpec, scale: float = 1.0) -> TableCatalogue:
+    """Return the toy catalogue that knows the types of devices of a cluster."""
+    return toy_catalogue(scale) if spec.is_homogeneous else typed_catalogue(scale)
 
 
 def scaled_policy(policy: Any, factor: float) -> Any:

@@ -1,7 +1,4 @@
-"""A worker that trains nothing: ``python toy_worker.py <run directory>``.
-
-The process that the request names kills itself; the other waits for word of it and goes on alone.
-"""
+"""A worker that trains nothing: ``python toy_worker.py <run directory>``; the request says what it does."""
 
 import os
 import signal
@@ -13,31 +10,78 @@ from makespan.runtime import end_worker, join, run_worker
 
 
 def work(directory, who):
-    request, seen = directory.request(), {"pid": os.getpid(), "rank": who.rank, "threads": who.threads}
-    seen |= {"greeting": os.environ.get("GREETING"), "cpus": sorted(os.sched_getaffinity(0))}
-    if request["meet"]:
-        import torch
-
-        join(directory, who)
-        total = torch.tensor(who.rank + 1)
-        torch.distributed.all_reduce(total)
-        seen |= {"sum": int(total), "torch_threads": torch.get_num_threads()}
+    request, seen = directory.request(), {"pid": os.getpid(), "rank": who.rank, "size": who.size}
+    seen |= {"local_rank": who.local_rank, "threads": who.threads, "greeting": os.environ.get("GREETING")}
+    seen |= {"cpus": sorted(os.sched_getaffinity(0))}
     write_json(seen, directory.path / f"seen-{who.rank}.json")
     until(lambda: all((directory.path / f"seen-{rank}.json").exists() for rank in range(who.size)))
-    if who.rank == request["dies"]:
+    DO[request["do"]](directory, who)
+
+
+def survive(directory, who):
+    """Kill the first process; the other waits for word of it."""
+    if who.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     until(directory.lost)
-    if request["meet"]:
-        torch.distributed.destroy_process_group()
-        pids = join(directory, who, members=[who.rank], meeting=1)
-        torch.distributed.all_reduce(total)
-        assert pids == [os.getpid()]
-        assert int(total) == seen["sum"]
-    directory.write_result({"lost": directory.lost(), "by": who.rank})
+    directory.write_result(directory.lost())
+
+
+def meet_anew(directory, who):
+    """Meet, kill the first process, and let the other meet alone."""
+    import torch
+
+    pids, total = join(directory, who), torch.tensor(who.rank + 1)
+    torch.distributed.all_reduce(total)
+    if who.rank == 0:
+        until(lambda: (directory.path / "sum.json").exists())
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_json([pids, int(total), torch.get_num_threads()], directory.path / "sum.json")
+    until(directory.lost)
+    torch.distributed.destroy_process_group()
+    alone = join(directory, who, members=[who.rank], meeting=1)
+    torch.distributed.all_reduce(total)
+    directory.write_result({"lost": directory.lost(), "alone": alone, "sum": int(total)})
+
+
+def kill(directory, who):
+    if who.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def fail(directory, who):
+    """Fail in the second process first, and then in the other one that misses it."""
+    if who.rank == 1:
+        raise ValueError("the data are bad")
+    until(lambda: directory.error(1))
+    raise RuntimeError("the other one is gone")
+
+
+def leave(directory, who):
+    os._exit(7 if who.rank == 0 else 0)
+
+
+def hang(directory, who):
+    if who.rank == 0:
+        directory.write_meeting(0, [os.getpid()])
+    time.sleep(600)
+
+
+def start_slowly(directory, who):
+    time.sleep(1)
+
+
+def end(directory, who):
+    directory.write_progress({"step": 1})
+
+
+DO = {
+    one.__name__: one for one in (survive, meet_anew, kill, fail, leave, hang, start_slowly, end)
+}  # fmt: skip
 
 
 def until(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)

@@ -79,8 +79,6 @@ def test_malformed_statements_are_refused(paper):
     good = "Table 1,it is small,3,at most 4,at_most,size,4,,,\n"
     for rows, error, message in (
         (good.replace("at_most", "guess"), UnknownNameError, "check 'guess'; accepted: at_most"),
-        (good.replace(",,,", ",emulatd,,"), UnknownNameError, "source 'emulatd'; accepted: emulated"),
-        (good.replace(",,,", ",,measurd,"), UnknownNameError, "source 'measurd'; accepted: emulated"),
         (good + good, TraceError, "'it is small' occurs twice"),
         (good.replace("at_most", ""), TraceError, "'it is small' has no check"),
     ):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from makespan.claims import judge
 from makespan.papers.morphling import LEDGER
+from makespan.throughput import SOURCE_NAMES
 
 
 def table2(**errors):
@@ -81,6 +81,11 @@ def judged(check, tables, subject="", source="published", form="extended"):
     return found["verdict"], found["reproduced"], found["note"]
 
 
+def test_statements_name_sources_that_there_are():
+    rows = LEDGER.statements()
+    assert set(" ".join([*rows["sources"], *rows["fails_on"]]).split()) <= set(SOURCE_NAMES)
+
+
 def test_without_tables_every_statement_says_what_is_missing():
     result = judge(LEDGER, {}, "emulated", {"form": "extended"})
     assert set(result["paper"]) == {"Morphling"}
@@ -123,10 +128,10 @@ def test_fig7_plan_changes():
     assert judged("fig7_plan_changes", {"fig7": fig7(plans=["244", "244", "221", "ga", "ga"])})[0] == "fails"
 
 
-@pytest.mark.parametrize(("last", "verdict"), [(46.0, "holds"), (55.0, "holds"), (55.1, "fails")])
-def test_fig7_cpu_speedup(last, verdict):
-    table = fig7(times=[1.165, 1.803, 5.107, 66.0, last])
-    assert judged("fig7_cpu_speedup", {"fig7": table})[0] == verdict
+def test_fig7_cpu_speedup():
+    for last, verdict in [(46.0, "holds"), (55.0, "holds"), (55.1, "fails")]:
+        table = fig7(times=[1.165, 1.803, 5.107, 66.0, last])
+        assert judged("fig7_cpu_speedup", {"fig7": table})[0] == verdict
 
 
 def test_fig7_cpu_speedup_needs_a_run_to_compare_with():
@@ -153,7 +158,7 @@ def test_fig8_division_and_gain():
     assert judged("fig8_gain", gap, "clean_speedup")[0] == "not run"
 
 
-@pytest.mark.parametrize(("n_changing", "verdict"), [(4, "holds"), (2, "holds"), (1, "fails")])
-def test_best_family_changes(n_changing, verdict):
-    found = judged("best_family_changes", curves(n_changing))
-    assert found[:2] == (verdict, f"{n_changing} of 4 models")
+def test_best_family_changes():
+    for n_changing, verdict in [(4, "holds"), (2, "holds"), (1, "fails")]:
+        found = judged("best_family_changes", curves(n_changing))
+        assert found[:2] == (verdict, f"{n_changing} of 4 models")

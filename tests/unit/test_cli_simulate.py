@@ -15,9 +15,9 @@ from makespan.cli._view import LiveView
 from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.policies import REGISTRY
-from makespan.sim import EVENTS, OUTCOMES, Violation, simulate
+from makespan.sim import Violation, simulate
 from makespan.studies import resized, scenario
-from makespan.tables import JOBS, THROUGHPUT, read_csv, write_csv
+from makespan.tables import EVENTS, JOBS, OUTCOMES, THROUGHPUT, read_csv, write_csv
 from makespan.traces import jobs_table
 from makespan.workloads import JobSpec, workload
 

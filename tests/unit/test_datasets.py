@@ -80,13 +80,11 @@ def test_fetch_writes_the_checked_file_and_asks_once(entry, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "error", [urllib.error.URLError("no route"), TimeoutError("slow"), ConnectionResetError("gone")]
-)
-def test_offline_fetch_is_one_clear_error_and_leaves_nothing(entry, tmp_path, error):
-    with pytest.raises(OfflineError, match=r"toy-throughput.*MAKESPAN_PUBLISHED_DIR"):
-        fetch(entry, tmp_path, Server(error=error))
-    assert not list(tmp_path.rglob("*.csv"))
+def test_offline_fetch_is_one_clear_error_and_leaves_nothing(entry, tmp_path):
+    for error in [urllib.error.URLError("no route"), TimeoutError("slow"), ConnectionResetError("gone")]:
+        with pytest.raises(OfflineError, match=r"toy-throughput.*MAKESPAN_PUBLISHED_DIR"):
+            fetch(entry, tmp_path, Server(error=error))
+        assert not list(tmp_path.rglob("*.csv"))
 
 
 def test_wrong_content_is_refused_and_leaves_nothing(entry, tmp_path):
@@ -150,21 +148,18 @@ def test_unknown_name_lists_the_known(entry):
 GOOD = "a,a.csv,v,l,10," + "0" * 64 + ",o/r,c,u,https://x/{commit},\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_malformed_register_names_row_and_column(tmp_path):
+    for text, message in [
         ("name,path\na,b\n", "lacks column"),
         (HEADER + GOOD + GOOD, "more than once"),
         (HEADER + GOOD.replace(",10,", ",ten,"), "row 1, column 'size_bytes'"),
         (HEADER + GOOD.replace("0" * 64, "xyz"), "row 1, column 'sha256'"),
         (HEADER + GOOD.replace("a.csv", "../a.csv"), "row 1, column 'path'"),
-    ],
-)
-def test_malformed_register_names_row_and_column(tmp_path, text, message):
-    path = tmp_path / "datasets.csv"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=message):
-        read_register(path)
+    ]:
+        path = tmp_path / "datasets.csv"
+        path.write_text(text)
+        with pytest.raises(TraceError, match=message):
+            read_register(path)
 
 
 def test_missing_register(tmp_path):

@@ -83,9 +83,8 @@ def test_canonical_table_survives_writing_and_reading(write, tmp_path):
     assert jobs_from_table(jobs_table(trace.jobs), "here").jobs == trace.jobs
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "accepted"),
-    [
+def test_bad_cells_are_named_with_file_row_column_and_what_is_accepted(write):
+    for row, column, accepted in [
         ("a,-1,1,vit,1,8,0,ga,1,0", "submission_time", "0 or more"),
         ("a,nan,1,vit,1,8,0,ga,1,0", "submission_time", "0 or more"),
         ("a,inf,1,vit,1,8,0,ga,1,0", "submission_time", "0 or more"),
@@ -102,17 +101,15 @@ def test_canonical_table_survives_writing_and_reading(write, tmp_path):
         ("a,0,1,vit,1,8,0,ga,1e300,0", "steps", "whole number"),
         ("a,0,1,vit,1,8,0,ga,1,2", "is_sla", "0 or 1"),
         (",0,1,vit,1,8,0,ga,1,0", "name", "a name"),
-    ],
-)
-def test_bad_cells_are_named_with_file_row_column_and_what_is_accepted(write, row, column, accepted):
-    path = write(HEAD + "ok,0,1,vit,1,8,0,ga,1,0\n" + row + "\n")
-    with pytest.raises(TraceError) as caught:
-        read_jobs(path)
-    message = str(caught.value)
-    assert str(path) in message
-    assert "row 2" in message
-    assert repr(column) in message
-    assert accepted in message
+    ]:
+        path = write(HEAD + "ok,0,1,vit,1,8,0,ga,1,0\n" + row + "\n")
+        with pytest.raises(TraceError) as caught:
+            read_jobs(path)
+        message = str(caught.value)
+        assert str(path) in message
+        assert "row 2" in message
+        assert repr(column) in message
+        assert accepted in message
 
 
 def test_duplicate_names_name_both_rows(write):
@@ -120,10 +117,10 @@ def test_duplicate_names_name_both_rows(write):
         read_jobs(write(HEAD + "a,0,1,vit,1,8,0,ga,1,0\nb,0,1,vit,1,8,0,ga,1,0\na,1,1,vit,1,8,0,ga,1,0\n"))
 
 
-@pytest.mark.parametrize("text", ["", "\n", "\ufeff", HEAD, HEAD.replace("steps,", "")])
-def test_files_without_jobs_or_columns_are_refused(write, text):
-    with pytest.raises(TraceError, match=r"empty|no rows|lacks column\(s\) steps"):
-        read_morphling_jobs(write(text))
+def test_files_without_jobs_or_columns_are_refused(write):
+    for text in ["", "\n", "\ufeff", HEAD, HEAD.replace("steps,", "")]:
+        with pytest.raises(TraceError, match=r"empty|no rows|lacks column\(s\) steps"):
+            read_morphling_jobs(write(text))
 
 
 def test_a_row_of_another_length_is_refused(write):
@@ -140,13 +137,17 @@ def test_bytes_that_are_no_text_are_refused(write):
         read_philly_jobs(write(b"\xff\xfe\x00\x9f"))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [read_jobs, read_morphling_jobs, read_helios_jobs, read_philly_jobs, read_openb_pods, read_oobleck_nodes],
-)
-def test_missing_files_are_named(tmp_path, read):
-    with pytest.raises(MissingDataError, match=r"nowhere\.csv: no such file"):
-        read(tmp_path / "nowhere.csv")
+def test_missing_files_are_named(tmp_path):
+    for read in [
+        read_jobs,
+        read_morphling_jobs,
+        read_helios_jobs,
+        read_philly_jobs,
+        read_openb_pods,
+        read_oobleck_nodes,
+    ]:
+        with pytest.raises(MissingDataError, match=r"nowhere\.csv: no such file"):
+            read(tmp_path / "nowhere.csv")
 
 
 # --- EasyScale --------------------------------------------------------------------------------
@@ -214,9 +215,8 @@ def test_node_traces_are_failures_that_the_simulator_takes(write):
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_broken_node_traces_are_refused_with_row_and_column(write):
+    for text, message in [
         ("5,add,a\n4,add,b\n", "row 2, column 'time': found 4; accepted: times that do not fall"),
         ("-5,add,a\n", "row 1, column 'time'"),
         ("1.5,add,a\n", "whole number of ms"),
@@ -228,12 +228,10 @@ def test_node_traces_are_failures_that_the_simulator_takes(write):
         ("0,add\n", "three cells"),
         ("0,add,\n", "column 'node': found ''; accepted: a name"),
         ("", "file is empty"),
-    ],
-)
-def test_broken_node_traces_are_refused_with_row_and_column(write, text, message):
-    with pytest.raises(TraceError) as caught:
-        read_oobleck_nodes(write(text))
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read_oobleck_nodes(write(text))
+        assert message in str(caught.value)
 
 
 # --- Philly -----------------------------------------------------------------------------------
@@ -332,9 +330,8 @@ def test_contradictory_philly_machines_name_the_row(write):
         read_philly_machines(write("m1,8,24GB\nm1,2,12GB\n"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_broken_philly_files_are_refused(write):
+    for text, message in [
         ("", "file is empty"),
         ("{", "line 1, column 2"),
         ("{}", "found dict; accepted: a JSON list"),
@@ -346,12 +343,10 @@ def test_contradictory_philly_machines_name_the_row(write):
         (json.dumps([philly(attempts=[3])]), "column 'attempts'"),
         (json.dumps([philly(attempts=[{"detail": [3]}])]), "column 'detail'"),
         (json.dumps([philly(attempts=[])]), "no job left of 1 rows"),
-    ],
-)
-def test_broken_philly_files_are_refused(write, text, message):
-    with pytest.raises(TraceError) as caught:
-        read_philly_jobs(write(text))
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read_philly_jobs(write(text))
+        assert message in str(caught.value)
 
 
 # --- Helios -----------------------------------------------------------------------------------
@@ -396,20 +391,17 @@ def test_helios_drops_and_repairs_are_reported(write):
     assert found["submitted before the row above"] == (10,)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+def test_broken_helios_rows_are_refused(write):
+    for row, message in [
         (helios(state="EXPLODED"), "row 1, column 'state': found 'EXPLODED'"),
         (helios(submit="25:00:00"), "row 1, column 'submit_time': found '2020-06-09 25:00:00'"),
         (helios(gpus="many"), "row 1, column 'gpu_num': found 'many'"),
         (helios(gpus="-1"), "row 1, column 'gpu_num': found '-1'"),
         (helios(gpus="0"), "no job left of 1 rows"),
-    ],
-)
-def test_broken_helios_rows_are_refused(write, row, message):
-    with pytest.raises(TraceError) as caught:
-        read_helios_jobs(write(HELIOS + row))
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read_helios_jobs(write(HELIOS + row))
+        assert message in str(caught.value)
 
 
 def test_helios_quota_is_long_and_wrong_totals_are_reported(write):
@@ -419,20 +411,17 @@ def test_helios_quota_is_long_and_wrong_totals_are_reported(write):
     assert reasons(report) == {"total differs from the sum of the virtual clusters": (2,)}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_broken_quota_tables_are_refused(write):
+    for text, message in [
         ("date,vca,total\n1.9.2020,8,8\n", "column 'date': found '1.9.2020'"),
         ("date,vca,total\n2020-09-01,8,8\n2020-09-01,8,8\n", "row 2, column 'date'"),
         ("date,vca,total\n2020-09-01,x,8\n", "column 'vca': found 'x'"),
         ("date,total\n2020-09-01,8\n", "no virtual cluster"),
         ("date,vca\n2020-09-01,8\n", "lacks column(s) total"),
-    ],
-)
-def test_broken_quota_tables_are_refused(write, text, message):
-    with pytest.raises(TraceError) as caught:
-        read_helios_quota(write(text))
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read_helios_quota(write(text))
+        assert message in str(caught.value)
 
 
 # --- PAI --------------------------------------------------------------------------------------
@@ -593,12 +582,14 @@ def test_published_lists_lose_no_row(published_dir):
     assert len(read_easyscale_jobs(path, dedup="artifact")[0]) == 62
 
 
-@pytest.mark.parametrize(
-    ("name", "events", "alive"),
-    [("p3-trace", 344, 32), ("g4dn-trace", 153, 24), ("scaled/scale_gcp-trace", 161, 30), ("10m", 45, 30)],
-)
-def test_published_node_traces_use_as_many_slots_as_nodes_are_alive(published_dir, name, events, alive):
-    table, report = read_oobleck_nodes(published_dir / "oobleck" / "traces" / f"{name}.csv")
-    assert len(table) == events
-    assert table["node_id"].max() + 1 == alive
-    assert report.n_dropped == 0
+def test_published_node_traces_use_as_many_slots_as_nodes_are_alive(published_dir):
+    for name, events, alive in [
+        ("p3-trace", 344, 32),
+        ("g4dn-trace", 153, 24),
+        ("scaled/scale_gcp-trace", 161, 30),
+        ("10m", 45, 30),
+    ]:
+        table, report = read_oobleck_nodes(published_dir / "oobleck" / "traces" / f"{name}.csv")
+        assert len(table) == events
+        assert table["node_id"].max() + 1 == alive
+        assert report.n_dropped == 0

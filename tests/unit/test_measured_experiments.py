@@ -5,10 +5,19 @@ import pytest
 
 from makespan.errors import InputError, MissingDataError
 from makespan.hardware import cluster_from
-from makespan.papers.morphling import STRATEGIES, fit_workload, measured_fig7, measured_table2
+from makespan.papers.morphling import (
+    FIG7,
+    STRATEGIES,
+    TABLE2,
+    TABLE2_ROWS,
+    TABLE2_SUMMARY,
+    fit_workload,
+    measured_fig7,
+    measured_table2,
+)
 from makespan.perf import load_environment
-from makespan.profiling._environment import MachineRates, environment_text
-from makespan.tables import FIG7, TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, THROUGHPUT
+from makespan.profiling._rates import MachineRates, environment_text
+from makespan.tables import THROUGHPUT
 
 TIMES = {
     "1": {"ga": 80, "gc": 105, "zero-dp": 82, "zero-offload": 86, "zero-offload+gc": 112, "111": 90},

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from makespan.errors import MissingDataError, TraceError, UnknownNameError
-from makespan.papers.morphling import read_published, table2, table2_rows, table2_summary
-from makespan.tables import TABLE2, TABLE2_ROWS
+from makespan.papers.morphling import TABLE2, TABLE2_ROWS, read_published, table2, table2_rows, table2_summary
 
 PUBLISHED = pd.DataFrame(
     [

@@ -9,13 +9,13 @@ from makespan.perf import (
     FORMS,
     Learner,
     fit_table,
-    forward_profile,
     load_environment,
     measured_from_table,
     points_from_table,
     regret,
     sampling_design,
 )
+from makespan.perf._fit import forward_profile
 from makespan.perf._forms import Profile, Terms
 from makespan.tables import THROUGHPUT
 from makespan.workloads import workload

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from makespan.errors import InputError, UnknownNameError
-from makespan.perf import FORMS, Prior, environment_names, load_environment, p_norm, preset_sources
-from makespan.perf._forms import Profile, Terms
+from makespan.perf import FORMS, environment_names, load_environment, preset_sources
+from makespan.perf._environment import Prior
+from makespan.perf._forms import Profile, Terms, p_norm
 from makespan.perf._points import points_from_plans
 from makespan.plans import Placement, read_plan
 from makespan.workloads import workload

@@ -1,5 +1,7 @@
 """Figures: what they show, that they are saved whole, and byte for byte alike."""
 
+from types import SimpleNamespace
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -86,68 +88,57 @@ FIGURES = {
     "fig7": (stage_table, lambda t: plot_adaptation(t, "emulated", 30.0, 16)),
     "fig8": (share_table, lambda t: plot_sharing(t, "emulated")),
 }
-each_figure = pytest.mark.parametrize("name", FIGURES)
 
 
 def texts(figure):
     return [text.get_text() for text in figure.findobj(mpl.text.Text) if text.get_text()]
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Files of each figure, drawn and saved twice."""
-    root = tmp_path_factory.mktemp("figures")
-    return {
-        name: [save_figure(draw(table()), table(), root / run / name) for run in ("a", "b")]
-        for name, (table, draw) in FIGURES.items()
-    }
+@pytest.fixture(scope="module", params=FIGURES)
+def drawn(request, tmp_path_factory):
+    """Return a figure drawn and saved twice, with its table, its function and the settings around it."""
+    table, draw = FIGURES[request.param]
+    root, before = tmp_path_factory.mktemp("figures"), dict(mpl.rcParams)
+    figures = [draw(table()) for _ in range(2)]
+    after = dict(mpl.rcParams)
+    files = [
+        save_figure(figure, table(), root / run / "f") for figure, run in zip(figures, "ab", strict=True)
+    ]
+    return SimpleNamespace(
+        name=request.param, table=table, draw=draw, figure=figures[0], files=files, settings=(before, after)
+    )
 
 
-@each_figure
-def test_two_runs_give_the_same_bytes(name, saved):
-    first, second = saved[name]
+def test_two_runs_give_the_same_bytes(drawn):
+    first, second = drawn.files
     assert [path.suffix for path in first] == [".pdf", ".png", ".csv"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-@each_figure
-def test_fonts_are_embedded_and_no_date_is_written(name, saved):
-    content = saved[name][0][0].read_bytes()
+def test_fonts_are_embedded_and_no_date_is_written(drawn):
+    content = drawn.files[0][0].read_bytes()
     assert b"/CreationDate" not in content
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
 
 
-@each_figure
-def test_the_table_lies_beside_the_figure(name, saved):
-    table = FIGURES[name][0]()
-    read = pd.read_csv(saved[name][0][2], keep_default_na=False, na_values=[""])
-    pd.testing.assert_frame_equal(read, table.replace("", np.nan), check_dtype=False)
+def test_the_table_lies_beside_the_figure(drawn):
+    read = pd.read_csv(drawn.files[0][2], keep_default_na=False, na_values=[""])
+    pd.testing.assert_frame_equal(read, drawn.table().replace("", np.nan), check_dtype=False)
 
 
-@each_figure
-def test_source_is_written_on_the_figure(name):
-    table, draw = FIGURES[name]
-    assert "source: emulated testbed" in texts(draw(table()))
+def test_source_is_on_a_figure_that_fits_a_page_and_leaves_the_settings_of_the_caller_alone(drawn):
+    assert "source: emulated testbed" in texts(drawn.figure)
+    assert drawn.figure.get_figwidth() <= TWO_COLUMNS_IN
+    assert drawn.settings[0] == drawn.settings[1]
 
 
-@each_figure
-def test_figure_fits_a_page_and_leaves_the_settings_of_the_caller_alone(name):
-    before = dict(mpl.rcParams)
-    table, draw = FIGURES[name]
-    figure = draw(table())
-    assert figure.get_figwidth() <= TWO_COLUMNS_IN
-    assert dict(mpl.rcParams) == before
-
-
-@each_figure
-def test_missing_column_and_empty_table_are_named(name):
-    table, draw = FIGURES[name]
-    first = table().columns[0]
-    with pytest.raises(TraceError, match=rf"figure '{name}': table lacks column\(s\) {first}; found: "):
-        draw(table().drop(columns=first))
-    with pytest.raises(TraceError, match=f"figure '{name}': the table has no rows"):
-        draw(table().iloc[:0])
+def test_missing_column_and_empty_table_are_named(drawn):
+    first = drawn.table().columns[0]
+    with pytest.raises(TraceError, match=rf"figure '{drawn.name}': table lacks column\(s\) {first}; found: "):
+        drawn.draw(drawn.table().drop(columns=first))
+    with pytest.raises(TraceError, match=f"figure '{drawn.name}': the table has no rows"):
+        drawn.draw(drawn.table().iloc[:0])
 
 
 def test_failed_save_leaves_nothing_behind(tmp_path):

@@ -11,8 +11,6 @@ from makespan.errors import InputError, MakespanError, TraceError, UnknownNameEr
 from makespan.hardware import ClusterSpec
 from makespan.policies import policy
 from makespan.sim import (
-    EVENTS,
-    OUTCOMES,
     Allocation,
     Decision,
     EventKind,
@@ -25,6 +23,7 @@ from makespan.sim import (
     simulate,
 )
 from makespan.studies import TableCatalogue
+from makespan.tables import EVENTS, OUTCOMES
 
 FAILED, JOINED = NodeEventKind.FAILED, NodeEventKind.JOINED
 

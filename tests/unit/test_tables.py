@@ -12,7 +12,6 @@ from makespan.tables import (
     TableSchema,
     atomic_path,
     read_csv,
-    tables_page,
     write_csv,
     write_text,
 )
@@ -119,8 +118,3 @@ def test_written_files_are_readable_by_others(tmp_path: Path) -> None:
 
 def test_every_column_of_a_result_table_has_a_description() -> None:
     assert all(column.description for column in SENSITIVITY.columns)
-
-
-def test_the_reference_page_of_the_tables_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "tables.md"
-    assert page.read_text(encoding="utf-8") == tables_page()

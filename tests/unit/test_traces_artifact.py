@@ -52,17 +52,22 @@ def test_unit_of_the_phases_is_decided_row_by_row(tmp_path):
     assert frame["overlap_sync_s"].tolist() == pytest.approx([0.3, 0.3, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("ratio", "unit"),
-    [(0.0, 1.0), (0.7, 1.0), (1.04, 1.0), (2.0, 1.0), (20.0, 1e-3), (246.0, 1e-3), (998.0, 1e-3)],
-)
-def test_phase_unit(ratio, unit):
-    assert phase_unit(ratio * 3.0, 3.0) == unit
+def test_phase_unit():
+    for ratio, unit in [
+        (0.0, 1.0),
+        (0.7, 1.0),
+        (1.04, 1.0),
+        (2.0, 1.0),
+        (20.0, 1e-3),
+        (246.0, 1e-3),
+        (998.0, 1e-3),
+    ]:
+        assert phase_unit(ratio * 3.0, 3.0) == unit
 
 
-@pytest.mark.parametrize("ratio", [2.1, 10.0, 19.0, 2500.0])
-def test_phases_that_fit_no_unit_have_none(ratio):
-    assert math.isnan(phase_unit(ratio, 1.0))
+def test_phases_that_fit_no_unit_have_none():
+    for ratio in [2.1, 10.0, 19.0, 2500.0]:
+        assert math.isnan(phase_unit(ratio, 1.0))
 
 
 def test_zero_iteration_time_is_infeasible_and_never_a_duration(tmp_path):
@@ -92,9 +97,8 @@ def test_further_columns_are_reported_and_left_out(tmp_path, caplog):
     assert "remark" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("line", "column", "found", "accepted"),
-    [
+def test_bad_cell_names_file_row_column_and_what_is_accepted(tmp_path):
+    for line, column, found, accepted in [
         ("gaa,11,0.5,100,300,50", "exec_plan", "gaa", "zero-offload"),
         ("2440,11,0.5,100,300,50", "exec_plan", "2440", "three degrees"),
         ("122,11,0.5,100,300,50", "exec_plan", "122", "2 GPU"),
@@ -110,22 +114,20 @@ def test_further_columns_are_reported_and_left_out(tmp_path, caplog):
         ("ga,2,0.5,-100,300,50", "forward", "-100", "not negative"),
         ("ga,2,0.5,100,NaN,50", "overlap_sync", "NaN", "a number"),
         ("ga,2,0.5,1,4,0", "forward + overlap_sync + optimize", "5.0", "s or ms"),
-    ],
-)
-def test_bad_cell_names_file_row_column_and_what_is_accepted(tmp_path, line, column, found, accepted):
-    path = write(tmp_path, HEADER, GOOD, line)
-    with pytest.raises(TraceError) as caught:
-        read(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: row 2, column {column!r}: found ")
-    assert found in message and accepted in message.split("accepted:", 1)[1]
+    ]:
+        path = write(tmp_path, HEADER, GOOD, line)
+        with pytest.raises(TraceError) as caught:
+            read(path)
+        message = str(caught.value)
+        assert message.startswith(f"{path}: row 2, column {column!r}: found ")
+        assert found in message and accepted in message.split("accepted:", 1)[1]
 
 
-@pytest.mark.parametrize("threads", ["0", "-2", "1.5", "many", ""])
-def test_bad_thread_count(tmp_path, threads):
-    path = write(tmp_path, "exec_plan,placement,cpu_threads,iter_time", f"ga,2,{threads},0.5")
-    with pytest.raises(TraceError, match=r"row 1, column 'cpu_threads'.*whole number"):
-        read(path)
+def test_bad_thread_count(tmp_path):
+    for threads in ["0", "-2", "1.5", "many", ""]:
+        path = write(tmp_path, "exec_plan,placement,cpu_threads,iter_time", f"ga,2,{threads},0.5")
+        with pytest.raises(TraceError, match=r"row 1, column 'cpu_threads'.*whole number"):
+            read(path)
 
 
 def test_the_same_run_twice_is_rejected_in_any_order_of_nodes(tmp_path):
@@ -134,18 +136,17 @@ def test_the_same_run_twice_is_rejected_in_any_order_of_nodes(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize(
-    ("header", "missing"),
-    [
+def test_missing_columns_are_named_with_the_accepted_ones(tmp_path):
+    for header, missing in [
         ("exec_plan,placement", "iter_time"),
         ("plan,placement,iter_time", "exec_plan"),
         ("exec_plan,placement,iter_time,forward", "overlap_sync, optimize"),
-    ],
-)
-def test_missing_columns_are_named_with_the_accepted_ones(tmp_path, header, missing):
-    path = write(tmp_path, header, ",".join("1" for _ in header.split(",")))
-    with pytest.raises(TraceError, match=rf"column\(s\) {missing} missing; found: .*; accepted: exec_plan"):
-        read(path)
+    ]:
+        path = write(tmp_path, header, ",".join("1" for _ in header.split(",")))
+        with pytest.raises(
+            TraceError, match=rf"column\(s\) {missing} missing; found: .*; accepted: exec_plan"
+        ):
+            read(path)
 
 
 def test_empty_file_and_file_without_rows(tmp_path):

@@ -142,9 +142,8 @@ def test_measured_directory_without_files_says_what_to_do(tmp_path):
         MeasuredSource(tmp_path).load("vit")
 
 
-@pytest.mark.parametrize(
-    ("changes", "column", "accepted"),
-    [
+def test_measured_table_with_a_bad_cell(tmp_path):
+    for changes, column, accepted in [
         ({"workload": "vit"}, "workload", "one workload a file"),
         ({"exec_plan": "best"}, "exec_plan", "zero-offload"),
         ({"placement": "a"}, "placement", "one digit a node"),
@@ -155,12 +154,10 @@ def test_measured_directory_without_files_says_what_to_do(tmp_path):
         ({"iter_time_s": np.nan}, "iter_time_s", "a positive time"),
         ({"feasible": False}, "iter_time_s", "no value where feasible is false"),
         ({"forward_s": -0.1}, "forward_s", "not negative"),
-    ],
-)
-def test_measured_table_with_a_bad_cell(tmp_path, changes, column, accepted):
-    path = tmp_path / "bert.csv"
-    write_csv(measured_frame(**changes), path)
-    with pytest.raises(TraceError) as caught:
-        read_throughput(path)
-    message = str(caught.value)
-    assert str(path) in message and repr(column) in message and accepted in message
+    ]:
+        path = tmp_path / "bert.csv"
+        write_csv(measured_frame(**changes), path)
+        with pytest.raises(TraceError) as caught:
+            read_throughput(path)
+        message = str(caught.value)
+        assert str(path) in message and repr(column) in message and accepted in message

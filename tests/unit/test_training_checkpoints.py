@@ -75,12 +75,11 @@ def test_the_newest_two_are_kept_with_what_a_reader_needs(written):
     newest.verify()
 
 
-def test_moments_are_part_of_the_state(copied):
+def test_moments_are_part_of_the_state(written, copied):
     """A run that went on with fresh moments would have other losses from the second step on."""
     shutil.rmtree(copied / "step-00000004")
     again = train(replace(JOB, plan=ZERO), resume=copied)
-    whole = train(JOB)
-    np.testing.assert_allclose(again.losses, whole.losses[2:], rtol=1e-5)
+    np.testing.assert_allclose(again.losses, written[1].losses[2:], rtol=1e-5)
 
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
@@ -96,18 +95,15 @@ def test_a_damaged_file_is_refused_before_a_process_starts(copied, harm):
         train(replace(JOB, steps=6), resume=copied, launcher=LocalLauncher(interpreter=("no-such-command",)))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_another_run_cannot_continue_from_it(written):
+    for change, message in [
         ({"seed": 1}, "written with seed 0, the job has 1"),
         ({"model": SmallModel("gpt")}, "written with model"),
         ({"plan": ExecutionPlan(global_batch_size=4, micro_batch_size=4)}, "global batch 8, the plan has 4"),
         ({"steps": 4}, "4 steps are done, the job asks for 4"),
-    ],
-)
-def test_another_run_cannot_continue_from_it(written, change, message):
-    with pytest.raises(CheckpointError, match=message):
-        train(replace(JOB, **{"steps": 6, **change}), resume=written[0])
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            train(replace(JOB, **{"steps": 6, **change}), resume=written[0])
 
 
 def test_without_a_checkpoint_nothing_continues(tmp_path):
@@ -138,11 +134,11 @@ def test_a_run_can_be_stopped_from_outside_and_continued(tmp_path):
         target=lambda: results.append(train(job, run_dir=run_dir, checkpoint_dir=checkpoints))
     )
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while ((beat := read_progress(run_dir)) is None or beat.step < 3) and time.monotonic() < deadline:
         time.sleep(0.02)
     request_stop(run_dir)
-    thread.join(60)
+    thread.join(200)
     (result,) = results
     assert result.stopped
     assert 3 <= result.last_step < job.steps

@@ -25,8 +25,13 @@ from makespan.profiling import (
 from makespan.profiling import _profile as module
 from makespan.profiling import _rates as rates_module
 from makespan.profiling._design import point_plan
-from makespan.profiling._environment import MachineRates, environment_text
-from makespan.profiling._rates import _added_by_division, _rates, allocation_launcher
+from makespan.profiling._rates import (
+    MachineRates,
+    _added_by_division,
+    _rates,
+    allocation_launcher,
+    environment_text,
+)
 from makespan.runtime import LocalLauncher, describe_machine
 from makespan.tables import THROUGHPUT, read_csv
 from makespan.training import PhaseTimes, RunResult, unsupported_reasons
@@ -267,11 +272,12 @@ def test_what_dividing_a_model_costs_is_what_it_adds_to_a_step(monkeypatch):
         return tuple(result(*[step_s(job.plan)] * 20) for job in jobs)
 
     monkeypatch.setattr(rates_module, "train_all", train_all)
-    found = _added_by_division([GPT], LocalLauncher(), 1e9, 2)
+    alone = rates_module._alone([GPT], LocalLauncher())
+    found = _added_by_division([GPT], alone, LocalLauncher(), 1e9, 2)
     activations = 8 * GPT.global_batch_size * sum(b.n_layers * b.seq * b.hidden for b in GPT.model.blocks)
     assert found["tensor_bytes_per_s"] == pytest.approx(activations / (0.9 * (0.9 - 1.2 / 2)))
     assert found["gather_efficiency"] == pytest.approx(4 * GPT.model.parameters / 2 / 1e9 / 0.1)
-    assert _added_by_division([GPT], LocalLauncher(), 1e9, 1)["gather_efficiency"] == 1.0
+    assert _added_by_division([GPT], alone, LocalLauncher(), 1e9, 1)["gather_efficiency"] == 1.0
 
 
 def test_a_rate_of_nothing_is_refused():

@@ -23,6 +23,7 @@ COPIED = [
     "requirements.txt",
 ]
 SMALL = "config/test/morphling.yaml"
+LONGEST_S = 3600  # against runs that hang; a small one takes a minute or two, more on a busy machine
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=LONGEST_S,
             check=False,
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from makespan import tables
 from makespan.config import check_settings
-from makespan.papers import figures
+from makespan.papers import figures, morphling
 from makespan.tables import read_csv
 
 pytestmark = pytest.mark.xdist_group("workflow")
@@ -17,26 +17,26 @@ pytestmark = pytest.mark.xdist_group("workflow")
 FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
 N_SIMULATED_FIGURES = 9
 SCHEMAS = {
-    "table2": tables.TABLE2,
-    "table2_rows": tables.TABLE2_ROWS,
+    "table2": morphling.TABLE2,
+    "table2_rows": morphling.TABLE2_ROWS,
     "sensitivity": tables.SENSITIVITY,
     "sensitivity_families": tables.SENSITIVITY_FAMILIES,
-    "fig7": tables.FIG7,
-    "fig8": tables.FIG8,
+    "fig7": morphling.FIG7,
+    "fig8": morphling.FIG8,
     "predictions": tables.PREDICTIONS,
-    "getting_started": tables.TABLE4,
-    "table4": tables.TABLE4,
-    "jct": tables.JCT,
-    "allocation": tables.ALLOCATION,
+    "getting_started": morphling.TABLE4,
+    "table4": morphling.TABLE4,
+    "jct": morphling.JCT,
+    "allocation": morphling.ALLOCATION,
     "schedule": tables.EVENTS,
-    "perturbed": tables.PERTURBED,
-    "load": tables.LOAD,
-    "load_summary": tables.STUDY,
-    "large_models": tables.LARGE_MODELS,
-    "large_models_summary": tables.STUDY,
-    "rounds": tables.ROUNDS,
-    "rounds_summary": tables.STUDY,
-    "scale": tables.SCALE,
+    "perturbed": morphling.PERTURBED,
+    "load": morphling.LOAD,
+    "load_summary": morphling.STUDY,
+    "large_models": morphling.LARGE_MODELS,
+    "large_models_summary": morphling.STUDY,
+    "rounds": morphling.ROUNDS,
+    "rounds_summary": morphling.STUDY,
+    "scale": morphling.SCALE,
 }
 FIT_RULES = {"morphling_fit_models"}
 SIMULATION_RULES = {
@@ -193,7 +193,7 @@ def test_two_runs_give_the_same_bytes_but_for_wall_times(small_run, finished):
 
 def test_simulations_of_the_small_run_are_complete(small_run):
     folder = small_run.root / "results/emulated/morphling"
-    table = read_csv(folder / "table4.csv", tables.TABLE4)
+    table = read_csv(folder / "table4.csv", morphling.TABLE4)
     assert table.groupby("trace")["jobs"].unique().map(list).to_dict() == {"base": [40], "mt": [40]}
     kept = table[(table["trace"] == "mt") & table["policy"].str.startswith("morphling")]
     assert (kept["sla_attainment"] == 1).all()

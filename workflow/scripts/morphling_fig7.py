@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import fig7, read_published
-from makespan.tables import FIG7, THROUGHPUT, read_csv, write_csv
+from makespan.papers.morphling import FIG7, fig7, read_published
+from makespan.tables import THROUGHPUT, read_csv, write_csv
 
 
 def main(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import measured_fig7
-from makespan.tables import FIG7, THROUGHPUT, read_csv, write_csv
+from makespan.papers.morphling import FIG7, measured_fig7
+from makespan.tables import THROUGHPUT, read_csv, write_csv
 
 
 def main(

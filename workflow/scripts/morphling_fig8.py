@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import fig8, read_published
-from makespan.tables import FIG8, THROUGHPUT, read_csv, write_csv
+from makespan.papers.morphling import FIG8, fig8, read_published
+from makespan.tables import THROUGHPUT, read_csv, write_csv
 
 
 def main(tables: Mapping[str, str], published: str, table: str, gpus: int) -> None:

@@ -4,10 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import OTHER_SEED, SWITCHING, fig9, fig9_summary, read_published
+from makespan.papers.morphling import (
+    FIG9,
+    FIG9_SUMMARY,
+    OTHER_SEED,
+    SWITCHING,
+    fig9,
+    fig9_summary,
+    read_published,
+)
 from makespan.plans import ExecutionPlan
 from makespan.runtime import local_launcher
-from makespan.tables import FIG9, FIG9_SUMMARY, write_csv
+from makespan.tables import write_csv
 from makespan.training import SmallModel, TrainingJob, cost_table, train_compared
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import fit_workload, read_published, table2_rows
-from makespan.tables import FIT, TABLE2_ROWS, THROUGHPUT, read_csv, write_csv
+from makespan.papers.morphling import TABLE2_ROWS, fit_workload, read_published, table2_rows
+from makespan.tables import FIT, THROUGHPUT, read_csv, write_csv
 
 
 def main(

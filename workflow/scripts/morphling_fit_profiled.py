@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import fit_workload, measured_table2
-from makespan.tables import FIT, TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, THROUGHPUT, read_csv, write_csv
+from makespan.papers.morphling import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, fit_workload, measured_table2
+from makespan.tables import FIT, THROUGHPUT, read_csv, write_csv
 
 
 def main(

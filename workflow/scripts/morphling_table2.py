@@ -1,8 +1,15 @@
 """Summarise prediction errors: results/<source>/morphling/table2.csv and table2_summary.csv."""
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import read_published, table2, table2_summary
-from makespan.tables import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, read_csv, write_csv
+from makespan.papers.morphling import (
+    TABLE2,
+    TABLE2_ROWS,
+    TABLE2_SUMMARY,
+    read_published,
+    table2,
+    table2_summary,
+)
+from makespan.tables import read_csv, write_csv
 
 
 def main(rows: str, published: str, table: str, summary: str) -> None:

@@ -8,7 +8,6 @@ import pandas as pd
 
 from makespan.errors import TraceError, unknown_name
 from makespan.tables import TableSchema
-from makespan.throughput import SOURCE_NAMES
 
 __all__ = ["Check", "Claim", "Finding", "Ledger", "Tables", "number"]
 
@@ -18,7 +17,6 @@ _COLUMNS = (
     "artifact", "statement", "published", "tolerance", "check", "subject", "limit", "sources", "fails_on",
     "note",
 )  # fmt: skip
-_OF_SOURCES = ("sources", "fails_on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class Ledger:
         Raises
         ------
         UnknownNameError
-            A row names a check or a source that does not exist.
+            A row names a check that does not exist.
         TraceError
             A column is missing, a statement occurs twice, or nothing decides one and no note says why.
         """
@@ -117,9 +115,6 @@ class Ledger:
         for name in table["check"]:
             if name and name not in self.checks:
                 raise unknown_name(f"{where}: check", name, self.checks)
-        for name in " ".join(table[column].str.cat(sep=" ") for column in _OF_SOURCES).split():
-            if name not in SOURCE_NAMES:
-                raise unknown_name(f"{where}: source", name, SOURCE_NAMES)
         again = table[table.duplicated(["artifact", "statement"])]
         for artifact, statement in zip(again["artifact"], again["statement"], strict=True):
             raise TraceError(f"{where}: {artifact}: {statement!r} occurs twice; accepted: once")

@@ -27,7 +27,7 @@ class Target:
     name
         What is measured.
     table
-        Result table, as ``<source>/<paper>/<table>``.
+        Result table below ``results/``, without ``.csv``, as ``<source>/<paper>/<table>``.
     column
         Its column.
     rows

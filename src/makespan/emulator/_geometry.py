@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from makespan.errors import PlanError
 from makespan.hardware import Network, NodeSpec
+from makespan.plans import RankGroups, boundary_flows, card_loads, cards_by_node
 
 __all__ = ["Boundary", "Geometry", "Group", "geometry", "intra_bandwidth"]
 
@@ -75,31 +76,20 @@ def geometry(
     if pp * tp * dp != n_gpus:
         raise PlanError(f"PP {pp} x TP {tp} x DP {dp} = {pp * tp * dp} GPUs, but {n_gpus} are placed")
     kinds = nodes if len(nodes) == len(gpus_per_node) else (nodes[0],) * len(gpus_per_node)
-    ranks = [(index, local) for index, count in enumerate(gpus_per_node) for local in range(count)]
-    tensor_groups = [ranks[start : start + tp] for start in range(0, n_gpus, tp)]
-    data_groups = [
-        ranks[stage * tp * dp + offset : (stage + 1) * tp * dp : tp]
-        for stage in range(pp)
-        for offset in range(tp)
-    ]
+    groups = RankGroups.of(gpus_per_node, pp, tp, dp)
     return Geometry(
-        tensor=_slowest_group(tensor_groups, kinds, network),
-        data=_slowest_group(data_groups, kinds, network),
+        tensor=_slowest_group(groups.tensor, kinds, network),
+        data=_slowest_group(groups.data, kinds, network),
         boundaries=tuple(
-            _boundary(ranks, stage * tp * dp, tp * dp, kinds, network) for stage in range(pp - 1)
+            _boundary(groups.ranks, stage * tp * dp, tp * dp, kinds, network) for stage in range(pp - 1)
         ),
     )
 
 
 def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], network: Network) -> Group:
     """Share the cards among concurrent groups and return the figures of the slowest."""
-    load: dict[_Position, float] = {}
-    members = [_cards_by_node(group, kinds) for group in groups]
-    for by_node in members:
-        if len(by_node) > 1:
-            for node, (cards, _) in by_node.items():
-                for card in cards:
-                    load[node, card] = load.get((node, card), 0.0) + 1.0 / len(cards)
+    members = [cards_by_node(group, [kind.gpus_per_nic for kind in kinds]) for group in groups]
+    load = card_loads(members)
     inter = card_share = float("inf")
     intra = min(
         intra_bandwidth(kinds[node], count) for by_node in members for node, (_, count) in by_node.items()
@@ -124,25 +114,10 @@ def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], n
     )
 
 
-def _cards_by_node(group: list[_Position], kinds: tuple[NodeSpec, ...]) -> dict[int, tuple[set[int], int]]:
-    """Return the cards and the number of members of a group on each node."""
-    result: dict[int, tuple[set[int], int]] = {}
-    for node, local in group:
-        cards, count = result.get(node, (set(), 0))
-        cards.add(local // kinds[node].gpus_per_nic)
-        result[node] = (cards, count + 1)
-    return result
-
-
 def _boundary(
     ranks: list[_Position], first: int, width: int, kinds: tuple[NodeSpec, ...], network: Network
 ) -> Boundary:
-    senders: dict[_Position, int] = {}
-    for index in range(first, first + width):
-        node, local = ranks[index]
-        if ranks[index + width][0] != node:
-            card = (node, local // kinds[node].gpus_per_nic)
-            senders[card] = senders.get(card, 0) + 1
+    senders, _ = boundary_flows(ranks, first, width, [kind.gpus_per_nic for kind in kinds])
     if not senders:
         return Boundary(
             False, min(intra_bandwidth(kinds[node], _PAIR) for node, _ in ranks[first : first + width])

@@ -1,7 +1,7 @@
 """Live scheduling: policies decide, and processes really train.
 
 - `live_experiment` does everything that follows
-- `live_workload` and `prepare_setting` say what is run: they make jobs and profile the machine at hand
+- `live_workload`, `live_jobs` and `LiveSetting` say what is run
 - `run_live` runs them under any policy of the simulator with a `Trainer`; `process_trainer` is the
   one that starts processes, on `local_slots` or on steps of Slurm
 - `compare_live` simulates the same and compares
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.live._prepare import prepare_setting, process_trainer, slot_cluster
+    from makespan.live._prepare import process_trainer, slot_cluster
     from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
-    from makespan.live._segments import ProcessTrainer, Segment, SegmentResult, Trainer, local_slots, slots_of
+    from makespan.live._segments import Segment, SegmentResult, Trainer, local_slots
     from makespan.live._workload import (
         LiveSetting,
-        LiveSettings,
         LiveWorkload,
         live_jobs,
         live_settings,
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LiveResult",
     "LiveSetting",
-    "LiveSettings",
     "LiveWorkload",
-    "ProcessTrainer",
     "Segment",
     "SegmentResult",
     "Trainer",
@@ -41,11 +38,9 @@ __all__ = [
     "live_workload",
     "live_workloads",
     "local_slots",
-    "prepare_setting",
     "process_trainer",
     "run_live",
     "slot_cluster",
-    "slots_of",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -63,24 +63,7 @@ def prepare_setting(
     settings: LiveSettings,
     tell: Callable[[str], None] = lambda text: None,
 ) -> LiveSetting:
-    """Return the setting of the run that was left in a directory, or measure and write a new one.
-
-    Parameters
-    ----------
-    directory
-        Where the run keeps its state.
-    policy, spec, where, seed
-        What runs: policy by name, workload, slots, and which jobs.
-    launch_on, settings
-        Where processes run, and how they are measured.
-    tell
-        Is told what is done.
-
-    Raises
-    ------
-    InputError
-        The run that was left is another one.
-    """
+    """Return the setting of the run that was left in a directory, or measure and write a new one."""
     left = LiveSetting.load(directory)
     if left is not None:
         left.check_same(policy, spec.name, where.n_gpus, seed)

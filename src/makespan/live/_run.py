@@ -71,14 +71,8 @@ def run_live(
 
     Parameters
     ----------
-    setting
-        What to run.
-    policy
-        What decides.
-    cluster
-        One node whose devices are the slots.
-    trainer
-        What trains.
+    setting, policy, cluster, trainer
+        What to run, what decides, one node whose devices are the slots, and what trains.
     directory
         Where the state is kept; None to keep none.
     observers
@@ -129,10 +123,8 @@ def compare_live(
 
     Parameters
     ----------
-    setting, policy, cluster
-        Those of the run.
-    engine
-        The engine after the last job.
+    setting, policy, cluster, engine
+        Those of the run; the engine after the last job.
     profiled
         The setting with the profile that the simulation uses; by default that of the run.
     """
@@ -252,16 +244,14 @@ def live_experiment(
 
     Parameters
     ----------
-    policy
-        What decides.
-    workload
-        Name of a live workload.
+    policy, workload
+        What decides, and the name of a live workload.
     directory
         Where state and checkpoints are kept until the end; then it is removed.
     n_slots, seed
         Devices to use; which jobs.
     launcher, device
-        As for `slots_of`.
+        ``local`` or ``slurm``, ``cpu`` or ``cuda``.
     observe
         From the setting to who is told of every event.
     tell

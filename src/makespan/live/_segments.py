@@ -124,13 +124,6 @@ class Executor:
     """Runs segments in threads so that jobs come to run as they should.
 
     A job changes by stopping its segment and starting another one as soon as enough slots are free.
-
-    Parameters
-    ----------
-    trainer
-        Runs the segments.
-    n_slots
-        Slots of the machine.
     """
 
     def __init__(self, trainer: Trainer, n_slots: int) -> None:
@@ -225,20 +218,7 @@ def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
 
 
 def slots_of(launcher: str, device: str) -> LaunchOn:
-    """Choose launchers by name.
-
-    Parameters
-    ----------
-    launcher
-        ``local`` or ``slurm``.
-    device
-        ``cpu`` or ``cuda``.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such launcher or device.
-    """
+    """Choose launchers by name."""
     known = {"local": local_slots, "slurm": _slurm_slots}
     if launcher not in known:
         raise unknown_name("launcher", launcher, known)
@@ -262,23 +242,7 @@ def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:
 
 
 class ProcessTrainer:
-    """Trains small models in processes of their own.
-
-    Parameters
-    ----------
-    directory
-        Where runs and checkpoints are kept, one directory a job.
-    node
-        Decides micro-batch sizes, as in the profile.
-    launch_on
-        Where processes run.
-    seeds
-        Seed of each job by its name.
-    checkpoint_every
-        Steps between checkpoints of each workload, besides those at stops; 0 for none.
-    is_here
-        Whether processes run on this machine, so that it may kill them.
-    """
+    """Trains small models in processes of their own."""
 
     def __init__(
         self,

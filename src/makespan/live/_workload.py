@@ -72,21 +72,10 @@ class LiveWorkload:
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """How a live run is measured and timed.
+    """How a live run is measured and timed; fields as in the preset.
 
-    Parameters
-    ----------
-    policy_restart_delay_s
-        The restart delay for which parameters of policies are made [s]; the time that they see is
-        scaled so that the measured one looks as long.
-    warmup_steps, steps, repetitions
-        Of the profile, see `Procedure`.
-    restart_steps
-        Steps of each run with which the restart delay is measured.
-    checkpoint_interval_s
-        Wall time between the checkpoints of a job [s].
-    source
-        Where the numbers come from.
+    The time that policies see is scaled so that the measured restart delay looks as long as
+    ``policy_restart_delay_s``, for which their parameters are made.
     """
 
     policy_restart_delay_s: float

@@ -107,16 +107,26 @@ def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
 
 def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFrame]:
     """Return the devices present before the first node event, and how each event changes them."""
-    signs = {EventKind.NODE_FAILED.value: -1, EventKind.NODE_JOINED.value: 1}
-    rows = table[table["kind"].isin(list(signs))]
+    failed, joined = EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value
+    withdrawn, returned = EventKind.CAPACITY_WITHDRAWN.value, EventKind.CAPACITY_RETURNED.value
+    rows = table[table["kind"].isin([failed, joined, withdrawn, returned])]
     nodes = pd.to_numeric(rows["nodes"], errors="coerce")
     if nodes.isna().any() or (nodes < 0).any() or (nodes >= cluster.n_nodes).any():
         raise TraceError(
             f"events: node events name nodes {rows['nodes'].tolist()!r}; accepted: 0 to {cluster.n_nodes - 1}"
         )
-    sizes = [cluster.nodes[int(node)].n_gpus for node in nodes]
-    first = ~nodes.duplicated()
-    absent = nodes[first & (rows["kind"] == EventKind.NODE_JOINED.value)].astype(int).tolist()
+    whole = nodes[rows["kind"].isin([failed, joined])]
+    absent = whole[~whole.duplicated() & (rows["kind"] == joined)].astype(int).tolist()
     start = cluster.n_gpus - sum(cluster.nodes[node].n_gpus for node in absent)
-    gpus = [signs[kind] * size for kind, size in zip(rows["kind"], sizes, strict=True)]
+    there = [node.n_gpus for node in cluster.nodes]  # of each node, while it is up
+    up = [number not in absent for number in range(cluster.n_nodes)]
+    gpus = []
+    for kind, node, count in zip(rows["kind"], nodes.astype(int), rows["n_gpus"], strict=True):
+        if kind in (failed, joined):
+            up[node] = kind == joined
+            gpus.append(there[node] if up[node] else -there[node])
+        else:
+            change = -int(count) if kind == withdrawn else int(count)
+            there[node] += change
+            gpus.append(change if up[node] else 0)
     return start, pd.DataFrame({"time_s": rows["time_s"].to_numpy(), "gpus": gpus}, dtype=float)

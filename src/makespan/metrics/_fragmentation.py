@@ -50,8 +50,9 @@ def fragmentation_over_time(
     state = _State(table, cluster, shapes)
     rows = []
     for time_s, instant in table.groupby("time_s", sort=True):
-        for kind, job_id, nodes in zip(instant["kind"], instant["job_id"], instant["nodes"], strict=True):
-            state.apply(kind, job_id, nodes)
+        columns = (instant[name] for name in ("kind", "job_id", "nodes", "n_gpus"))
+        for kind, job_id, nodes, n_gpus in zip(*columns, strict=True):
+            state.apply(kind, job_id, nodes, n_gpus)
         rows.append((time_s, *state.free_and_fragmented()))
     frame = pd.DataFrame(rows, columns=["time_s", "gpus_free", "gpus_fragmented", "gpus_present"])
     present = frame.pop("gpus_present")
@@ -82,10 +83,10 @@ class _State:
         for node, kind in of_nodes.groupby("nodes")["kind"].first().items():
             self._set_up(int(str(node)), is_up=kind == failed)
 
-    def apply(self, kind: str, job_id: str, nodes: str) -> None:
+    def apply(self, kind: str, job_id: str, nodes: str, n_gpus: int) -> None:
         """Apply one event."""
         if not job_id:
-            self._set_up(int(nodes), is_up=kind == EventKind.NODE_JOINED.value)
+            self._apply_to_node(kind, int(nodes), n_gpus)
             return
         before = self._held.get(job_id)
         after = {int(node): int(n) for node, n in (share.split(":") for share in nodes.split())}
@@ -106,6 +107,14 @@ class _State:
         usable = any(_fits(free, counts) for shapes in wanted for counts in shapes)
         total = sum(free)
         return total, total if wanted and not usable else 0, present
+
+    def _apply_to_node(self, kind: str, node: int, n_gpus: int) -> None:
+        signs = {EventKind.CAPACITY_WITHDRAWN.value: -1, EventKind.CAPACITY_RETURNED.value: 1}
+        if kind in (EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value):
+            self._set_up(node, is_up=kind == EventKind.NODE_JOINED.value)
+        elif kind in signs:
+            self._sizes[node] += signs[kind] * n_gpus
+            self._free[node] += signs[kind] * n_gpus
 
     def _set_up(self, node: int, *, is_up: bool) -> None:
         self._up[node] = is_up

@@ -3,7 +3,8 @@
 A paper is a package here and one name in `PAPERS`. The face of the package shows ``SETTINGS``, its options
 (`makespan.settings.PaperSettings`), ``SCHEMAS``, its tables, and ``LEDGER``, its statements with checks;
 ``figures.yaml`` lists its figures. Beside the package stand ``rules/<paper>.smk``,
-``config/papers/<paper>.yaml``, ``config/published/<paper>_*.csv`` and ``docs/papers/<paper>.md``.
+``workflow/scripts/<paper>_*.py``, ``config/papers/<paper>.yaml``, ``config/published/<paper>_*.csv`` and
+``docs/papers/<paper>.md``.
 """
 
 from makespan.papers._figure import FigureEntry, figures

@@ -16,14 +16,13 @@ plan and placement::
 from makespan.perf._environment import (
     Constants,
     Environment,
-    Prior,
     environment_names,
     load_cluster,
     load_environment,
     preset_sources,
 )
-from makespan.perf._fit import FORMS, Fit, fit, forward_profile
-from makespan.perf._forms import Form, Phases, Profile, p_norm
+from makespan.perf._fit import FORMS, Fit, fit
+from makespan.perf._forms import Form, Profile
 from makespan.perf._learning import Learner, TableFit, fit_table, regret, sampling_design
 from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
 from makespan.perf._search import (
@@ -37,16 +36,14 @@ from makespan.perf._search import (
 )
 
 __all__ = [
-    "FORMS",
     "Constants",
     "Environment",
+    "FORMS",
     "Fit",
     "Form",
     "Learner",
     "Measured",
-    "Phases",
     "Points",
-    "Prior",
     "Profile",
     "RankedPlan",
     "TableFit",
@@ -56,11 +53,9 @@ __all__ = [
     "feasible_plans",
     "fit",
     "fit_table",
-    "forward_profile",
     "load_cluster",
     "load_environment",
     "measured_from_table",
-    "p_norm",
     "points_from_plans",
     "points_from_table",
     "preset_sources",

@@ -26,21 +26,7 @@ _PACKAGE = "makespan.perf"
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Weak log-normal prior and bounds of one fitted parameter.
-
-    Parameters
-    ----------
-    unit
-        Unit of the parameter, ``"1"`` for a pure number.
-    median
-        Median of the prior, or its multiple of the profiled value for a forward time.
-    log_sd
-        Standard deviation of the logarithm.
-    low, high
-        Bounds of the fit.
-    meaning
-        What the parameter stands for.
-    """
+    """Weak log-normal prior and bounds of one fitted parameter."""
 
     unit: str
     median: float

@@ -36,23 +36,6 @@ def forward_profile(points: Points, measured: Measured, backward_ratio: float) -
     the samples of a replica; the least that the pipeline phase or iteration time of any row
     leaves for a sample. All but the first contain the backward pass and are divided by
     ``1 + backward_ratio``. The choice does not depend on the order of the rows.
-
-    Parameters
-    ----------
-    points, measured
-        Observations of one workload.
-    backward_ratio
-        Backward over forward time that the division assumes.
-
-    Returns
-    -------
-    Profile
-        Forward time, samples and passes.
-
-    Raises
-    ------
-    FitError
-        There is no observation.
     """
     if len(points) == 0:
         raise FitError(f"no observation of {points.workload.key!r}; at least one row is needed for a fit")

@@ -186,13 +186,6 @@ def p_norm(x: Floats, y: Floats, k: Floats) -> Floats:
     """Overlap of two activities, ``(x^k + y^k)^(1/k)``.
 
     ``k = 1`` is one after the other, ``k -> inf`` fully hidden (Morphling, section 4).
-
-    Parameters
-    ----------
-    x, y
-        Times, not negative, broadcastable.
-    k
-        Exponent, at least 1.
     """
     largest = np.maximum(np.maximum(x, y), np.finfo(np.float64).tiny)
     smaller = np.minimum(x, y) / largest

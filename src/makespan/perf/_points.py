@@ -11,7 +11,16 @@ import pandas as pd
 
 from makespan.errors import FitError, TraceError
 from makespan.perf._environment import Environment
-from makespan.plans import ExecutionPlan, Placement, read_plan, resolve_micro_batch
+from makespan.plans import (
+    ExecutionPlan,
+    Placement,
+    RankGroups,
+    boundary_flows,
+    card_loads,
+    cards_by_node,
+    read_plan,
+    resolve_micro_batch,
+)
 from makespan.workloads import Workload
 from makespan.workloads import workload as load_workload
 
@@ -55,18 +64,13 @@ def geometry(gpus_per_node: tuple[int, ...], pp: int, tp: int, dp: int, gpus_per
     spreads its traffic evenly over the cards of its members on a node, and the rate of a group
     follows its most loaded card.
     """
-    node = np.repeat(np.arange(len(gpus_per_node)), gpus_per_node)
-    local = np.concatenate([np.arange(count) for count in gpus_per_node])
-    card = node * (max(gpus_per_node) // gpus_per_nic + 1) + local // gpus_per_nic
-    shape = (pp, dp, tp)
-    ring = _group_loads(
-        node.reshape(shape).swapaxes(1, 2).reshape(-1, dp),
-        card.reshape(shape).swapaxes(1, 2).reshape(-1, dp),
-    )
-    tensor = _group_loads(node.reshape(-1, tp), card.reshape(-1, tp)).reshape(pp, dp).max(axis=1)
-    boundary = _boundary_flows(node.reshape(pp, -1), card.reshape(pp, -1))
+    groups = RankGroups.of(gpus_per_node, pp, tp, dp)
+    cards = [gpus_per_nic] * len(gpus_per_node)
+    tensor = _group_loads(groups.tensor, cards).reshape(pp, dp).max(axis=1)
+    flows = [boundary_flows(groups.ranks, stage * tp * dp, tp * dp, cards) for stage in range(pp - 1)]
+    boundary = np.array([max([0, *sent.values(), *received.values()]) for sent, received in flows])
     return Geometry(
-        ring_load=float(ring.max()),
+        ring_load=float(_group_loads(groups.data, cards).max()),
         tp_load=float(tensor.mean()),
         tp_local_share=float((tensor == 0).mean()),
         pp_load=float(boundary.sum()),
@@ -74,33 +78,18 @@ def geometry(gpus_per_node: tuple[int, ...], pp: int, tp: int, dp: int, gpus_per
     )
 
 
-def _group_loads(node: Ints, card: Ints) -> Floats:
-    """Return the largest card load that each group (row) meets, 0 inside a node."""
-    crosses = node.min(axis=1) != node.max(axis=1)
-    loads = np.zeros(len(node))
-    if not crosses.any():
-        return loads
-    group = np.repeat(np.flatnonzero(crosses), node.shape[1])
-    n_cards = int(card.max()) + 1
-    keys, first = np.unique(group * n_cards + card[crosses].ravel(), return_index=True)
-    owner, used = keys // n_cards, keys % n_cards
-    group_node = owner * (int(node.max()) + 1) + node[crosses].ravel()[first]
-    cards_there = np.bincount(group_node)[group_node]
-    card_load = np.bincount(used, weights=1.0 / cards_there, minlength=n_cards)
-    np.maximum.at(loads, owner, card_load[used])
-    return loads
-
-
-def _boundary_flows(node: Ints, card: Ints) -> Floats:
-    """Return, for each stage boundary, the most flows that a card sends or receives."""
-    flows = np.zeros(max(len(node) - 1, 0))
-    for index in range(len(flows)):
-        crosses = node[index] != node[index + 1]
-        if crosses.any():
-            sent = np.bincount(card[index][crosses])
-            received = np.bincount(card[index + 1][crosses])
-            flows[index] = max(sent.max(), received.max())
-    return flows
+def _group_loads(groups: Sequence[Sequence[tuple[int, int]]], gpus_per_nic: Sequence[int]) -> Floats:
+    """Return the largest card load that each group meets, 0 inside a node."""
+    members = [cards_by_node(group, gpus_per_nic) for group in groups]
+    load = card_loads(members)
+    return np.array(
+        [
+            max(load[node, card] for node, (cards, _) in by_node.items() for card in cards)
+            if len(by_node) > 1
+            else 0.0
+            for by_node in members
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ An *execution plan* says how a job uses its devices, a *placement* says how many
 holds on each node. Both are immutable values that check themselves on construction.
 """
 
+from makespan.plans._groups import RankGroups, boundary_flows, card_loads, cards_by_node
 from makespan.plans._memory import (
     DEFAULT_MEMORY_RULES,
     MemoryRules,
@@ -24,8 +25,12 @@ __all__ = [
     "PLAN_TEXTS",
     "Placement",
     "PlanFamily",
+    "RankGroups",
     "Stage",
     "Verdict",
+    "boundary_flows",
+    "card_loads",
+    "cards_by_node",
     "chunk_layers",
     "enumerate_placements",
     "enumerate_plans",

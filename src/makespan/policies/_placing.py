@@ -68,10 +68,10 @@ class Room:
     cpus, host_bytes
         Free CPU threads and host memory [B] of every node, or None where they never run out.
     gpu_types
-        Name of the devices of every node; read for configurations that need certain ones.
+        Name of the devices of every node; may be left out where configurations name none.
     """
 
-    __slots__ = ("_by_type", "_levels", "_refused", "_supplies", "gpu_types", "gpus", "n_gpus")
+    __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")
 
     def __init__(
         self,
@@ -81,10 +81,9 @@ class Room:
         gpu_types: tuple[str, ...] = (),
     ) -> None:
         self.gpus = gpus
-        self.gpu_types = gpu_types
-        self._by_type: dict[str, int] = {}  # nodes as bits, filled when somebody asks
         self.n_gpus = sum(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
+        self._of_type = _nodes_of_type(gpu_types)
         # What did not fit, single or several, until something is given back.
         self._refused: set[Configuration | tuple[Configuration, ...]] = set()
         self._levels = [0] * (max(gpus, default=0) + 1)
@@ -95,19 +94,20 @@ class Room:
     @classmethod
     def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
         """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
+        gpus = view.free_gpus
         cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
-        room = cls(view.free_gpus, cpus, host_bytes, view.gpu_types)
+        room = cls(gpus, cpus, host_bytes, view.gpu_types)
         room._widen(max(view.gpus_per_node, default=0))
         return room
 
     def copy(self) -> "Room":
         """Return an independent copy."""
         other = Room.__new__(Room)
-        other.gpu_types, other._by_type = self.gpu_types, self._by_type
         other.gpus = self.gpus.copy()
         other.n_gpus = self.n_gpus
         supplies = self._supplies
         other._supplies = None if supplies is None else (supplies[0].copy(), supplies[1].copy())
+        other._of_type = self._of_type
         other._levels = self._levels.copy()
         other._refused = self._refused.copy()
         return other
@@ -123,13 +123,12 @@ class Room:
         levels = self._levels
         n_levels = len(levels)
         nodes: list[int] = []
-        able = -1  # every node
         taken = 0
+        masks = [self._of_type[name] for name in item.types_by_count] if item.gpu_types else None
         for rank, count in enumerate(item.counts):
-            if item.gpu_types:
-                able = self._nodes_with(item.types_by_count[rank])
+            allowed = ~taken if masks is None else masks[rank] & ~taken
             for level in range(count, n_levels):
-                candidates = levels[level] & able & ~taken
+                candidates = levels[level] & allowed
                 bit = candidates & -candidates
                 if bit and self._supplies is not None:
                     bit = _first_supplied(candidates, item, count, *self._supplies)
@@ -173,6 +172,10 @@ class Room:
             return False
         return True
 
+    def nodes_of_type(self, gpu_type: str) -> int:
+        """Return the nodes with a type of device, as bits; all of them where no type is named."""
+        return self._of_type[gpu_type]
+
     def has_shortage(self) -> bool:
         """Whether more was taken than there was of CPU threads or host memory."""
         if self._supplies is None:
@@ -195,15 +198,17 @@ class Room:
                 host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
         self.n_gpus += sign * item.n_gpus
 
-    def _nodes_with(self, gpu_type: str) -> int:
-        found = self._by_type.get(gpu_type)
-        if found is None:
-            bits = (1 << node for node, name in enumerate(self.gpu_types) if name == gpu_type)
-            found = self._by_type[gpu_type] = sum(bits)
-        return found
-
     def _widen(self, most: int) -> None:
         self._levels += [0] * (most + 1 - len(self._levels))
+
+
+@cache
+def _nodes_of_type(gpu_types: tuple[str, ...]) -> dict[str, int]:
+    """Return the nodes with each type of device, as bits; any will do where no type is named."""
+    found = {"": -1}
+    for node, name in enumerate(gpu_types):
+        found[name] = found.get(name, 0) | 1 << node
+    return found
 
 
 def _first_supplied(

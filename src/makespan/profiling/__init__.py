@@ -8,9 +8,14 @@
 """
 
 from makespan.profiling._design import ProfilePoint, model_of, point_plan, profile_batches, profile_points
-from makespan.profiling._environment import MachineRates, environment_text
 from makespan.profiling._profile import Procedure, measure_points, profile_record, profile_table
-from makespan.profiling._rates import allocation_launcher, measure_rates, profiling_launcher
+from makespan.profiling._rates import (
+    MachineRates,
+    allocation_launcher,
+    environment_text,
+    measure_rates,
+    profiling_launcher,
+)
 
 __all__ = [
     "MachineRates",

@@ -63,16 +63,14 @@ def model_of(workload: Workload) -> SmallModel:
 def profile_points(
     workload: Workload, placements: Iterable[Placement], cpu_threads: int
 ) -> list[ProfilePoint]:
-    """Return every plan that is profiled: the rows of the sampling design and those held out.
+    """List every plan that is profiled: the rows of the sampling design and those held out.
 
     Parameters
     ----------
     workload
-        The workload; its families decide which plans are tried.
-    placements
-        Processes on each node.
-    cpu_threads
-        CPU threads a process.
+        Its families decide which plans are tried.
+    placements, cpu_threads
+        Processes on each node, and CPU threads of each.
 
     Returns
     -------

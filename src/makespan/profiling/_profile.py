@@ -73,16 +73,12 @@ def measure_points(
 
     Parameters
     ----------
-    workload
-        What is trained.
-    points
-        Points on one and the same placement.
+    workload, points
+        What is trained, and points of it on one and the same placement.
     node
         Decides the micro-batch size, as in the performance model.
-    launcher
-        Starts the processes, once for all points.
-    procedure
-        Steps and repetitions.
+    launcher, procedure
+        Starts the processes, once for all points; steps and repetitions.
     run_dir
         Directory in which the processes meet, seen by all nodes; None for a temporary one.
 
@@ -143,14 +139,7 @@ def _medians(run: RunResult, procedure: Procedure) -> dict[str, float]:
 
 
 def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd.DataFrame":
-    """Join what several jobs measured into the throughput table of a workload.
-
-    Parameters
-    ----------
-    parts
-        Results of `measure_points` of one workload.
-    workload
-        The workload.
+    """Join parts, results of `measure_points` of one workload, into its throughput table.
 
     Returns
     -------
@@ -190,12 +179,7 @@ def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
 
 
 def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Describe what stands behind a throughput table, to be kept beside it.
-
-    Parameters
-    ----------
-    parts
-        Results of `measure_points` of one workload.
+    """Describe what stands behind a throughput table, from the same parts, to be kept beside it.
 
     Returns
     -------

@@ -1,15 +1,19 @@
-"""Measure the machine itself: bandwidths between processes, and what a pass costs without samples."""
+"""Constants of the machine: measured here, and written as the environment of the performance model."""
 
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Literal
+from typing import Any, Literal
 
+from makespan.errors import InputError
 from makespan.plans import ExecutionPlan
+from makespan.presets import read_preset
 from makespan.profiling._design import ProfilePoint, model_of
-from makespan.profiling._environment import MachineRates
 from makespan.runtime import (
+    Launch,
     LocalLauncher,
     ProcessOptions,
     RunDirectory,
@@ -22,7 +26,9 @@ from makespan.training import RunResult, TrainingJob, train_all
 from makespan.units import GIB
 from makespan.workloads import Workload
 
-__all__ = ["allocation_launcher", "measure_rates", "profiling_launcher"]
+__all__ = [
+    "MachineRates", "allocation_launcher", "environment_text", "measure_rates", "profiling_launcher",
+]  # fmt: skip
 
 _BANDWIDTH_WORKER = "makespan.profiling._bandwidth"
 _FLOAT_BYTES = 4
@@ -32,18 +38,64 @@ _STEPS, _WARM_UP = 14, 4
 _TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
 _LEAST_ADDED = 0.01  # of the time under division, so that the rate stays finite
 _PARTITIONED = {"dp": 2, "zero_stage": 2}
+_ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, training is in 32 bit
 
 
-def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
-    """Return where models are profiled.
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """What was measured of a machine.
 
     Parameters
     ----------
-    device
-        ``auto`` for GPUs if there are any.
+    n_devices
+        Processes that run side by side without sharing a device.
+    device_memory_bytes, host_memory_bytes
+        Memory of one device and of the machine [B].
     cpu_threads
-        CPU threads a process.
+        CPU threads a device.
+    ring_bytes_per_s
+        One ring pass of a gradient-sized all-reduce: bytes that a process sends over time [B/s].
+    tensor_bytes_per_s
+        Activations that tensor parallelism exchanges in a step, counted at 16 bit as the fitted forms
+        do, over the time that it adds to the step [B/s].
+    transfer_bytes_per_s
+        One activation-sized transfer between two processes [B/s].
+    gather_efficiency
+        Time of a ring pass of the gradients over the time that a partitioned optimiser adds to a
+        step of data parallelism [1].
+    copy_bytes_per_s
+        Copy between device and host memory [B/s].
+    forward_launch_s, backward_launch_s
+        Time of a pass that does not grow with the samples [s].
+
+    Raises
+    ------
+    InputError
+        A rate is not positive, or a time is negative.
     """
+
+    n_devices: int
+    device_memory_bytes: float
+    host_memory_bytes: float
+    cpu_threads: int
+    ring_bytes_per_s: float
+    tensor_bytes_per_s: float
+    transfer_bytes_per_s: float
+    gather_efficiency: float
+    copy_bytes_per_s: float
+    forward_launch_s: float
+    backward_launch_s: float
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in self.__dataclass_fields__:
+            value, may_be_zero = getattr(self, name), name.endswith("launch_s")
+            if not (value > 0 or (may_be_zero and value == 0)):
+                raise InputError(f"measured {name} is {value!r}; accepted: a positive number")
+
+
+def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
+    """Return where models are profiled; ``auto`` takes GPUs if there are any."""
     if device == "auto":
         device = "cuda" if visible_gpus() else "cpu"
     return LocalLauncher(device, threads_per_process=cpu_threads)
@@ -81,10 +133,8 @@ def measure_rates(
     ----------
     workloads
         Their sizes are those of the messages, and their models are those whose passes are timed.
-    n_processes
-        Processes of the exchange, on this machine.
-    cpu_threads
-        CPU threads a process.
+    n_processes, cpu_threads
+        Processes of the exchange, on this machine, and CPU threads of each.
     launcher
         Where the processes run.
 
@@ -96,7 +146,8 @@ def measure_rates(
     n_devices = max(n_processes, launcher.n_devices or usable_cpus() // cpu_threads)
     times = _exchange_times(workloads, min(n_processes, n_devices), cpu_threads, launcher)
     between = _rates(times, n_processes)
-    forward_s, backward_s = _launch_times(workloads, launcher)
+    alone = _alone(workloads, launcher)
+    forward_s, backward_s = _launch_times(workloads, alone)
     return MachineRates(
         n_devices=n_devices,
         device_memory_bytes=_device_memory(launcher.device, n_devices),
@@ -107,7 +158,7 @@ def measure_rates(
         backward_launch_s=backward_s,
         ring_bytes_per_s=between["ring_bytes_per_s"],
         transfer_bytes_per_s=between["transfer_bytes_per_s"],
-        **_added_by_division(workloads, launcher, between["ring_bytes_per_s"], n_processes),
+        **_added_by_division(workloads, alone, launcher, between["ring_bytes_per_s"], n_processes),
     )
 
 
@@ -131,7 +182,7 @@ def _exchange_times(
     }
     with tempfile.TemporaryDirectory(prefix="makespan-") as name:
         options = [ProcessOptions(threads=cpu_threads)] * n_processes
-        launcher.run(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options)
+        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options))
         found: dict[str, float] = RunDirectory(Path(name)).result()
     return found
 
@@ -141,20 +192,24 @@ def _activation_bytes(spec: Workload) -> int:
     return _FLOAT_BYTES * samples * spec.model.seq * spec.model.hidden
 
 
-def _launch_times(workloads: Sequence[Workload], launcher: LocalLauncher) -> tuple[float, float]:
-    """Time of a forward and of a backward pass at no samples, by a line through two batch sizes [s]."""
+def _alone(workloads: Sequence[Workload], launcher: LocalLauncher) -> Sequence[Sequence[RunResult]]:
+    """Train each workload in one process: a batch of one, a whole batch, and the same in micro-batches."""
     jobs = [
-        TrainingJob(model_of(spec), ExecutionPlan(global_batch_size=batch, micro_batch_size=batch), _STEPS)
+        TrainingJob(model_of(spec), plan, _STEPS)
         for spec in workloads
-        for batch in (1, spec.global_batch_size)
+        for plan in (_whole(1), _whole(spec.global_batch_size), _plan(spec))
     ]
     results = train_all(jobs, launcher=launcher)
+    return [results[start : start + 3] for start in range(0, len(results), 3)]
+
+
+def _launch_times(workloads: Sequence[Workload], alone: Sequence[Sequence[RunResult]]) -> tuple[float, float]:
+    """Time of a forward and of a backward pass at no samples, by a line through two batch sizes [s]."""
     found: dict[str, list[float]] = {"forward_s": [], "backward_sync_s": []}
-    for number, spec in enumerate(workloads):
+    for spec, results in zip(workloads, alone, strict=True):
         for name, values in found.items():
             one, many = (
-                median(getattr(step, name) for step in result.times[_WARM_UP:])
-                for result in results[2 * number : 2 * number + 2]
+                median(getattr(step, name) for step in result.times[_WARM_UP:]) for result in results[:2]
             )
             growth = (many - one) / max(spec.global_batch_size - 1, 1)
             values.append(max(one - growth, 0.0))
@@ -162,7 +217,11 @@ def _launch_times(workloads: Sequence[Workload], launcher: LocalLauncher) -> tup
 
 
 def _added_by_division(
-    workloads: Sequence[Workload], launcher: LocalLauncher, ring_bytes_per_s: float, n_processes: int
+    workloads: Sequence[Workload],
+    alone: Sequence[Sequence[RunResult]],
+    launcher: LocalLauncher,
+    ring_bytes_per_s: float,
+    n_processes: int,
 ) -> dict[str, float]:
     """Rates from what dividing a model over two processes adds to a step.
 
@@ -173,13 +232,11 @@ def _added_by_division(
     """
     if n_processes == 1:
         return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
-    alone = train_all([_job(spec) for spec in workloads], launcher=launcher)
-    two = train_all(
-        [_job(spec, **how) for spec in workloads for how in ({"tp": 2}, {"dp": 2}, _PARTITIONED)],
-        launcher=launcher,
-    )
+    divisions: Sequence[Mapping[str, int]] = ({"tp": 2}, {"dp": 2}, _PARTITIONED)
+    plans = [(spec, _plan(spec, **how)) for spec in workloads for how in divisions]
+    two = train_all([TrainingJob(model_of(spec), plan, _STEPS) for spec, plan in plans], launcher=launcher)
     moved = ring_s = tensor_s = gather_s = 0.0
-    for spec, one, tensor, whole, divided in zip(
+    for spec, (*_, one), tensor, whole, divided in zip(
         workloads, alone, two[::3], two[1::3], two[2::3], strict=True
     ):
         moved += (
@@ -193,9 +250,13 @@ def _added_by_division(
     return {"tensor_bytes_per_s": moved / tensor_s, "gather_efficiency": ring_s / gather_s}
 
 
-def _job(spec: Workload, dp: int = 1, tp: int = 1, zero_stage: int = 0) -> TrainingJob:
+def _whole(batch: int) -> ExecutionPlan:
+    return ExecutionPlan(global_batch_size=batch, micro_batch_size=batch)
+
+
+def _plan(spec: Workload, dp: int = 1, tp: int = 1, zero_stage: int = 0) -> ExecutionPlan:
     batch, steps = spec.global_batch_size, spec.max_microbatches if dp == 1 else 1
-    plan = ExecutionPlan(
+    return ExecutionPlan(
         dp=dp,
         tp=tp,
         zero_stage=zero_stage,
@@ -203,7 +264,6 @@ def _job(spec: Workload, dp: int = 1, tp: int = 1, zero_stage: int = 0) -> Train
         micro_batch_size=batch // steps // dp,
         grad_accum_steps=steps,
     )
-    return TrainingJob(model_of(spec), plan, _STEPS)
 
 
 def _difference_s(longer_s: float, shorter_s: float) -> float:
@@ -224,3 +284,94 @@ def _device_memory(kind: str, n_devices: int) -> float:
     if kind == "cpu":
         return memory_bytes() / n_devices
     return min(float(gpu["memory.total"].split()[0]) * _MIB for gpu in visible_gpus())
+
+
+def environment_text(rates: MachineRates, source: str) -> str:
+    """Write the environment of a measured machine, a file for `makespan.perf.load_environment`.
+
+    Parameters
+    ----------
+    rates
+        What was measured.
+    source
+        On what, when and how; stands with each constant.
+    """
+    preset = read_preset("makespan.profiling", "environment")
+    constants = {
+        name: {"value": value, "unit": unit, "source": f"{how}; {source}"}
+        for name, (value, unit, how) in _measured(rates).items()
+    }
+    lines = ["# Written by the profiler of makespan; measure again rather than edit.", ""]
+    lines += _table("cluster", {"n_nodes": 1})
+    lines += _table("cluster.gpu", _device(rates, source))
+    lines += _table("cluster.node", _node(rates, source) | preset["node"])
+    lines += _table("cluster.network", {"latency_s": preset["node"]["intra_latency_s"]})
+    for name, entry in sorted({**preset["constants"], **constants}.items()):
+        lines += _table(f"constants.{name}", entry)
+    for form, priors in preset["priors"].items():
+        for name, entry in priors.items():
+            lines += _table(f"priors.{form}.{name}", entry)
+    return "\n".join(lines)
+
+
+def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
+    ring = (rates.ring_bytes_per_s, "B/s", "ring pass of a gradient-sized all-reduce")
+    transfer = (_ACTIVATION_SHARE * rates.transfer_bytes_per_s, "B/s", "half the rate of a transfer")
+    tensor = (rates.tensor_bytes_per_s, "B/s", "activations exchanged over time added by tensor parallelism")
+    forward = (rates.forward_launch_s, "s", "time of a forward pass at no samples")
+    return {
+        "flat_bandwidth_bytes_per_s": ring,
+        "intra_bandwidth_bytes_per_s": ring,
+        "nic_bandwidth_bytes_per_s": ring,
+        "pcie_bandwidth_bytes_per_s": (rates.copy_bytes_per_s, "B/s", "copy between device and host"),
+        "tp_bandwidth_bytes_per_s": tensor,
+        "tp_inter_bandwidth_bytes_per_s": tensor,
+        "p2p_bandwidth_bytes_per_s": transfer,
+        "gather_efficiency": (
+            rates.gather_efficiency,
+            "1",
+            "ring pass of the gradients over time added by a partitioned optimiser",
+        ),
+        "forward_launch_s": forward,
+        "async_launch_s": forward,
+        "backward_launch_s": (rates.backward_launch_s, "s", "time of a backward pass at no samples"),
+        "reference_cpu_threads": (float(rates.cpu_threads), "threads", "threads a process while profiling"),
+    }
+
+
+def _device(rates: MachineRates, source: str) -> dict[str, Any]:
+    return {
+        "peak_flop_per_s": {"fp32": 1e12},  # no fitted model reads it
+        "memory_bytes": float(rates.device_memory_bytes),
+        "memory_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "reserved_bytes": 0.0,
+        "launch_gap_s": 1e-6,
+        "memory_efficiency": 1.0,
+        "source": source,
+    }
+
+
+def _node(rates: MachineRates, source: str) -> dict[str, Any]:
+    return {
+        "n_gpus": rates.n_devices,
+        "intra_bandwidth_bytes_per_s": float(rates.ring_bytes_per_s),
+        "intra_kind": "switch",
+        "pcie_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "n_nics": 1,
+        "nic_bandwidth_bytes_per_s": float(rates.ring_bytes_per_s),
+        "gpus_per_nic": rates.n_devices,
+        "cpu_threads": rates.cpu_threads * rates.n_devices,
+        "host_memory_bytes": float(rates.host_memory_bytes),
+        "host_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "source": source,
+    }
+
+
+def _table(name: str, values: Mapping[str, Any]) -> list[str]:
+    return [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items()), ""]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value) if isinstance(value, str) else repr(value)

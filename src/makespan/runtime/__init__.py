@@ -3,8 +3,8 @@
 What the processes do is no concern of this package; nothing here imports torch before a worker
 calls `join` or `choose_device`.
 
-- `LocalLauncher` and `SlurmLauncher` start any worker with a request, and watch it: when one process
-  dies all end, or the others are told
+- `LocalLauncher` and `SlurmLauncher` run a `Launch`, any worker with a request, and watch it: when one
+  process dies all end, or the others are told
 - a worker calls `run_worker` with what it does, `join` to meet the others, and finds request, stop
   request and lost processes in its `RunDirectory`
 - `start_checkpoint`, `finish_checkpoint`, `latest_checkpoint` keep checkpoints complete or absent
@@ -20,7 +20,14 @@ from makespan.runtime._checkpoints import (
     start_checkpoint,
 )
 from makespan.runtime._directory import RunDirectory
-from makespan.runtime._launch import Launcher, LocalLauncher, ProcessOptions, SlurmLauncher, local_launcher
+from makespan.runtime._launch import (
+    Launch,
+    Launcher,
+    LocalLauncher,
+    ProcessOptions,
+    SlurmLauncher,
+    local_launcher,
+)
 from makespan.runtime._machine import (
     describe_machine,
     memory_bytes,
@@ -33,6 +40,7 @@ from makespan.runtime._rendezvous import Identity, choose_device, end_worker, id
 __all__ = [
     "Checkpoint",
     "Identity",
+    "Launch",
     "Launcher",
     "LocalLauncher",
     "ProcessOptions",

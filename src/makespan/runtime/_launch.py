@@ -15,7 +15,7 @@ from makespan.runtime._directory import RunDirectory
 from makespan.runtime._machine import n_visible_gpus
 from makespan.runtime._watch import Limits, OnLoss, watch
 
-__all__ = ["Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "local_launcher"]
+__all__ = ["Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "local_launcher"]
 
 _SRUN_INTERRUPTS = 2
 """Interrupts within a second that make srun end its tasks."""
@@ -43,6 +43,61 @@ class ProcessOptions:
     cpus: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is started.
+
+    Parameters
+    ----------
+    worker
+        Module of the worker, or its command; the run directory is its last argument.
+    request
+        What the processes find in the directory: plain values.
+    n_processes
+        Processes of the run.
+    run_dir
+        Directory of the run, seen by all; see `RunDirectory`.
+    threads
+        CPU threads a process where neither the launcher nor the options say.
+    options
+        What each process gets for itself, by rank; empty for nothing.
+    on_loss
+        ``end``: when a process fails all end; ``tell``: the others find it in the directory.
+
+    Raises
+    ------
+    InputError
+        There are options, but not for each process.
+    """
+
+    worker: str | Sequence[str]
+    request: Any
+    n_processes: int
+    run_dir: Path
+    threads: int = 1
+    options: Sequence[ProcessOptions] = ()
+    on_loss: OnLoss = "end"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        found, wanted = len(self.options), self.n_processes
+        if found not in (0, wanted):
+            raise InputError(f"options of {found} processes; accepted: none, or those of {wanted}")
+
+    def command(self, interpreter: Sequence[str]) -> list[str]:
+        """Command of each process."""
+        module = [*interpreter, "-m", self.worker] if isinstance(self.worker, str) else self.worker
+        return [*module, str(self.run_dir)]
+
+    def own_variables(self, rank: int, threads: int | None) -> dict[str, str]:
+        """Environment of one process beside what all share."""
+        own = self.options[rank] if self.options else ProcessOptions()
+        found = {"MAKESPAN_RANK": str(rank), "MAKESPAN_WORLD_SIZE": str(self.n_processes)}
+        if own.cpus is not None:
+            found["MAKESPAN_CPUS"] = _listed(own.cpus)
+        return found | _thread_variables(own.threads or threads or self.threads) | dict(own.environment)
+
+
 class Launcher(Protocol):
     """What starts the processes of a run."""
 
@@ -54,45 +109,16 @@ class Launcher(Protocol):
     def n_devices(self) -> int | None:
         """Devices at hand, None if there is no limit."""
 
-    def run(
-        self,
-        worker: str | Sequence[str],
-        request: Any,
-        n_processes: int,
-        run_dir: Path,
-        *,
-        threads: int = 1,
-        options: Sequence[ProcessOptions] = (),
-        on_loss: OnLoss = "end",
-    ) -> dict[int, str]:
-        """Run a request in some processes and wait for their end.
-
-        Parameters
-        ----------
-        worker
-            Module of the worker, or its command; the run directory is its last argument.
-        request
-            What the processes find in the directory: plain values.
-        n_processes
-            Processes of the run.
-        run_dir
-            Directory of the run, seen by all; see `RunDirectory`.
-        threads
-            CPU threads a process where neither the launcher nor its options say.
-        options
-            What each process gets for itself, by rank; empty for nothing.
-        on_loss
-            ``end``: when a process fails all end; ``tell``: the others find it in the directory.
+    def run(self, launch: Launch) -> dict[int, str]:
+        """Start the processes and wait for their end.
 
         Returns
         -------
         dict
-            Processes that were lost, by rank, with the reason; empty under ``end``.
+            Processes that were lost, by rank, with the reason; empty where a loss ends all.
 
         Raises
         ------
-        InputError
-            There are options, but not for each process.
         WorkerError
             A process died, hung or could not start, or none is left; none is left running.
         """
@@ -136,38 +162,23 @@ class LocalLauncher:
             return None
         return len(self.gpus) if self.gpus is not None else n_visible_gpus()
 
-    def run(
-        self,
-        worker: str | Sequence[str],
-        request: Any,
-        n_processes: int,
-        run_dir: Path,
-        *,
-        threads: int = 1,
-        options: Sequence[ProcessOptions] = (),
-        on_loss: OnLoss = "end",
-    ) -> dict[int, str]:
-        """Run a request in processes of this machine; see `Launcher.run`."""
-        each = _of_each(options, n_processes)
-        directory = RunDirectory(run_dir)
-        directory.prepare(request)
+    def run(self, launch: Launch) -> dict[int, str]:
+        """Run processes of this machine; see `Launcher.run`."""
         shared = _run_variables(self.device, self.stall_timeout_s)
         shared["MAKESPAN_PARENT"] = str(os.getpid())
         if sys.platform == "linux":
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         if self.gpus is not None:
-            shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
-        command = [*_command(worker, self.interpreter), str(run_dir)]
-        processes: list[subprocess.Popen[bytes]] = []
-        with _ended_on_error(processes):
-            for rank, own in enumerate(each):
-                variables = _own_variables(rank, n_processes, own, self.threads_per_process or threads)
-                if own.cpus is None and self.cpus is not None:
-                    variables["MAKESPAN_CPUS"] = _listed(self.cpus)
-                variables["MAKESPAN_LOCAL_RANK"] = str(rank)
-                processes.append(_start(command, shared | variables, directory.log_path(rank)))
-        limits = Limits(self.timeout_s, self.stall_timeout_s)
-        return watch(processes, directory, n_processes, limits, on_loss)
+            shared["CUDA_VISIBLE_DEVICES"] = _listed(self.gpus)
+        if self.cpus is not None:
+            shared["MAKESPAN_CPUS"] = _listed(self.cpus)
+        command = launch.command(self.interpreter)
+        each = [
+            (command, shared | {"MAKESPAN_LOCAL_RANK": str(rank)} | own)
+            for rank in range(launch.n_processes)
+            for own in [launch.own_variables(rank, self.threads_per_process)]
+        ]
+        return _run(launch, each, Limits(self.timeout_s, self.stall_timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,36 +213,34 @@ class SlurmLauncher:
         """Devices at hand; Slurm decides, so None."""
         return None
 
-    def run(
-        self,
-        worker: str | Sequence[str],
-        request: Any,
-        n_processes: int,
-        run_dir: Path,
-        *,
-        threads: int = 1,
-        options: Sequence[ProcessOptions] = (),
-        on_loss: OnLoss = "end",
-    ) -> dict[int, str]:
-        """Run a request in tasks of Slurm; see `Launcher.run`."""
-        each = _of_each(options, n_processes)
-        directory = RunDirectory(run_dir)
-        directory.prepare(request)
+    def run(self, launch: Launch) -> dict[int, str]:
+        """Run tasks of Slurm; see `Launcher.run`."""
         shared = _run_variables(self.device, self.stall_timeout_s)
-        command = [*self.options, *_command(worker, self.interpreter), str(run_dir)]
-        count = self.threads_per_process or threads
-        processes: list[subprocess.Popen[bytes]] = []
-        with _ended_on_error(processes):
-            if options or on_loss == "tell":
-                for rank, own in enumerate(each):
-                    variables = shared | _own_variables(rank, n_processes, own, count)
-                    step = ["srun", "--ntasks=1", "--exact", *command]
-                    processes.append(_start(step, variables, directory.log_path(rank)))
-            else:
-                step = ["srun", f"--ntasks={n_processes}", "--kill-on-bad-exit=1", *command]
-                processes.append(_start(step, shared | _thread_variables(count), directory.log_path(0)))
-        limits = Limits(self.timeout_s, self.stall_timeout_s)
-        return watch(processes, directory, n_processes, limits, on_loss, interrupts=_SRUN_INTERRUPTS)
+        command = [*self.options, *launch.command(self.interpreter)]
+        if launch.options or launch.on_loss == "tell":
+            alone = ["srun", "--ntasks=1", "--exact", *command]
+            ranks = range(launch.n_processes)
+            each = [(alone, shared | launch.own_variables(rank, self.threads_per_process)) for rank in ranks]
+        else:
+            together = ["srun", f"--ntasks={launch.n_processes}", "--kill-on-bad-exit=1", *command]
+            each = [(together, shared | _thread_variables(self.threads_per_process or launch.threads))]
+        return _run(launch, each, Limits(self.timeout_s, self.stall_timeout_s), interrupts=_SRUN_INTERRUPTS)
+
+
+def _run(
+    launch: Launch,
+    each: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    limits: Limits,
+    interrupts: int = 0,
+) -> dict[int, str]:
+    """Start one process for each command and environment, and watch them."""
+    directory = RunDirectory(launch.run_dir)
+    directory.prepare(launch.request)
+    processes: list[subprocess.Popen[bytes]] = []
+    with _ended_on_error(processes):
+        for rank, (command, environment) in enumerate(each):
+            processes.append(_start(command, environment, directory.log_path(rank)))
+    return watch(processes, directory, launch.n_processes, limits, launch.on_loss, interrupts=interrupts)
 
 
 def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> LocalLauncher:
@@ -249,16 +258,6 @@ def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> 
     return LocalLauncher(device)
 
 
-def _of_each(options: Sequence[ProcessOptions], n_processes: int) -> Sequence[ProcessOptions]:
-    if options and len(options) != n_processes:
-        raise InputError(f"options of {len(options)} processes; accepted: none, or those of {n_processes}")
-    return options or [ProcessOptions()] * n_processes
-
-
-def _command(worker: str | Sequence[str], interpreter: Sequence[str]) -> list[str]:
-    return [*interpreter, "-m", worker] if isinstance(worker, str) else list(worker)
-
-
 def _run_variables(device: str, timeout_s: float) -> dict[str, str]:
     """Environment that all processes of a run share."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
@@ -268,13 +267,6 @@ def _run_variables(device: str, timeout_s: float) -> dict[str, str]:
         "MAKESPAN_LAUNCHED_AT": repr(time.time()),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _own_variables(rank: int, n_processes: int, own: ProcessOptions, threads: int) -> dict[str, str]:
-    found = {"MAKESPAN_RANK": str(rank), "MAKESPAN_WORLD_SIZE": str(n_processes)}
-    if own.cpus is not None:
-        found["MAKESPAN_CPUS"] = _listed(own.cpus)
-    return found | _thread_variables(own.threads or threads) | dict(own.environment)
 
 
 def _thread_variables(threads: int) -> dict[str, str]:

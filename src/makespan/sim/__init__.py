@@ -1,6 +1,7 @@
 """The event-driven simulator of a cluster.
 
-`simulate` runs a trace under a policy and leaves two tables behind, `EVENTS` and `OUTCOMES`;
+`simulate` runs a trace under a policy and leaves two tables behind, of the schemas
+`makespan.tables.EVENTS` and `makespan.tables.OUTCOMES`;
 `validate_schedule` replays the first of them with code of its own and reports what could not have
 happened. A policy sees a `ClusterView` and returns a `Decision`; what may run comes from a
 `Catalogue`. Both `Policy` and `Catalogue` are protocols: this package knows no implementation.
@@ -25,12 +26,8 @@ from makespan.sim._simulate import Recorder, SimulationResult, events_table, out
 from makespan.sim._state import ClusterState
 from makespan.sim._validator import validate_schedule
 from makespan.sim._view import ClusterView, JobView
-from makespan.tables import EVENTS, FAILURES, OUTCOMES
 
 __all__ = [
-    "EVENTS",
-    "FAILURES",
-    "OUTCOMES",
     "Allocation",
     "Catalogue",
     "ClusterState",

@@ -196,7 +196,8 @@ class NodeEvent:
         except ValueError:
             accepted = ", ".join(kind.value for kind in NodeEventKind)
             raise InputError(f"node event: kind {self.kind!r}; accepted: {accepted}") from None
-        if not (math.isfinite(self.notice_s) and self.notice_s >= 0) or (self.n_gpus or 1) < 1:
+        has_devices = self.n_gpus is None or self.n_gpus >= 1
+        if not (has_devices and math.isfinite(self.notice_s) and self.notice_s >= 0):
             raise InputError(
                 f"node event: n_gpus {self.n_gpus!r}, notice_s {self.notice_s!r}; accepted: devices >= 1, or "
                 "None for all, and a finite time in s, not negative"

@@ -64,7 +64,7 @@ def validate_schedule(
     Parameters
     ----------
     events
-        Table of schema `makespan.sim.EVENTS`.
+        Table of schema `makespan.tables.EVENTS`.
     jobs, cluster, catalogue, restart_delay_s, checkpoint_interval_s, extra_steps
         What the simulation was given.
     interval_s
@@ -72,7 +72,7 @@ def validate_schedule(
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
     outcomes
-        Table of schema `makespan.sim.OUTCOMES`; if given, it must say what the events say.
+        Table of schema `makespan.tables.OUTCOMES`; if given, it must say what the events say.
 
     Returns
     -------

@@ -62,17 +62,14 @@ def scenario(
     workload
         A job list (a path), jobs, or the name of a generated workload: ``naive`` (10 jobs), ``base``, ``bp``
         (best plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
-    n_jobs
-        Jobs to generate, or how many of a list to take.
-    seed
-        Of the generated workload, and of what the jobs of foreign traces train.
+    n_jobs, seed
+        Jobs to generate or to take of a list; seed of what is generated, models of foreign traces too.
     source
         Where iteration times come from: ``emulated``, ``published`` or ``measured``.
     cluster_name, n_nodes, gpus_per_node
         Cluster of the catalogue, and other numbers of nodes or of GPUs in each.
     restart_delay_s
-        Time without progress after every start and change [s]. The default is the mean of checkpoint and
-        restart that Morphling measured, section 8.
+        Time without progress after every start and change [s]; default: Morphling's mean, section 8.
     interval_s
         Length of a round [s]; None for the policy's own, 0 to decide after each event.
     predictions
@@ -80,10 +77,8 @@ def scenario(
         performance model. Jobs always run by the source's.
     file_format, tasks, epoch_time_s
         As for `read_trace`.
-    published_dir
-        Directory with the published files; the environment variable ``MAKESPAN_PUBLISHED_DIR`` unless given.
-    measured_dir
-        Directory with ``<workload>.csv`` tables.
+    published_dir, measured_dir
+        Directories: published files, ``MAKESPAN_PUBLISHED_DIR`` unless given; ``<workload>.csv`` tables.
 
     Raises
     ------
@@ -91,26 +86,17 @@ def scenario(
         A name is unknown, a file is missing or broken, or a job can never run; says which.
     """
     where = resized(cluster_name, n_nodes, gpus_per_node)
+    emulated = _emulated(cluster_name, where, gpus_per_node)
     reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
-    if source == "emulated":
-        emulated = _emulated(cluster_name, where, gpus_per_node)
-        throughput: ThroughputSource = EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
-    else:
-        throughput = _files(source, reader, measured_dir)
+    throughput = _throughput(source, emulated, reader, measured_dir)
     with _reports_printed_once():
         trace, times = reader.read(throughput, where)
     jobs = trace.jobs if n_jobs is None else trace.jobs[:n_jobs]
+    known = _catalogue(jobs, times, where, cluster_name, predictions, trace.report.where)
     return Scenario(
-        reader.name,
-        jobs,
-        where,
-        _catalogue(jobs, times, where, cluster_name, predictions, trace.report.where),
-        restart_delay_s,
-        interval_s,
-        source=throughput.name,
-        predictions=predictions,
-        report=trace.report.text,
-    )
+        reader.name, jobs, where, known, restart_delay_s, interval_s, source=throughput.name,
+        predictions=predictions, report=trace.report.text,
+    )  # fmt: skip
 
 
 def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
@@ -148,7 +134,11 @@ def _emulated(name: str, where: ClusterSpec, gpus_per_node: int | None) -> Clust
     return replace(whole, name=base.name) if whole.nodes[0] == base.nodes[0] else whole
 
 
-def _files(source: str, reader: "_Reader", measured_dir: Path | None) -> ThroughputSource:
+def _throughput(
+    source: str, emulated: ClusterSpec, reader: "_Reader", measured_dir: Path | None
+) -> ThroughputSource:
+    if source == "emulated":
+        return EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
     if source == "published":
         return PublishedSource(reader.published(), _CPU_THREADS)
     if source != "measured":

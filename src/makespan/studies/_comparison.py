@@ -13,7 +13,7 @@ from makespan.tables import COMPARISON
 __all__ = ["comparison", "intervals", "measures"]
 
 _CONFIDENCE = 0.95
-_SETTING = ["trace", "restart_delay_s", "interval_s"]
+_SETTING = ["trace", "restart_delay_s", "rounds"]
 
 _FURTHER = (
     "p95_jct_s",
@@ -42,8 +42,8 @@ def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
     runs
         Simulations.
     baseline
-        Name of the policy to compare with, within the same scenario, restart delay and round. Ratios are
-        missing where it did not run; above 1, a policy takes longer.
+        Name of the policy to compare with, within the same scenario, restart delay and given round. Ratios
+        are missing where it did not run; above 1, a policy takes longer.
 
     Returns
     -------
@@ -52,9 +52,12 @@ def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
         ``avg_waiting_time_s`` [s], ``avg_slowdown``, ``avg_finish_time_fairness`` and
         ``max_finish_time_fairness``, as in `makespan.metrics.Summary`.
     """
-    table = pd.DataFrame([_row(run) for run in runs], columns=[*COMPARISON.names, *_FURTHER])
-    base = table.loc[table["policy"] == baseline, [*_SETTING, *_RATIOS.values()]].drop_duplicates(_SETTING)
-    joined = table[_SETTING].merge(base, on=_SETTING, how="left")
+    listed = list(runs)
+    table = pd.DataFrame([_row(run) for run in listed], columns=[*COMPARISON.names, *_FURTHER])
+    rounds = [float("nan") if run.given_interval_s is None else run.given_interval_s for run in listed]
+    settings = table[["trace", "restart_delay_s", *_RATIOS.values()]].assign(rounds=rounds)
+    base = settings[table["policy"] == baseline].drop_duplicates(_SETTING)
+    joined = settings[_SETTING].merge(base, on=_SETTING, how="left")
     for ratio, column in _RATIOS.items():
         table[ratio] = (table[column] / joined[column]).astype(float)
     return COMPARISON.validate(table, where="comparison")

@@ -58,6 +58,8 @@ class Run:
         Names.
     restart_delay_s, interval_s
         Restart delay and length of a round [s]; None if the policy was asked after each event.
+    given_interval_s
+        Length of a round that the scenario gives [s]; None where it leaves that to the policy.
     metrics
         Its metrics.
     result
@@ -74,6 +76,7 @@ class Run:
     policy: str
     restart_delay_s: float
     interval_s: float | None
+    given_interval_s: float | None
     metrics: Summary
     result: SimulationResult
     violations: tuple[Violation, ...]
@@ -135,8 +138,17 @@ def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] 
     )
     delay_s = scenario.restart_delay_s
     metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
-    found = tuple(violations)
-    return Run(scenario.name, chosen.name, delay_s, length_s, metrics, result, found, len(result.events))
+    return Run(
+        scenario.name,
+        chosen.name,
+        delay_s,
+        length_s,
+        scenario.interval_s,
+        metrics,
+        result,
+        tuple(violations),
+        len(result.events),
+    )
 
 
 def resolved(policy: str | Policy) -> Policy:

@@ -1,47 +1,30 @@
-"""The schemas of all tables that cross a workflow stage."""
+"""The schemas that several papers use; those of one paper alone stand in that paper."""
 
-from typing import Any
-
-from makespan.tables._live import LIVE, LIVE_JOBS
-from makespan.tables._schema import Column, TableSchema
-from makespan.tables._simulation import (
-    ALLOCATION,
-    COMPARISON,
-    EVENTS,
-    FAILURES,
-    JCT,
-    JOB_METRICS,
-    OUTCOMES,
-    PERTURBED,
-    PREDICTIONS,
-    TABLE4,
-)
-from makespan.tables._training import FIG9, FIG9_SUMMARY
-from makespan.tables._workloads import JOBS, LARGE_MODELS, LOAD, REQUESTS, ROUNDS, SCALE, STUDY
+from makespan.tables._schema import Column, TableSchema, columns
 
 __all__ = [
     "CLAIMS",
-    "FIG7",
-    "FIG8",
+    "COMPARISON",
+    "EVENTS",
+    "FAILURES",
     "FIT",
+    "JOBS",
+    "JOB_METRICS",
     "JOINED_CLAIMS",
+    "LIVE",
+    "LIVE_JOBS",
+    "OUTCOMES",
+    "PREDICTIONS",
+    "REQUESTS",
     "SCHEMAS",
     "SENSITIVITY",
     "SENSITIVITY_FAMILIES",
-    "TABLE2",
-    "TABLE2_ROWS",
-    "TABLE2_SUMMARY",
     "THROUGHPUT",
 ]
 
-
-def _columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
-    return tuple(Column(*row) for row in rows)
-
-
 THROUGHPUT = TableSchema(
     "throughput",
-    _columns(
+    columns(
         ("workload", "text", "", "key of the workload"),
         ("exec_plan", "text", "", "execution plan in trace notation"),
         ("placement", "text", "", "GPUs on each node, one digit a node"),
@@ -60,7 +43,7 @@ THROUGHPUT = TableSchema(
 
 FIT = TableSchema(
     "fit",
-    _columns(
+    columns(
         ("workload", "text", "", "key of the workload"),
         ("form", "text", "", "form of the performance model"),
         ("parameter", "text", "", "name of the fitted parameter"),
@@ -70,57 +53,9 @@ FIT = TableSchema(
     ),
 )
 
-TABLE2 = TableSchema(
-    "table2",
-    _columns(
-        ("model", "text", "", "key of the workload"),
-        ("plan_family", "text", "", "family of execution plans"),
-        ("form", "text", "", "form of the performance model"),
-        ("n_fit", "int", "1", "rows used in the fit"),
-        ("n_validate", "int", "1", "clean rows held out"),
-        ("avg_error_pct", "float", "%", "mean relative error of held-out clean rows", True),
-        ("p95_error_pct", "float", "%", "95th percentile of the same", True),
-        ("max_error_pct", "float", "%", "largest of the same", True),
-        ("avg_error_all_rows_pct", "float", "%", "mean over all held-out rows", True),
-    ),
-)
-
-TABLE2_ROWS = TableSchema(
-    "table2_rows",
-    _columns(
-        ("model", "text", "", "key of the workload"),
-        ("exec_plan", "text", "", "execution plan in trace notation"),
-        ("placement", "text", "", "GPUs on each node"),
-        ("form", "text", "", "form of the performance model"),
-        ("fitted", "bool", "", "whether the row was used in the fit"),
-        ("clean", "bool", "", "whether no measurement anomaly was found"),
-        ("measured_s", "float", "s", "iteration time in the throughput table"),
-        ("predicted_s", "float", "s", "iteration time of the fitted model"),
-        ("error_pct", "float", "%", "relative error of the prediction"),
-    ),
-)
-
-TABLE2_SUMMARY = TableSchema(
-    "table2_summary",
-    _columns(
-        ("scope", "text", "", "all, all but vit, or the key of a workload"),
-        ("form", "text", "", "form of the performance model"),
-        ("n_fit", "int", "1", "rows used in the fits"),
-        ("n_validate", "int", "1", "clean rows held out"),
-        ("avg_error_pct", "float", "%", "mean relative error of held-out clean rows", True),
-        ("p95_error_pct", "float", "%", "95th percentile of the same", True),
-        ("max_error_pct", "float", "%", "largest of the same", True),
-        ("avg_error_all_rows_pct", "float", "%", "mean over all held-out rows", True),
-        ("n_placements", "int", "1", "placements on which several clean plans were measured"),
-        ("best_plan_found_pct", "float", "%", "share of them where the model picks the best", True),
-        ("regret_mean_pct", "float", "%", "mean throughput lost by the model's pick", True),
-        ("regret_max_pct", "float", "%", "largest of the same", True),
-    ),
-)
-
 SENSITIVITY = TableSchema(
     "sensitivity",
-    _columns(
+    columns(
         ("model", "text", "", "key of the workload"),
         ("gpus", "int", "1", "GPUs at the most"),
         ("best_plan", "text", "", "fastest feasible plan, empty if none"),
@@ -130,7 +65,7 @@ SENSITIVITY = TableSchema(
 
 SENSITIVITY_FAMILIES = TableSchema(
     "sensitivity_families",
-    _columns(
+    columns(
         ("model", "text", "", "key of the workload"),
         ("plan_family", "text", "", "family of execution plans"),
         ("gpus", "int", "1", "GPUs used"),
@@ -140,34 +75,172 @@ SENSITIVITY_FAMILIES = TableSchema(
     ),
 )
 
-FIG7 = TableSchema(
-    "fig7",
-    _columns(
-        ("strategy", "text", "", "how the plan is chosen"),
-        ("stage", "text", "", "resource limit in force"),
-        ("gpus", "int", "1", "GPUs of the stage"),
-        ("plan", "text", "", "plan that runs, empty if none can"),
-        ("iter_time_s", "float", "s", "iteration time, 0 if nothing can run"),
-        ("throughput_samples_per_s", "float", "samples/s", "throughput, 0 if nothing can run"),
-        ("published_iter_time_s", "float", "s", "value in the paper's figure", True),
+REQUESTS = TableSchema(
+    "requests",
+    columns(
+        ("job_id", "text", "", "name of the job in the trace"),
+        ("submit_time_s", "float", "s", "submission, counted from the first one of the trace"),
+        ("n_gpus", "int", "1", "GPUs requested"),
+        ("n_cpus", "int", "1", "CPUs requested, 0 if the trace does not say"),
+        ("duration_s", "float", "s", "time for which the job held its GPUs"),
+        ("tenant", "text", "", "virtual cluster, user or class of service"),
+        ("status", "text", "", "how the job ended, in the words of the trace"),
     ),
 )
 
-FIG8 = TableSchema(
-    "fig8",
-    _columns(
-        ("scheduler", "text", "", "who divides the GPUs"),
-        ("job", "text", "", "key of the workload"),
-        ("gpus", "int", "1", "GPUs given to the job"),
-        ("plan", "text", "", "plan that runs"),
-        ("speedup", "float", "1", "throughput over that of the job alone on all GPUs"),
-        ("published_speedup", "float", "1", "value in the paper's figure", True),
+JOBS = TableSchema(
+    "jobs",
+    columns(
+        ("job_id", "text", "", "name of the job, unique"),
+        ("submit_time_s", "float", "s", "when it enters the system"),
+        ("workload", "text", "", "key of what it trains"),
+        ("n_gpus", "int", "1", "GPUs requested"),
+        ("n_cpus", "int", "1", "CPU threads requested"),
+        ("plan", "text", "", "execution plan requested, in trace notation"),
+        ("steps", "int", "1", "optimiser steps to run"),
+        ("is_guaranteed", "bool", "", "whether it must run at least as fast as requested"),
+        ("tenant", "text", "", "owner of a quota, empty if there is none"),
+        ("duration_s", "float", "s", "run time stated for the request, where there is one", True),
+    ),
+)
+
+PREDICTIONS = TableSchema(
+    "predictions",
+    columns(
+        ("workload", "text", "", "key of the workload"),
+        ("exec_plan", "text", "", "execution plan in trace notation"),
+        ("placement", "text", "", "GPUs on each node, one digit a node"),
+        ("cpu_threads", "int", "1", "CPU threads a GPU"),
+        ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
+        ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
+        ("reason", "text", "", "why it is known: sampled, requested, tried first, trusted; empty if not"),
+    ),
+)
+
+FAILURES = TableSchema(
+    "failures",
+    columns(
+        ("time_s", "float", "s", "when"),
+        ("node_id", "int", "1", "number of the node in the cluster"),
+        ("kind", "text", "", "failed or joined"),
+    ),
+)
+
+EVENTS = TableSchema(
+    "events",
+    columns(
+        ("time_s", "float", "s", "simulated time"),
+        ("seq", "int", "1", "running number; makes the order total"),
+        ("kind", "text", "", "what happened, a value of EventKind"),
+        ("job_id", "text", "", "job concerned, empty for node events"),
+        ("nodes", "text", "", "node:devices held after the event, joined by spaces"),
+        ("n_gpus", "int", "1", "devices held after the event"),
+        ("plan", "text", "", "execution plan after the event, empty without devices"),
+        ("reason", "text", "", "why it happened"),
+        ("family", "text", "", "family of the plan"),
+        ("cpu_threads", "int", "1", "CPU threads a GPU after the event"),
+        ("iter_time_s", "float", "s", "time of a step after the event; missing without devices", True),
+        ("steps_left", "float", "1", "steps still to run; missing for node events", True),
+    ),
+)
+
+OUTCOMES = TableSchema(
+    "outcomes",
+    columns(
+        ("job_id", "text", "", "job"),
+        ("submit_time_s", "float", "s", "submission"),
+        ("workload", "text", "", "key of the workload"),
+        ("n_gpus", "int", "1", "devices requested"),
+        ("plan", "text", "", "plan requested"),
+        ("steps", "int", "1", "steps requested"),
+        ("is_guaranteed", "bool", "", "whether the job is guaranteed"),
+        ("tenant", "text", "", "owner of the job"),
+        ("reference_iter_time_s", "float", "s", "time of a step as requested"),
+        ("first_start_s", "float", "s", "first time with devices"),
+        ("finish_time_s", "float", "s", "end of the last step"),
+        ("n_restarts", "int", "1", "restart delays begun after the first start"),
+        ("attained_service_gpu_s", "float", "GPU s", "device time received, restarts included"),
+        ("waiting_time_s", "float", "s", "time without devices"),
+        ("running_time_s", "float", "s", "time with devices and progress"),
+        ("restart_time_s", "float", "s", "time with devices but without progress"),
+    ),
+)
+
+JOB_METRICS = TableSchema(
+    "job_metrics",
+    columns(
+        ("job_id", "text", "", "job"),
+        ("jct_s", "float", "s", "finish minus submission"),
+        ("queueing_delay_s", "float", "s", "first start minus submission"),
+        ("run_alone_s", "float", "s", "duration alone, at once, as requested"),
+        ("slowdown", "float", "1", "completion time over duration alone"),
+        ("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
+        ("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
+    ),
+)
+
+COMPARISON = TableSchema(
+    "comparison",
+    columns(
+        ("trace", "text", "", "name of the trace"),
+        ("policy", "text", "", "name of the policy"),
+        ("restart_delay_s", "float", "s", "restart delay of every start and change"),
+        ("interval_s", "float", "s", "length of a round; missing if asked after each event", True),
+        ("jobs", "int", "1", "jobs that finished"),
+        ("avg_jct_s", "float", "s", "mean completion time", True),
+        ("p50_jct_s", "float", "s", "median completion time", True),
+        ("p99_jct_s", "float", "s", "99th percentile of completion time", True),
+        ("makespan_s", "float", "s", "last finish minus first submission", True),
+        ("gpu_allocation_ratio", "float", "1", "device time held over device time present", True),
+        ("reconfigurations_per_job", "float", "1", "restart delays a job, first start included", True),
+        ("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
+        ("jct_ratio", "float", "1", "mean completion time over that of the baseline", True),
+        ("makespan_ratio", "float", "1", "makespan over that of the baseline", True),
+        ("wall_s", "float", "s", "wall clock time of the simulation"),
+    ),
+)
+
+LIVE = TableSchema(
+    "live",
+    (
+        Column("policy", "text", "", "name of the policy"),
+        Column("jobs", "int", "1", "jobs that finished"),
+        Column("live_avg_jct_s", "float", "s", "mean completion time of the live run"),
+        Column("simulated_avg_jct_s", "float", "s", "mean completion time of the simulation"),
+        Column("jct_difference_pct", "float", "%", "simulated over live mean completion time, less 100"),
+        Column("live_makespan_s", "float", "s", "last finish minus first submission, live"),
+        Column("simulated_makespan_s", "float", "s", "last finish minus first submission, simulated"),
+        Column("makespan_difference_pct", "float", "%", "simulated over live makespan, less 100"),
+        Column("restart_delay_s", "float", "s", "restart delay as profiled; used to simulate"),
+        Column("live_restart_delay_s", "float", "s", "mean of the live run: time held without steps", True),
+        Column("n_restarts", "int", "1", "restarts after first starts, live"),
+        Column("simulated_n_restarts", "int", "1", "restarts after first starts, simulated"),
+        Column("live_gpu_allocation_ratio", "float", "1", "slot time held over slot time present, live"),
+        Column("profile_drift_pct", "float", "%", "mean change of step times, profile after over before"),
+    ),
+)
+
+LIVE_JOBS = TableSchema(
+    "live_jobs",
+    (
+        Column("policy", "text", "", "name of the policy"),
+        Column("job_id", "text", "", "job"),
+        Column("workload", "text", "", "key of the workload"),
+        Column("steps", "int", "1", "optimiser steps"),
+        Column("submit_time_s", "float", "s", "submission"),
+        Column("live_first_start_s", "float", "s", "first time with slots, live"),
+        Column("simulated_first_start_s", "float", "s", "first time with slots, simulated"),
+        Column("live_jct_s", "float", "s", "completion time, live"),
+        Column("simulated_jct_s", "float", "s", "completion time, simulated"),
+        Column("n_restarts", "int", "1", "restarts after the first start, live"),
+        Column("simulated_n_restarts", "int", "1", "restarts after the first start, simulated"),
+        Column("final_loss", "float", "1", "loss of the last step", True),
     ),
 )
 
 CLAIMS = TableSchema(
     "claims",
-    _columns(
+    columns(
         ("paper", "text", "", "paper that makes the statement"),
         ("artifact", "text", "", "table or figure"),
         ("statement", "text", "", "the statement in our words"),
@@ -181,7 +254,7 @@ CLAIMS = TableSchema(
 
 JOINED_CLAIMS = TableSchema(
     "joined_claims",
-    _columns(
+    columns(
         ("paper", "text", "", "paper that makes the statement"),
         ("artifact", "text", "", "table or figure"),
         ("statement", "text", "", "the statement in our words"),
@@ -201,13 +274,8 @@ JOINED_CLAIMS = TableSchema(
 SCHEMAS = (
     THROUGHPUT,
     FIT,
-    TABLE2,
-    TABLE2_ROWS,
-    TABLE2_SUMMARY,
     SENSITIVITY,
     SENSITIVITY_FAMILIES,
-    FIG7,
-    FIG8,
     REQUESTS,
     JOBS,
     PREDICTIONS,
@@ -216,17 +284,6 @@ SCHEMAS = (
     OUTCOMES,
     JOB_METRICS,
     COMPARISON,
-    TABLE4,
-    JCT,
-    ALLOCATION,
-    PERTURBED,
-    LOAD,
-    LARGE_MODELS,
-    ROUNDS,
-    STUDY,
-    SCALE,
-    FIG9,
-    FIG9_SUMMARY,
     LIVE,
     LIVE_JOBS,
     CLAIMS,

@@ -1,5 +1,7 @@
 """The reference page of the tables, generated from their schemas."""
 
+from collections.abc import Iterable, Mapping
+
 from makespan.tables._catalogue import SCHEMAS
 from makespan.tables._schema import TableSchema
 
@@ -12,9 +14,12 @@ in this order; further columns may follow. This page is generated from `makespan
 """
 
 
-def tables_page() -> str:
-    """Return the Markdown page that lists every table and column."""
-    return "\n".join([_HEAD, *(_section(schema) for schema in SCHEMAS)])
+def tables_page(papers: Mapping[str, Iterable[TableSchema]]) -> str:
+    """Return the Markdown page of every table and column: the shared ones, then those of each paper."""
+    parts = [_HEAD, *(_section(schema) for schema in SCHEMAS)]
+    for paper, schemas in papers.items():
+        parts += [f"# Tables of {paper}\n", *(_section(schema) for schema in schemas)]
+    return "\n".join(parts)
 
 
 def _section(schema: TableSchema) -> str:

@@ -1,14 +1,14 @@
 """What a table must contain, and the check of every cell."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError
 
-__all__ = ["Column", "TableSchema"]
+__all__ = ["Column", "TableSchema", "columns"]
 
 Kind = Literal["text", "int", "float", "bool"]
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
@@ -91,6 +91,11 @@ class TableSchema:
         for column in self.columns:
             result[column.name] = _convert(result[column.name], column, where)
         return result
+
+
+def columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
+    """Return one `Column` a row of its arguments."""
+    return tuple(Column(*row) for row in rows)
 
 
 def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:

@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from makespan.plans import ExecutionPlan, chunk_layers
 from makespan.training._job import PhaseTimes, TrainingJob
-from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients
+from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients, is_distributed
 from makespan.training._passes import Accumulation, Clock, Passes
 from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
 from makespan.training.zoo._models import SmallTransformer, build_model
@@ -160,7 +159,7 @@ class Engine:
             gradient = parameter.grad
             if gradient is None:
                 raise RuntimeError(f"no gradient for {name}")
-            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            whole = gradient.full_tensor() if is_distributed(gradient) else gradient
             gradients[name] = whole.detach().cpu()
         return gradients
 

@@ -1,16 +1,21 @@
 """AdamW on the local part of each parameter: whole, partitioned over replicas, or on the host."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from makespan.training._job import TrainingJob
 
-__all__ = ["Optimizer", "average_gradients", "complete_gradients", "local_gradient", "local_part"]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["Optimizer", "average_gradients", "complete_gradients", "is_distributed"]
 
 _BETAS = (0.9, 0.95)
 _EPS = 1e-8
@@ -19,9 +24,15 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
+def is_distributed(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether a tensor is spread over processes, found without loading what only such tensors need."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return what this process holds of a tensor, sharing its memory."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if is_distributed(tensor) else tensor.detach()
 
 
 def local_gradient(name: str, parameter: torch.nn.Parameter) -> Tensor:
@@ -35,7 +46,7 @@ def complete_gradients(parameters: Parameters) -> None:
     """Sum those gradients that tensor parallelism left as one summand a process."""
     for parameter in parameters.values():
         gradient = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        if gradient is not None and is_distributed(gradient) and is_distributed(parameter):
             parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
@@ -57,7 +68,12 @@ def _scatter(flat: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 class Optimizer:
-    """AdamW whose state may be partitioned over replicas and kept on the host."""
+    """AdamW whose state may be partitioned over replicas and kept on the host.
+
+    Under a partition by whole parameters (ZeRO stage 1) each is updated by its owner, who then sends it
+    to the other replicas. AdamW is called as a function, because its class loads the compiler of torch,
+    which takes a third of the start of a process.
+    """
 
     def __init__(
         self, parameters: Parameters, job: TrainingJob, replicas: ProcessGroup | None, offload: bool
@@ -66,20 +82,14 @@ class Optimizer:
         self._replicas, self._offload = replicas, offload
         self._owners = _owners(parameters, replicas.size() if replicas is not None else 1)
         here = dist.get_rank(replicas) if replicas is not None else 0
-        self._owned = [name for name in parameters if self._owners[name] == here]
-        self._leaves = {name: self._leaf(parameters[name]) for name in self._owned}
-        decayed = [leaf for leaf in self._leaves.values() if leaf.dim() >= 2]
-        others = [leaf for leaf in self._leaves.values() if leaf.dim() < 2]
-        groups = [
-            {"params": leaves, "weight_decay": decay}
-            for leaves, decay in ((decayed, job.weight_decay), (others, 0.0))
-            if leaves
-        ]
-        self._adam = (
-            torch.optim.AdamW(groups, lr=job.learning_rate, betas=_BETAS, eps=_EPS, fused=True)
-            if groups
-            else None
-        )
+        owned = [name for name in parameters if self._owners[name] == here]
+        self._leaves = {name: self._leaf(parameters[name]) for name in owned}
+        self._moments = {
+            f"{name}/{moment}": torch.zeros_like(leaf)
+            for name, leaf in self._leaves.items()
+            for moment in _MOMENTS
+        }
+        self._done: dict[str, Tensor] = {}
         self.set_steps_done(0)
 
     def _leaf(self, parameter: torch.nn.Parameter) -> Tensor:
@@ -87,30 +97,35 @@ class Optimizer:
         return local.to("cpu", copy=True) if self._offload else local
 
     def set_steps_done(self, steps: int) -> None:
-        """Set the step count of AdamW, with moments of zero where there are none yet."""
-        if self._adam is None:
-            return
-        for leaf in self._leaves.values():
-            state = self._adam.state[leaf]
-            state["step"] = torch.tensor(float(steps), device=leaf.device)
-            for name in _MOMENTS:
-                state.setdefault(name, torch.zeros_like(leaf))
+        """Set the step count of AdamW."""
+        self._done = {
+            name: torch.tensor(float(steps), device=leaf.device) for name, leaf in self._leaves.items()
+        }
 
+    @torch.no_grad()
     def step(self, step: int) -> None:
-        """Update all parameters of this process."""
-        if self._adam is not None:
-            ramp = min(1.0, (step + 1) / max(1, self._job.warmup_steps))
-            for group in self._adam.param_groups:
-                group["lr"] = ramp * self._job.learning_rate
-            for name, leaf in self._leaves.items():
-                leaf.grad = local_gradient(name, self._parameters[name]).to(leaf.device)
-            self._adam.step()
-            for leaf in self._leaves.values():
-                leaf.grad = None
+        """Update all parameters of this process; the number of the step decides the learning rate."""
+        rate = min(1.0, (step + 1) / max(1, self._job.warmup_steps)) * self._job.learning_rate
+        matrices = [name for name, leaf in self._leaves.items() if leaf.dim() >= 2]
+        self._update(matrices, rate, self._job.weight_decay)
+        self._update([name for name in self._leaves if name not in matrices], rate, 0.0)
         if self._offload:
             self.publish()
         if self._replicas is not None:
             self._exchange(self._replicas)
+
+    def _update(self, names: Sequence[str], rate: float, decay: float) -> None:
+        leaves = [self._leaves[name] for name in names]
+        first, second = ([self._moments[f"{name}/{moment}"] for name in names] for moment in _MOMENTS)
+        gradients = [
+            local_gradient(name, self._parameters[name]).to(leaf.device)
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
+        adamw(
+            leaves, gradients, first, second, [], [self._done[name] for name in names], fused=True,
+            amsgrad=False, beta1=_BETAS[0], beta2=_BETAS[1], lr=rate, weight_decay=decay, eps=_EPS,
+            maximize=False,
+        )  # fmt: skip
 
     def publish(self) -> None:
         """Copy the host's parameters to the device."""
@@ -138,28 +153,23 @@ class Optimizer:
 
         What is on the host is copied to the parameter's device first, see `set_moments`.
         """
-        tensors: dict[str, Tensor] = {}
-        if self._adam is None:
-            return tensors
-        for name, leaf in self._leaves.items():
-            for moment in _MOMENTS:
-                tensors[f"{name}/{moment}"] = _like(self._parameters[name], self._adam.state[leaf][moment])
-        return tensors
+        return {
+            key: _like(self._parameters[key.rpartition("/")[0]], one) for key, one in self._moments.items()
+        }
 
     def set_moments(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over moments that were read into what `moments` returned."""
-        if self._adam is None:
-            return
-        for name, leaf in self._leaves.items():
-            for moment in _MOMENTS:
-                self._adam.state[leaf][moment].copy_(local_part(tensors[f"{name}/{moment}"]))
+        for key, moment in self._moments.items():
+            moment.copy_(local_part(tensors[key]))
 
 
 def _like(parameter: torch.nn.Parameter, local: Tensor) -> Tensor:
     """Present a local tensor as distributed in the way of its parameter."""
     on_device = local.to(local_part(parameter).device)
-    if not isinstance(parameter, DTensor):
+    if not is_distributed(parameter):
         return on_device
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         on_device,
         parameter.device_mesh,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from makespan.errors import CheckpointError, InputError
 from makespan.plans import ExecutionPlan
-from makespan.runtime import Checkpoint, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
+from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training._job import (
     Progress,
     RunResult,
@@ -181,7 +181,7 @@ def _execute(
         "keep_gradients": keep_gradients,
     }
     _log.info("%d job(s) on %d %s process(es)", len(jobs), plan.n_gpus, launcher.device)
-    launcher.run(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads)
+    launcher.run(Launch(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads))
     return [result_from(values) for values in RunDirectory(directory).result()]
 
 
@@ -204,24 +204,9 @@ def read_progress(run_dir: str | Path) -> Progress | None:
 def train_grouped(
     jobs: Mapping[str, TrainingJob], *, launcher: Launcher | None = None
 ) -> dict[str, RunResult]:
-    """Train several jobs; those with equally many processes share one group of processes.
+    """Train several jobs by name; those with equally many processes share one group of processes.
 
-    Parameters
-    ----------
-    jobs
-        Jobs by name.
-    launcher
-        As for `train`.
-
-    Returns
-    -------
-    dict
-        Results by name, in the order of ``jobs``.
-
-    Raises
-    ------
-    InfeasiblePlanError, WorkerError
-        As for `train`.
+    Parameters, results and errors are as for `train`; the results are in the order of ``jobs``.
     """
     results: dict[str, RunResult] = {}
     for count in sorted({job.plan.n_gpus for job in jobs.values()}):
@@ -245,10 +230,8 @@ def train_switching(
         The job under its first plan.
     switches
         Steps after which the plan changes, in growing order, and the plan from then on.
-    launcher
-        As for `train`.
-    checkpoint_dir
-        Directory of checkpoints; None for a temporary one.
+    launcher, checkpoint_dir
+        As for `train`; None for a temporary directory.
 
     Returns
     -------
@@ -259,8 +242,6 @@ def train_switching(
     ------
     InputError
         The steps of the switches do not grow from 1 to less than those of the job.
-    InfeasiblePlanError, CheckpointError, ChecksumError, WorkerError
-        As for `train`.
     """
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
@@ -310,13 +291,6 @@ def train_compared(
     -------
     dict
         Parts of each run by its name: the plans in order, then the other two.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        There are too few devices for the plan of ``job``.
-    WorkerError
-        As for `train`.
     """
     available = launcher.n_devices
     fitting = {name: plan for name, plan in plans.items() if available is None or plan.n_gpus <= available}
@@ -330,12 +304,7 @@ def train_compared(
 
 
 def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> "pd.DataFrame":
-    """Return what each run cost.
-
-    Parameters
-    ----------
-    runs
-        The parts of each run in order, by the name of the run.
+    """Tabulate what each run cost, from its parts in order.
 
     Returns
     -------

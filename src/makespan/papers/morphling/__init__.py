@@ -58,9 +58,45 @@ if TYPE_CHECKING:
     )
     from makespan.papers.morphling._table2 import fit_workload, table2, table2_rows, table2_summary
     from makespan.papers.morphling._table4 import Table4, compare_policies, getting_started
+    from makespan.papers.morphling._tables import (
+        ALLOCATION,
+        FIG7,
+        FIG8,
+        FIG9,
+        FIG9_SUMMARY,
+        JCT,
+        LARGE_MODELS,
+        LOAD,
+        PERTURBED,
+        ROUNDS,
+        SCALE,
+        SCHEMAS,
+        STUDY,
+        TABLE2,
+        TABLE2_ROWS,
+        TABLE2_SUMMARY,
+        TABLE4,
+    )
     from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
+    "SCHEMAS",
+    "TABLE2",
+    "TABLE2_ROWS",
+    "TABLE2_SUMMARY",
+    "FIG7",
+    "FIG8",
+    "TABLE4",
+    "JCT",
+    "ALLOCATION",
+    "PERTURBED",
+    "LOAD",
+    "LARGE_MODELS",
+    "ROUNDS",
+    "STUDY",
+    "SCALE",
+    "FIG9",
+    "FIG9_SUMMARY",
     "EXPERIMENT_TABLES",
     "SETTINGS",
     "LEDGER",

@@ -10,19 +10,8 @@ from makespan.papers.morphling._cluster_checks import CLUSTER_CHECKS
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
 from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._published import PUBLISHED
-from makespan.tables import (
-    FIG7,
-    FIG8,
-    FIG9,
-    LARGE_MODELS,
-    LIVE,
-    LOAD,
-    PERTURBED,
-    SENSITIVITY,
-    SENSITIVITY_FAMILIES,
-    TABLE2,
-    TABLE4,
-)
+from makespan.papers.morphling._tables import FIG7, FIG8, FIG9, LARGE_MODELS, LOAD, PERTURBED, TABLE2, TABLE4
+from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]
 

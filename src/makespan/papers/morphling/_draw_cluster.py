@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from makespan.errors import TraceError
 from makespan.hardware import cluster
 from makespan.papers.morphling._published import read_published
+from makespan.papers.morphling._tables import ALLOCATION, JCT, LARGE_MODELS, LOAD, ROUNDS, SCALE, TABLE4
 from makespan.plots import (
     PALETTE,
     POLICIES,
@@ -22,17 +23,7 @@ from makespan.plots import (
     plot_grouped_bars,
     plot_ratio_bars,
 )
-from makespan.tables import (
-    ALLOCATION,
-    EVENTS,
-    JCT,
-    LARGE_MODELS,
-    LOAD,
-    ROUNDS,
-    SCALE,
-    TABLE4,
-    read_csv,
-)
+from makespan.tables import EVENTS, read_csv
 
 __all__ = ["ablation", "allocation", "gantt", "jct_cdf", "large_models", "load", "rounds", "scale", "table4"]
 

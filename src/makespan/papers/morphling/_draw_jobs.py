@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
 
+from makespan.papers.morphling._tables import FIG7, FIG8, FIG9, FIG9_SUMMARY, TABLE2, TABLE2_ROWS
 from makespan.plans import PlanFamily
 from makespan.plots import (
     ENVELOPE,
@@ -29,17 +30,7 @@ from makespan.plots import (
     require_columns,
     styled,
 )
-from makespan.tables import (
-    FIG7,
-    FIG8,
-    FIG9,
-    FIG9_SUMMARY,
-    SENSITIVITY,
-    SENSITIVITY_FAMILIES,
-    TABLE2,
-    TABLE2_ROWS,
-    read_csv,
-)
+from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES, read_csv
 from makespan.units import MINUTE
 from makespan.workloads import workload
 

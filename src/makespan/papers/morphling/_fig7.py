@@ -7,9 +7,9 @@ import pandas as pd
 
 from makespan.errors import PlanError, TraceError
 from makespan.papers.morphling._names import MORPHLING
+from makespan.papers.morphling._tables import FIG7
 from makespan.perf import Fit, Learner, load_cluster, load_environment, rank_plans
 from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, write_exec_plan
-from makespan.tables import FIG7
 
 __all__ = ["STRATEGIES", "Stage", "fig7"]
 
@@ -99,7 +99,7 @@ def fig7(
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.FIG7`, then ``placement, cpu_threads, n_tried`` (plans that
+        Schema `FIG7`, then ``placement, cpu_threads, n_tried`` (plans that
         Morphling ran in the stage to find the one that stays), ``published_plan``. Where nothing
         can run, plan is empty, and time and throughput are 0.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from makespan.errors import InputError, TraceError
+from makespan.papers.morphling._tables import FIG8
 from makespan.plans import Placement
-from makespan.tables import FIG8
 
 __all__ = ["SCHEDULERS", "fig8"]
 
@@ -43,7 +43,7 @@ def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame)
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.FIG8`, then ``clean, flag`` of the row behind the speed-up,
+        Schema `FIG8`, then ``clean, flag`` of the row behind the speed-up,
         ``clean_speedup`` (the same from clean rows only, NaN if there are none),
         ``published_gpus, published_plan``. Speed-ups are relative to the job alone on all GPUs
         with its best plan.

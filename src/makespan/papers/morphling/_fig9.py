@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import MissingDataError, TraceError
-from makespan.tables import FIG9, FIG9_SUMMARY
+from makespan.papers.morphling._tables import FIG9, FIG9_SUMMARY
 
 __all__ = ["OTHER_SEED", "SWITCHING", "fig9", "fig9_summary", "published_loss_statistics"]
 
@@ -38,7 +38,7 @@ def fig9(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.FIG9`.
+        Schema `FIG9`.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def fig9_summary(table: pd.DataFrame, costs: pd.DataFrame, published: pd.DataFra
     Parameters
     ----------
     table
-        Schema `makespan.tables.FIG9`.
+        Schema `FIG9`.
     costs
         Columns ``run, restarts, restart_s, step_s``, one row a run.
     published
@@ -75,7 +75,7 @@ def fig9_summary(table: pd.DataFrame, costs: pd.DataFrame, published: pd.DataFra
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.FIG9_SUMMARY`.
+        Schema `FIG9_SUMMARY`.
     """
     grouped = table.groupby("run", sort=False)["abs_difference"]
     own = grouped.agg(mean_abs_difference="mean", max_abs_difference="max").reset_index()

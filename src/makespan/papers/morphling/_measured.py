@@ -7,8 +7,8 @@ import pandas as pd
 
 from makespan.papers.morphling._fig7 import fig7
 from makespan.papers.morphling._table2 import table2, table2_summary
+from makespan.papers.morphling._tables import TABLE2_ROWS
 from makespan.plans import Placement, read_plan
-from makespan.tables import TABLE2_ROWS
 
 __all__ = ["measured_fig7", "measured_table2"]
 
@@ -34,9 +34,9 @@ def measured_table2(
     Returns
     -------
     tuple of pandas.DataFrame
-        All rows (schema `makespan.tables.TABLE2_ROWS`), errors a plan family (schema
-        `makespan.tables.TABLE2`, then empty cells of the paper) and errors a workload and over all
-        (schema `makespan.tables.TABLE2_SUMMARY`). The last two end in ``repeatability_pct`` [%],
+        All rows (schema `TABLE2_ROWS`), errors a plan family (schema
+        `TABLE2`, then empty cells of the paper) and errors a workload and over all
+        (schema `TABLE2_SUMMARY`). The last two end in ``repeatability_pct`` [%],
         the mean over the points of the family or scope.
     """
     joined = TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where="table2_rows")

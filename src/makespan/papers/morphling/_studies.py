@@ -7,9 +7,10 @@ from typing import Literal
 import pandas as pd
 
 from makespan.hardware import ClusterSpec, homogeneous
+from makespan.papers.morphling._tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY
 from makespan.papers.morphling._workloads import generated_base
 from makespan.studies import Case, Scenario, intervals, limited_statistics, measures, run_all
-from makespan.tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY, TableSchema
+from makespan.tables import TableSchema
 from makespan.throughput import ReferenceTimes
 from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
 from makespan.workloads import JobSpec
@@ -87,8 +88,8 @@ def load_study(
     Returns
     -------
     tuple of pandas.DataFrame
-        One row a simulation (schema `makespan.tables.LOAD`), and means with confidence intervals over
-        seeds (schema `makespan.tables.STUDY`).
+        One row a simulation (schema `LOAD`), and means with confidence intervals over
+        seeds (schema `STUDY`).
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     cases = {
@@ -113,7 +114,7 @@ def large_models_study(
     """Replace jobs so that a share of all trains large models.
 
     Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors, and
-    schema `makespan.tables.LARGE_MODELS`.
+    schema `LARGE_MODELS`.
     """
     stats = limited_statistics(times)
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
@@ -138,7 +139,7 @@ def rounds_study(
     """Ask policies more and less often.
 
     Parameters and results are as in `load_study`, with lengths of a round in place of the factors (0 asks
-    after each event) and schema `makespan.tables.ROUNDS`.
+    after each event) and schema `ROUNDS`.
     """
     base = replace(base, restart_delay_s=delay_s)
     cases = {
@@ -180,7 +181,7 @@ def _vary(
 
 
 def study_summary(rows: pd.DataFrame, parameter: str) -> pd.DataFrame:
-    """Summarise a study over its seeds; schema `makespan.tables.STUDY`."""
+    """Summarise a study over its seeds; schema `STUDY`."""
     table = intervals(rows, [parameter, "policy"], ["avg_jct_s", "makespan_s"])
     names = {parameter: "value", "n": "seeds"} | {
         f"{column}_{end}": f"{name}_{end}_s"
@@ -218,7 +219,7 @@ def perturbed_arrivals(
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.PERTURBED`, one row a trace, policy and restart delay.
+        Schema `PERTURBED`, one row a trace, policy and restart delay.
     """
     cases = [
         Case(replace(shifted, restart_delay_s=delay_s, interval_s=interval_s), policy)
@@ -270,7 +271,7 @@ def scale_study(
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.SCALE`, then metrics of the schedules.
+        Schema `SCALE`, then metrics of the schedules.
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     rows = []

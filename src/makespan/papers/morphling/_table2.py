@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from makespan.papers.morphling._tables import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY
 from makespan.perf import FORMS, TableFit, fit_table, load_environment, regret
 from makespan.plans import Placement, PlanFamily, read_plan
-from makespan.tables import FIT, TABLE2, TABLE2_ROWS, TABLE2_SUMMARY
+from makespan.tables import FIT
 
 __all__ = ["fit_workload", "table2", "table2_rows", "table2_summary"]
 
@@ -37,7 +38,7 @@ def fit_workload(
     tuple of pandas.DataFrame
         Fitted parameters (schema `makespan.tables.FIT`, then ``unit`` and further columns, and of
         the fitted rows ``n_observations`` [1], ``residual_rms_pct`` and ``residual_max_pct`` [%]),
-        and one row a feasible row and form (schema `makespan.tables.TABLE2_ROWS`, then
+        and one row a feasible row and form (schema `TABLE2_ROWS`, then
         ``plan_family`` [text], ``flag`` [text] and ``cpu_threads`` [1]).
 
     Raises
@@ -105,7 +106,7 @@ def table2_rows(rows: Iterable[pd.DataFrame], published: pd.DataFrame) -> pd.Dat
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``; models that
+        Schema `TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``; models that
         the paper's table does not have are left out.
     """
     joined = pd.concat(list(rows), ignore_index=True)
@@ -136,7 +137,7 @@ def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.TABLE2`, then ``published_avg_error_pct, published_max_error_pct``
+        Schema `TABLE2`, then ``published_avg_error_pct, published_max_error_pct``
         [%]. Errors are over clean rows that were not fitted, and beside them the average with
         flagged rows. A cell that only the paper has comes with no held-out rows and no error.
     """
@@ -186,7 +187,7 @@ def table2_summary(rows: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.TABLE2_SUMMARY`; scopes are ``all``, ``all but vit``, and each
+        Schema `TABLE2_SUMMARY`; scopes are ``all``, ``all but vit``, and each
         model. Regret is the throughput lost when the plan that the model predicts as fastest is
         run, among the clean rows of a placement.
     """

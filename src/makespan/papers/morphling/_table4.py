@@ -8,8 +8,9 @@ import pandas as pd
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
 from makespan.papers.morphling._names import NAIVE
+from makespan.papers.morphling._tables import ALLOCATION, JCT, TABLE4
 from makespan.studies import Case, Run, Scenario, comparison, run_all
-from makespan.tables import ALLOCATION, EVENTS, JCT, TABLE4
+from makespan.tables import EVENTS
 
 __all__ = ["Table4", "compare_policies", "getting_started"]
 
@@ -24,11 +25,11 @@ class Table4:
     Parameters
     ----------
     table
-        Schema `makespan.tables.TABLE4`, then further columns of metrics.
+        Schema `TABLE4`, then further columns of metrics.
     jct
-        Schema `makespan.tables.JCT`: every job at the first restart delay.
+        Schema `JCT`: every job at the first restart delay.
     allocation
-        Schema `makespan.tables.ALLOCATION`: devices by plan family over time on the first list.
+        Schema `ALLOCATION`: devices by plan family over time on the first list.
     schedule
         Schema `makespan.tables.EVENTS`: the schedule of one policy on the first list.
     """
@@ -101,7 +102,7 @@ def getting_started(
     interval_s: float,
     n_processes: int = 1,
 ) -> pd.DataFrame:
-    """Run every policy on the short job list; schema `makespan.tables.TABLE4`."""
+    """Run every policy on the short job list; schema `TABLE4`."""
     short = [
         replace(scenarios[NAIVE], restart_delay_s=delay_s, interval_s=interval_s) for delay_s in delays_s
     ]

@@ -180,13 +180,13 @@ def _cheapest_nodes(
 ) -> tuple[tuple[int, ...], list[Task]] | None:
     """Choose nodes for a configuration, and whom to remove from them, greedily by cost."""
     residents = _residents(schedule, protected, delay_s, runtime_s)
-    room = schedule.room
     nodes: list[int] = []
     victims: dict[Task, None] = {}
     for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
         best: tuple[tuple[float, int, int], list[Task]] | None = None
-        for node, free in enumerate(room.gpus):
-            if node in nodes or (gpu_type and room.gpu_types[node] != gpu_type):
+        usable = schedule.room.nodes_of_type(gpu_type)
+        for node, free in enumerate(schedule.room.gpus):
+            if node in nodes or not usable >> node & 1:
                 continue
             found = _cheapest_victims(residents[node], victims, count - free)
             if found is None:

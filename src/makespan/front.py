@@ -1,0 +1,193 @@
+"""The verbs of ``import makespan``: names and files in, tables and values out."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from makespan.emulator import emulate as emulate_points
+from makespan.emulator import load_calibration, trace_points
+from makespan.errors import InputError
+from makespan.hardware import cluster
+from makespan.perf import TableFit, fit_table, load_environment
+from makespan.perf import rank_plans as rank_fitted
+from makespan.plans import Placement, write_exec_plan
+from makespan.sim import Policy
+from makespan.studies import Case, Run, Scenario, comparison, read_trace, run, run_all, scenario
+from makespan.workloads import workload as load_workload
+
+__all__ = [
+    "Run",
+    "Scenario",
+    "compare",
+    "emulate",
+    "fit",
+    "rank_plans",
+    "read_trace",
+    "scenario",
+    "simulate",
+]
+
+
+def simulate(scenario: Scenario, policy: str | Policy = "morphling-work") -> Run:
+    """Simulate a scenario under a policy and validate the schedule.
+
+    Parameters
+    ----------
+    scenario
+        What is simulated, see `makespan.scenario`.
+    policy
+        A policy, or the name of one.
+
+    Returns
+    -------
+    Run
+        ``metrics``, and ``result`` with the tables ``events`` and ``outcomes``.
+
+    Raises
+    ------
+    ImpossibleScheduleError
+        The schedule breaks a rule of the validator.
+    MakespanError
+        The policy is unknown, or the simulation cannot be done.
+    """
+    done = run(scenario, policy)
+    done.check()
+    return done
+
+
+def compare(
+    scenario: Scenario,
+    policies: Iterable[str | Policy],
+    *,
+    baseline: str | None = None,
+    n_processes: int | None = None,
+) -> pd.DataFrame:
+    """Simulate a scenario under several policies and validate every schedule.
+
+    Parameters
+    ----------
+    scenario
+        What is simulated, see `makespan.scenario`.
+    policies
+        Policies, or names of them.
+    baseline
+        Name of the policy that ratios compare with; the first one unless given.
+    n_processes
+        Simulations at the same time; chosen by processors and jobs unless given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row a policy, see `makespan.studies.comparison`.
+
+    Raises
+    ------
+    ImpossibleScheduleError
+        A schedule breaks a rule of the validator.
+    MakespanError
+        No policy is given or one is unknown, or a simulation cannot be done.
+    """
+    runs = run_all([Case(scenario, policy) for policy in policies], n_processes)
+    if not runs:
+        raise InputError("no policies to compare; accepted: at least one")
+    names = [item.policy for item in runs]
+    if baseline is not None and baseline not in names:
+        raise InputError(f"baseline {baseline!r} does not take part; accepted: {', '.join(names)}")
+    return comparison(runs, baseline or names[0])
+
+
+def emulate(
+    workload: str,
+    cluster_name: str = "a800-64",
+    *,
+    calibration: str = "L1",
+    seed: int = 0,
+    noise: float = 0.0,
+) -> pd.DataFrame:
+    """Emulate the iteration time of a workload under every plan on a grid of placements.
+
+    Parameters
+    ----------
+    workload, cluster_name
+        Names, for example ``"llama7"`` and ``"a800-64"``.
+    calibration
+        Shipped constants (``L0``, ``L1``), or a file written by ``makespan calibrate``.
+    seed, noise
+        Seed and scale of measurement noise; scale 0 gives the exact value of the model.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.THROUGHPUT`. Its numbers are emulated, not measured.
+
+    Raises
+    ------
+    MakespanError
+        A name is unknown.
+    """
+    spec, where = load_workload(workload), cluster(cluster_name)
+    constants = load_calibration(calibration)
+    return emulate_points(spec, trace_points(spec, where), where, constants, seed=seed, noise=noise)
+
+
+def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "extended") -> TableFit:
+    """Fit a performance model to the few rows of a throughput table that a fixed design samples.
+
+    Parameters
+    ----------
+    table
+        Schema `makespan.tables.THROUGHPUT`, of one workload.
+    cluster_name
+        Cluster whose constants enter the model.
+    form
+        Form of the model, a key of `makespan.perf.FORMS`.
+
+    Returns
+    -------
+    TableFit
+        ``fit``, and predictions of all rows with their errors.
+
+    Raises
+    ------
+    MakespanError
+        The table has several workloads or no row that can be sampled, or a name is unknown.
+    """
+    keys = sorted(set(table["workload"]))
+    if len(keys) != 1:
+        raise InputError(f"table of workloads {', '.join(keys) or 'none'}; accepted: exactly one")
+    return fit_table(table, keys[0], form, load_environment(cluster_name))
+
+
+def rank_plans(
+    fitted: TableFit, placement: str | int, cluster_name: str = "a800-64", *, cpu_threads: int | None = None
+) -> pd.DataFrame:
+    """Rank the feasible plans of a workload on a placement by predicted iteration time.
+
+    Parameters
+    ----------
+    fitted
+        Result of `fit`.
+    placement
+        GPUs on each node, for example ``"44"``.
+    cluster_name
+        Where it is; decides memory.
+    cpu_threads
+        CPU threads a GPU; an even share of the node's unless given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Fastest first: ``exec_plan``, ``placement``, ``iter_time_s`` and ``throughput_samples_per_s``.
+
+    Raises
+    ------
+    MakespanError
+        The placement cannot be read, or the cluster is unknown.
+    """
+    place = Placement.parse(str(placement))
+    ranked = rank_fitted(fitted.fit, place, cluster(cluster_name), cpu_threads)
+    rows = [
+        (write_exec_plan(item.plan), place.text, item.iter_time_s, item.throughput_samples_per_s)
+        for item in ranked
+    ]
+    return pd.DataFrame(rows, columns=["exec_plan", "placement", "iter_time_s", "throughput_samples_per_s"])

@@ -1,0 +1,92 @@
+"""The front door: what ``import makespan`` gives, and the example of the README."""
+
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+import makespan
+from makespan.errors import InputError, UnknownNameError
+from makespan.tables import COMPARISON, JOBS, THROUGHPUT, write_csv
+from makespan.traces import jobs_table
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def naive():
+    return makespan.scenario("naive", n_jobs=4)
+
+
+def test_the_example_of_the_readme_has_eight_lines_and_one_import_and_prints_what_it_says(root):
+    (block,) = BLOCK.findall((root / "README.md").read_text(encoding="utf-8"))
+    lines = [line for line in block.splitlines() if line]
+    assert len(lines) <= 8
+    assert [line for line in lines if "import" in line] == ["import makespan"]
+    names, printed = {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block, "README.md", "exec"), names)
+    table = names["table"]
+    assert table["policy"].tolist() == ["morphling-work", "sia", "fifo"]
+    assert table["jct_ratio"][0] == 1.0 and (table["jct_ratio"][1:] > 1.0).all()
+    for shown in ("jct_ratio", "morphling-work", "iter_time_s", " 44 "):
+        assert shown in printed.getvalue()
+
+
+def test_importing_loads_no_library_and_every_name_is_there_and_typed(root):
+    code = "import sys, makespan; print(sorted({'numpy', 'pandas', 'makespan.studies'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    for name in set(makespan.__all__) - {"__version__"}:
+        found = getattr(makespan, name)
+        assert found.__doc__
+        if inspect.isfunction(found):
+            assert all(
+                item.annotation is not item.empty for item in inspect.signature(found).parameters.values()
+            )
+    stub = (root / "src" / "makespan" / "__init__.pyi").read_text(encoding="utf-8")
+    assert set(re.findall(r'^    "(\w+)",$', stub, re.MULTILINE)) == set(makespan.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'simulte'"):
+        _ = makespan.simulte
+
+
+def test_simulate_keeps_the_schedule_and_compare_makes_a_table(naive):
+    done = makespan.simulate(naive, "fifo")
+    assert done.violations == () and len(done.result.outcomes) == done.metrics.n_jobs == 4
+    table = makespan.compare(naive, ["sjf", "fifo"], baseline="fifo")
+    COMPARISON.validate(table, where="compare")
+    assert table["avg_jct_s"][1] == done.metrics.avg_jct_s and table["jct_ratio"][1] == 1.0
+    with pytest.raises(InputError, match="baseline 'sia' does not take part; accepted: fifo"):
+        makespan.compare(naive, ["fifo"], baseline="sia")
+    with pytest.raises(InputError, match="at least one"):
+        makespan.compare(naive, [])
+
+
+def test_emulate_fit_and_rank_speak_in_tables():
+    table = makespan.emulate("bert")
+    THROUGHPUT.validate(table, where="emulate")
+    fitted = makespan.fit(table)
+    ranked = makespan.rank_plans(fitted, 8)
+    assert ranked["iter_time_s"].is_monotonic_increasing and len(ranked) > 3
+    assert set(ranked["placement"]) == {"8"}
+    truth = table[table["placement"] == "8"].set_index("exec_plan")["iter_time_s"]
+    best = ranked.iloc[0]
+    assert best["iter_time_s"] == pytest.approx(truth[best["exec_plan"]], rel=0.2)
+    with pytest.raises(InputError, match="table of workloads bert, vit; accepted: exactly one"):
+        makespan.fit(pd.concat([table, makespan.emulate("vit")]))
+
+
+def test_read_trace_knows_every_format_by_name(naive, tmp_path):
+    write_csv(jobs_table(naive.jobs), tmp_path / "jobs.csv", JOBS)
+    trace = makespan.read_trace(tmp_path / "jobs.csv")
+    assert trace.jobs == naive.jobs
+    assert makespan.scenario(trace.jobs).jobs == naive.jobs
+    with pytest.raises(UnknownNameError, match="unknown format of a trace 'slurm'"):
+        makespan.read_trace(tmp_path / "jobs.csv", "slurm")
+    with pytest.raises(InputError, match="epoch_time_s"):
+        makespan.read_trace(tmp_path / "jobs.csv", "easyscale")
