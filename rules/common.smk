@@ -75,6 +75,7 @@ def deciding_tables(wildcards):
         table: f"results/{source}/{name}/{table}.csv"
         for table in tables_of(name, source)
         if table not in paper.unjudged
+        if source != PROFILED or table in paper.judged_on_profile
     }
     for run in SETTINGS.live:
         if source == "measured" and run.in_all and run.policy == paper.live_policy:

@@ -30,6 +30,8 @@ class PaperSettings(Block):
     ----------
     unjudged
         Tables that no statement of the paper is about.
+    judged_on_profile
+        The only tables that decide statements where iteration times are a profile of small workloads.
     judged_cells
         Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
     live_policy
@@ -37,6 +39,7 @@ class PaperSettings(Block):
     """
 
     unjudged: ClassVar[frozenset[str]] = frozenset()
+    judged_on_profile: ClassVar[frozenset[str]] = frozenset()
     judged_cells: ClassVar[tuple[str, ...]] = ()
     live_policy: ClassVar[str | None] = None
 

@@ -14,7 +14,7 @@ from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
 from makespan.errors import MakespanError, UnknownNameError
 from makespan.policies import REGISTRY
-from makespan.sim import Violation
+from makespan.sim import RestartDelays, Violation
 from makespan.studies import (
     Case,
     ImpossibleScheduleError,
@@ -81,6 +81,13 @@ def test_a_policy_may_be_given_by_name_or_as_it_is(toys):
 
     own, fifo = run_all([Case(toys, Own()), Case(toys, "fifo")], 2)
     assert own.policy == "own" and repr(own.metrics) == repr(fifo.metrics)
+
+
+def test_a_restart_may_cost_what_the_kind_of_change_says(toys):
+    first_only = run(replace(toys, restart_delay_s=RestartDelays.first_start_only(5.0)), "morphling")
+    always, never = (run(replace(toys, restart_delay_s=delay_s), "morphling") for delay_s in (5.0, 0.0))
+    assert first_only.violations == () and first_only.restart_delay_s == 5.0
+    assert never.metrics.avg_jct_s < first_only.metrics.avg_jct_s <= always.metrics.avg_jct_s
 
 
 def test_unknown_policies_are_refused_before_anything_runs(toys, monkeypatch):

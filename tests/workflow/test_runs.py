@@ -154,14 +154,14 @@ def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on
 
 def test_what_no_rule_reaches_reruns_nothing(finished):
     package = finished.root / "src/makespan"
-    for name in ("traces/_philly.py", "training/_pipeline.py", "policies/_gavel.py"):
+    for name in ("traces/_nested_lists.py", "training/_pipeline.py", "policies/_gavel.py"):
         append(package / name, "\n# changed\n")
     append(package / "tables/_catalogue.py", "\nNEW = TableSchema('new', ())\n")
     assert finished.planned() == {}
 
 
 def test_editing_the_generator_reruns_job_lists_and_studies_and_no_emulation(finished):
-    append(finished.root / "src/makespan/traces/_generate.py", "\n# changed\n")
+    append(finished.root / "src/makespan/traces/_synthetic.py", "\n# changed\n")
     planned = set(finished.planned())
     assert "morphling_generate_workloads" in planned
     assert not planned & (FIT_RULES | {"emulate_throughput", "morphling_fig7", "morphling_fig8"})

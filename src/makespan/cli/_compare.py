@@ -107,7 +107,7 @@ def compare_command(
     if output is not None:
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
-    setting = f"restart delay {scenario.restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
+    setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
     click.echo(f"{scenario.title}\n{setting}\n")
     click.echo(_text(table))
     click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{_verdict(done)}")

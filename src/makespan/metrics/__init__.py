@@ -4,10 +4,14 @@ Everything is computed from `makespan.tables.EVENTS` and `makespan.tables.OUTCOM
 never needs a new simulation.
 """
 
-from makespan.metrics._allocation import allocation_by_family, allocation_over_time, gpu_allocation_ratio
-from makespan.metrics._fragmentation import fragmentation_over_time, fragmentation_ratio
-from makespan.metrics._guarantees import guarantee_breaches, sla_attainment
-from makespan.metrics._jobs import jct_distribution, job_metrics
+from makespan.metrics._devices import (
+    allocation_by_family,
+    allocation_over_time,
+    fragmentation_over_time,
+    fragmentation_ratio,
+    gpu_allocation_ratio,
+)
+from makespan.metrics._jobs import guarantee_breaches, jct_distribution, job_metrics, sla_attainment
 from makespan.metrics._steps import time_average
 from makespan.metrics._summary import Summary, summary
 

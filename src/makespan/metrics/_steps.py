@@ -8,22 +8,7 @@ __all__ = ["integral", "level", "time_average"]
 
 
 def integral(times_s: ArrayLike, values: ArrayLike, at_s: ArrayLike) -> NDArray[np.float64]:
-    """Integrate a step function from its first time to each of some times.
-
-    Parameters
-    ----------
-    times_s
-        Ascending times at which it takes a new value [s], ``(n,)``, at least one.
-    values
-        Value from each time on, ``(n,)``; before the first time it is 0.
-    at_s
-        Ends of the integrals [s], any shape.
-
-    Returns
-    -------
-    float array, shape of ``at_s``
-        In units of the values times seconds.
-    """
+    """Integrate a step function, 0 before its first time, up to each of some times [s], any shape."""
     times, heights, ends = (np.asarray(x, dtype=np.float64) for x in (times_s, values, at_s))
     areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * heights[:-1])])
     last = np.searchsorted(times, ends, side="right") - 1
@@ -48,13 +33,5 @@ def time_average(times_s: ArrayLike, values: ArrayLike, start_s: float, end_s: f
 
 
 def level(times_s: pd.Series, changes: pd.Series) -> pd.Series:
-    """Add up changes and return the value after each instant, indexed by time [s].
-
-    Parameters
-    ----------
-    times_s
-        Times of the changes [s], in any order.
-    changes
-        By how much the value changes at each.
-    """
+    """Add up changes, in any order of time, and return the value after each instant, by time [s]."""
     return changes.groupby(times_s.to_numpy()).sum().sort_index().cumsum().rename_axis("time_s")

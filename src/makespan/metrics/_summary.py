@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
-from makespan.metrics._allocation import gpu_allocation_ratio
-from makespan.metrics._guarantees import sla_attainment
-from makespan.metrics._jobs import job_metrics
+from makespan.metrics._devices import gpu_allocation_ratio
+from makespan.metrics._jobs import job_metrics, sla_attainment
 
 __all__ = ["Summary", "summary"]
 

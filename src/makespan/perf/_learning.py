@@ -273,14 +273,20 @@ class Learner:
         Fit to the sampled rows.
     reasons
         Why each row is known, (n_rows,); empty where it has not run.
+    runs_by_preset
+        Whether runs after the sampled ones split their batch as the preset of the workload says, or as
+        the fit to the sampled rows found.
     """
 
     rows: pd.DataFrame
     first: Fit
     reasons: list[str]
+    runs_by_preset: bool = False
 
     @classmethod
-    def from_table(cls, table: pd.DataFrame, form: str, environment: Environment) -> "Learner":
+    def from_table(
+        cls, table: pd.DataFrame, form: str, environment: Environment, *, runs_by_preset: bool = False
+    ) -> "Learner":
         """Start with the rows of the sampling design.
 
         Raises
@@ -293,7 +299,7 @@ class Learner:
         reasons = [""] * len(rows)
         for row in np.flatnonzero(rows["feasible"].to_numpy(dtype=bool))[sampled.fitted]:
             reasons[row] = SAMPLED
-        return cls(rows, sampled.fit, reasons)
+        return cls(rows, sampled.fit, reasons, runs_by_preset)
 
     @property
     def times_s(self) -> Floats:
@@ -312,7 +318,8 @@ class Learner:
         further = self.rows[ran & usable]
         if further.empty:
             return self.first
-        points = points_from_table(further, self.first.points.workload, self.first.environment)
+        spec = self.first.workload if self.runs_by_preset else self.first.points.workload
+        points = points_from_table(further, spec, self.first.environment)
         return self.first.refit(points, measured_from_table(further))
 
     def learn_until_known(self, choose: Callable[[Fit], list[int]], reason: str) -> tuple[list[int], int]:

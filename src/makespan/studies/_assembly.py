@@ -11,7 +11,7 @@ from pathlib import Path
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, cluster, homogeneous
 from makespan.perf import environment_names
-from makespan.sim import Catalogue, check_jobs
+from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._job_lists import GENERATED, generated_jobs, published_list, read_trace
 from makespan.studies._predictions import PredictionMode, predicted_catalogue
@@ -46,7 +46,7 @@ def scenario(
     cluster_name: str = "a800-64",
     n_nodes: int | None = None,
     gpus_per_node: int | None = None,
-    restart_delay_s: float = 78.0,
+    restart_delay_s: float | RestartCost = 78.0,
     interval_s: float | None = None,
     predictions: PredictionMode = "exact",
     file_format: str = "auto",

@@ -11,6 +11,7 @@ from makespan.sim import (
     Policy,
     SimulationResult,
     Violation,
+    restart_cost,
     round_length,
     simulate,
     validate_schedule,
@@ -57,7 +58,8 @@ class Run:
     scenario, policy
         Names.
     restart_delay_s, interval_s
-        Restart delay and length of a round [s]; None if the policy was asked after each event.
+        Restart delay that policies reckon with, and length of a round [s]; None if the policy was asked
+        after each event.
     given_interval_s
         Length of a round that the scenario gives [s]; None where it leaves that to the policy.
     metrics
@@ -136,7 +138,7 @@ def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] 
         keeps_guarantees=chosen.honours_guarantees,
         outcomes=result.outcomes,
     )
-    delay_s = scenario.restart_delay_s
+    delay_s = restart_cost(scenario.restart_delay_s).expected_s
     metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
     return Run(
         scenario.name,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec, cluster
-from makespan.sim import Catalogue, NodeEvent
+from makespan.sim import Catalogue, NodeEvent, RestartCost
 from makespan.studies._predictions import predicted_catalogue
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
@@ -29,7 +29,7 @@ class Scenario:
     catalogue
         What jobs may run as, how fast in truth, and how fast as policies believe.
     restart_delay_s
-        Time without progress after each start and change [s].
+        Time without progress after each start and change [s], or a function of job, old and new allocation.
     interval_s
         Length of a round [s]; None for the policy's own, 0 to ask after each event.
     failures, checkpoint_interval_s
@@ -46,7 +46,7 @@ class Scenario:
     jobs: tuple[JobSpec, ...]
     cluster: ClusterSpec
     catalogue: Catalogue
-    restart_delay_s: float = 0.0
+    restart_delay_s: float | RestartCost = 0.0
     interval_s: float | None = None
     failures: tuple[NodeEvent, ...] = ()
     checkpoint_interval_s: float | None = None

@@ -207,7 +207,7 @@ def _by_rule(job: _Job, text: str, stage: Stage) -> _Choice:
 
 
 def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) -> Iterator[_Choice]:
-    learner = Learner.from_table(job.throughput, form, load_environment(cluster_name))
+    learner = Learner.from_table(job.throughput, form, load_environment(cluster_name), runs_by_preset=True)
     for stage in stages:
         chosen, n_tried = learner.learn_until_known(_fastest(job, stage, learner, cluster_name), _TRIED)
         time_s = [float(learner.times_s[row]) for row in chosen]

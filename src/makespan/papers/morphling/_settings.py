@@ -227,6 +227,7 @@ class Morphling(PaperSettings):
         {"table2_rows", "table2_summary", "jct", "allocation", "schedule", "fig9_summary"}
         | {"load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
     )
+    judged_on_profile = frozenset({"fig9"})
     judged_cells = ("table4",)
     live_policy = "morphling"
 
