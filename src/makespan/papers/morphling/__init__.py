@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         measured_table2,
         sensitivity,
         table2,
+        table2_results,
         table2_rows,
         table2_summary,
     )
@@ -96,6 +97,7 @@ __all__ = [
     "run_experiment",
     "sensitivity",
     "table2",
+    "table2_results",
     "table2_rows",
     "table2_summary",
 ]

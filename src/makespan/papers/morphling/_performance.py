@@ -8,12 +8,20 @@ import numpy as np
 import pandas as pd
 
 from makespan.hardware import cluster
-from makespan.papers.morphling._tables import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY
+from makespan.papers.morphling._tables import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, read_published
 from makespan.perf import FORMS, TableFit, envelope, fit_table, load_environment, regret, sensitivity_families
 from makespan.plans import Placement, PlanFamily, read_plan
 from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES
 
-__all__ = ["fit_workload", "measured_table2", "sensitivity", "table2", "table2_rows", "table2_summary"]
+__all__ = [
+    "fit_workload",
+    "measured_table2",
+    "sensitivity",
+    "table2",
+    "table2_results",
+    "table2_rows",
+    "table2_summary",
+]
 
 _FAMILIES = [family.title for family in PlanFamily]
 _OFFLOAD, _OFFLOAD_GC = PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title
@@ -207,6 +215,20 @@ def _choice(lost: pd.DataFrame) -> dict[str, float]:
     found = (lost["best_plan"] == lost["chosen_plan"]).mean()
     values = (100.0 * float(found), float(lost["regret_pct"].mean()), float(lost["regret_pct"].max()))
     return {"n_placements": len(lost)} | dict(zip(_CHOICE, values, strict=True))
+
+
+def table2_results(
+    rows: Sequence[pd.DataFrame],
+    throughput: Iterable[pd.DataFrame],
+    published: str | None,
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the tables of `measured_table2`, or of the paper's workloads if there is a file of its cells."""
+    if published is None:
+        return measured_table2(rows, throughput, records)
+    cells = read_published("table2", published)
+    joined = table2_rows(rows, cells)
+    return joined, table2(joined, cells), table2_summary(joined)
 
 
 def measured_table2(
