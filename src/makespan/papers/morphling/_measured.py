@@ -6,14 +6,29 @@ from typing import Any
 import pandas as pd
 
 from makespan.papers.morphling._fig7 import fig7
-from makespan.papers.morphling._table2 import table2, table2_summary
+from makespan.papers.morphling._published import read_published
+from makespan.papers.morphling._table2 import table2, table2_rows, table2_summary
 from makespan.papers.morphling._tables import TABLE2_ROWS
 from makespan.plans import Placement, read_plan
 
-__all__ = ["measured_fig7", "measured_table2"]
+__all__ = ["measured_fig7", "measured_table2", "table2_results"]
 
 _NOTHING_PUBLISHED = ("published_avg_error_pct", "published_max_error_pct")
 _ALL = "all"
+
+
+def table2_results(
+    rows: Sequence[pd.DataFrame],
+    throughput: Iterable[pd.DataFrame],
+    published: str | None,
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the tables of `measured_table2`, or of the paper's workloads if there is a file of its cells."""
+    if published is None:
+        return measured_table2(rows, throughput, records)
+    cells = read_published("table2", published)
+    joined = table2_rows(rows, cells)
+    return joined, table2(joined, cells), table2_summary(joined)
 
 
 def measured_table2(
