@@ -12,7 +12,7 @@ import pytest
 
 from makespan.errors import CheckpointError, ChecksumError, WorkerError
 from makespan.plans import ExecutionPlan
-from makespan.runtime import LocalLauncher, checkpoints, latest_checkpoint
+from makespan.runtime import LocalLauncher, latest_checkpoint
 from makespan.training import (
     SmallModel,
     TrainingJob,
@@ -68,7 +68,7 @@ def test_the_newest_two_are_kept_with_what_a_reader_needs(written):
     directory, result = written
     assert sorted(path.name for path in directory.iterdir()) == ["step-00000002", "step-00000004"]
     newest = latest_checkpoint(directory)
-    assert [one.step for one in checkpoints(directory)] == [2, newest.step] == [2, 4]
+    assert newest.step == 4
     assert job_from(newest.values["job"]) == JOB
     assert str(newest.path) == result.checkpoint
     assert len(result.save_s) == 2
