@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 
-from makespan.training import _checkpoint, _worker
+from makespan.runtime import end_worker, run_worker
+from makespan.training import _worker
 from makespan.training._engine import Engine
 
 _AT_STEP = 2
-_proper_step, _proper_finish = Engine.step, _checkpoint.finish_checkpoint
+_proper_step, _proper_finish = Engine.step, _worker.finish_checkpoint
 
 
 def _step(self, step, stop):
@@ -26,6 +27,5 @@ def _finish(directory, step, *what):
 
 if __name__ == "__main__":
     Engine.step = _step
-    _checkpoint.finish_checkpoint = _finish
-    status = _worker.main(sys.argv[-1])
-    os._exit(status)
+    _worker.finish_checkpoint = _finish
+    end_worker(run_worker(sys.argv[-1], _worker.run_jobs))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from makespan.plans import ExecutionPlan
-from makespan.training._engine import Place
-from makespan.training._passes import Clock, Loss
+from makespan.training._engine import Clock, Loss, Place
 from makespan.training.zoo import SmallModel
 from makespan.training.zoo._models import SmallTransformer, n_hidden_states
 
