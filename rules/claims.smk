@@ -1,11 +1,6 @@
 # The ledger: the statements of each paper judged by the results of each source, then over all sources.
 
 
-localrules:
-    evaluate_claims,
-    join_claims,
-
-
 rule evaluate_claims:
     input:
         unpack(deciding_tables),
@@ -13,6 +8,7 @@ rule evaluate_claims:
         claims="results/{source}/{paper}/claims.csv",
     log:
         "logs/{source}/{paper}/evaluate_claims.log",
+    localrule: True
     conda:
         CPU
     resources:
@@ -34,6 +30,7 @@ rule join_claims:
         claims="results/claims.csv",
     log:
         "logs/join_claims.log",
+    localrule: True
     conda:
         CPU
     resources:

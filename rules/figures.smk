@@ -1,10 +1,6 @@
 # Figures of all papers: from the tables of an entry in figures.yaml to PDF, PNG and the CSV behind them.
 
 
-localrules:
-    draw_figure,
-
-
 rule draw_figure:
     input:
         unpack(lambda wildcards: figure_of(wildcards).inputs(wildcards.source)),
@@ -27,6 +23,7 @@ rule draw_figure:
     wildcard_constraints:
         paper="|".join(FIGURES),
         figure="|".join(name for entries in FIGURES.values() for name in entries),
+    localrule: True
     conda:
         CPU
     resources:

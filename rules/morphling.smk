@@ -12,11 +12,6 @@ JOB_LIST_FILES = {name: f"results/{{source}}/morphling/workloads/{name}.csv" for
 MODELLED = "|".join(source for source in SOURCES if source != PROFILED)
 
 
-localrules:
-    morphling_table2,
-    morphling_import_workloads,
-
-
 rule morphling_fit_models:
     input:
         tables=lambda wildcards: throughput_tables(wildcards.source, MORPHLING.workloads),
@@ -24,12 +19,16 @@ rule morphling_fit_models:
     output:
         fits=[f"results/{{source}}/morphling/fits/{workload}.csv" for workload in MORPHLING.workloads],
         rows="results/{source}/morphling/table2_rows.csv",
+        table="results/{source}/morphling/table2.csv",
+        summary="results/{source}/morphling/table2_summary.csv",
     log:
         "logs/{source}/morphling/morphling_fit_models.log",
     benchmark:
         "benchmarks/results/{source}/morphling/morphling_fit_models.tsv"
     wildcard_constraints:
         source=MODELLED,
+    group:
+        "experiments"
     conda:
         CPU
     resources:
@@ -42,27 +41,6 @@ rule morphling_fit_models:
         "../workflow/scripts/morphling_fit_models.py"
 
 
-rule morphling_table2:
-    input:
-        rows="results/{source}/morphling/table2_rows.csv",
-        published="config/published/morphling_table2.csv",
-    output:
-        table="results/{source}/morphling/table2.csv",
-        summary="results/{source}/morphling/table2_summary.csv",
-    log:
-        "logs/{source}/morphling/morphling_table2.log",
-    wildcard_constraints:
-        source=MODELLED,
-    conda:
-        CPU
-    resources:
-        **asks(minutes=10),
-    params:
-        code=code_hash("morphling_table2"),
-    script:
-        "../workflow/scripts/morphling_table2.py"
-
-
 rule morphling_sensitivity:
     input:
         tables=lambda wildcards: throughput_tables(wildcards.source, MORPHLING.sensitivity.workloads),
@@ -73,6 +51,8 @@ rule morphling_sensitivity:
         "logs/{source}/morphling/morphling_sensitivity.log",
     benchmark:
         "benchmarks/results/{source}/morphling/morphling_sensitivity.tsv"
+    group:
+        "experiments"
     conda:
         CPU
     resources:
@@ -99,6 +79,8 @@ rule morphling_fig7:
         "benchmarks/results/{source}/morphling/morphling_fig7.tsv"
     wildcard_constraints:
         source=MODELLED,
+    group:
+        "experiments"
     conda:
         CPU
     resources:
@@ -122,6 +104,8 @@ rule morphling_fig8:
         "logs/{source}/morphling/morphling_fig8.log",
     benchmark:
         "benchmarks/results/{source}/morphling/morphling_fig8.tsv"
+    group:
+        "experiments"
     conda:
         CPU
     resources:
@@ -137,7 +121,7 @@ rule morphling_fig8:
 # The same on the profile of small workloads, which take the place of those of the paper.
 if PROFILED:
 
-    rule morphling_fit_profiled:
+    use rule morphling_fit_models as morphling_fit_profiled with:
         input:
             tables=throughput_tables("measured"),
             records=expand(rules.profile_collect.output.record, workload=PROFILE.workloads),
@@ -151,36 +135,22 @@ if PROFILED:
             "logs/measured/morphling/morphling_fit_profiled.log",
         benchmark:
             "benchmarks/results/measured/morphling/morphling_fit_profiled.tsv"
-        conda:
-            CPU
-        resources:
-            **asks(minutes=10),
         params:
-            environment=environment_of,
-            forms=list(SETTINGS.performance_model.forms),
-            code=code_hash("morphling_fit_profiled"),
-        script:
-            "../workflow/scripts/morphling_fit_profiled.py"
+            cluster=environment_of,
 
-    rule morphling_fig7_profiled:
+    use rule morphling_fig7 as morphling_fig7_profiled with:
         input:
-            table=throughput_tables("measured")[0],
+            tables=throughput_tables("measured")[:1],
             environment=ENVIRONMENT_FILE,
         output:
             table="results/measured/morphling/fig7.csv",
         log:
             "logs/measured/morphling/morphling_fig7_profiled.log",
-        conda:
-            CPU
-        resources:
-            **asks(minutes=10),
+        benchmark:
+            "benchmarks/results/measured/morphling/morphling_fig7_profiled.tsv"
         params:
-            environment=environment_of,
-            form=FORM,
+            cluster=environment_of,
             stages=[stage.model_dump() for stage in MORPHLING.fig7.profiled_stages],
-            code=code_hash("morphling_fig7_profiled"),
-        script:
-            "../workflow/scripts/morphling_fig7_profiled.py"
 
 
 rule morphling_generate_workloads:
@@ -219,6 +189,7 @@ rule morphling_import_workloads:
         **{name: file.format(source="published") for name, file in JOB_LIST_FILES.items()},
     log:
         "logs/published/morphling/morphling_import_workloads.log",
+    localrule: True
     conda:
         CPU
     resources:

@@ -21,10 +21,6 @@ ENVIRONMENT = PROFILE.environment or "results/measured/profile/environment.toml"
 ENVIRONMENT_FILE = ENVIRONMENT if ENVIRONMENT.endswith(".toml") else []
 
 
-localrules:
-    profile_collect,
-
-
 rule profile_environment:
     output:
         environment=ensure("results/measured/profile/environment.toml", non_empty=True),
@@ -109,6 +105,7 @@ rule profile_collect:
         "logs/measured/profile_collect/{workload}.log",
     wildcard_constraints:
         workload="|".join(map(re.escape, PROFILE.workloads)),
+    localrule: True
     conda:
         GPU
     resources:

@@ -1,10 +1,6 @@
 # Throughput tables: one table a workload, the same schema whatever the source; and what else a source shares.
 
 
-localrules:
-    write_provenance,
-
-
 rule emulate_throughput:
     output:
         tables=ensure(throughput_tables("emulated"), non_empty=True),
@@ -43,9 +39,9 @@ rule import_published:
         workloads=WORKLOADS,
         directory=lambda wildcards: str(published_directory(SETTINGS)),
         default_cpu_threads=SETTINGS.throughput.published.default_cpu_threads,
-        code=code_hash("import_published"),
+        code=code_hash("import_throughput"),
     script:
-        "../workflow/scripts/import_published.py"
+        "../workflow/scripts/import_throughput.py"
 
 
 # The source measured is filled by one of two: the profile of small workloads, or the user's own tables.
@@ -69,9 +65,9 @@ else:
         params:
             workloads=WORKLOADS,
             directory=SETTINGS.throughput.measured.directory,
-            code=code_hash("import_measured"),
+            code=code_hash("import_throughput"),
         script:
-            "../workflow/scripts/import_measured.py"
+            "../workflow/scripts/import_throughput.py"
 
 
 # Files that are in place are sources, whoever put them there; only those that are missing are fetched.
@@ -108,6 +104,7 @@ rule write_provenance:
         record="results/{source}/provenance.json",
     log:
         "logs/{source}/write_provenance.log",
+    localrule: True
     conda:
         CPU
     resources:

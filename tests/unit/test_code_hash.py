@@ -207,7 +207,8 @@ print("\\n".join(sorted(seen)))
 CELLS = ROOT / "config" / "published" / "morphling_table2.csv"
 RUNS = {
     "emulate_throughput": '["t.csv"], ["roberta"], "a800-64", {"calibration": "L1", "seed": 0, "noise": 1.0}',
-    "morphling_fit_models": '["t.csv"], sys.argv[2], ["fits.csv"], "rows.csv", "a800-64", ["published"]',
+    "morphling_fit_models": '["t.csv"], ["fits.csv"], ["rows.csv", "table2.csv", "summary.csv"], "a800-64", '
+    '["published"], sys.argv[2], []',
 }
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import makespan.policies
 from makespan.errors import UnknownNameError
 from makespan.hardware import ClusterSpec
 from makespan.policies import REGISTRY, policy, policy_names
-from makespan.sim import simulate
+from makespan.sim import simulate, validate_schedule
+from makespan.studies import TableCatalogue
 
 FILES = sorted(Path(makespan.policies.__file__).parent.rglob("*.py"))
 
@@ -73,6 +75,38 @@ def test_a_policy_decides_by_predictions_and_reads_nothing_private():
     assert {path.name: found for path in FILES if (found := list(_peeks(path.read_text())))} == {}
     for peek in ("item.iter_time_s", "item.rate", "job.spec.steps", "spec.steps", "job._steps_left"):
         assert list(_peeks(f"x = {peek} + task.steps + item.predicted_iter_time_s")) == [peek]
+
+
+def test_every_policy_gives_jobs_devices_of_the_type_that_they_need():
+    fast = toy_nodes(2, 8)
+    slow_node = replace(fast.nodes[0], gpu=replace(fast.nodes[0].gpu, name="slow"))
+    mixed = ClusterSpec("mixed", (slow_node, fast.nodes[0], slow_node, fast.nodes[0]), fast.network)
+    catalogue = TableCatalogue(
+        replace(item, gpu_types=(gpu.name,) * item.n_nodes, key=None)
+        for scale, gpu in ((1.0, fast.nodes[0].gpu), (1.4, slow_node.gpu))
+        for key in ("roberta", "gpt2")
+        for item in toy_catalogue(scale).all(key)
+    )
+    sizes = (1, 8, 2, 4, 8, 1, 4, 2, 8, 1)
+    jobs = [
+        toy_job(
+            f"job-{k}",
+            7.0 * k,
+            workload="gpt2" if size == 8 else "roberta",
+            n_gpus=size,
+            plan="ga",
+            steps=40 + 90 * (k % 3),
+            is_guaranteed=k % 4 == 0,
+        )
+        for k, size in enumerate(sizes * 3)
+    ]
+    for name, entry in REGISTRY.items():
+        result = simulate(jobs, mixed, catalogue, entry, restart_delay_s=2.0)
+        found = validate_schedule(result.events, jobs, mixed, catalogue, 2.0, outcomes=result.outcomes)
+        assert found == [], name
+        held = result.events[result.events["kind"] == "started"]["nodes"]
+        nodes = {int(share.split(":")[0]) for text in held for share in text.split()}
+        assert nodes == {0, 1, 2, 3} or name not in {"fifo", "sia", "morphling", "morphling-work"}
 
 
 # --- FIFO -------------------------------------------------------------------------------

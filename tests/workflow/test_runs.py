@@ -45,7 +45,6 @@ SIMULATION_RULES = {
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES
 EXPERIMENT_RULES = {
-    "morphling_table2",
     "morphling_sensitivity",
     "morphling_fig7",
     "morphling_fig8",

@@ -17,10 +17,6 @@ def main(tables: Mapping[str, str], claims: str, paper: str, source: str, option
 
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
-        main(
-            dict(snakemake.input.items()),
-            snakemake.output.claims,
-            snakemake.wildcards.paper,
-            snakemake.wildcards.source,
-            snakemake.params.options,
-        )
+        paper, source = snakemake.wildcards.paper, snakemake.wildcards.source
+        tables, options = dict(snakemake.input.items()), snakemake.params.options
+        main(tables, snakemake.output.claims, paper, source, options)

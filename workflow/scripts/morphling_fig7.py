@@ -3,24 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import FIG7, fig7, read_published
+from makespan.papers.morphling import FIG7, fig7, measured_fig7, read_published
 from makespan.tables import THROUGHPUT, read_csv, write_csv
 
+Stages = Sequence[Mapping[str, object]]
 
-def main(
-    tables: Sequence[str],
-    published: str,
-    table: str,
-    cluster: str,
-    form: str,
-    stages: Sequence[Mapping[str, object]],
-) -> None:
-    """Write plan and iteration time of every strategy at every stage."""
-    (throughput,) = (read_csv(path, THROUGHPUT) for path in tables)
-    write_csv(fig7(throughput, stages, read_published("fig7", published), cluster, form), table, FIG7)
+
+def main(throughput: str, published: str | None, table: str, cluster: str, form: str, stages: Stages) -> None:
+    """Write plan and iteration time of every strategy at every stage; a profile has no published cells."""
+    times = read_csv(throughput, THROUGHPUT)
+    if published is None:
+        write_csv(measured_fig7(times, stages, cluster, form), table, FIG7)
+    else:
+        write_csv(fig7(times, stages, read_published("fig7", published), cluster, form), table, FIG7)
 
 
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
-        inputs, given = snakemake.input, snakemake.params
-        main(inputs.tables, inputs.published, snakemake.output.table, given.cluster, given.form, given.stages)
+        (times,), cells, given = snakemake.input.tables, snakemake.input.get("published"), snakemake.params
+        main(times, cells, snakemake.output.table, given.cluster, given.form, given.stages)

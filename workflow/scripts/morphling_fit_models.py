@@ -1,24 +1,32 @@
-"""Fit the performance model: results/<source>/morphling/fits/<workload>.csv and table2_rows.csv."""
+"""Fit the performance model: results/<source>/morphling/fits/<workload>.csv and the tables of Table 2."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from makespan.logs import logged_to
-from makespan.papers.morphling import TABLE2_ROWS, fit_workload, read_published, table2_rows
+from makespan.papers.morphling import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, fit_workload, table2_results
 from makespan.tables import FIT, THROUGHPUT, read_csv, write_csv
 
 
 def main(
-    tables: Sequence[str], published: str, fits: Sequence[str], rows: str, cluster: str, forms: Sequence[str]
-) -> None:
-    """Fit every form to every workload and predict every row."""
-    results = [fit_workload(read_csv(table, THROUGHPUT), cluster, forms) for table in tables]
-    for (parameters, _), path in zip(results, fits, strict=True):
+    tables: Sequence[str], fits: Sequence[str], results: Sequence[str], cluster: str, forms: Sequence[str],
+    published: str | None, records: Sequence[str],
+) -> None:  # fmt: skip
+    """Fit every form to every workload, predict every row and summarise the errors."""
+    throughput = [read_csv(table, THROUGHPUT) for table in tables]
+    fitted = [fit_workload(table, cluster, forms) for table in throughput]
+    for (parameters, _), path in zip(fitted, fits, strict=True):
         write_csv(parameters, path, FIT)
-    predictions = [predicted for _, predicted in results]
-    write_csv(table2_rows(predictions, read_published("table2", published)), rows, TABLE2_ROWS)
+    noise = [json.loads(Path(record).read_text(encoding="utf-8")) for record in records]
+    made = table2_results([rows for _, rows in fitted], throughput, published, noise)
+    for table, path, schema in zip(made, results, (TABLE2_ROWS, TABLE2, TABLE2_SUMMARY), strict=True):
+        write_csv(table, path, schema)
 
 
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
-        inputs, outputs, given = snakemake.input, snakemake.output, snakemake.params
-        main(inputs.tables, inputs.published, outputs.fits, outputs.rows, given.cluster, given.forms)
+        inputs, made, given = snakemake.input, snakemake.output, snakemake.params
+        results = (made.rows, made.table, made.summary)
+        cells, records = inputs.get("published"), inputs.get("records", [])
+        main(inputs.tables, made.fits, results, given.cluster, given.forms, cells, records)

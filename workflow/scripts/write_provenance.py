@@ -15,9 +15,5 @@ def main(record: str, settings: Mapping[str, Any], source: str, pins: str) -> No
 
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
-        main(
-            snakemake.output.record,
-            snakemake.params.settings,
-            snakemake.wildcards.source,
-            snakemake.input.pins,
-        )
+        given, source = snakemake.params, snakemake.wildcards.source
+        main(snakemake.output.record, given.settings, source, snakemake.input.pins)

@@ -100,6 +100,7 @@ def _beats(one: Configuration, other: Configuration) -> bool:
         one.predicted_iter_time_s <= other.predicted_iter_time_s
         and one.n_nodes <= other.n_nodes
         and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
+        and all(a in ("", b) for a, b in zip(one.types_by_count, other.types_by_count, strict=False))
         and one.cpu_threads <= other.cpu_threads
         and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
     )
