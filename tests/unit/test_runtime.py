@@ -177,6 +177,14 @@ def test_the_newest_checkpoints_of_anything_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000010"]
 
 
+def test_saving_the_same_step_again_keeps_the_old_one_until_then(tmp_path):
+    for expected in ("step-00000004", "step-00000004.1"):
+        (start_checkpoint(tmp_path) / "state").write_text(expected)
+        assert finish_checkpoint(tmp_path, 4, 0.5, {}).name == expected
+        assert latest_checkpoint(tmp_path).path.name == expected
+    assert (tmp_path / "step-00000004" / "state").read_text() == "step-00000004"
+
+
 def test_faces_are_read_without_what_only_workers_and_tables_need():
     code = (
         "import sys, makespan.runtime\n"

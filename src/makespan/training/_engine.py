@@ -5,7 +5,7 @@ What only some plans need of torch is imported by their runs alone: it takes up 
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,13 +87,6 @@ class Clock:
         """End the forward pass that was begun last."""
         self._passes.append((self._open, self._mark()))
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Count a block as forward pass."""
-        self.start_forward()
-        yield
-        self.end_forward()
-
     def next_phase(self) -> None:
         """End a phase: gradients first, then the optimiser, then the exchange of the loss."""
         self._marks.append(self._mark())
@@ -143,8 +136,9 @@ class Accumulation:
         parts = zip(inputs.chunk(self._count), targets.chunk(self._count), strict=True)
         for number, (samples, wanted) in enumerate(parts):
             with self._exchange(last=number == self._count - 1):
-                with clock.forward():
-                    loss = self._loss(self._model(samples), wanted)
+                clock.start_forward()
+                loss = self._loss(self._model(samples), wanted)
+                clock.end_forward()
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -158,12 +152,10 @@ class Accumulation:
 class Engine:
     """One process of a training run.
 
-    How the replicas of data parallelism work together: without ZeRO and with stage 1 each holds the
-    whole model of its position, and gradients are averaged by DistributedDataParallel, or by one
-    all-reduce a step where the model is split too; under stage 1 each parameter's optimiser state
-    and update are with one owner. Stages 2 and 3 are ``fully_shard``: gradients, optimiser state
-    and, between steps, parameters are sharded; stage 3 also frees parameters between forward and
-    backward pass.
+    Without ZeRO and with stage 1 each replica holds the whole model of its position, and gradients are
+    averaged by DistributedDataParallel, or by one all-reduce a step where the model is split too; under
+    stage 1 each parameter's optimiser state and update are with one owner. Stages 2 and 3 are
+    ``fully_shard``; stage 3 also frees parameters between forward and backward pass.
     """
 
     def __init__(self, job: TrainingJob, place: Place) -> None:

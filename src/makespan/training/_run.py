@@ -269,13 +269,7 @@ def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> "pd.DataFrame":
     records = []
     for name, parts in runs.items():
         restarts = [part.restart_cost.total_s for part in parts if part.restart_cost is not None]
-        steps = [time.step_s for part in parts for time in part.times]
-        records.append(
-            {
-                "run": name,
-                "restarts": len(restarts),
-                "restart_s": fmean(restarts) if restarts else math.nan,
-                "step_s": median(steps),
-            }
-        )
+        restart_s = fmean(restarts) if restarts else math.nan
+        step_s = median(time.step_s for part in parts for time in part.times)
+        records.append({"run": name, "restarts": len(restarts), "restart_s": restart_s, "step_s": step_s})
     return pd.DataFrame(records)
