@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
 from makespan.policies._placing import Room, can_starve
-from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision
+from makespan.sim import Allocation, Catalogue, ClusterView, Decision
 
 __all__ = ["POLICIES", "Fifo"]
 
@@ -31,32 +31,16 @@ class Fifo:
     def decide(self, view: ClusterView, state: bool) -> tuple[Decision, bool]:
         """Start jobs from the head of the queue until one does not fit."""
         changes: dict[str, Allocation | None] = {}
-        histogram = view.free_histogram
-        room: Room | None = None
+        if not view.pending:
+            return Decision(changes), state
+        room = Room.of(view, is_tight=state)
         for job in view.pending:
-            options = view.catalogue.as_requested(job.spec)
-            if not any(_has_devices(histogram, item) for item in options):
-                break
-            room = room or Room.of(view, is_tight=state)
-            found = room.first_fit(options)
+            found = room.first_fit(view.catalogue.as_requested(job.spec))
             if found is None:
                 break
             room.take(*found)
-            histogram = room.histogram()
             changes[job.spec.job_id] = found[0].on(found[1])
         return Decision(changes), state
-
-
-def _has_devices(histogram: list[int], chosen: Configuration) -> bool:
-    """Whether enough nodes have enough free devices; the cost does not grow with the nodes."""
-    usable, level = 0, len(histogram) - 1
-    for rank, count in enumerate(chosen.counts):
-        while level >= count:
-            usable += histogram[level]
-            level -= 1
-        if usable <= rank:
-            return False
-    return True
 
 
 POLICIES = (Fifo(),)

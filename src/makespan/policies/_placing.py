@@ -1,6 +1,6 @@
 """Placing: configurations worth a look, what is free on the nodes, and best fit that scales."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from makespan.hardware import ClusterSpec
@@ -67,8 +67,9 @@ class Room:
         Free devices of every node; the list becomes the room's own.
     cpus, host_bytes
         Free CPU threads and host memory [B] of every node, or None where they never run out.
-    gpu_types
-        Name of the devices of every node; may be left out where configurations name none.
+    levels, of_type
+        Nodes by free devices and by type of device, as in `ClusterView`; the former follow from ``gpus``, the
+        latter may be left out where configurations name none.
     """
 
     __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")
@@ -78,26 +79,27 @@ class Room:
         gpus: list[int],
         cpus: list[int] | None = None,
         host_bytes: list[float] | None = None,
-        gpu_types: tuple[str, ...] = (),
+        levels: list[int] | None = None,
+        of_type: Mapping[str, int] | None = None,
     ) -> None:
         self.gpus = gpus
         self.n_gpus = sum(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
-        self._of_type = _nodes_of_type(gpu_types)
+        self._of_type = {} if of_type is None else of_type
         # What did not fit, single or several, until something is given back.
         self._refused: set[Configuration | tuple[Configuration, ...]] = set()
-        self._levels = [0] * (max(gpus, default=0) + 1)
-        for node, free in enumerate(gpus):
-            if free:  # nobody asks for the nodes of level 0
-                self._levels[free] |= 1 << node
+        if levels is None:
+            levels = [0] * (max(gpus, default=0) + 1)
+            for node, free in enumerate(gpus):
+                levels[free] |= 1 << node
+        self._levels = levels
 
     @classmethod
     def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
         """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
-        gpus = view.free_gpus
         cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
-        room = cls(gpus, cpus, host_bytes, view.gpu_types)
-        room._widen(max(view.gpus_per_node, default=0))
+        room = cls(view.free_gpus, cpus, host_bytes, view.nodes_by_free_gpus, view.nodes_by_type)
+        room.n_gpus = view.n_free_gpus
         return room
 
     def copy(self) -> "Room":
@@ -112,10 +114,6 @@ class Room:
         other._refused = self._refused.copy()
         return other
 
-    def histogram(self) -> list[int]:
-        """Return how many nodes have so many free devices, from 1 on; place 0 means nothing."""
-        return [level.bit_count() for level in self._levels]
-
     def fit(self, item: Configuration) -> tuple[int, ...] | None:
         """Return nodes for a configuration in the order of its `counts`, or None; takes nothing."""
         if item.n_gpus > self.n_gpus or item in self._refused:
@@ -124,7 +122,7 @@ class Room:
         n_levels = len(levels)
         nodes: list[int] = []
         taken = 0
-        masks = [self._of_type[name] for name in item.types_by_count] if item.gpu_types else None
+        masks = [self.nodes_of_type(name) for name in item.types_by_count] if item.gpu_types else None
         for rank, count in enumerate(item.counts):
             allowed = ~taken if masks is None else masks[rank] & ~taken
             for level in range(count, n_levels):
@@ -174,7 +172,7 @@ class Room:
 
     def nodes_of_type(self, gpu_type: str) -> int:
         """Return the nodes with a type of device, as bits; all of them where no type is named."""
-        return self._of_type[gpu_type]
+        return self._of_type[gpu_type] if gpu_type else -1
 
     def has_shortage(self) -> bool:
         """Whether more was taken than there was of CPU threads or host memory."""
@@ -189,26 +187,14 @@ class Room:
             bit = 1 << node
             levels[gpus[node]] ^= bit
             gpus[node] += sign * count
-            if gpus[node] >= len(levels):
-                self._widen(gpus[node])
+            while gpus[node] >= len(levels):
+                levels.append(0)
             levels[gpus[node]] ^= bit
             if self._supplies is not None:
                 cpus, host_bytes = self._supplies
                 cpus[node] += sign * count * item.cpu_threads
                 host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
         self.n_gpus += sign * item.n_gpus
-
-    def _widen(self, most: int) -> None:
-        self._levels += [0] * (most + 1 - len(self._levels))
-
-
-@cache
-def _nodes_of_type(gpu_types: tuple[str, ...]) -> dict[str, int]:
-    """Return the nodes with each type of device, as bits; any will do where no type is named."""
-    found = {"": -1}
-    for node, name in enumerate(gpu_types):
-        found[name] = found.get(name, 0) | 1 << node
-    return found
 
 
 def _first_supplied(

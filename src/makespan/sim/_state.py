@@ -23,9 +23,10 @@ class Nodes:
         "free_gpus",
         "free_host_bytes",
         "gpu_types",
-        "histogram",
+        "levels",
         "n_free_gpus",
         "n_gpus",
+        "of_type",
         "up",
         "withdrawn",
     )
@@ -39,9 +40,12 @@ class Nodes:
         self.up = [True] * cluster.n_nodes
         self.withdrawn = [0] * cluster.n_nodes
         self.n_gpus = self.n_free_gpus = sum(self.free_gpus)
-        self.histogram = [0] * (max(self.free_gpus) + 1)
-        for free in self.free_gpus:
-            self.histogram[free] += 1
+        # Sets of nodes are the bits of a number: by free devices, and by the type of their devices.
+        self.levels = [0] * (max(self.free_gpus) + 1)
+        self.of_type = dict.fromkeys(self.gpu_types, 0)
+        for node, (free, gpu_type) in enumerate(zip(self.free_gpus, self.gpu_types, strict=True)):
+            self.levels[free] |= 1 << node
+            self.of_type[gpu_type] |= 1 << node
 
     def gpus_per_node(self) -> list[int]:
         """Return the devices of every node that are there now."""
@@ -52,13 +56,13 @@ class Nodes:
         """Take (``sign`` -1) or give back (+1) the devices of an allocation, unchecked."""
         configuration = allocation.configuration
         threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
-        free_gpus, free_cpus, histogram = self.free_gpus, self.free_cpus, self.histogram
+        free_gpus, free_cpus, levels = self.free_gpus, self.free_cpus, self.levels
         for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
             change = count * sign
-            free = free_gpus[node]
-            histogram[free] -= 1
+            free, bit = free_gpus[node], 1 << node
+            levels[free] ^= bit
             free_gpus[node] = free = free + change
-            histogram[free] += 1
+            levels[free] ^= bit
             free_cpus[node] += change * threads
             if host:
                 self.free_host_bytes[node] += change * host
@@ -117,8 +121,8 @@ class Nodes:
             self._set_free(node, free_gpus, self.free_cpus[node], self.free_host_bytes[node])
 
     def _set_free(self, node: int, gpus: int, cpus: int, host_bytes: float) -> None:
-        self.histogram[self.free_gpus[node]] -= 1
-        self.histogram[gpus] += 1
+        self.levels[self.free_gpus[node]] ^= 1 << node
+        self.levels[gpus] ^= 1 << node
         self.n_free_gpus += gpus - self.free_gpus[node]
         self.free_gpus[node], self.free_cpus[node] = gpus, cpus
         self.free_host_bytes[node] = host_bytes

@@ -2,7 +2,8 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import ValuesView
+from collections.abc import Mapping, ValuesView
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from makespan.errors import MakespanError
@@ -287,11 +288,21 @@ class ClusterView:
 
     @property
     def free_histogram(self) -> list[int]:
-        """Number of nodes by free devices, ``(max devices of a node + 1,)``; a new list.
+        """Number of nodes by free devices, ``(max devices of a node + 1,)``; a new list."""
+        return [level.bit_count() for level in self._nodes.levels]
 
-        Whether a placement fits at all follows from it in time that does not grow with the nodes.
+    @property
+    def nodes_by_free_gpus(self) -> list[int]:
+        """Nodes by free devices, ``(max devices of a node + 1,)``, the bits of a number each; a new list.
+
+        Where a placement fits follows from it in time that hardly grows with the nodes.
         """
-        return self._nodes.histogram.copy()
+        return self._nodes.levels.copy()
+
+    @property
+    def nodes_by_type(self) -> Mapping[str, int]:
+        """Nodes with each type of device, the bits of a number each."""
+        return MappingProxyType(self._nodes.of_type)
 
     def is_up(self, node: int) -> bool:
         """Whether a node is there."""
