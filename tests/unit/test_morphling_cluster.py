@@ -12,7 +12,16 @@ from makespan.errors import TraceError
 from makespan.hardware import cluster
 from makespan.papers import morphling as paper
 from makespan.papers.morphling._draw_cluster import allocation_by_family
-from makespan.papers.morphling._studies import enlarged, large_models_study, load_study, rounds_study
+from makespan.papers.morphling._experiments import compare_policies, getting_started
+from makespan.papers.morphling._studies import (
+    enlarged,
+    large_models_study,
+    load_study,
+    perturbed_arrivals,
+    rounds_study,
+    scale_study,
+    seeded_lists,
+)
 from makespan.policies import REGISTRY
 from makespan.studies import Scenario, predictions, read_scenarios, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv
@@ -21,6 +30,7 @@ from makespan.traces import read_jobs
 
 TESTBED = cluster("a800-64")
 KEYS = ("roberta", "llama7")
+LISTS = ("naive", "base", "bp", "mt")
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +79,8 @@ def toys():
 
 
 def test_generated_lists_request_what_the_source_has(tables, lists):
-    assert tuple(lists) == paper.WORKLOADS
-    assert [len(lists[name]) for name in paper.WORKLOADS] == [4, 30, 30, 30]
+    assert tuple(lists) == LISTS
+    assert [len(lists[name]) for name in LISTS] == [4, 30, 30, 30]
     for frame in lists.values():
         JOBS.validate(frame, where="list")
         assert set(frame["workload"]) <= set(KEYS)
@@ -88,7 +98,7 @@ def test_a_source_without_any_requested_workload_is_refused():
 def test_published_lists_keep_the_configured_workloads(published_dir, root):
     register = read_register(root / "config" / "datasets.csv")
     found = paper.published_workloads(published_dir, register, ["roberta", "llama7"])
-    assert [len(found[name]) for name in paper.WORKLOADS] == [2, 112, 112, 112]
+    assert [len(found[name]) for name in LISTS] == [2, 112, 112, 112]
     assert len(paper.published_workloads(published_dir, register, paper_workloads())["mt"]) == 406
     with pytest.raises(TraceError, match="no job trains t5_3B"):
         paper.published_workloads(published_dir, register, ["t5_3B"])
@@ -136,37 +146,38 @@ def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, ta
 
 
 def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios):
-    found = paper.compare_policies(
+    found = compare_policies(
         scenarios, ["base", "mt"], ["morphling", "fifo"], [260.0, 78.0], 60.0, ["morphling", "fifo", "sia"], 2
     )
-    assert len(found.table) == 8
-    assert found.table["n_repeats"].sum() == found.table["n_identical"].sum() == 2
-    mine = found.table[found.table["policy"] == "morphling"]
+    table4 = found["table4"]
+    assert len(table4) == 8
+    assert table4["n_repeats"].sum() == table4["n_identical"].sum() == 2
+    mine = table4[table4["policy"] == "morphling"]
     assert (mine["jct_ratio_to_morphling"] == 1).all()
     assert (mine.loc[mine["trace"] == "mt", "sla_attainment"] == 1).all()
-    assert len(found.jct) == 4 * 30
-    base = found.table[(found.table["restart_delay_s"] == 260) & (found.table["trace"] == "base")]
-    means = found.jct[found.jct["trace"] == "base"].groupby("policy")["jct_s"].mean()
+    assert len(found["jct"]) == 4 * 30
+    base = table4[(table4["restart_delay_s"] == 260) & (table4["trace"] == "base")]
+    means = found["jct"][found["jct"]["trace"] == "base"].groupby("policy")["jct_s"].mean()
     for policy, value in zip(base["policy"], base["avg_jct_s"], strict=True):
         assert means[policy] == pytest.approx(value)
-    wide = allocation_by_family(found.allocation)
+    wide = allocation_by_family(found["allocation"])
     assert list(wide["policy"].unique()) == ["morphling", "fifo"]
     held = wide.drop(columns=["policy", "time_s"]).sum(axis=1)
     assert wide["time_s"].min() == 0 and 0 < held.max() <= 64
-    assert found.schedule["kind"].eq("finished").sum() == 30
+    assert found["schedule"]["kind"].eq("finished").sum() == 30
 
 
 def test_getting_started_runs_the_short_list(toys):
-    table = paper.getting_started(toys, ["morphling", "fifo"], [5.0], 0.0)
+    table = getting_started(toys, ["morphling", "fifo"], [5.0], 0.0)
     assert table["trace"].tolist() == ["naive", "naive"]
     assert table["jobs"].tolist() == [2, 2]
 
 
 def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, scenarios):
     times, base = ReferenceTimes(tables), scenarios["base"].jobs
-    new = paper.seeded_lists(base, times, [1, 2], "generated", 900.0)
+    new = seeded_lists(base, times, [1, 2], "generated", 900.0)
     assert new[1] == base and new[2] != base and len(new[2]) == len(base)
-    shifted = paper.seeded_lists(base, times, [1, 2], "perturbed", 900.0)
+    shifted = seeded_lists(base, times, [1, 2], "perturbed", 900.0)
     assert {job.job_id for job in shifted[1]} == {job.job_id for job in base}
     assert shifted[1] != shifted[2]
 
@@ -189,14 +200,14 @@ def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
 
 
 def test_shifted_arrivals_are_summarised(toys):
-    table = paper.perturbed_arrivals(toys, ["base"], ["fifo"], [5.0], 0.0, [1, 2, 3], 20.0)
+    table = perturbed_arrivals(toys, ["base"], ["fifo"], [5.0], 0.0, [1, 2, 3], 20.0)
     assert table[["trace", "policy", "seeds"]].iloc[0].tolist() == ["base", "fifo", 3]
     assert table["avg_jct_std_s"].iloc[0] > 0
     assert np.isnan(table["sla_attainment"].iloc[0])
 
 
 def test_scale_repeats_jobs_and_nodes(toys):
-    table = paper.scale_study(toys["base"], ["fifo"], [(1, 1), (3, 2)], 5.0, 0.0)
+    table = scale_study(toys["base"], ["fifo"], [(1, 1), (3, 2)], 5.0, 0.0)
     assert table["jobs"].tolist() == [6, 18] and table["gpus"].tolist() == [8, 16]
     assert (table["wall_s"] > 0).all()
     assert enlarged(toys["base"].cluster, 3).n_nodes == 6

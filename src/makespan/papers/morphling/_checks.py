@@ -2,18 +2,32 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
-from makespan.papers.morphling._cluster_checks import CLUSTER_CHECKS
+from makespan.papers.morphling._fig7 import MORPHLING
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
-from makespan.papers.morphling._names import MORPHLING
-from makespan.papers.morphling._published import PUBLISHED
-from makespan.papers.morphling._tables import FIG7, FIG8, FIG9, LARGE_MODELS, LOAD, PERTURBED, TABLE2, TABLE4
+from makespan.papers.morphling._tables import (
+    FIG7,
+    FIG8,
+    FIG9,
+    LARGE_MODELS,
+    LOAD,
+    PERTURBED,
+    PUBLISHED,
+    TABLE2,
+    TABLE4,
+)
 from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]
+
+_NON_CLAIRVOYANT, _CLAIRVOYANT = "morphling", "morphling-work"
+_RIVALS = ("sia", "synergy", "antman")
+_CLAIRVOYANT_RIVALS = ("sjf", "srtf")
+_PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
 
 
 def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
@@ -46,10 +60,10 @@ def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
 
 def _throughputs(tables: Tables) -> dict[str, dict[str, float]]:
     """Throughput [samples/s] by strategy and stage, both in order."""
-    table = tables["fig7"]
     values: dict[str, dict[str, float]] = {}
-    numbers = number(table, "throughput_samples_per_s")
-    for strategy, stage, value in zip(table["strategy"], table["stage"], numbers, strict=True):
+    columns = (tables["fig7"][name] for name in ("strategy", "stage"))
+    numbers = number(tables["fig7"], "throughput_samples_per_s")
+    for strategy, stage, value in zip(*columns, numbers, strict=True):
         values.setdefault(str(strategy), {})[str(stage)] = float(value)
     return values
 
@@ -89,9 +103,12 @@ def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
 
 def _fig7_equals_published(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig7"]
-    wanted = number(table, "published_iter_time_s")
+    return _equal_cells(number(table, "iter_time_s"), number(table, "published_iter_time_s"), 0.0)
+
+
+def _equal_cells(found: pd.Series, wanted: pd.Series, tolerance: float) -> Finding:
     cells = wanted.notna()
-    equal = number(table, "iter_time_s")[cells] == wanted[cells]
+    equal = (found[cells] - wanted[cells]).abs() <= tolerance
     return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
 
 
@@ -117,10 +134,7 @@ def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
 
 def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig8"]
-    wanted = number(table, "published_speedup")
-    cells = wanted.notna()
-    equal = (number(table, "speedup")[cells] - wanted[cells]).abs() <= claim.limit
-    return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
+    return _equal_cells(number(table, "speedup"), number(table, "published_speedup"), claim.limit)
 
 
 def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
@@ -144,26 +158,122 @@ def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{differences.mean():.1f} %", bool(differences.mean() <= claim.limit), note)
 
 
-_CHECKS: dict[str, Check] = {
-    "worst_family_error": _worst_family_error,
-    "best_family_changes": _best_family_changes,
-    "fig7_never_slower": _fig7_never_slower,
-    "fig7_always_runs": _fig7_always_runs,
-    "fig7_plan_changes": _fig7_plan_changes,
-    "fig7_cpu_speedup": _fig7_cpu_speedup,
-    "fig7_equals_published": _fig7_equals_published,
-    "fig8_more_gpus": _fig8_more_gpus,
-    "fig8_gain": _fig8_gain,
-    "fig8_equals_published": _fig8_equals_published,
-    "fig9_reconfiguration": _fig9_reconfiguration,
-    "live_fidelity": _live_fidelity,
-    **CLUSTER_CHECKS,
-}
+def _cells(table: pd.DataFrame, column: str) -> dict[tuple[str, float, str], float]:
+    """Return a column by trace, restart delay and policy."""
+    keys = zip(table["trace"], number(table, "restart_delay_s"), table["policy"], strict=True)
+    return dict(zip(keys, number(table, column), strict=True))
+
+
+def _beats_rivals(tables: Tables, claim: Claim) -> Finding | None:
+    cells = _cells(tables["table4"], claim.subject)
+    ratios = {
+        (trace, delay_s, policy): value / cells[trace, delay_s, _NON_CLAIRVOYANT]
+        for (trace, delay_s, policy), value in cells.items()
+        if policy in _RIVALS and (trace, delay_s, _NON_CLAIRVOYANT) in cells
+    }
+    if not ratios:
+        return None
+    shorter = sum(ratio > 1 for ratio in ratios.values())
+    least, most = (pick(ratios, key=lambda key: ratios[key]) for pick in (min, max))
+    found = f"up to {ratios[most]:.2f}x, {shorter} of {len(ratios)} comparisons"
+    return Finding(
+        found, shorter == len(ratios), f"most {_named(most)}, least {ratios[least]:.2f}x {_named(least)}"
+    )
+
+
+def _named(key: tuple[str, float, str]) -> str:
+    trace, delay_s, policy = key
+    return f"{policy} on {trace} at {delay_s:g} s"
+
+
+def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
+    kept: list[float] = []
+    for name in ("table4", "perturbed"):
+        rows = tables[name][tables[name]["policy"].isin((_NON_CLAIRVOYANT, _CLAIRVOYANT))]
+        kept += number(rows, "sla_attainment").dropna().tolist()
+    if not kept:
+        return None
+    return Finding(f"{100 * min(kept):.1f} % at least, {len(kept)} cells", min(kept) >= claim.limit)
+
+
+def _identical(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["table4"]
+    repeats, same = number(table, "n_repeats"), number(table, "n_identical")
+    if not repeats.sum():
+        return None
+    return Finding(f"{int(same.sum())} of {int(repeats.sum())} repetitions", bool((same == repeats).all()))
+
+
+def _leads(tables: Tables, claim: Claim) -> Finding | None:
+    parameter = _PARAMETERS[claim.subject]
+    rows = tables[claim.subject]
+    means = number(rows, "avg_jct_s").groupby([number(rows, parameter), rows["policy"]]).mean()
+    behind: dict[float, str] = {}
+    values = sorted({float(str(value)) for value, _ in means.index})
+    n_compared = 0
+    for value in values:
+        of_value = {str(name): float(mean) for name, mean in means.xs(value, level=0).items()}
+        for rival, own in _pairs(of_value):
+            n_compared += 1
+            if of_value[own] >= of_value[rival]:
+                behind.setdefault(value, f"{rival} is ahead of {own} at {value:g}")
+    if not n_compared:
+        return None
+    found = f"{len(values) - len(behind)} of {len(values)} points"
+    return Finding(found, not behind, ", ".join(behind.values()))
+
+
+def _pairs(policies: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return each rival with the variant that knows no more than it."""
+    rivals = [name for name in policies if not name.startswith(_NON_CLAIRVOYANT)]
+    paired = [(name, _CLAIRVOYANT if name in _CLAIRVOYANT_RIVALS else _NON_CLAIRVOYANT) for name in rivals]
+    return [(rival, own) for rival, own in paired if own in policies]
+
+
+def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
+    cells = tables["table4_published"]
+    printed = cells[(cells["trace"] == claim.subject) & (cells["reading"] == "printed")]
+    own = tables["getting_started" if claim.subject == "naive" else "table4"]
+    if printed.empty:
+        return None
+    delay_s, interval_s = (float(printed[name].iloc[0]) for name in ("restart_delay_s", "interval_s"))
+    rows = own[
+        (own["trace"] == claim.subject)
+        & (own["policy"] == _CLAIRVOYANT)
+        & (number(own, "restart_delay_s") == delay_s)
+        & (number(own, "interval_s") == interval_s)
+    ]
+    if rows.empty:
+        return None
+    jct_s, makespan_s = (float(number(rows, name).iloc[0]) for name in ("avg_jct_s", "makespan_s"))
+    limit_s = float(printed["published_avg_jct_s"].iloc[0])
+    return Finding(f"{jct_s:.1f} s and {makespan_s / 1000:.1f} ks", jct_s <= limit_s)
+
+
+_CHECKS: tuple[Check, ...] = (
+    _worst_family_error,
+    _best_family_changes,
+    _fig7_never_slower,
+    _fig7_always_runs,
+    _fig7_plan_changes,
+    _fig7_cpu_speedup,
+    _fig7_equals_published,
+    _fig8_more_gpus,
+    _fig8_gain,
+    _fig8_equals_published,
+    _fig9_reconfiguration,
+    _live_fidelity,
+    _beats_rivals,
+    _guarantees,
+    _identical,
+    _leads,
+    _undercuts_released,
+)
 
 LEDGER = Ledger(
     paper="Morphling",
     package="makespan.papers.morphling",
-    checks=_CHECKS,
+    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
     tables={
         schema.name: schema
         for schema in (

@@ -8,8 +8,16 @@ from matplotlib.figure import Figure
 
 from makespan.errors import TraceError
 from makespan.hardware import cluster
-from makespan.papers.morphling._published import read_published
-from makespan.papers.morphling._tables import ALLOCATION, JCT, LARGE_MODELS, LOAD, ROUNDS, SCALE, TABLE4
+from makespan.papers.morphling._tables import (
+    ALLOCATION,
+    JCT,
+    LARGE_MODELS,
+    LOAD,
+    ROUNDS,
+    SCALE,
+    TABLE4,
+    read_published,
+)
 from makespan.plots import (
     PALETTE,
     POLICIES,

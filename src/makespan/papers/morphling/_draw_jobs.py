@@ -290,6 +290,6 @@ def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
         colour = PALETTE["black" if str(row["kind"]).endswith("other seed") else "grey"]
         axes.plot(
             [spot, spot], [row["mean_abs_difference"], row["max_abs_difference"]], color=colour, lw=1,
-            marker="_", ms=4, clip_on=False, transform=axes.get_yaxis_transform(),
+            marker="_", ms=4, clip_on=False, transform=axes.get_yaxis_transform()
         )  # fmt: skip
     axes.annotate("published:\nmean, max", (1.02, 0.012), fontsize=5.5, annotation_clip=False, **note)

@@ -1,16 +1,105 @@
-"""The cluster experiments by their names, each with all tables that it writes."""
+"""The cluster experiments by their names, each with all tables that it writes; Table 4 among them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from makespan.hardware import ClusterSpec
+from makespan.metrics import allocation_by_family, job_metrics
 from makespan.papers.morphling._studies import STUDIES, perturbed_arrivals, scale_study, seeded_lists
-from makespan.papers.morphling._table4 import compare_policies, getting_started
-from makespan.studies import Scenario
+from makespan.papers.morphling._tables import ALLOCATION, JCT, TABLE4
+from makespan.papers.morphling._workloads import NAIVE
+from makespan.studies import Case, Run, Scenario, comparison, run_all
+from makespan.tables import EVENTS
 from makespan.throughput import ReferenceTimes
 
-__all__ = ["run_experiment"]
+__all__ = ["compare_policies", "getting_started", "run_experiment"]
+
+_BASELINE = "morphling"
+_REPEATED = ("morphling", "morphling-work")
+
+
+def compare_policies(
+    scenarios: Mapping[str, Scenario],
+    traces: Sequence[str],
+    policies: Sequence[str],
+    delays_s: Sequence[float],
+    interval_s: float,
+    shown: Collection[str],
+    n_processes: int = 1,
+) -> dict[str, pd.DataFrame]:
+    """Run every policy on every job list at every restart delay, two of them twice.
+
+    Returns schema `TABLE4`, then further metrics; at the first delay `JCT` of every job; on the first list
+    `ALLOCATION` of the policies ``shown``, and the events of the first of these.
+    """
+    cases = [
+        Case(
+            replace(scenarios[trace], restart_delay_s=delay_s, interval_s=interval_s),
+            name,
+            keeps_tables=delay_s == delays_s[0],
+            repeats=int(name in _REPEATED and delay_s == delays_s[0]),
+        )
+        for trace in traces
+        for delay_s in delays_s
+        for name in policies
+    ]
+    runs = run_all(cases, n_processes)
+    drawn = [run for run, case in zip(runs, cases, strict=True) if case.keeps_tables]
+    first = {run.policy: run for run in drawn if run.scenario == traces[0]}
+    chosen = [name for name in shown if name in first]
+    times = pd.concat([_completion_times(run, scenarios[run.scenario].cluster) for run in drawn])
+    return {
+        "table4": _table(runs),
+        "jct": JCT.validate(times, where="jct"),
+        "allocation": _allocation([first[name] for name in chosen]),
+        "schedule": EVENTS.validate(first[chosen[0]].result.events, where="schedule"),
+    }
+
+
+def getting_started(
+    scenarios: Mapping[str, Scenario],
+    policies: Sequence[str],
+    delays_s: Sequence[float],
+    interval_s: float,
+    n_processes: int = 1,
+) -> pd.DataFrame:
+    """Run every policy on the short job list; schema `TABLE4`."""
+    short = [
+        replace(scenarios[NAIVE], restart_delay_s=delay_s, interval_s=interval_s) for delay_s in delays_s
+    ]
+    return _table(run_all([Case(scenario, name) for scenario in short for name in policies], n_processes))
+
+
+def _table(runs: Sequence[Run]) -> pd.DataFrame:
+    table = comparison(runs, _BASELINE)
+    ratios = {name: f"{name}_to_{_BASELINE}" for name in ("jct_ratio", "makespan_ratio")}
+    table = table.rename(columns=ratios).assign(
+        n_decisions=[run.result.n_decisions for run in runs],
+        n_repeats=[run.n_repeats for run in runs],
+        n_identical=[run.n_identical for run in runs],
+        decision_wall_s=[run.decision_wall_s for run in runs],
+    )
+    return TABLE4.validate(table, where="table4")
+
+
+def _completion_times(run: Run, cluster: ClusterSpec) -> pd.DataFrame:
+    delay_s = run.restart_delay_s
+    jobs = job_metrics(run.result.outcomes, n_gpus=cluster.n_gpus, restart_delay_s=delay_s)
+    names = {"trace": run.scenario, "policy": run.policy}
+    return pd.DataFrame(names | {"job_id": jobs["job_id"], "jct_s": jobs["jct_s"]})
+
+
+def _allocation(runs: Iterable[Run]) -> pd.DataFrame:
+    parts = []
+    for run in runs:
+        wide = allocation_by_family(run.result.events)
+        wide["time_s"] -= wide["time_s"].iloc[0]
+        long = wide.melt("time_s", var_name="plan_family", value_name="gpus")
+        parts.append(long.assign(policy=run.policy))
+    return ALLOCATION.validate(pd.concat(parts, ignore_index=True), where="allocation")
 
 
 def run_experiment(
@@ -20,32 +109,30 @@ def run_experiment(
     drawn: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
-    """Run a cluster experiment.
+    """Run a cluster experiment and return its tables by name.
 
     Parameters
     ----------
     name
         A key of `EXPERIMENT_TABLES`.
     scenarios, times
-        From `read_scenarios` and `read_times`.
+        From `makespan.studies.read_scenarios` and `read_times`.
     drawn
-        Of a study over seeds: what `seeded_lists` takes.
+        Of a study over seeds: what draws its job lists.
     options
         What the function of the experiment takes.
 
-    Returns
-    -------
-    dict
-        The tables of `EXPERIMENT_TABLES` by name.
+    Raises
+    ------
+    ImpossibleScheduleError
+        A schedule breaks a rule of the validator.
     """
     if name in STUDIES:
-        base, (study, _) = scenarios["base"], STUDIES[name]
-        rows, means = study(base, seeded_lists(base.jobs, times, **drawn), times, **options)
+        base = scenarios["base"]
+        rows, means = STUDIES[name](base, seeded_lists(base.jobs, times, **drawn), times, **options)
         return {name: rows, f"{name}_summary": means}
     if name == "table4":
-        made = compare_policies(scenarios, **options)
-        found = {"jct": made.jct, "allocation": made.allocation, "schedule": made.schedule}
-        return {name: made.table} | found
+        return compare_policies(scenarios, **options)
     if name == "perturbed":
         return {name: perturbed_arrivals(scenarios, **options)}
     if name == "scale":

@@ -6,50 +6,31 @@ from dataclasses import dataclass
 import pandas as pd
 
 from makespan.errors import PlanError, TraceError
-from makespan.papers.morphling._names import MORPHLING
 from makespan.papers.morphling._tables import FIG7
 from makespan.perf import Fit, Learner, load_cluster, load_environment, rank_plans
 from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, write_exec_plan
 
-__all__ = ["STRATEGIES", "Stage", "fig7"]
+__all__ = ["MORPHLING", "Stage", "fig7", "measured_fig7"]
+
+MORPHLING = "Morphling"
+"""The strategy and scheduler that asks the performance model and learns from its runs."""
 
 _TRIED = "tried"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A resource limit.
-
-    Parameters
-    ----------
-    name
-        Label.
-    placement
-        GPUs on each node, equal on all nodes.
-    cpu_threads
-        CPU threads a GPU.
-    """
+    """A resource limit: a name, GPUs on each node, equal on all nodes, and CPU threads a GPU."""
 
     name: str
     placement: Placement
     cpu_threads: int
 
-
-def _tensor_in_node_data_across(placement: Placement) -> str:
-    return _degrees(1, max(placement.gpus_per_node), placement.n_nodes)
-
-
-def _tensor_in_node_pipeline_across(placement: Placement) -> str:
-    return _degrees(placement.n_nodes, max(placement.gpus_per_node), 1)
-
-
-def _megatron_3d(placement: Placement) -> str:
-    # With fewer than four GPUs the degrees do not multiply to the GPUs and nothing runs.
-    return _degrees(2, 2, max(placement.n_gpus // 4, 1))
-
-
-def _offload_with_checkpointing(placement: Placement) -> str:
-    return PlanFamily.ZERO_OFFLOAD_GC.word
+    @classmethod
+    def read(cls, fields: Mapping[str, object]) -> "Stage":
+        """Read a stage from its fields."""
+        threads = int(str(fields["cpu_threads"]))
+        return cls(str(fields["name"]), Placement.parse(str(fields["placement"])), threads)
 
 
 def _degrees(pp: int, tp: int, dp: int) -> str:
@@ -57,15 +38,13 @@ def _degrees(pp: int, tp: int, dp: int) -> str:
     return joint.join(str(degree) for degree in (pp, tp, dp))
 
 
-_RULES = {
-    "TP+DP": _tensor_in_node_data_across,
-    "TP+PP": _tensor_in_node_pipeline_across,
-    "Megatron 3D": _megatron_3d,
-    "ZeRO-Offload+GC": _offload_with_checkpointing,
+# With fewer than four GPUs the degrees of Megatron 3D do not multiply to the GPUs and nothing runs.
+_RULES: dict[str, Callable[[Placement], str]] = {
+    "TP+DP": lambda place: _degrees(1, max(place.gpus_per_node), place.n_nodes),
+    "TP+PP": lambda place: _degrees(place.n_nodes, max(place.gpus_per_node), 1),
+    "Megatron 3D": lambda place: _degrees(2, 2, max(place.n_gpus // 4, 1)),
+    "ZeRO-Offload+GC": lambda place: PlanFamily.ZERO_OFFLOAD_GC.word,
 }
-
-STRATEGIES = (MORPHLING, *_RULES)
-"""All strategies, in the order of the paper."""
 
 
 def fig7(
@@ -80,8 +59,7 @@ def fig7(
     The fixed strategies choose by rule. Morphling runs the plan that its performance model expects
     to be fastest, adds the run to the observations, and repeats until no plan is expected to be
     faster than one that has run; it starts from the sampled rows of the job. Candidates are the
-    plans that the throughput table knows in the placement. In all cases the table says what the
-    plan that is chosen then takes.
+    plans that the throughput table knows in the placement, and the table says what the plan then takes.
 
     Parameters
     ----------
@@ -90,7 +68,7 @@ def fig7(
     stages
         Resource limits in order, or mappings with the fields of `Stage`.
     published
-        Cells of the paper's figure: ``strategy, stage, published_plan, published_iter_time_s`` [s].
+        The paper's cells.
     cluster_name
         Cluster on which the job runs, or path of an environment file.
     form
@@ -99,16 +77,15 @@ def fig7(
     Returns
     -------
     pandas.DataFrame
-        Schema `FIG7`, then ``placement, cpu_threads, n_tried`` (plans that
-        Morphling ran in the stage to find the one that stays), ``published_plan``. Where nothing
-        can run, plan is empty, and time and throughput are 0.
+        Schema `FIG7`, then ``placement, cpu_threads, n_tried`` (plans that Morphling ran in the stage),
+        ``published_plan``. Where nothing can run, plan is empty, and time and throughput are 0.
 
     Raises
     ------
     TraceError
         The table has no row of a stage, or not the plan that a strategy chose there.
     """
-    limits = [stage if isinstance(stage, Stage) else _stage(stage) for stage in stages]
+    limits = [stage if isinstance(stage, Stage) else Stage.read(stage) for stage in stages]
     job = _Job(throughput.reset_index(drop=True), int(throughput["global_batch_size"].iloc[0]))
     records = [
         _record(MORPHLING, stage, choice, job)
@@ -124,14 +101,6 @@ def fig7(
     )
     table["published_plan"] = table["published_plan"].fillna("")
     return FIG7.validate(table, where="fig7")
-
-
-def _stage(fields: Mapping[str, object]) -> Stage:
-    return Stage(
-        name=str(fields["name"]),
-        placement=Placement.parse(str(fields["placement"])),
-        cpu_threads=int(str(fields["cpu_threads"])),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +139,7 @@ class _Job:
     def read(self, text: str, stage: Stage) -> ExecutionPlan:
         """Read a plan for the GPUs of a stage; PlanError if there is no such plan."""
         return read_plan(
-            text,
-            n_gpus=stage.placement.n_gpus,
-            global_batch_size=self.batch,
-            cpu_threads=stage.cpu_threads,
+            text, n_gpus=stage.placement.n_gpus, global_batch_size=self.batch, cpu_threads=stage.cpu_threads
         )
 
 
@@ -222,7 +188,7 @@ def _fastest(job: _Job, stage: Stage, learner: Learner, cluster_name: str) -> Ca
     other takes what the model predicts.
     """
     rows, cluster = job.rows(stage), load_cluster(cluster_name)
-    plans = list(_candidates(job, stage, rows).values())
+    plans = list(_candidates(job, stage, rows))
 
     def choose(fit: Fit) -> list[int]:
         expected: list[tuple[float, int, int]] = []
@@ -237,12 +203,19 @@ def _fastest(job: _Job, stage: Stage, learner: Learner, cluster_name: str) -> Ca
     return choose
 
 
-def _candidates(job: _Job, stage: Stage, texts: Iterable[str]) -> dict[str, ExecutionPlan]:
-    """Plans that the table knows in the placement and whose structure is valid."""
-    plans: dict[str, ExecutionPlan] = {}
+def _candidates(job: _Job, stage: Stage, texts: Iterable[str]) -> Iterator[ExecutionPlan]:
+    """Read the plans of a table whose structure is valid."""
     for text in texts:
         try:
-            plans[text] = job.read(text, stage)
+            yield job.read(text, stage)
         except PlanError:
             continue  # a failed run that asked for more replicas than samples
-    return plans
+
+
+def measured_fig7(
+    throughput: pd.DataFrame, stages: Iterable[Mapping[str, object]], environment: str, form: str
+) -> pd.DataFrame:
+    """Run a profiled workload, which the paper does not have, through resource limits; as `fig7`."""
+    kinds = {"strategy": str, "stage": str, "published_plan": str, "published_iter_time_s": float}
+    nothing = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
+    return fig7(throughput, stages, nothing, environment, form)

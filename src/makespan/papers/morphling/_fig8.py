@@ -1,7 +1,8 @@
 """Fig. 8: two jobs share the GPUs of a node, divided equally or by their sensitivity."""
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -10,10 +11,7 @@ from makespan.errors import InputError, TraceError
 from makespan.papers.morphling._tables import FIG8
 from makespan.plans import Placement
 
-__all__ = ["SCHEDULERS", "fig8"]
-
-SCHEDULERS = ("Simple", "Morphling")
-"""Equal division, and division that maximises the summed speed-up."""
+__all__ = ["fig8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +35,14 @@ def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame)
     gpus
         GPUs to divide; each job gets at least one.
     published
-        Cells of the paper's figure: ``scheduler, job, published_gpus, published_plan,
-        published_speedup``.
+        The paper's cells.
 
     Returns
     -------
     pandas.DataFrame
-        Schema `FIG8`, then ``clean, flag`` of the row behind the speed-up,
-        ``clean_speedup`` (the same from clean rows only, NaN if there are none),
-        ``published_gpus, published_plan``. Speed-ups are relative to the job alone on all GPUs
-        with its best plan.
+        Schema `FIG8`, then ``clean, flag`` of the row behind the speed-up, ``clean_speedup`` (from clean
+        rows only, NaN if there are none), ``published_gpus, published_plan``. Speed-ups are relative to
+        the job alone on all GPUs with its best plan.
 
     Raises
     ------
@@ -59,14 +55,11 @@ def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame)
     if gpus < len(jobs):
         raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; accepted: at least one GPU a job")
     curves = {job: _curve(job, table, gpus) for job, table in tables.items()}
-    divisions = {
-        "Simple": _equal_division(jobs, gpus),
-        "Morphling": _best_division(jobs, gpus, curves),
-    }
+    divisions = {"Simple": _equal_division(jobs, gpus), "Morphling": _best_division(jobs, gpus, curves)}
     records = [
         _record(scheduler, job, count, curves[job])
-        for scheduler in SCHEDULERS
-        for job, count in zip(jobs, divisions[scheduler], strict=True)
+        for scheduler, division in divisions.items()
+        for job, count in zip(jobs, division, strict=True)
     ]
     table = pd.DataFrame(records).merge(
         published.drop(columns="source", errors="ignore"), how="left", on=["scheduler", "job"]
@@ -122,16 +115,9 @@ def _best_division(
         )
         return total, -max(division)
 
-    return max(_divisions(len(jobs), gpus), key=gain)
-
-
-def _divisions(n_jobs: int, gpus: int) -> Iterator[tuple[int, ...]]:
-    if n_jobs == 1:
-        yield (gpus,)
-        return
-    for first in range(1, gpus - n_jobs + 2):
-        for rest in _divisions(n_jobs - 1, gpus - first):
-            yield (first, *rest)
+    cuts = itertools.combinations(range(1, gpus), len(jobs) - 1)
+    ends = ((0, *between, gpus) for between in cuts)
+    return max((tuple(b - a for a, b in itertools.pairwise(cut)) for cut in ends), key=gain)
 
 
 def _record(scheduler: str, job: str, count: int, curve: Mapping[int, _Best]) -> dict[str, object]:

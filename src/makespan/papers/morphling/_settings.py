@@ -1,5 +1,6 @@
 """Block ``morphling``: the experiments of the paper and their options."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
@@ -17,15 +18,19 @@ WorkloadKey = Annotated[str, taken_from(workload_keys)]
 PlacementText = Annotated[
     str, readable(lambda text: Placement.parse(text).text, "GPUs on each node, for example 4444")
 ]
-_OURS = "choice: a model that two CPU cores train in seconds"
+
+_of_curves = partial(option, source="Morphling, motivation", changes="sensitivity")
+_of_fig7 = partial(option, source="Morphling, Fig. 7", changes="fig7")
+_of_fig8 = partial(option, source="Morphling, Fig. 8", changes="fig8")
+_of_fig9 = partial(option, changes="fig9")
+_chosen = partial(_of_fig9, source="choice")
+_our = partial(_of_fig9, source="choice: a model that two CPU cores train in seconds")
 
 
 class Sensitivity(Block):
     """Throughput of the best plan against the number of GPUs."""
 
-    workloads: tuple[WorkloadKey, ...] = option(
-        "workloads whose curves are drawn", source="Morphling, motivation", changes="sensitivity"
-    )
+    workloads: tuple[WorkloadKey, ...] = _of_curves("workloads whose curves are drawn")
     max_gpus: int = option(
         "the curve is computed at 1, 2, ..., max_gpus GPUs",
         unit="GPU",
@@ -44,10 +49,8 @@ class Sensitivity(Block):
 class Fig7Stage(Block):
     """One resource limit of the adaptation experiment."""
 
-    name: str = option("label of the stage", source="Morphling, Fig. 7", changes="fig7", min_length=1)
-    placement: PlacementText = option(
-        "GPUs on each node", unit="GPU", source="Morphling, Fig. 7", changes="fig7"
-    )
+    name: str = _of_fig7("label of the stage", min_length=1)
+    placement: PlacementText = _of_fig7("GPUs on each node", unit="GPU")
     cpu_threads: int = option(
         "CPU threads a GPU",
         unit="threads",
@@ -66,9 +69,7 @@ class Fig7(Block):
     stage_duration_s: float = option(
         "how long each limit lasts", unit="s", source="Morphling, Fig. 7: 30 minutes", changes="fig7", gt=0
     )
-    stages: tuple[Fig7Stage, ...] = option(
-        "the limits in order", source="Morphling, Fig. 7", changes="fig7", min_length=1
-    )
+    stages: tuple[Fig7Stage, ...] = _of_fig7("the limits in order", min_length=1)
 
     profiled_stages: tuple[Fig7Stage, ...] = option(
         "the limits of the workload that is profiled where no tables of measurements are given",
@@ -88,51 +89,39 @@ class Fig7(Block):
 class Fig8(Block):
     """Division of one node between jobs."""
 
-    workloads: tuple[WorkloadKey, ...] = option(
-        "workloads that are submitted together", source="Morphling, Fig. 8", changes="fig8", min_length=2
-    )
-    gpus: int = option(
-        "GPUs to divide, all in one node", unit="GPU", source="Morphling, Fig. 8", changes="fig8", ge=2
-    )
+    workloads: tuple[WorkloadKey, ...] = _of_fig8("workloads that are submitted together", min_length=2)
+    gpus: int = _of_fig8("GPUs to divide, all in one node", unit="GPU", ge=2)
 
 
 class Fig9Model(Block):
     """Sizes of the model that is trained."""
 
-    family: Literal["llama", "gpt", "bert", "t5", "vit"] = option(
-        f"kind of model: {', '.join(MODEL_FAMILIES)}", source="Morphling, Fig. 9: LLaMA-2", changes="fig9"
+    family: Literal["llama", "gpt", "bert", "t5", "vit"] = _of_fig9(
+        f"kind of model: {', '.join(MODEL_FAMILIES)}", source="Morphling, Fig. 9: LLaMA-2"
     )
-    n_layers: int = option("transformer layers", source=_OURS, changes="fig9", ge=1)
-    hidden: int = option("width", source=_OURS, changes="fig9", ge=2)
-    heads: int = option("attention heads", source=_OURS, changes="fig9", ge=1)
-    kv_heads: int = option("key-value heads", source=_OURS, changes="fig9", ge=1)
-    ffn: int = option("width of the MLP", source=_OURS, changes="fig9", ge=1)
-    seq: int = option("tokens a sample", unit="tokens", source=_OURS, changes="fig9", ge=2)
-    vocab: int = option("tokens of the vocabulary", source=_OURS, changes="fig9", ge=2)
+    n_layers: int = _our("transformer layers", ge=1)
+    hidden: int = _our("width", ge=2)
+    heads: int = _our("attention heads", ge=1)
+    kv_heads: int = _our("key-value heads", ge=1)
+    ffn: int = _our("width of the MLP", ge=1)
+    seq: int = _our("tokens a sample", unit="tokens", ge=2)
+    vocab: int = _our("tokens of the vocabulary", ge=2)
 
 
 class Fig9Plan(Block):
     """One execution plan and the name of its run."""
 
-    name: str = option("name of the run", changes="fig9", min_length=1)
-    dp: Count = option("data-parallel degree", changes="fig9")
-    tp: Count = option("tensor-parallel degree", changes="fig9")
-    pp: Count = option("pipeline-parallel degree", changes="fig9")
-    grad_accum_steps: Count = option("passes an optimiser step and replica", changes="fig9")
-    zero_stage: int = option("0 none, 1 optimiser, 2 gradients, 3 parameters", changes="fig9", ge=0, le=3)
-    offload: bool = option("whether optimiser state and step are on the host", changes="fig9")
-    checkpoint_fraction: float = option(
-        "share of the layers with activation checkpointing", changes="fig9", ge=0, le=1
-    )
+    name: str = _of_fig9("name of the run", min_length=1)
+    dp: Count = _of_fig9("data-parallel degree")
+    tp: Count = _of_fig9("tensor-parallel degree")
+    pp: Count = _of_fig9("pipeline-parallel degree")
+    grad_accum_steps: Count = _of_fig9("passes an optimiser step and replica")
+    zero_stage: int = _of_fig9("0 none, 1 optimiser, 2 gradients, 3 parameters", ge=0, le=3)
+    offload: bool = _of_fig9("whether optimiser state and step are on the host")
+    checkpoint_fraction: float = _of_fig9("share of the layers with activation checkpointing", ge=0, le=1)
 
     def plan(self, global_batch_size: int) -> ExecutionPlan:
-        """Return the execution plan for a global batch.
-
-        Raises
-        ------
-        PlanError
-            Counts, passes and batch contradict each other.
-        """
+        """Return the execution plan for a global batch."""
         return ExecutionPlan(
             **self.model_dump(exclude={"name"}),
             global_batch_size=global_batch_size,
@@ -143,41 +132,36 @@ class Fig9Plan(Block):
 class Fig9Switch(Block):
     """One change of plan of the switching run."""
 
-    step: int = option("optimiser steps done at the change", unit="steps", changes="fig9", ge=1)
-    name: str = option("run whose plan is used from then on", changes="fig9", min_length=1)
+    step: int = _of_fig9("optimiser steps done at the change", unit="steps", ge=1)
+    name: str = _of_fig9("run whose plan is used from then on", min_length=1)
 
 
 class Fig9(Block):
     """Accuracy under reconfiguration, measured by training."""
 
-    device: Literal["auto", "cpu", "cuda"] = option(
+    device: Literal["auto", "cpu", "cuda"] = _of_fig9(
         "where to train; auto uses GPUs if there is one for every process of the largest plan, and "
         "cuda leaves out plans for which there are too few",
         source="choice: reproducible everywhere",
-        changes="fig9",
     )
     model: Fig9Model = option("the model")
-    global_batch_size: int = option(
-        "samples an optimiser step", unit="samples", source=_OURS, changes="fig9", ge=1
+    global_batch_size: int = _our("samples an optimiser step", unit="samples", ge=1)
+    steps: int = _of_fig9(
+        "optimiser steps of each run",
+        unit="steps",
+        source="choice; Morphling, Fig. 9: 3000 mini-batches",
+        ge=2,
     )
-    steps: int = option(
-        "optimiser steps of each run", unit="steps",
-        source="choice; Morphling, Fig. 9: 3000 mini-batches", changes="fig9", ge=2,
-    )  # fmt: skip
-    learning_rate: float = option("learning rate of AdamW", source=_OURS, changes="fig9", gt=0)
-    seed: int = option("seed of the initial weights", source="choice", changes="fig9", ge=0)
-    other_seed: int = option(
-        "seed of the initial weights of the run to compare with; samples and order are the same",
-        source="choice", changes="fig9", ge=0,
-    )  # fmt: skip
-    data_seed: int = option("seed of the samples and their order", source="choice", changes="fig9", ge=0)
-    plans: tuple[Fig9Plan, ...] = option(
-        "plans to train under; the first is the reference", source="choice", changes="fig9", min_length=2
+    learning_rate: float = _our("learning rate of AdamW", gt=0)
+    seed: int = _chosen("seed of the initial weights", ge=0)
+    other_seed: int = _chosen(
+        "seed of the initial weights of the run to compare with; samples and order are the same", ge=0
     )
-    switches: tuple[Fig9Switch, ...] = option(
-        "changes of plan of the switching run, which starts under the reference plan",
-        source="choice", changes="fig9", min_length=1,
-    )  # fmt: skip
+    data_seed: int = _chosen("seed of the samples and their order", ge=0)
+    plans: tuple[Fig9Plan, ...] = _chosen("plans to train under; the first is the reference", min_length=2)
+    switches: tuple[Fig9Switch, ...] = _chosen(
+        "changes of plan of the switching run, which starts under the reference plan", min_length=1
+    )
 
     def experiment(self) -> dict[str, Any]:
         """Return what the experiment is given, as plain values."""

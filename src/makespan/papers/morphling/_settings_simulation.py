@@ -1,5 +1,6 @@
 """Block ``morphling.simulation``: the cluster experiments."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -27,12 +28,15 @@ PositiveTime = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0)]
 
+_chosen = partial(option, source="a choice")
+_of_all = partial(option, changes="all tables of simulations")
+
 
 class JobLists(Block):
     """Generated job lists; the published source has the authors' own."""
 
     jobs: int = option("jobs of each list", source="Morphling, section 7.3: 406", changes="table4", ge=2)
-    seed: int = option("seed of models, durations and arrivals", source="a choice", changes="table4", ge=0)
+    seed: int = _chosen("seed of models, durations and arrivals", changes="table4", ge=0)
     naive_jobs: int = option(
         "jobs of the short list", source="artifact, naive list: 10", changes="getting_started", ge=2
     )
@@ -48,9 +52,7 @@ class JobLists(Block):
 class Perturbed(Block):
     """Shifted arrivals: whether a result rests on one file."""
 
-    seeds: tuple[Seed, ...] = option(
-        "seeds of the shifts", source="a choice", changes="perturbed", min_length=1
-    )
+    seeds: tuple[Seed, ...] = _chosen("seeds of the shifts", changes="perturbed", min_length=1)
     std_s: float = option(
         "standard deviation of the shifts",
         unit="s",
@@ -58,9 +60,7 @@ class Perturbed(Block):
         changes="perturbed, load, large_models, rounds",
         gt=0,
     )
-    policies: tuple[PolicyName, ...] = option(
-        "policies", source="a choice", changes="perturbed", min_length=1
-    )
+    policies: tuple[PolicyName, ...] = _chosen("policies", changes="perturbed", min_length=1)
 
 
 class Load(Block):
@@ -72,9 +72,7 @@ class Load(Block):
         changes="load",
         min_length=1,
     )
-    seeds: tuple[Seed, ...] = option(
-        "seeds of the job lists", source="a choice", changes="load", min_length=1
-    )
+    seeds: tuple[Seed, ...] = _chosen("seeds of the job lists", changes="load", min_length=1)
     policies: tuple[PolicyName, ...] = option(
         "policies", source="Morphling, Table 4", changes="load", min_length=1
     )
@@ -89,9 +87,7 @@ class LargeModels(Block):
         changes="large_models",
         min_length=1,
     )
-    seeds: tuple[Seed, ...] = option(
-        "seeds of the job lists", source="a choice", changes="large_models", min_length=1
-    )
+    seeds: tuple[Seed, ...] = _chosen("seeds of the job lists", changes="large_models", min_length=1)
     policies: tuple[PolicyName, ...] = option(
         "policies", source="Morphling, Table 4", changes="large_models", min_length=1
     )
@@ -100,24 +96,18 @@ class LargeModels(Block):
 class Rounds(Block):
     """Lengths of a scheduling round."""
 
-    intervals_s: tuple[Time, ...] = option(
-        "lengths of a round; 0 asks after each event",
-        unit="s",
-        source="a choice",
-        changes="rounds",
-        min_length=1,
+    intervals_s: tuple[Time, ...] = _chosen(
+        "lengths of a round; 0 asks after each event", unit="s", changes="rounds", min_length=1
     )
-    seeds: tuple[Seed, ...] = option(
-        "seeds of the job lists", source="a choice", changes="rounds", min_length=1
-    )
-    policies: tuple[PolicyName, ...] = option("policies", source="a choice", changes="rounds", min_length=1)
+    seeds: tuple[Seed, ...] = _chosen("seeds of the job lists", changes="rounds", min_length=1)
+    policies: tuple[PolicyName, ...] = _chosen("policies", changes="rounds", min_length=1)
 
 
 class ScaleSize(Block):
     """One size of the scale study."""
 
-    jobs: int = option("copies of each job", source="a choice", changes="scale", ge=1)
-    gpus: int = option("copies of the cluster", source="a choice", changes="scale", ge=1)
+    jobs: int = _chosen("copies of each job", changes="scale", ge=1)
+    gpus: int = _chosen("copies of the cluster", changes="scale", ge=1)
 
 
 class Scale(Block):
@@ -126,36 +116,32 @@ class Scale(Block):
     sizes: tuple[ScaleSize, ...] = option(
         "sizes", source="Morphling, scalability: 10x jobs, 8x GPUs", changes="scale", min_length=1
     )
-    policies: tuple[PolicyName, ...] = option("policies", source="a choice", changes="scale", min_length=1)
+    policies: tuple[PolicyName, ...] = _chosen("policies", changes="scale", min_length=1)
 
 
 class Simulation(Block):
     """Cluster experiments."""
 
-    workloads: tuple[str, ...] = option(
+    workloads: tuple[str, ...] = _of_all(
         "workloads that jobs train; among morphling.workloads, others are left out of the job lists",
         source="Morphling, section 7.3",
-        changes="all tables of simulations",
         min_length=1,
     )
-    predictions: Literal["fitted", "exact"] = option(
+    predictions: Literal["fitted", "exact"] = _of_all(
         "what policies know: fitted, predictions of the fitted model and the true times of what was sampled, "
         "requested or tried; exact, all true times",
         source="Morphling, section 5: policies decide by the fitted model",
-        changes="all tables of simulations",
     )
-    restart_delays_s: tuple[Time, ...] = option(
+    restart_delays_s: tuple[Time, ...] = _of_all(
         "time without progress after every start and change; studies and figures use the first",
         unit="s",
         source="released simulator: 260 s; paper, measured: 78 s",
-        changes="all tables of simulations",
         min_length=1,
     )
-    interval_s: float = option(
+    interval_s: float = _of_all(
         "length of a scheduling round; 0 asks after each event",
         unit="s",
         source="released simulator: 60 s",
-        changes="all tables of simulations",
         ge=0,
     )
     traces: tuple[TraceName, ...] = option(

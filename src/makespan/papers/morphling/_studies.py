@@ -1,5 +1,6 @@
 """Studies that vary one thing: arrivals, load, share of large models, length of a round, size."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -8,8 +9,7 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec, homogeneous
 from makespan.papers.morphling._tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY
-from makespan.papers.morphling._workloads import generated_base
-from makespan.studies import Case, Scenario, intervals, limited_statistics, measures, run_all
+from makespan.studies import Case, Scenario, generated_jobs, intervals, limited_statistics, measures, run_all
 from makespan.tables import TableSchema
 from makespan.throughput import ReferenceTimes
 from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
@@ -17,42 +17,28 @@ from makespan.workloads import JobSpec
 
 __all__ = [
     "STUDIES",
-    "Draw",
     "large_models_study",
     "load_study",
     "perturbed_arrivals",
     "rounds_study",
     "scale_study",
     "seeded_lists",
-    "study_summary",
 ]
 
 Jobs = tuple[JobSpec, ...]
-Draw = Literal["generated", "perturbed"]
 Study = tuple[pd.DataFrame, pd.DataFrame]
 
 
 def seeded_lists(
-    base: Jobs, times: ReferenceTimes, seeds: Sequence[int], draw: Draw, std_s: float
+    base: Jobs,
+    times: ReferenceTimes,
+    seeds: Sequence[int],
+    draw: Literal["generated", "perturbed"],
+    std_s: float,
 ) -> dict[int, Jobs]:
-    """Return a variant of the Base list for each seed.
-
-    Parameters
-    ----------
-    base
-        The list.
-    times
-        Iteration times of the source.
-    seeds
-        Seeds.
-    draw
-        ``generated``: a new list with the same statistics and as many jobs; ``perturbed``: the same jobs with
-        shifted arrivals.
-    std_s
-        Standard deviation of the shifts [s].
-    """
+    """Return for each seed a new list like the Base list, or the same jobs with arrivals shifted."""
     if draw == "generated":
-        return {seed: generated_base(times, seed, len(base)) for seed in seeds}
+        return {seed: generated_jobs("base", len(base), seed, times).jobs for seed in seeds}
     return {seed: with_perturbed_arrivals(base, std_s, seed) for seed in seeds}
 
 
@@ -68,37 +54,15 @@ def load_study(
 ) -> Study:
     """Let jobs arrive faster and slower.
 
-    Parameters
-    ----------
-    base
-        Cluster and catalogue.
-    lists
-        Job lists by seed.
-    times
-        Iteration times of the source, for studies that draw other jobs.
-    policies
-        Names.
-    factors
-        Arrival rates over that of the lists.
-    delay_s, interval_s
-        Restart delay and length of a round [s].
-    n_processes
-        Simulations at the same time.
-
-    Returns
-    -------
-    tuple of pandas.DataFrame
-        One row a simulation (schema `LOAD`), and means with confidence intervals over
-        seeds (schema `STUDY`).
+    Returns one row a simulation (schema `LOAD`), and means with confidence intervals over seeds (`STUDY`).
+    All studies take the iteration times, for those that draw other jobs.
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
-    cases = {
-        (value, seed): replace(base, jobs=with_load(jobs, value))
-        for value in factors
-        for seed, jobs in lists.items()
-    }
-    rows = _vary(cases, policies, "load_factor", n_processes)
-    return LOAD.validate(rows, where="load"), study_summary(rows, "load_factor")
+
+    def at(factor: float, _: int, jobs: Jobs) -> Scenario:
+        return replace(base, jobs=with_load(jobs, factor))
+
+    return _vary(LOAD, "load_factor", factors, lists, at, policies, n_processes)
 
 
 def large_models_study(
@@ -111,20 +75,14 @@ def large_models_study(
     interval_s: float,
     n_processes: int = 1,
 ) -> Study:
-    """Replace jobs so that a share of all trains large models.
-
-    Parameters and results are as in `load_study`, with ``shares`` from 0 to 1 in place of the factors, and
-    schema `LARGE_MODELS`.
-    """
+    """Replace jobs so that a share of all trains large models; otherwise as `load_study`."""
     stats = limited_statistics(times)
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
-    cases = {
-        (value, seed): replace(base, jobs=with_large_share(jobs, value, seed, times, stats=stats))
-        for value in shares
-        for seed, jobs in lists.items()
-    }
-    rows = _vary(cases, policies, "large_share", n_processes)
-    return LARGE_MODELS.validate(rows, where="large_models"), study_summary(rows, "large_share")
+
+    def at(share: float, seed: int, jobs: Jobs) -> Scenario:
+        return replace(base, jobs=with_large_share(jobs, share, seed, times, stats=stats))
+
+    return _vary(LARGE_MODELS, "large_share", shares, lists, at, policies, n_processes)
 
 
 def rounds_study(
@@ -136,51 +94,46 @@ def rounds_study(
     delay_s: float,
     n_processes: int = 1,
 ) -> Study:
-    """Ask policies more and less often.
+    """Ask policies more and less often; otherwise as `load_study`. 0 asks after each event."""
 
-    Parameters and results are as in `load_study`, with lengths of a round in place of the factors (0 asks
-    after each event) and schema `ROUNDS`.
-    """
-    base = replace(base, restart_delay_s=delay_s)
-    cases = {
-        (value, seed): replace(base, jobs=jobs, interval_s=value)
-        for value in intervals_s
-        for seed, jobs in lists.items()
-    }
-    rows = _vary(cases, policies, "interval_s", n_processes)
-    return ROUNDS.validate(rows, where="rounds"), study_summary(rows, "interval_s")
+    def at(interval_s: float, _: int, jobs: Jobs) -> Scenario:
+        return replace(base, jobs=jobs, restart_delay_s=delay_s, interval_s=interval_s)
+
+    return _vary(ROUNDS, "interval_s", intervals_s, lists, at, policies, n_processes)
 
 
-STUDIES: Mapping[str, tuple[Callable[..., Study], TableSchema]] = {
-    "load": (load_study, LOAD),
-    "large_models": (large_models_study, LARGE_MODELS),
-    "rounds": (rounds_study, ROUNDS),
+STUDIES: Mapping[str, Callable[..., Study]] = {
+    "load": load_study,
+    "large_models": large_models_study,
+    "rounds": rounds_study,
 }
-"""Studies over seeds by name, and the schema of their rows."""
+"""Studies over seeds by name."""
 
 
 def _vary(
-    scenarios: Mapping[tuple[float, int], Scenario],
-    policies: Sequence[str],
+    schema: TableSchema,
     parameter: str,
+    values: Sequence[float],
+    lists: Mapping[int, Jobs],
+    at: Callable[[float, int, Jobs], Scenario],
+    policies: Sequence[str],
     n_processes: int,
-) -> pd.DataFrame:
-    """Run every policy on every scenario, which a value of the parameter and a seed name."""
-    keys = [key for key in scenarios for _ in policies]
+) -> Study:
+    """Run every policy on the scenario at each value of the parameter and each seed."""
+    keys = list(itertools.product(values, lists, policies))
     cases = [
-        Case(replace(scenario, name=f"{parameter} {value} seed {seed}"), policy)
-        for (value, seed), scenario in scenarios.items()
-        for policy in policies
+        Case(replace(at(value, seed, lists[seed]), name=f"{parameter} {value} seed {seed}"), policy)
+        for value, seed, policy in keys
     ]
-    return pd.DataFrame(
-        [
-            {"policy": run.policy, parameter: value, "seed": seed} | measures(run)
-            for (value, seed), run in zip(keys, run_all(cases, n_processes), strict=True)
-        ]
+    runs = zip(keys, run_all(cases, n_processes), strict=True)
+    rows = pd.DataFrame(
+        {"policy": run.policy, parameter: value, "seed": seed} | measures(run)
+        for (value, seed, _), run in runs
     )
+    return schema.validate(rows, where=schema.name), _summary(rows, parameter)
 
 
-def study_summary(rows: pd.DataFrame, parameter: str) -> pd.DataFrame:
+def _summary(rows: pd.DataFrame, parameter: str) -> pd.DataFrame:
     """Summarise a study over its seeds; schema `STUDY`."""
     table = intervals(rows, [parameter, "policy"], ["avg_jct_s", "makespan_s"])
     names = {parameter: "value", "n": "seeds"} | {
@@ -201,26 +154,7 @@ def perturbed_arrivals(
     std_s: float,
     n_processes: int = 1,
 ) -> pd.DataFrame:
-    """Shift all arrivals and report mean and spread.
-
-    Parameters
-    ----------
-    scenarios
-        Cluster, catalogue and jobs by name of the job list.
-    traces, policies
-        Names.
-    delays_s, interval_s
-        Restart delays and length of a round [s].
-    seeds, std_s
-        Seeds and standard deviation [s] of the shifts.
-    n_processes
-        Simulations at the same time.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `PERTURBED`, one row a trace, policy and restart delay.
-    """
+    """Shift all arrivals and report mean and spread; schema `PERTURBED`."""
     cases = [
         Case(replace(shifted, restart_delay_s=delay_s, interval_s=interval_s), policy)
         for base in (scenarios[trace] for trace in traces)
@@ -253,25 +187,9 @@ def scale_study(
     interval_s: float,
     n_processes: int = 1,
 ) -> pd.DataFrame:
-    """Measure what scheduling costs on larger clusters with more jobs.
+    """Measure what scheduling costs on larger clusters with more jobs; schema `SCALE`, then metrics.
 
-    Parameters
-    ----------
-    base
-        Cluster, catalogue and jobs, which are repeated.
-    policies
-        Names.
-    sizes
-        Pairs: copies of each job, and copies of the cluster.
-    delay_s, interval_s
-        Restart delay and length of a round [s].
-    n_processes
-        Simulations at the same time; more than one makes the measured times longer.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `SCALE`, then metrics of the schedules.
+    Sizes are pairs: copies of each job, and copies of the cluster. Simulations at the same time take longer.
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     rows = []

@@ -7,44 +7,33 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.papers.morphling._names import NAIVE
 from makespan.studies import generated_jobs
 from makespan.throughput import Dataset, ReferenceTimes, find_dataset, verify
 from makespan.traces import VARIANTS, jobs_table, read_morphling_jobs
-from makespan.workloads import JobSpec
 
-__all__ = ["generated_base", "generated_workloads", "published_workloads"]
+__all__ = ["NAIVE", "generated_workloads", "published_workloads"]
 
 _LOG = logging.getLogger(__name__)
 
+NAIVE = "naive"
+"""The short job list for getting started."""
+
 _DATASETS = {NAIVE: "naive", **{name: f"workload-{name}" for name in VARIANTS}}
-
-
-def generated_base(times: ReferenceTimes, seed: int, n_jobs: int) -> tuple[JobSpec, ...]:
-    """Return a generated list with user-chosen plans."""
-    return generated_jobs("base", n_jobs, seed, times).jobs
 
 
 def generated_workloads(
     tables: Mapping[str, pd.DataFrame], seed: int, n_jobs: int, naive_jobs: int, naive_span_s: float
 ) -> dict[str, pd.DataFrame]:
-    """Generate all job lists.
+    """Generate all job lists; schema `makespan.tables.JOBS`, by name.
 
     Parameters
     ----------
     tables
         Throughput table (schema `makespan.tables.THROUGHPUT`) by workload; only these are requested.
-    seed
-        Seed of all of them.
-    n_jobs
-        Jobs of each list but the short one.
+    seed, n_jobs
+        Seed of all lists, and jobs of each but the short one.
     naive_jobs, naive_span_s
         Jobs of the short list, and time from its first to its last submission [s].
-
-    Returns
-    -------
-    dict
-        Schema `makespan.tables.JOBS`, by the names in `makespan.papers.morphling.WORKLOADS`.
     """
     times = ReferenceTimes(tables)
     lists = {NAIVE: generated_jobs(NAIVE, naive_jobs, seed, times, span_s=naive_span_s)}
@@ -55,21 +44,14 @@ def generated_workloads(
 def published_workloads(
     directory: str | Path, register: Iterable[Dataset], workloads: Collection[str]
 ) -> dict[str, pd.DataFrame]:
-    """Read the authors' job lists.
+    """Read the authors' job lists; schema `makespan.tables.JOBS`, by name.
 
     Parameters
     ----------
-    directory
-        A directory with the published files.
-    register
-        Their checksums.
+    directory, register
+        A directory with the published files, and their checksums.
     workloads
         Jobs that train anything else are left out; how many is logged.
-
-    Returns
-    -------
-    dict
-        Schema `makespan.tables.JOBS`, by the names in `makespan.papers.morphling.WORKLOADS`.
 
     Raises
     ------

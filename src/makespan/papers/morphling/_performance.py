@@ -1,0 +1,323 @@
+"""The performance model: fits, prediction errors as in Table 2, and sensitivity curves."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from makespan.hardware import cluster
+from makespan.papers.morphling._tables import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, read_published
+from makespan.perf import FORMS, TableFit, envelope, fit_table, load_environment, regret, sensitivity_families
+from makespan.plans import Placement, PlanFamily, read_plan
+from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES
+
+__all__ = [
+    "fit_workload",
+    "measured_table2",
+    "sensitivity",
+    "table2",
+    "table2_results",
+    "table2_rows",
+    "table2_summary",
+]
+
+_FAMILIES = [family.title for family in PlanFamily]
+_OFFLOAD, _OFFLOAD_GC = PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title
+_GROUP = ["model", "plan_family", "form"]
+_PRINTED = ["published_avg_error_pct", "published_max_error_pct"]
+_CHOICE = ("best_plan_found_pct", "regret_mean_pct", "regret_max_pct")
+
+
+def fit_workload(
+    throughput: pd.DataFrame, environment: str, forms: Iterable[str] = FORMS
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Fit each form to the sampled rows of one workload and predict all of its rows.
+
+    Parameters
+    ----------
+    throughput
+        Schema `makespan.tables.THROUGHPUT`, one workload.
+    environment
+        Name of the constants that all models of a cluster share, or path of a file with them.
+    forms
+        Forms of the performance model.
+
+    Returns
+    -------
+    tuple of pandas.DataFrame
+        Fitted parameters (schema `makespan.tables.FIT`, then further columns, of the fitted rows
+        ``n_observations``, ``residual_rms_pct`` and ``residual_max_pct`` [%]), and one row a feasible row and
+        form (schema `TABLE2_ROWS`, then ``plan_family``, ``flag`` and ``cpu_threads``).
+
+    Raises
+    ------
+    FitError
+        The rows do not suffice for a fit.
+    """
+    workload = str(throughput["workload"].iloc[0])
+    constants = load_environment(environment)
+    parameters, rows = [], []
+    for form in forms:
+        result = fit_table(throughput, workload, form, constants)
+        parameters.append(_parameters(result))
+        rows.append(_rows(result))
+    fits = FIT.validate(pd.concat(parameters, ignore_index=True), where=f"fit of {workload}")
+    return fits, TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where=f"rows of {workload}")
+
+
+def _parameters(result: TableFit) -> pd.DataFrame:
+    residual = result.fit.residual  # log of predicted over measured time
+    return result.fit.table().assign(
+        n_observations=len(residual),
+        residual_rms_pct=100.0 * float(np.sqrt(np.mean(residual**2))),
+        residual_max_pct=100.0 * float(np.max(np.abs(residual))),
+    )
+
+
+def _rows(result: TableFit) -> pd.DataFrame:
+    frame = result.frame
+    cells = zip(frame["exec_plan"], frame["placement"], frame["global_batch_size"], strict=True)
+    return pd.DataFrame(
+        {
+            "model": frame["workload"],
+            "exec_plan": frame["exec_plan"],
+            "placement": frame["placement"],
+            "form": result.fit.form.name,
+            "fitted": result.fitted,
+            "clean": frame["clean"],
+            "measured_s": frame["iter_time_s"],
+            "predicted_s": result.predicted_s,
+            "error_pct": result.error_pct,
+            "plan_family": [_family(*cell) for cell in cells],
+            "flag": frame["flag"],
+            "cpu_threads": frame["cpu_threads"],
+        }
+    )
+
+
+def _family(plan: str, placement: str, batch: int) -> str:
+    n_gpus = Placement.parse(placement).n_gpus
+    return read_plan(plan, n_gpus=n_gpus, global_batch_size=int(batch)).plan_family.title
+
+
+def table2_rows(rows: Iterable[pd.DataFrame], published: pd.DataFrame) -> pd.DataFrame:
+    """Join the rows of several workloads, with plan families called as in the paper.
+
+    Parameters
+    ----------
+    rows
+        Second tables of `fit_workload`.
+    published
+        The paper's cells; models that these do not have are left out.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``.
+    """
+    joined = pd.concat(list(rows), ignore_index=True)
+    kept = joined[joined["model"].isin(set(published["model"]))]
+    names = [
+        _reported_family(model, family, published)
+        for model, family in zip(kept["model"], kept["plan_family"], strict=True)
+    ]
+    return TABLE2_ROWS.validate(kept.assign(plan_family=names), where="table2_rows")
+
+
+def _reported_family(model: str, family: str, published: pd.DataFrame) -> str:
+    """Name a family as the paper does; it calls the offload plans of large models ZeRO-Offload+GC."""
+    listed = set(published.loc[published["model"] == model, "plan_family"])
+    return _OFFLOAD_GC if family == _OFFLOAD and _OFFLOAD_GC in listed else family
+
+
+def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """Summarise prediction errors for every model, plan family and form.
+
+    Parameters
+    ----------
+    rows
+        Result of `table2_rows`.
+    published
+        The paper's cells.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `TABLE2`, then ``published_avg_error_pct, published_max_error_pct`` [%]. Errors are over clean
+        rows that were not fitted. A cell that only the paper has comes with no held-out rows and no error.
+    """
+    measured = pd.DataFrame(
+        [dict(zip(_GROUP, key, strict=True)) | _errors(part) for key, part in rows.groupby(_GROUP)]
+    )
+    cells = published[["model", "plan_family", *_PRINTED]]
+    cells = cells[cells["model"].isin(set(rows["model"]))]
+    forms = pd.DataFrame({"form": sorted(set(rows["form"]))})
+    table = measured.merge(cells.merge(forms, how="cross"), how="outer", on=_GROUP)
+    counts = ["n_fit", "n_validate"]
+    table[counts] = table[counts].fillna(0)
+    models = {model: number for number, model in enumerate(dict.fromkeys(published["model"]))}
+    families = {family: number for number, family in enumerate(_FAMILIES)}
+    order = pd.DataFrame(
+        {
+            "model": table["model"].map(models),
+            "family": table["plan_family"].map(families),
+            "form": table["form"],
+        }
+    ).sort_values(["model", "family", "form"], kind="stable")
+    return TABLE2.validate(table.loc[order.index], where="table2")
+
+
+def _errors(part: pd.DataFrame) -> dict[str, float]:
+    """Errors [%] over held-out rows: clean ones, and all."""
+    held_out = part[~part["fitted"]]
+    clean = held_out.loc[held_out["clean"], "error_pct"]
+    return {
+        "n_fit": int(part["fitted"].sum()),
+        "n_validate": len(clean),
+        "avg_error_pct": clean.mean() if len(clean) else math.nan,
+        "p95_error_pct": clean.quantile(0.95) if len(clean) else math.nan,
+        "max_error_pct": clean.max() if len(clean) else math.nan,
+        "avg_error_all_rows_pct": held_out["error_pct"].mean() if len(held_out) else math.nan,
+    }
+
+
+def table2_summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Summarise prediction error and choice of plan of the rows of `table2_rows`; schema `TABLE2_SUMMARY`.
+
+    Scopes are ``all``, ``all but vit``, and each model. Regret is the throughput lost when the plan that the
+    model predicts as fastest is run, among the clean rows of a placement.
+    """
+    models = list(dict.fromkeys(rows["model"]))
+    scopes = {"all": models, "all but vit": [name for name in models if name != "vit"]}
+    scopes |= {name: [name] for name in models}
+    records: list[dict[str, object]] = []
+    for form in dict.fromkeys(rows["form"]):
+        of_form = rows[rows["form"] == form]
+        losses = pd.concat([_regret(of_form[of_form["model"] == name]) for name in models])
+        for scope, members in scopes.items():
+            part = of_form[of_form["model"].isin(members)]
+            if len(part):
+                lost = losses[losses["workload"].isin(members)]
+                records.append({"scope": scope, "form": form} | _errors(part) | _choice(lost))
+    return TABLE2_SUMMARY.validate(pd.DataFrame(records), where="table2_summary")
+
+
+def _regret(rows: pd.DataFrame) -> pd.DataFrame:
+    frame = rows.rename(columns={"model": "workload", "measured_s": "iter_time_s"}).assign(feasible=True)
+    return regret(frame, frame["predicted_s"].to_numpy(dtype=float))
+
+
+def _choice(lost: pd.DataFrame) -> dict[str, float]:
+    if lost.empty:
+        return {"n_placements": 0} | dict.fromkeys(_CHOICE, math.nan)
+    found = (lost["best_plan"] == lost["chosen_plan"]).mean()
+    values = (100.0 * float(found), float(lost["regret_pct"].mean()), float(lost["regret_pct"].max()))
+    return {"n_placements": len(lost)} | dict(zip(_CHOICE, values, strict=True))
+
+
+def table2_results(
+    rows: Sequence[pd.DataFrame],
+    throughput: Iterable[pd.DataFrame],
+    published: str | None,
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the tables of `measured_table2`, or of the paper's workloads if there is a file of its cells."""
+    if published is None:
+        return measured_table2(rows, throughput, records)
+    cells = read_published("table2", published)
+    joined = table2_rows(rows, cells)
+    return joined, table2(joined, cells), table2_summary(joined)
+
+
+def measured_table2(
+    rows: Sequence[pd.DataFrame], throughput: Iterable[pd.DataFrame], records: Iterable[Mapping[str, Any]]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Summarise prediction errors on profiled workloads, with the repeatability beside them.
+
+    Parameters
+    ----------
+    rows
+        Second tables of `fit_workload`, one a workload.
+    throughput
+        Throughput table of each workload.
+    records
+        Record beside each throughput table: ``workload``, and ``points`` with their keys and
+        ``repeatability_pct``, the mean relative difference between two runs [%].
+
+    Returns
+    -------
+    tuple of pandas.DataFrame
+        All rows (schema `TABLE2_ROWS`), errors a plan family (`TABLE2`, then empty cells of the paper), and
+        errors a workload and over all (`TABLE2_SUMMARY`). The last two end in ``repeatability_pct`` [%].
+    """
+    joined = TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where="table2_rows")
+    noise = pd.concat(
+        [_noise(frame, record) for frame, record in zip(throughput, records, strict=True)], ignore_index=True
+    )
+    cells = joined[["model", "plan_family"]].drop_duplicates().assign(**dict.fromkeys(_PRINTED, math.nan))
+    by_family = noise.groupby(["model", "plan_family"], as_index=False)["repeatability_pct"].mean()
+    errors = table2(joined, cells).merge(by_family, how="left", on=["model", "plan_family"])
+    summary = table2_summary(joined)
+    by_model = noise.groupby("model")["repeatability_pct"].mean()
+    scopes = {"all": noise["repeatability_pct"].mean(), **by_model}
+    summary = summary[summary["scope"].isin(scopes)].reset_index(drop=True)
+    return joined, errors, summary.assign(repeatability_pct=summary["scope"].map(scopes))
+
+
+def _noise(throughput: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
+    batch = int(throughput["global_batch_size"].iloc[0])
+    rows = [
+        (
+            record["workload"],
+            _family(point["exec_plan"], point["placement"], batch),
+            point["repeatability_pct"],
+        )
+        for point in record["points"]
+    ]
+    columns = ["model", "plan_family", "repeatability_pct"]
+    return pd.DataFrame(rows, columns=columns).astype({"repeatability_pct": float})
+
+
+def sensitivity(
+    tables: Iterable[pd.DataFrame],
+    cluster_name: str,
+    form: str,
+    max_gpus: int,
+    cpu_threads: Sequence[int] = (),
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Compute throughput against resources for several workloads: every plan family, and their envelope.
+
+    Parameters
+    ----------
+    tables
+        One throughput table a workload, schema `makespan.tables.THROUGHPUT`.
+    cluster_name
+        Where plans run; its constants enter the performance model.
+    form
+        Form of the performance model.
+    max_gpus
+        Curves go from 1 to this many GPUs.
+    cpu_threads
+        CPU threads a GPU at which offload plans are computed besides the even share of a node.
+
+    Returns
+    -------
+    tuple of pandas.DataFrame
+        Best plan with at most g GPUs (schema `makespan.tables.SENSITIVITY`), and best plan of each
+        family at each GPU count (schema `makespan.tables.SENSITIVITY_FAMILIES`).
+    """
+    hardware = cluster(cluster_name)
+    constants = load_environment(cluster_name)
+    counts = range(1, max_gpus + 1)
+    curves, families = [], []
+    for table in tables:
+        fit = fit_table(table, str(table["workload"].iloc[0]), form, constants).fit
+        of_workload = sensitivity_families(fit, hardware, counts, cpu_threads)
+        families.append(of_workload)
+        curves.append(envelope(of_workload, counts))
+    return (
+        SENSITIVITY.validate(pd.concat(curves, ignore_index=True), where="sensitivity"),
+        SENSITIVITY_FAMILIES.validate(pd.concat(families, ignore_index=True), where="sensitivity_families"),
+    )
