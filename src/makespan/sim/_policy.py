@@ -15,14 +15,13 @@ __all__ = ["Decision", "InfeasibleDecision", "Policy", "StalledError", "checked_
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What shall change.
+    """What shall change, all at once, so that jobs may swap devices.
 
     Parameters
     ----------
     changes
         From job to its new allocation, or None to take all devices away. A job that is absent, or
-        whose allocation is the one that it has, goes on and pays nothing; any other running job pays
-        the restart delay. All changes are made at once, so jobs may swap devices.
+        whose allocation is the one that it has, goes on and pays nothing.
     wake_up_s
         Ask again at this time [s] even if nothing happens before; None for no such wish. With rounds,
         at the first round not before it.
