@@ -15,12 +15,12 @@ from makespan.emulator import (
     iteration_time_s,
     load_calibration,
     observe,
-    predict,
     read_point,
     trace_points,
 )
 from makespan.emulator._features import FeatureTable
 from makespan.emulator._geometry import geometry
+from makespan.emulator._timemodel import predict
 from makespan.hardware import cluster
 from makespan.plans import enumerate_placements
 from makespan.workloads import workload

@@ -112,22 +112,7 @@ class WorkerError(TrainingError):
 
 
 def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:
-    """Build the error for a name that is not in a catalogue.
-
-    Parameters
-    ----------
-    kind
-        What was looked up, for example ``"model"``.
-    found
-        The name as given.
-    accepted
-        All names that would have been accepted.
-
-    Returns
-    -------
-    UnknownNameError
-        With the accepted names and, where one is similar, a suggestion.
-    """
+    """Build the error for a name that is not in a catalogue, with the accepted ones and a similar one."""
     names = sorted(accepted)
     close = difflib.get_close_matches(found, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -135,17 +120,5 @@ def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameE
 
 
 def cell_error(where: str, row: int, column: str, found: object, accepted: str) -> TraceError:
-    """Build the error for one cell of a table.
-
-    Parameters
-    ----------
-    where
-        File or producer.
-    row
-        Data row, counted from one.
-    column
-        Its column, as the file calls it.
-    found, accepted
-        The value, and what would have been accepted.
-    """
+    """Build the error for one cell of a table: file or producer, data row from one, column, value."""
     return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; accepted: {accepted}")

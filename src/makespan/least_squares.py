@@ -13,16 +13,9 @@ Residuals = Callable[[Floats], Floats]
 
 
 def forward_differences(residuals: Residuals, z: Floats, step: float) -> Floats:
-    """Return the Jacobian of residuals, (n_residuals, n_parameters).
+    """Return the Jacobian at ``z``, (n_residuals, n_parameters).
 
-    Parameters
-    ----------
-    residuals
-        From parameters of shape (..., n_parameters) to residuals of shape (..., n_residuals).
-    z
-        Where, (n_parameters,).
-    step
-        Of each parameter.
+    Residuals map parameters of shape (..., n_parameters) to shape (..., n_residuals).
     """
     rows = residuals(np.vstack([z, z + step * np.eye(len(z))]))
     return np.asarray((rows[1:] - rows[0]).T / step)

@@ -5,16 +5,13 @@ happen in readers and in plots, with the names defined here.
 """
 
 __all__ = [
-    "DAY",
     "GB",
-    "GFLOP",
     "GIB",
     "HOUR",
     "KB",
     "MB",
     "MINUTE",
     "MS",
-    "TFLOP",
     "US",
     "format_bytes",
     "format_seconds",
@@ -25,14 +22,10 @@ MB = 1e6
 GB = 1e9
 GIB = float(2**30)
 
-GFLOP = 1e9
-TFLOP = 1e12
-
 US = 1e-6
 MS = 1e-3
 MINUTE = 60.0
 HOUR = 3600.0
-DAY = 86400.0
 
 
 def format_bytes(value_bytes: float) -> str:

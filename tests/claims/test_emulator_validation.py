@@ -9,16 +9,15 @@ import pytest
 
 from makespan.emulator import (
     Observations,
-    Validation,
     calibrate,
     calibration_set,
     load_calibration,
     observe,
-    targets,
     validate,
 )
 from makespan.emulator._points import points_from_frame
 from makespan.emulator._timemodel import predict_terms
+from makespan.emulator._validate import Validation, targets
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.plans import memory_estimate, resolve_micro_batch

@@ -8,19 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from makespan.emulator import (
-    TERM_NAMES,
     Point,
     emulate,
     explain,
     feature_table,
     iteration_time_s,
     load_calibration,
-    predict,
     read_point,
     trace_points,
 )
 from makespan.emulator._geometry import geometry
-from makespan.emulator._timemodel import predict_terms
+from makespan.emulator._timemodel import TERM_NAMES, predict, predict_terms
 from makespan.hardware import ClusterSpec, cluster
 from makespan.plans import ExecutionPlan, Placement, memory_estimate, resolve_micro_batch
 from makespan.workloads import Workload, workload, workload_keys

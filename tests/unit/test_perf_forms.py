@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from makespan.errors import InputError, UnknownNameError
-from makespan.perf import FORMS, environment_names, load_environment, preset_sources
+from makespan.perf import FORMS, load_environment
 from makespan.perf._environment import Prior
 from makespan.perf._forms import Profile, Terms, p_norm
 from makespan.perf._points import points_from_plans
@@ -144,13 +144,6 @@ def test_profile_separates_the_fixed_cost_of_its_passes():
     assert profile.per_sample_s == pytest.approx(0.05)
     assert profile.marginal_s(0.1) == pytest.approx(0.03)
     assert profile.marginal_s(9.0) == pytest.approx(0.01)
-
-
-def test_every_constant_states_its_source():
-    sources = preset_sources()
-    assert sources
-    assert all(text.strip() for text in sources.values())
-    assert {name.split("/")[0] for name in sources} == set(environment_names())
 
 
 def test_unknown_environment_names_the_accepted_ones():

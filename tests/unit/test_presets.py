@@ -3,7 +3,12 @@
 import pytest
 
 from makespan.errors import UnknownNameError
-from makespan.presets import preset_entry, read_preset, sources_of
+from makespan.presets import preset_entry, read_preset
+
+PRESETS = {
+    "hardware": ("gpus", "nodes", "clusters"),
+    "workloads": ("models", "stacks", "workloads", "small", "families"),
+}
 
 
 def test_entries_are_copies_so_that_a_caller_cannot_change_the_preset():
@@ -16,5 +21,19 @@ def test_unknown_entries_are_refused_with_the_accepted_ones():
         preset_entry("makespan.hardware", "gpus", "device", "t4")
 
 
-def test_sources_are_keyed_by_file_and_entry():
-    assert "clusters/a800-64" in sources_of("makespan.hardware", "gpus", "clusters")
+def with_source():
+    """Records that must say where they come from: entries, constants, targets, and the constants of a fit."""
+    for package, names in PRESETS.items():
+        for name in names:
+            for key, entry in read_preset(f"makespan.{package}", name).items():
+                yield f"{package}/{name}/{key}", entry
+    for name, entry in read_preset("makespan.perf", "environments").items():
+        yield from ((f"environments/{name}/{key}", value) for key, value in entry["constants"].items())
+    yield from enumerate(read_preset("makespan.emulator", "targets")["target"])
+    yield "L1", read_preset("makespan.emulator", "L1")
+
+
+def test_every_preset_names_its_source():
+    records = list(with_source())
+    assert len(records) > 90
+    assert [key for key, entry in records if len(entry.get("source", "").strip()) <= 10] == []

@@ -9,23 +9,12 @@ provenance, and a designed grid of points that makes a trace::
 Its numbers are emulated, not measured.
 """
 
-from makespan.emulator._calibrate import CalibrationFit, calibrate
 from makespan.emulator._calibration import (
     CONSTANTS,
-    Calibration,
     CalibrationSet,
     calibration_names,
     calibration_text,
     load_calibration,
-)
-from makespan.emulator._coarse import (
-    CoarseWorkload,
-    coarse_names,
-    coarse_step_time_s,
-    coarse_workload,
-    colocated_memory_bytes,
-    colocated_step_time_s,
-    fit_coarse,
 )
 from makespan.emulator._emulate import (
     Anomalies,
@@ -40,19 +29,16 @@ from makespan.emulator._emulate import (
 from makespan.emulator._features import feature_table
 from makespan.emulator._observations import Observations, observe
 from makespan.emulator._points import Point, read_point, trace_points
-from makespan.emulator._protocols import calibration_set, refined_set
+from makespan.emulator._protocols import CalibrationFit, calibrate, calibration_set, refined_set
 from makespan.emulator._schedule import exact_pipeline
-from makespan.emulator._timemodel import TERM_NAMES, predict
-from makespan.emulator._trace import EMULATED_NOTE, LEGACY_UNITS, preset_sources, write_trace
-from makespan.emulator._validate import Target, Validation, targets, validate
+from makespan.emulator._trace import EMULATED_NOTE, LEGACY_UNITS, write_trace
+from makespan.emulator._validate import validate
 
 __all__ = [
     "Anomalies",
     "CONSTANTS",
-    "Calibration",
     "CalibrationFit",
     "CalibrationSet",
-    "CoarseWorkload",
     "Disturbances",
     "EMULATED_NOTE",
     "Explanation",
@@ -61,31 +47,19 @@ __all__ = [
     "Observations",
     "Point",
     "Stragglers",
-    "TERM_NAMES",
-    "Target",
-    "Validation",
     "calibrate",
     "calibration_names",
     "calibration_set",
     "calibration_text",
-    "coarse_names",
-    "coarse_step_time_s",
-    "coarse_workload",
-    "colocated_memory_bytes",
-    "colocated_step_time_s",
     "emulate",
     "exact_pipeline",
     "explain",
     "feature_table",
-    "fit_coarse",
     "iteration_time_s",
     "load_calibration",
     "observe",
-    "predict",
-    "preset_sources",
     "read_point",
     "refined_set",
-    "targets",
     "trace_points",
     "validate",
     "write_trace",

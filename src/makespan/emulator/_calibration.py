@@ -147,14 +147,10 @@ class CalibrationSet:
 
     Parameters
     ----------
-    name, level
-        Key, and calibration level (see `Calibration`).
-    source
-        What was fitted to what.
-    data_digest
-        BLAKE2b digest of the measured rows behind the fit; empty at level L0.
-    n_rows
-        Number of those rows.
+    name, level, source
+        Key, calibration level (see `Calibration`), and what was fitted to what.
+    data_digest, n_rows
+        BLAKE2b digest and number of the measured rows behind the fit; empty and 0 at level L0.
     constants
         The fit to all models.
     without
@@ -191,8 +187,8 @@ class CalibrationSet:
     def for_workload(self, workload: Workload) -> Calibration:
         """Return the constants that a workload is emulated with.
 
-        At level L1 that is the fit which excluded the workload's model, so that no emulated
-        trace has seen the measurements it will be compared with.
+        At level L1 they are those of the fit without its model, so that no emulated trace has seen the
+        measurements it will be compared with.
         """
         key = workload.model.key
         if key in self.refined:
@@ -216,21 +212,12 @@ def calibration_names() -> tuple[str, ...]:
 
 @cache
 def load_calibration(name: str = "L1") -> CalibrationSet:
-    """Return a shipped calibration, or read one from a file.
-
-    Parameters
-    ----------
-    name
-        ``L0`` (public constants), a shipped name, or the path of a ``.toml`` file.
+    """Return a shipped calibration (``L0`` are the public constants), or read a ``.toml`` file.
 
     Raises
     ------
-    UnknownNameError
-        No calibration has that name.
-    MissingDataError
-        There is no such file.
-    InputError
-        The file is not a calibration.
+    UnknownNameError, MissingDataError, InputError
+        No calibration has that name; there is no such file; the file is not a calibration.
     """
     if name == "L0":
         return CalibrationSet(

@@ -60,10 +60,7 @@ class NoiseModel:
     def factors(
         self, rng: np.random.Generator, n_terms: int, *, multi_node: bool, scale: float
     ) -> NDArray[np.float64]:
-        """Draw one factor for each term of a row, (n_terms,); their mean is 1.
-
-        Terms scatter independently, beside the environment that a row shares.
-        """
+        """Draw one factor for each term of a row, (n_terms,); their mean is 1."""
         run = self.sigma_run_multi_node if multi_node else self.sigma_run_single_node
         sigma = scale * run / math.sqrt(self.samples)
         environment = scale * self.sigma_environment
@@ -74,14 +71,12 @@ class NoiseModel:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Nodes that compute slowly, with some probability a node and row.
+    """Nodes that compute slowly, each with a probability in a row.
 
     Parameters
     ----------
-    probability
-        Of a node being slow in a row [1].
-    mean_slowdown
-        Mean of the exponential share by which its compute takes longer [1].
+    probability, mean_slowdown
+        Of a node being slow, and mean of the exponential share by which its compute takes longer [1].
     """
 
     probability: float
@@ -151,15 +146,7 @@ def row_generator(global_seed: int, cluster: str, workload: str, point: Point) -
 
 @dataclass(frozen=True, slots=True)
 class Disturbances:
-    """What makes a measured row differ from the model.
-
-    Parameters
-    ----------
-    noise
-        Scatter of all rows.
-    stragglers, anomalies
-        Optional defects; None for none.
-    """
+    """What makes a measured row differ from the model: scatter, and optional defects."""
 
     noise: NoiseModel = field(default_factory=NoiseModel)
     stragglers: Stragglers | None = None
@@ -232,18 +219,13 @@ def emulate(
 
     Parameters
     ----------
-    workload
-        What is trained.
-    points
-        Plans in placements, for example of `makespan.emulator.trace_points`.
-    cluster
-        Where.
+    workload, points, cluster
+        What is trained, in which plans and placements (for example of `trace_points`), and where.
     calibration
         Constants; the shipped level L1 if not given.
-    seed
-        Global seed. A row depends on it and on itself, not on the other rows.
-    noise
-        Scale of the measurement noise; 0 gives the exact value of the model.
+    seed, noise
+        Seed of all rows (a row depends on it and on itself alone), and scale of the measurement noise; with 0
+        a row has the exact value of the model.
     disturbances
         Sizes of the noise, stragglers and anomalies; the defaults if not given.
 

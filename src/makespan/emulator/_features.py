@@ -85,11 +85,7 @@ class _Setting:
 
 
 def stage_nodes(cluster: ClusterSpec, n_nodes: int) -> tuple[NodeSpec, ...]:
-    """Return the kinds of node that a placement on ``n_nodes`` nodes touches.
-
-    One entry stands for all where the cluster is homogeneous; otherwise the first nodes of the
-    cluster are taken, in order.
-    """
+    """Return the kinds of node of a placement: the first nodes, or one for all where they are equal."""
     return cluster.nodes[:1] if cluster.is_homogeneous else cluster.nodes[:n_nodes]
 
 
@@ -296,10 +292,7 @@ def feature_row(
 def stage_features(
     workload: Workload, plan: ExecutionPlan, placement: Placement, cluster: ClusterSpec
 ) -> list[dict[str, float]]:
-    """Return the work of one micro-batch on each pipeline stage, first to last.
-
-    The plan must have its micro-batch size resolved.
-    """
+    """Return the work of one micro-batch on each pipeline stage of a plan with its micro-batch resolved."""
     setting = _setting(workload, plan, Point(plan, placement), cluster)
     held = stages(setting.bound.model, plan)
     return [_stage_work(stage, setting) for stage in held]
@@ -311,11 +304,7 @@ def _empty_matrix() -> NDArray[np.float64]:
 
 @dataclass(slots=True)
 class FeatureTable:
-    """Cached feature rows of one workload on one cluster.
-
-    The table grows as points are asked for; equal points share a row. It holds no other state,
-    so the order of requests does not matter.
-    """
+    """Cached feature rows of one workload on one cluster; they grow as points are asked for."""
 
     workload: Workload
     cluster: ClusterSpec

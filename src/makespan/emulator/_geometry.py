@@ -53,10 +53,7 @@ class Geometry:
 
 
 def intra_bandwidth(node: NodeSpec, n_local: int) -> float:
-    """Return the per-device bandwidth [B/s] between ``n_local`` devices of a node.
-
-    Devices bridged in pairs fall back to the host link as soon as more than two communicate.
-    """
+    """Return the bandwidth [B/s] of a device of ``n_local``; beyond bridged pairs, that of the host link."""
     if node.intra_kind == "pair" and n_local > _PAIR:
         return node.pcie_bandwidth_bytes_per_s
     return node.intra_bandwidth_bytes_per_s

@@ -42,14 +42,10 @@ class Observations:
     workload, model, stack, plan_class, exec_plan, placement
         Key of the workload, of its model, name of the software stack that the model's
         data-parallel plans use, plan class, and the row in trace notation.
-    n_gpus, n_nodes
-        Size of the placement.
-    clean
-        Whether no measurement anomaly was flagged.
-    iter_time_s
-        Measured time [s].
-    forward_s, optimize_s
-        Measured phases where the stack reports meaningful ones, else NaN [s].
+    n_gpus, n_nodes, clean
+        Size of the placement, and whether no measurement anomaly was flagged.
+    iter_time_s, forward_s, optimize_s
+        Measured time and phases [s]; a phase is NaN where the stack reports no meaningful one.
     features
         Features of the time model.
     """
@@ -80,22 +76,14 @@ class Observations:
 
 
 def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observations:
-    """Collect the feasible rows of throughput tables.
+    """Collect the feasible rows of throughput tables, given by workload key.
 
-    Parameters
-    ----------
-    frames
-        Tables of schema `makespan.tables.THROUGHPUT` by workload key. Workloads whose traced
-        configuration is not clear (``Workload.used_for_calibration``) are left out.
-    cluster
-        Where they were measured.
+    Workloads whose traced configuration is not clear (``Workload.used_for_calibration``) are left out.
 
     Raises
     ------
-    InputError
-        No table has a feasible row.
-    TraceError
-        A row cannot be read.
+    InputError, TraceError
+        No table has a feasible row; a row cannot be read.
     """
     parts = [
         _one(workload(key), frame[frame["feasible"]], cluster)

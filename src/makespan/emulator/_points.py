@@ -37,15 +37,7 @@ _REPLICAS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan in one placement.
-
-    Parameters
-    ----------
-    plan
-        The plan; its micro-batch size is set by the rule of the workload when it is emulated.
-    placement
-        Where it runs.
-    """
+    """One plan in one placement; the rule of the workload sets its micro-batch size when it is emulated."""
 
     plan: ExecutionPlan
     placement: Placement
@@ -62,10 +54,8 @@ def read_point(workload: Workload, exec_plan: str, placement: str, cpu_threads: 
 
     Raises
     ------
-    NotationError
-        A text cannot be read.
-    PlanError
-        Plan, placement and batch contradict each other.
+    NotationError, PlanError
+        A text cannot be read; plan, placement and batch contradict each other.
     """
     place = Placement.parse(placement)
     plan = read_plan(
@@ -113,26 +103,14 @@ def data_parallel_placements(cluster: ClusterSpec) -> tuple[Placement, ...]:
 
 
 def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
-    """Return the points of the emulated trace of a workload.
+    """Return the points of the emulated trace of a workload, without duplicates, in a fixed order.
 
     Data-parallel families run in every placement of 1, 2, 4 and 8 GPUs and in equal splits of
     16. Model-parallel families run with pipeline degrees that divide the layers and tensor
     degrees that divide the heads, packed and spread over equal nodes; every pipeline stage has
     a node of its own, but for jobs of up to 4 GPUs. Tensor parallelism with accumulation runs
-    on 1 to 4 GPUs of a node. Where the published traces cover several numbers
-    of CPU threads, offload plans and plans on one GPU run with each of them.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    cluster
-        Where; its size bounds the grid.
-
-    Returns
-    -------
-    list of Point
-        Without duplicates, in a fixed order.
+    on 1 to 4 GPUs of a node. Where the published traces cover several numbers of CPU threads, offload
+    plans and plans on one GPU run with each of them. The size of the cluster bounds the grid.
     """
     threads = workload.trace_cpu_threads or (DEFAULT_CPU_THREADS,)
     points: list[Point] = []

@@ -1,24 +1,30 @@
-"""Which rows a fit sees and which it is judged by, and calibration sets of any level."""
+"""Calibration: the fit, which rows it sees and which it is judged by, and calibration sets of any level.
+
+Robust least squares on log times with priors, phases and model weights.
+"""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.emulator._calibrate import calibrate
 from makespan.emulator._calibration import CONSTANTS, CalibrationSet, prior_theta, theta_array, theta_mapping
 from makespan.emulator._observations import PLAN_CLASSES, Observations
-from makespan.emulator._timemodel import predict, predict_terms
-from makespan.errors import unknown_name
+from makespan.emulator._timemodel import phases, predict, predict_terms
+from makespan.errors import FitError, unknown_name
+from makespan.least_squares import forward_differences, least_squares
 from makespan.workloads import workload as load_workload
 
 __all__ = [
+    "CalibrationFit",
     "Protocol",
     "anchor_rows",
     "anchor_scale",
     "anchored",
+    "calibrate",
     "calibration_set",
     "data_digest",
     "few_rows",
@@ -32,7 +38,6 @@ __all__ = [
 
 _Array = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
-_Text = NDArray[np.str_]
 _FOLDS = 5
 _FEW = 3
 _FEW_SD = 1.0  # how far a few rows of a new model may move constants fitted on other models,
@@ -42,6 +47,123 @@ _ANCHOR_RANGE = (0.5, 2.0)
 _COMPUTE = ("forward", "backward", "recompute")
 _DIGEST_BYTES = 16
 _REFINED_LEVELS = ("L1a", "L2", "L3")
+_SCALE_LOG = 0.08  # scale of the robust loss: residuals beyond 8 % count linearly
+_WEIGHT_FORWARD, _WEIGHT_OPTIMIZE = 0.2, 0.1
+_STEP_LOG, _TOLERANCE, _BOUND_TOLERANCE_LOG = 1e-5, 1e-9, 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFit:
+    """Result of a calibration.
+
+    Parameters
+    ----------
+    theta, std_err_log
+        Constants, and standard errors of their logarithms, (n_constants,).
+    n_rows, cost
+        Measured rows used, and value of the objective.
+    active_bounds
+        Names of the constants at their upper bound of 1.
+    correlation
+        Of the logarithms, (n_constants, n_constants).
+    """
+
+    theta: _Array
+    n_rows: int
+    cost: float
+    active_bounds: tuple[str, ...]
+    correlation: _Array
+    std_err_log: _Array
+
+
+def calibrate(
+    observations: Observations,
+    *,
+    prior: _Array | None = None,
+    sd_log: _Array | None = None,
+    max_evaluations: int = 100,
+) -> CalibrationFit:
+    """Fit the constants to measured rows.
+
+    Soft-L1 loss on log iteration times, small weights on the phases that the stacks report,
+    Gaussian priors on the logarithms, and weights that let each model count about equally.
+
+    Parameters
+    ----------
+    observations
+        The rows; flagged rows should be left out.
+    prior, sd_log
+        Centre of the priors and standard deviations of the logarithms, (n_constants,); the defaults if not
+        given.
+
+    Raises
+    ------
+    FitError
+        There are no rows, or a residual is not finite.
+    """
+    if not len(observations):
+        raise FitError("no measured row to calibrate with; at least one is needed")
+    centre = np.log(prior_theta() if prior is None else prior)
+    spread = np.array([constant.sd_log for constant in CONSTANTS]) if sd_log is None else sd_log
+    upper = np.array([constant.upper_log for constant in CONSTANTS])
+    residuals = partial(_residuals, observations, centre, spread)
+    start = np.minimum(centre, upper - 1e-3)
+    if not np.all(np.isfinite(residuals(start))):
+        raise FitError("a residual is not finite at the prior; check the measured rows and the hardware")
+    found, cost = least_squares(
+        residuals,
+        start,
+        (-np.inf, upper),
+        _STEP_LOG,
+        tolerance=_TOLERANCE,
+        gradient_tolerance=_TOLERANCE,
+        max_evaluations=max_evaluations,
+    )
+    jacobian = forward_differences(residuals, found, _STEP_LOG)
+    covariance = np.linalg.inv(np.einsum("ij,ik->jk", jacobian, jacobian))
+    std_err = np.sqrt(np.diag(covariance))
+    return CalibrationFit(
+        theta=np.exp(found),
+        n_rows=len(observations),
+        cost=cost,
+        active_bounds=tuple(CONSTANTS[i].name for i in np.flatnonzero(found > upper - _BOUND_TOLERANCE_LOG)),
+        correlation=covariance / np.outer(std_err, std_err),
+        std_err_log=std_err,
+    )
+
+
+def _soft_l1(residual: _Array) -> _Array:
+    """Return r' with r'^2 the soft-L1 loss of r, so that plain least squares is robust."""
+    scaled = residual / _SCALE_LOG
+    return np.sign(residual) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0))
+
+
+def _residuals(data: Observations, centre: _Array, spread: _Array, theta_log: _Array) -> _Array:
+    """Residuals for one vector or for a matrix of vectors, one row each."""
+    terms = predict_terms(np.exp(theta_log), data.features)
+    total = np.asarray(sum(terms.values()))
+    weight = _model_weights(data)
+    forward, _, optimize = phases("zero", terms, data.features)
+    parts = [
+        _soft_l1(np.log(total) - np.log(data.iter_time_s)) * weight,
+        _WEIGHT_FORWARD * weight * _soft_l1(_log_ratio(forward, data.forward_s)),
+        _WEIGHT_OPTIMIZE * weight * _soft_l1(_log_ratio(optimize, data.optimize_s)),
+        (theta_log - centre) / spread,
+    ]
+    return np.concatenate(parts, axis=-1)
+
+
+def _log_ratio(predicted: _Array, measured: _Array) -> _Array:
+    known = np.isfinite(measured)
+    ratio = np.where(known, predicted / np.where(known, measured, 1.0), 1.0)
+    return np.asarray(np.log(np.maximum(ratio, 1e-12)))
+
+
+def _model_weights(data: Observations) -> _Array:
+    """Square roots of weights with which each model counts the same, mean weight 1."""
+    _, inverse, counts = np.unique(data.model, return_inverse=True, return_counts=True)
+    weight = 1.0 / counts[inverse]
+    return np.asarray(np.sqrt(weight * len(weight) / weight.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +182,8 @@ def public_constants(data: Observations) -> Protocol:
     return Protocol(predicted, np.ones(len(data), dtype=bool), {}, {})
 
 
-def leave_out(data: Observations, groups: _Text) -> Protocol:
-    """Fit without each group and predict it: models, stacks or plan classes.
-
-    Only clean rows are fitted; all rows are predicted.
-    """
+def leave_out(data: Observations, groups: NDArray[np.str_]) -> Protocol:
+    """Fit the clean rows without each group (models, stacks or plan classes) and predict its rows."""
     predicted = np.full(len(data), np.nan)
     thetas: dict[str, _Array] = {}
     for group in dict.fromkeys(groups):
@@ -97,11 +216,7 @@ def anchor_rows(data: Observations) -> dict[str, int]:
 
 
 def anchor_scale(theta: _Array, data: Observations, row: int) -> float:
-    """Return the factor on compute that one measured row suggests.
-
-    Only part of the row's residual is attributed to compute: rows that the model considers
-    equal differ among themselves.
-    """
+    """Return the factor on compute that one measured row suggests; part of its residual is scatter."""
     mask = np.arange(len(data)) == row
     terms = predict_terms(theta, data.subset(mask).features)
     compute = sum(float(terms[name][0]) for name in _COMPUTE)
@@ -110,7 +225,7 @@ def anchor_scale(theta: _Array, data: Observations, row: int) -> float:
     return float(np.clip(exact, *_ANCHOR_RANGE) ** _ANCHOR_TRUST)
 
 
-def anchored(data: Observations, base: Protocol, groups: _Text) -> Protocol:
+def anchored(data: Observations, base: Protocol, groups: NDArray[np.str_]) -> Protocol:
     """Add one measured row a workload to a protocol that left groups out (level L1a)."""
     predicted, held_out = base.predicted_s.copy(), np.ones(len(data), dtype=bool)
     anchors: dict[str, float] = {}
@@ -125,12 +240,21 @@ def anchored(data: Observations, base: Protocol, groups: _Text) -> Protocol:
 
 def few_shot(data: Observations, base: Protocol) -> Protocol:
     """Refine the fit that excluded a model by up to three of its rows a plan class (level L2)."""
-    return _refined(data, base, _few, folds=1)
+    splits = []
+    for model in base.thetas:
+        members = data.model == model
+        seen = few_rows(data, members & data.clean)
+        splits.append((model, seen, members & ~seen))
+    return _refined(data, base, splits, many=False)
 
 
 def five_fold(data: Observations, base: Protocol) -> Protocol:
     """Refine by four fifths of the placements of a model and predict the last fifth (level L3)."""
-    return _refined(data, base, _fold_rows, folds=_FOLDS)
+    fold, splits = _fold_of(data), []
+    for model in base.thetas:
+        members = data.model == model
+        splits += [(model, members & data.clean & (fold != k), members & (fold == k)) for k in range(_FOLDS)]
+    return _refined(data, base, splits, many=True)
 
 
 def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
@@ -141,25 +265,15 @@ def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
 
 
 def _refined(
-    data: Observations,
-    base: Protocol,
-    choose: Callable[[Observations, _Mask, int], _Mask],
-    folds: int,
+    data: Observations, base: Protocol, splits: Iterable[tuple[str, _Mask, _Mask]], *, many: bool
 ) -> Protocol:
+    """Refine by the first rows of each split and predict its others."""
     predicted, held_out = base.predicted_s.copy(), np.zeros(len(data), dtype=bool)
-    for model, prior in base.thetas.items():
-        members = data.model == model
-        for fold in range(folds):
-            seen = choose(data, members & data.clean, fold)
-            theta = refine(data.subset(seen), prior, many=folds > 1)
-            rest = members & ~seen if folds == 1 else members & _in_fold(data, fold)
-            predicted[rest] = predict(theta, data.subset(rest).features)
-            held_out |= rest
+    for model, seen, rest in splits:
+        theta = refine(data.subset(seen), base.thetas[model], many=many)
+        predicted[rest] = predict(theta, data.subset(rest).features)
+        held_out |= rest
     return Protocol(predicted, held_out, base.thetas, {})
-
-
-def _few(data: Observations, candidates: _Mask, fold: int) -> _Mask:
-    return few_rows(data, candidates)
 
 
 def few_rows(data: Observations, candidates: _Mask) -> _Mask:
@@ -188,25 +302,11 @@ def _fold_of(data: Observations) -> NDArray[np.int64]:
     return fold
 
 
-def _in_fold(data: Observations, fold: int) -> _Mask:
-    return np.asarray(_fold_of(data) == fold)
-
-
-def _fold_rows(data: Observations, candidates: _Mask, fold: int) -> _Mask:
-    return candidates & ~_in_fold(data, fold)
-
-
-def data_digest(observations: Observations) -> str:
+def data_digest(data: Observations) -> str:
     """Return a BLAKE2b digest of the measured rows, whatever their order."""
+    rows = zip(data.workload, data.exec_plan, data.placement, data.iter_time_s, strict=True)
     lines = sorted(
-        f"{workload}|{plan}|{placement}|{float(time)!r}"
-        for workload, plan, placement, time in zip(
-            observations.workload,
-            observations.exec_plan,
-            observations.placement,
-            observations.iter_time_s,
-            strict=True,
-        )
+        f"{workload}|{plan}|{placement}|{float(time)!r}" for workload, plan, placement, time in rows
     )
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
@@ -216,12 +316,10 @@ def calibration_set(name: str, observations: Observations, source: str) -> Calib
 
     Parameters
     ----------
-    name
-        Key of the set.
+    name, source
+        Key of the set, and what the rows are.
     observations
         Measured rows; flagged ones are left out of the fits.
-    source
-        What the rows are, for the provenance.
 
     Returns
     -------
@@ -253,12 +351,10 @@ def refined_set(
 
     Parameters
     ----------
-    name
-        Key of the set.
+    name, source
+        Key of the set, and what the rows are.
     observations
         Measured rows; flagged ones are not used.
-    source
-        What the rows are, for the provenance.
     level
         ``L1a``: one row a workload sets a factor on its compute. ``L2``: up to three rows a plan
         class. ``L3``: all rows.

@@ -7,7 +7,6 @@ row, and ``placements.meta.json`` what made them. The files are emulated, not me
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -33,7 +32,6 @@ __all__ = [
     "explanation_record",
     "legacy_frame",
     "preset_digests",
-    "preset_sources",
     "write_trace",
 ]
 
@@ -56,27 +54,6 @@ def preset_digests() -> dict[str, str]:
                 key = f"{package.rpartition('.')[2]}/{item.name}"
                 digests[key] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
     return digests
-
-
-@cache
-def preset_sources() -> dict[str, str]:
-    """Return the source of every preset of this layer; empty text where it is missing."""
-    sources = {}
-    folder = resources.files("makespan.emulator").joinpath("presets")
-    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if not item.name.endswith(".toml"):
-            continue
-        content = tomllib.loads(item.read_text("utf-8"))
-        if "constants" in content:
-            sources[item.name] = str(content.get("source", ""))
-        elif "target" in content:
-            entries = enumerate(content["target"])
-            sources |= {f"{item.name}/{index}": str(entry.get("source", "")) for index, entry in entries}
-        else:
-            sources |= {
-                f"{item.name}/{name}": str(entry.get("source", "")) for name, entry in content.items()
-            }
-    return sources
 
 
 def legacy_frame(frame: pd.DataFrame, units: str = "milliseconds") -> pd.DataFrame:
@@ -128,16 +105,9 @@ def write_trace(
     noise: float = 0.0,
     units: str = "milliseconds",
 ) -> tuple[Path, Path, Path]:
-    """Emulate points and write the three files of a trace, each atomically.
+    """Emulate points and write the three files of a trace into a folder, each atomically.
 
-    Parameters
-    ----------
-    directory
-        Folder of the workload.
-    workload, points, cluster, calibration, seed, noise
-        As in `makespan.emulator.emulate`.
-    units
-        Of the phase columns, see `legacy_frame`.
+    Further arguments are as for `emulate`; ``units`` are those of the phase columns, one of `LEGACY_UNITS`.
 
     Returns
     -------

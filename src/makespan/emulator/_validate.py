@@ -10,10 +10,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from makespan.emulator._calibrate import calibrate
 from makespan.emulator._calibration import prior_theta
 from makespan.emulator._observations import Observations
-from makespan.emulator._protocols import Protocol, anchored, few_shot, five_fold, leave_out, public_constants
+from makespan.emulator._protocols import (
+    Protocol,
+    anchored,
+    calibrate,
+    few_shot,
+    five_fold,
+    leave_out,
+    public_constants,
+)
 from makespan.emulator._timemodel import predict
 from makespan.errors import InputError
 from makespan.presets import read_preset
@@ -114,15 +121,11 @@ class Target:
     Parameters
     ----------
     protocol, metric
-        Name of the protocol, and a field of `makespan.emulator.Agreement` or ``points_per_s``.
-    must
-        Bound that has to hold.
-    aim
-        Goal; None without one.
-    reference
-        What an earlier study of the same structure reached.
-    source
-        Where the target comes from.
+        Name of the protocol, and a field of `Agreement` or ``points_per_s``.
+    must, aim
+        Bound that has to hold, and goal; None without one.
+    reference, source
+        What an earlier study of the same structure reached, and where the target comes from.
     """
 
     protocol: str
@@ -184,12 +187,7 @@ class Validation:
 
 
 def validate(data: Observations) -> Validation:
-    """Run all protocols on measured rows and compare the figures with the targets.
-
-    Parameters
-    ----------
-    data
-        Measured rows of two models or more, clean and flagged.
+    """Run all protocols on measured rows, clean and flagged, and compare the figures with the targets.
 
     Raises
     ------

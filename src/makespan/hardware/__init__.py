@@ -9,10 +9,7 @@ from makespan.hardware._catalogue import (
     cluster_from,
     cluster_names,
     gpu,
-    gpu_names,
     node,
-    node_names,
-    preset_sources,
 )
 from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
 
@@ -25,9 +22,6 @@ __all__ = [
     "cluster_from",
     "cluster_names",
     "gpu",
-    "gpu_names",
     "homogeneous",
     "node",
-    "node_names",
-    "preset_sources",
 ]

@@ -6,31 +6,18 @@ from typing import Any
 
 from makespan.errors import InputError
 from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
-from makespan.presets import preset_entry, read_preset, sources_of
+from makespan.presets import preset_entry, read_preset
 
 __all__ = [
     "cluster",
     "cluster_from",
     "cluster_names",
     "gpu",
-    "gpu_names",
     "node",
-    "node_names",
-    "preset_sources",
 ]
 
 
 _PACKAGE = "makespan.hardware"
-
-
-def gpu_names() -> tuple[str, ...]:
-    """Return the names of all devices in the catalogue."""
-    return tuple(read_preset(_PACKAGE, "gpus"))
-
-
-def node_names() -> tuple[str, ...]:
-    """Return the names of all nodes in the catalogue."""
-    return tuple(read_preset(_PACKAGE, "nodes"))
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -38,20 +25,9 @@ def cluster_names() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "clusters"))
 
 
-def preset_sources() -> dict[str, str]:
-    """Return the source of every preset, keyed ``kind/name``; empty text where it is missing."""
-    return sources_of(_PACKAGE, "gpus", "nodes", "clusters")
-
-
 @cache
 def gpu(name: str) -> Gpu:
-    """Return a device of the catalogue.
-
-    Raises
-    ------
-    UnknownNameError
-        No device has that name.
-    """
+    """Return a device of the catalogue; raises `UnknownNameError` for another name."""
     return _gpu(name, preset_entry(_PACKAGE, "gpus", "device", name))
 
 
@@ -63,26 +39,14 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
 
 @cache
 def node(name: str) -> NodeSpec:
-    """Return a node of the catalogue.
-
-    Raises
-    ------
-    UnknownNameError
-        No node has that name.
-    """
+    """Return a node of the catalogue; raises `UnknownNameError` for another name."""
     entry = preset_entry(_PACKAGE, "nodes", "node", name)
     return NodeSpec(name=name, gpu=gpu(entry.pop("gpu")), **entry)
 
 
 @cache
 def cluster(name: str) -> ClusterSpec:
-    """Return a cluster of the catalogue.
-
-    Raises
-    ------
-    UnknownNameError
-        No cluster has that name.
-    """
+    """Return a cluster of the catalogue; raises `UnknownNameError` for another name."""
     entry = preset_entry(_PACKAGE, "clusters", "cluster", name)
     kinds = entry.get("nodes", [entry])
     nodes = tuple(node(kind["node"]) for kind in kinds for _ in range(int(kind["n_nodes"])))

@@ -26,21 +26,17 @@ class Gpu:
 
     Parameters
     ----------
-    name
-        Key in the catalogue.
+    name, source
+        Key in the catalogue, and where the numbers come from.
     peak_flop_per_s
         Dense peaks [FLOP/s] by precision (``bf16``, ``fp16``, ``tf32``, ``fp32``), as sorted
         pairs; a precision that is absent is not supported. Never the figure for sparse matrices.
-    memory_bytes, memory_bandwidth_bytes_per_s
-        Device memory: capacity [B] and bandwidth [B/s].
+    memory_bytes, memory_bandwidth_bytes_per_s, memory_efficiency
+        Device memory: capacity [B], bandwidth [B/s], and the share of it that streaming kernels reach [1].
     reserved_bytes
         Memory taken by context, libraries and collective buffers [B].
     launch_gap_s
         Gap between kernels as an eager framework sees it [s].
-    memory_efficiency
-        Share of the memory bandwidth that streaming kernels reach [1].
-    source
-        Where the numbers come from.
     """
 
     name: str
@@ -64,13 +60,7 @@ class Gpu:
         return dict(self.peak_flop_per_s)
 
     def peak(self, precision: str) -> float:
-        """Return the dense peak [FLOP/s] of a precision.
-
-        Raises
-        ------
-        UnknownNameError
-            The device does not support the precision.
-        """
+        """Return the dense peak [FLOP/s] of a precision; raises `UnknownNameError` where there is none."""
         try:
             return self.peaks[precision]
         except KeyError:
@@ -83,8 +73,8 @@ class NodeSpec:
 
     Parameters
     ----------
-    name
-        Key in the catalogue.
+    name, source
+        Key in the catalogue, and where the numbers come from.
     gpu, n_gpus
         Device and how many of it.
     intra_bandwidth_bytes_per_s, intra_latency_s, intra_kind
@@ -100,8 +90,6 @@ class NodeSpec:
         Fused Adam on the host: parameters per second of one thread and at most per process.
     loader_rate_per_thread
         Image decoding [samples/s] of one thread.
-    source
-        Where the numbers come from.
     """
 
     name: str
@@ -155,10 +143,8 @@ class Network:
         One way, card to card [s].
     oversubscription
         Core oversubscription, at least 1.
-    rdma
-        Whether cards use RDMA.
-    tcp_factor
-        Share of the card bandwidth reached without RDMA [1].
+    rdma, tcp_factor
+        Whether cards use RDMA, and the share of their bandwidth reached without it [1].
     """
 
     latency_s: float
@@ -182,17 +168,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Nodes and the network between them; nodes may differ.
-
-    Parameters
-    ----------
-    name
-        Key in the catalogue, or any name for a cluster built in code.
-    nodes
-        One entry a node.
-    network
-        Link between the nodes.
-    """
+    """Nodes, one entry each, which may differ, and the network between them; named as in the catalogue."""
 
     name: str
     nodes: tuple[NodeSpec, ...]
@@ -230,12 +206,6 @@ class ClusterSpec:
 
 
 def homogeneous(node: NodeSpec, n_nodes: int, network: Network, name: str | None = None) -> ClusterSpec:
-    """Build a cluster of equal nodes.
-
-    Raises
-    ------
-    InputError
-        ``n_nodes`` is below 1.
-    """
+    """Build a cluster of equal nodes, one or more."""
     label = name or f"{node.name}-{node.n_gpus * n_nodes}"
     return ClusterSpec(name=label, nodes=(node,) * n_nodes, network=network)

@@ -14,43 +14,33 @@ plan and placement::
 """
 
 from makespan.perf._environment import (
-    Constants,
     Environment,
     environment_names,
     load_cluster,
     load_environment,
-    preset_sources,
 )
 from makespan.perf._fit import FORMS, Fit, fit
-from makespan.perf._forms import Form, Profile
 from makespan.perf._learning import Learner, TableFit, fit_table, regret, sampling_design
 from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
 from makespan.perf._search import (
-    RankedPlan,
     best_plan,
     envelope,
-    feasible_plans,
     rank_plans,
     sensitivity_curve,
     sensitivity_families,
 )
 
 __all__ = [
-    "Constants",
     "Environment",
     "FORMS",
     "Fit",
-    "Form",
     "Learner",
     "Measured",
     "Points",
-    "Profile",
-    "RankedPlan",
     "TableFit",
     "best_plan",
     "envelope",
     "environment_names",
-    "feasible_plans",
     "fit",
     "fit_table",
     "load_cluster",
@@ -58,7 +48,6 @@ __all__ = [
     "measured_from_table",
     "points_from_plans",
     "points_from_table",
-    "preset_sources",
     "rank_plans",
     "regret",
     "sampling_design",

@@ -19,7 +19,6 @@ __all__ = [
     "environment_names",
     "load_cluster",
     "load_environment",
-    "preset_sources",
 ]
 _PACKAGE = "makespan.perf"
 
@@ -83,10 +82,8 @@ class Environment:
         Key in the presets, or path of the file.
     cluster
         The cluster; its nodes are equal.
-    constants
-        Shared constants.
-    priors
-        Prior of every fitted parameter, by form and name.
+    constants, priors
+        Shared constants, and the prior of every fitted parameter, by form and name.
     """
 
     name: str
@@ -105,38 +102,20 @@ def environment_names() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "environments"))
 
 
-def preset_sources() -> dict[str, str]:
-    """Return the source of every constant, keyed ``environment/constant``; empty where missing."""
-    return {
-        f"{name}/{key}": str(item.get("source", ""))
-        for name, entry in read_preset(_PACKAGE, "environments").items()
-        for key, item in entry["constants"].items()
-    }
-
-
 def load_environment(name: str) -> Environment:
-    """Load the shared constants of a cluster.
+    """Load the shared constants and priors of a cluster.
 
     Parameters
     ----------
     name
-        Name of the environment, which is that of its cluster; or path of a file, ending in
-        ``.toml``, with one environment whose cluster is a table (see
-        `makespan.hardware.cluster_from`) in place of a name.
-
-    Returns
-    -------
-    Environment
-        Constants in SI units, priors, and the cluster.
+        Name of the environment, which is that of its cluster; or path of a ``.toml`` file with one, whose
+        cluster is a table (see `makespan.hardware.cluster_from`) in place of a name.
 
     Raises
     ------
-    UnknownNameError
-        No environment has that name.
-    MissingDataError
-        There is no such file.
-    InputError
-        Constants are missing or not known, or the file cannot be read.
+    UnknownNameError, MissingDataError, InputError
+        No environment has that name; there is no such file; it cannot be read, or constants are
+        missing or not known.
     """
     return _from_file(name) if name.endswith(".toml") else _from_presets(name)
 

@@ -98,10 +98,8 @@ class Fit:
 
     Parameters
     ----------
-    form
-        The form.
-    environment
-        Shared constants and priors.
+    form, environment
+        The form, and the shared constants and priors.
     profile
         Forward time that predictions are scaled from.
     points, measured
@@ -111,10 +109,9 @@ class Fit:
     identified
         Whether the observations determine the parameter: it is off its bounds, and its standard
         error is at most half of the prior's.
-    information
-        Share of the prior variance that the observations removed, in [0, 1].
-    at_bound
-        Whether the parameter stopped at a bound.
+    information, at_bound
+        Share of the prior variance that the observations removed, and whether the parameter stopped at a
+        bound.
     residual
         Log of predicted over measured iteration time of the observations, (n,).
     cost
@@ -153,17 +150,7 @@ class Fit:
         return self.phases(points).iter_time_s
 
     def refit(self, points: Points, measured: Measured) -> "Fit":
-        """Fit again with further observations beside those already used.
-
-        Parameters
-        ----------
-        points, measured
-            New observations of the same workload.
-
-        Returns
-        -------
-        Fit
-            Equal to a fit on the union of all observations.
+        """Fit again with further observations of the same workload beside those already used.
 
         Raises
         ------
@@ -242,19 +229,12 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     environment
         Shared constants and priors.
     seed
-        Seed of the start points.
-
-    Returns
-    -------
-    Fit
-        Parameters, standard errors, identifiability and residuals.
+        Of the start points.
 
     Raises
     ------
-    UnknownNameError
-        There is no such form.
-    FitError
-        There is no observation, or a time is not positive.
+    UnknownNameError, FitError
+        There is no such form; there is no observation, or a time is not positive.
     """
     if form not in FORMS:
         raise unknown_name("form of the performance model", form, FORMS)

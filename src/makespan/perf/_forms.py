@@ -42,10 +42,8 @@ class Profile:
 
     Parameters
     ----------
-    time_s
-        Forward time of ``samples`` samples on one device.
-    samples
-        Samples that it is for.
+    time_s, samples
+        Forward time of so many samples on one device.
     n_micro
         Passes it was taken in; 0 if the time is free of the fixed cost of a pass.
     origin
@@ -79,10 +77,7 @@ class Phases(NamedTuple):
 
 @dataclass(frozen=True)
 class Terms:
-    """Inputs of a form that do not depend on the fitted parameters.
-
-    Volumes are in bytes, arrays have shape (n,).
-    """
+    """Inputs of a form that do not depend on the fitted parameters: volumes [B], arrays (n,)."""
 
     points: Points
     profile: Profile
@@ -183,10 +178,7 @@ def reported_phases(points: Points) -> Bools:
 
 
 def p_norm(x: Floats, y: Floats, k: Floats) -> Floats:
-    """Overlap of two activities, ``(x^k + y^k)^(1/k)``.
-
-    ``k = 1`` is one after the other, ``k -> inf`` fully hidden (Morphling, section 4).
-    """
+    """Overlap of two activities, ``(x^k + y^k)^(1/k)``: 1 in turn, large hidden (Morphling, section 4)."""
     largest = np.maximum(np.maximum(x, y), np.finfo(np.float64).tiny)
     smaller = np.minimum(x, y) / largest
     return np.asarray(largest * (1.0 + smaller**k) ** (1.0 / k))

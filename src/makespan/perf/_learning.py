@@ -121,10 +121,8 @@ class TableFit:
         The fit.
     frame
         The feasible rows of the table, with a new index.
-    fitted
-        Which of them were sampled, (n,).
-    predicted_s
-        Predicted iteration times [s], (n,).
+    fitted, predicted_s
+        Which of them were sampled, and predicted iteration times [s], (n,).
     """
 
     fit: Fit
@@ -173,17 +171,10 @@ def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Enviro
     ----------
     frame
         Schema `makespan.tables.THROUGHPUT`; other workloads and infeasible rows are left out.
-    workload
-        Key of the workload.
-    form
-        Form of the model, a key of `makespan.perf.FORMS`.
+    workload, form
+        Key of the workload, and form of the model, a key of `FORMS`.
     environment
         Shared constants and priors.
-
-    Returns
-    -------
-    TableFit
-        Fit and predictions.
 
     Raises
     ------
@@ -325,12 +316,7 @@ class Learner:
     def learn_until_known(self, choose: Callable[[Fit], list[int]], reason: str) -> tuple[list[int], int]:
         """Run the rows that are expected to be best, fit again, and repeat until those are known.
 
-        Parameters
-        ----------
-        choose
-            From the present fit to the rows that should run.
-        reason
-            Why these are known from then on.
+        ``choose`` maps the present fit to the rows that should run; ``reason`` says why they are known then.
 
         Returns
         -------

@@ -44,10 +44,7 @@ _FLAGS = ("is_zero", "is_offload", "is_model_parallel")
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Load of network cards under the groups of a plan.
-
-    A load of 1 means that a group has the rate of one card, 2 half of it, 0.5 that of two cards.
-    """
+    """Load of network cards under the groups of a plan: 1 is the rate of one card, 2 half of it."""
 
     ring_load: float
     tp_load: float
@@ -58,12 +55,7 @@ class Geometry:
 
 @lru_cache(maxsize=65536)
 def geometry(gpus_per_node: tuple[int, ...], pp: int, tp: int, dp: int, gpus_per_nic: int) -> Geometry:
-    """Derive the card loads of a plan on a placement.
-
-    Ranks fill the nodes in order; tensor rank runs fastest, then data, then pipeline. A group
-    spreads its traffic evenly over the cards of its members on a node, and the rate of a group
-    follows its most loaded card.
-    """
+    """Derive the card loads of a plan on a placement; the most loaded card sets the rate of a group."""
     groups = RankGroups.of(gpus_per_node, pp, tp, dp)
     cards = [gpus_per_nic] * len(gpus_per_node)
     tensor = _group_loads(groups.tensor, cards).reshape(pp, dp).max(axis=1)
@@ -104,10 +96,8 @@ class Points:
         Size and shape of the placement.
     dp, tp, pp
         Degrees of the plan.
-    replica_batch_size
-        Samples of one replica in one optimiser step.
-    n_micro
-        Passes of one replica in one optimiser step; micro-batches under a pipeline.
+    replica_batch_size, n_micro
+        Samples and passes of one replica in one optimiser step; micro-batches under a pipeline.
     cpu_threads
         CPU threads a GPU.
     checkpoint_fraction
@@ -117,7 +107,7 @@ class Points:
     is_zero, is_offload, is_model_parallel
         Partitioned optimiser, optimiser on the host, family with tensor or pipeline parallelism.
     ring_load, tp_load, tp_local_share, pp_load, pp_local_hops
-        Card loads, see `makespan.perf._points.Geometry`.
+        Loads of network cards.
     """
 
     workload: Workload
@@ -151,13 +141,7 @@ class Points:
         return replace(self, **arrays)
 
     def join(self, other: "Points") -> "Points":
-        """Append points of the same workload.
-
-        Raises
-        ------
-        FitError
-            The points belong to another workload.
-        """
+        """Append points; raises `FitError` where they are of another workload."""
         if other.workload.key != self.workload.key:
             raise FitError(
                 f"points of {other.workload.key!r} cannot be added to points of {self.workload.key!r}"
@@ -211,7 +195,7 @@ class Measured:
 def points_from_plans(
     pairs: Sequence[tuple[ExecutionPlan, Placement]], workload: str | Workload, environment: Environment
 ) -> Points:
-    """Build points from plans, with their micro-batch sizes resolved, and placements.
+    """Build points from pairs of plan, with its micro-batch size resolved, and placement.
 
     Parameters
     ----------
@@ -221,11 +205,6 @@ def points_from_plans(
         Workload or its key.
     environment
         Supplies the node, which decides who shares a network card.
-
-    Returns
-    -------
-    Points
-        In the order of ``pairs``.
     """
     spec = load_workload(workload) if isinstance(workload, str) else workload
     per_nic = environment.node.gpus_per_nic
@@ -280,7 +259,7 @@ def plans_from_table(frame: pd.DataFrame, spec: Workload) -> list[tuple[Executio
 
 
 def points_from_table(frame: pd.DataFrame, workload: str | Workload, environment: Environment) -> Points:
-    """Read the points of a throughput table.
+    """Read the points of a throughput table, in its order.
 
     Parameters
     ----------
@@ -290,11 +269,6 @@ def points_from_table(frame: pd.DataFrame, workload: str | Workload, environment
         Workload or its key.
     environment
         Supplies the node for the micro-batch rule and the network cards.
-
-    Returns
-    -------
-    Points
-        In table order.
 
     Raises
     ------

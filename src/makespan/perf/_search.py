@@ -55,26 +55,7 @@ def feasible_plans(
     cpu_threads: int | None = None,
     families: Iterable[PlanFamily | str] | None = None,
 ) -> list[ExecutionPlan]:
-    """Return every plan of a workload that fits in memory on a placement.
-
-    Parameters
-    ----------
-    workload
-        What is trained.
-    placement
-        Devices on each node.
-    node
-        Kind of node.
-    cpu_threads
-        CPU threads a GPU; the node's threads divided by its GPUs if not given.
-    families
-        Families to search; those of the workload if not given.
-
-    Returns
-    -------
-    list of ExecutionPlan
-        With resolved micro-batches, in the order of `makespan.plans.enumerate_plans`.
-    """
+    """Return the plans of a workload that fit in memory on a placement, with resolved micro-batches."""
     plans = enumerate_plans(
         placement.n_gpus,
         global_batch_size=workload.global_batch_size,
@@ -107,10 +88,8 @@ def rank_plans(
     ----------
     fit
         Fitted model of the workload.
-    placement
-        Devices on each node.
-    cluster
-        Where it is; decides memory. The nodes must be of one kind.
+    placement, cluster
+        Devices on each node, and where; decides memory. The nodes must be of one kind.
     cpu_threads
         CPU threads a GPU; the node's threads divided by its GPUs if not given. Ignored for
         ``plans``, which carry their own.
@@ -160,8 +139,6 @@ def sensitivity_families(
     fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int], cpu_threads: Iterable[int] = ()
 ) -> pd.DataFrame:
     """Predict the best plan of each family at each number of GPUs.
-
-    All plans of all GPU counts are predicted in one call.
 
     Parameters
     ----------

@@ -4,7 +4,6 @@ An *execution plan* says how a job uses its devices, a *placement* says how many
 holds on each node. Both are immutable values that check themselves on construction.
 """
 
-from makespan.plans._groups import RankGroups, boundary_flows, card_loads, cards_by_node
 from makespan.plans._memory import (
     DEFAULT_MEMORY_RULES,
     MemoryRules,
@@ -13,7 +12,14 @@ from makespan.plans._memory import (
     resolve_micro_batch,
 )
 from makespan.plans._notation import PLAN_TEXTS, enumerate_plans, read_plan, write_exec_plan, write_plan
-from makespan.plans._placement import Placement, enumerate_placements
+from makespan.plans._placement import (
+    Placement,
+    RankGroups,
+    boundary_flows,
+    card_loads,
+    cards_by_node,
+    enumerate_placements,
+)
 from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
 from makespan.plans._stages import Stage, chunk_layers, stages
 

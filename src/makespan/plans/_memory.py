@@ -28,12 +28,9 @@ class MemoryRules:
     ----------
     fragmentation
         Factor on activations, logits and workspace for what the allocator loses [1].
-    bucket_bytes
-        One bucket of the gradient exchange; two are held [B].
-    workspace_bytes
-        Library workspaces [B].
-    offload_bucket_bytes
-        Staging buffer of the offload path on the device [B].
+    bucket_bytes, workspace_bytes, offload_bucket_bytes
+        One of two buckets of the gradient exchange, library workspaces, and the staging buffer of the offload
+        path on the device [B].
     """
 
     fragmentation: float = 1.06
@@ -51,15 +48,13 @@ class Verdict:
 
     Parameters
     ----------
-    feasible
-        Whether it fits.
+    feasible, reason
+        Whether it fits, and why it cannot run; empty if it can.
     bytes_by_component
         Device memory of the fullest pipeline stage [B]: ``states``, ``activations``, ``logits``,
         ``workspace``, ``fragmentation``, ``reserved``.
     host_bytes_by_component
         Host memory of the node with most processes [B]: ``optimizer``.
-    reason
-        Why it cannot run; empty if it can.
     warnings
         What is unusual but was run in published traces.
     """
@@ -95,14 +90,11 @@ def memory_estimate(
 
     Parameters
     ----------
-    plan
-        The plan, with its micro-batch size resolved.
-    workload
-        What is trained.
-    node
-        Kind of node; on a mixed cluster the one with the least memory.
-    placement
-        Where it runs; None for nodes filled one after another.
+    plan, workload
+        The plan, with its micro-batch size resolved, and what is trained.
+    node, placement
+        Kind of node (on a mixed cluster the one with the least memory), and where the plan runs; nodes filled
+        one after another if not given.
     rules
         Software defaults.
 
@@ -255,23 +247,14 @@ def resolve_micro_batch(
     A plan that accumulates already keeps its micro-batch. Otherwise plans with data parallelism
     alone start from the whole batch of a replica and halve it until it fits in memory, and
     model-parallel plans split the batch into as many micro-batches as the workload's traces used,
-    at most.
+    at most. If no micro-batch fits, the smallest one tried comes back; `memory_estimate` then says why.
 
     Parameters
     ----------
-    plan
-        A plan; its micro-batch size is replaced.
-    workload
-        What is trained.
-    node
-        Kind of node.
+    plan, workload, node
+        A plan, what is trained, and on which kind of node.
     rules
         Software defaults.
-
-    Returns
-    -------
-    ExecutionPlan
-        If no micro-batch fits, the smallest one tried; `memory_estimate` then says why.
     """
     if plan.grad_accum_steps > 1:
         return plan

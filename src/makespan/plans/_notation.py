@@ -65,10 +65,8 @@ def read_plan(
     ----------
     text
         The notation, for example ``"244"``, ``"zero-dp"`` or ``"122+zero1+gc+a2"``.
-    n_gpus
-        Devices of the placement beside it.
-    global_batch_size
-        Samples an optimiser step.
+    n_gpus, global_batch_size
+        Devices of the placement beside it, and samples an optimiser step.
     cpu_threads
         CPU threads a GPU, unless the text says otherwise.
 
@@ -218,9 +216,9 @@ def _pipeline_suffixes(plan: ExecutionPlan) -> list[str]:
 
 
 def write_exec_plan(plan: ExecutionPlan) -> str:
-    """Write a plan whose micro-batch the rule of the workload chose, as tables name it in ``exec_plan``.
+    """Write a plan as tables name it in ``exec_plan``: without micro-batches and CPU threads.
 
-    Micro-batches and CPU threads are left out: the rule chooses the one, the other has a column.
+    The rule of the workload chooses the one, the other has a column.
     """
     return write_plan(plan.with_micro_batch(plan.replica_batch_size), cpu_threads=plan.cpu_threads)
 
@@ -235,32 +233,26 @@ def enumerate_plans(
     max_tp: int,
     cpu_threads: int = DEFAULT_CPU_THREADS,
 ) -> list[ExecutionPlan]:
-    """Return every plan of the given families whose structure is valid.
-
-    Memory is not looked at here. Plans come with the whole batch of a replica as one
-    micro-batch.
+    """Return every plan of the given families whose structure is valid; memory is not looked at.
 
     Parameters
     ----------
-    n_gpus
-        Devices that each plan must use.
-    global_batch_size
-        Samples an optimiser step; the data-parallel degree must divide it.
+    n_gpus, global_batch_size
+        Devices that each plan must use, and samples an optimiser step, which the data-parallel degree must
+        divide.
     families
         Families to search.
-    n_layers
-        Layers of the model, at least the pipeline degree.
-    heads
-        Attention heads of the model; the tensor-parallel degree must divide them.
-    max_tp
-        Largest tensor-parallel degree, usually the devices of a node.
+    n_layers, heads, max_tp
+        Bounds: layers and attention heads of the model (a multiple of the tensor-parallel degree), and the
+        largest tensor-parallel degree, usually the devices of a node.
     cpu_threads
         CPU threads a GPU.
 
     Returns
     -------
     list of ExecutionPlan
-        In the order of the families, then by pipeline and tensor degree.
+        With the whole batch of a replica as one micro-batch, in the order of the families, then by
+        pipeline and tensor degree.
     """
     texts: list[str] = []
     for family in dict.fromkeys(PlanFamily(family) for family in families):

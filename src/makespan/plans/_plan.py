@@ -205,13 +205,7 @@ class ExecutionPlan:
         return self.micro_batch_size * self.grad_accum_steps
 
     def with_micro_batch(self, micro_batch_size: int) -> "ExecutionPlan":
-        """Return the plan with another micro-batch size and the same global batch.
-
-        Raises
-        ------
-        PlanError
-            The replica's batch is not a multiple of it.
-        """
+        """Return the plan with another micro-batch size, which divides the replica's batch."""
         steps, rest = divmod(self.replica_batch_size, max(micro_batch_size, 1))
         if rest or micro_batch_size < 1:
             raise PlanError(

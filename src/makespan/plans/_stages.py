@@ -17,25 +17,19 @@ class Stage:
 
     Parameters
     ----------
-    n_layers
-        Layers of the stage.
-    parameters
-        Weights of the stage, embedding and head included, scaled so that all stages together
-        have the published count.
+    n_layers, parameters
+        Layers, and weights with embedding and head, scaled so that all stages together have the published
+        count.
     flop, attention_flop, head_flop
         Matrix products of the layers, of the attention cores in them, and of the output head.
     replicated_bytes, sharded_bytes, attention_bytes
         Kept bytes, see `makespan.workloads.Layer`.
     input_bytes
         Inputs of all layers, which full checkpointing keeps [B].
-    all_reduce_bytes, n_all_reduces
-        All-reduces of tensor parallelism in one forward pass.
-    n_kernels
-        Device kernels in one forward pass.
-    boundary_bytes
-        What leaves the stage [B]; 0 for the last one.
-    logit_bytes
-        Logits and their copy; 0 but for the last stage.
+    all_reduce_bytes, n_all_reduces, n_kernels
+        All-reduces of tensor parallelism and device kernels in one forward pass.
+    boundary_bytes, logit_bytes
+        What leaves the stage, 0 for the last one; logits and their copy, 0 but for the last one [B].
     largest
         The layer that keeps most.
     """
@@ -82,13 +76,7 @@ def chunk_layers(n_layers: int, plan: ExecutionPlan) -> tuple[range, ...]:
 
 
 def stages(model: ModelSpec, plan: ExecutionPlan) -> tuple[Stage, ...]:
-    """Sum up the layers of each pipeline stage of a plan, first to last.
-
-    Raises
-    ------
-    PlanError
-        As for `chunk_layers`.
-    """
+    """Sum up the layers of each pipeline stage of a plan, first to last; raises as `chunk_layers` does."""
     return _stages(model, plan.pp, chunk_layers(model.n_layers, plan))
 
 

@@ -4,47 +4,36 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
-from makespan.workloads._layers import Head, Layer, family_sources, head, layers, parameter_count
+from makespan.workloads._layers import Layer, head, layers
 from makespan.workloads._spec import (
-    BlockSpec,
     BoundWorkload,
     JobSpec,
     ModelSpec,
-    Stack,
     Workload,
 )
 from makespan.workloads._zoo import (
     model,
     model_keys,
-    preset_sources,
     resolve_workload_key,
     small_workload_keys,
     stack,
-    stack_names,
     workload,
     workload_keys,
 )
 
 __all__ = [
-    "BlockSpec",
     "BoundWorkload",
-    "Head",
     "JobSpec",
     "Layer",
     "ModelSpec",
-    "Stack",
     "Workload",
-    "family_sources",
     "head",
     "layers",
     "model",
     "model_keys",
-    "parameter_count",
-    "preset_sources",
     "resolve_workload_key",
     "small_workload_keys",
     "stack",
-    "stack_names",
     "workload",
     "workload_keys",
 ]

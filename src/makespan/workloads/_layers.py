@@ -12,7 +12,7 @@ from makespan.errors import unknown_name
 from makespan.presets import read_preset
 from makespan.workloads._spec import BlockSpec, ModelSpec
 
-__all__ = ["Head", "Layer", "family_sources", "head", "layers", "parameter_count"]
+__all__ = ["Head", "Layer", "head", "layers"]
 
 _BYTES_16_BIT = 2
 _LOGIT_BYTES = 6  # 16-bit logits and the fp32 copy of the loss
@@ -25,25 +25,19 @@ class Layer:
 
     Parameters
     ----------
-    kind
-        ``enc``, ``dec``, ``causal`` or ``vit``.
-    parameters
-        Weights of the layer.
+    kind, parameters
+        ``enc``, ``dec``, ``causal`` or ``vit``, and weights of the layer.
     flop, attention_flop
         Matrix products of the whole layer, and those of the attention core in it [FLOP].
     replicated_bytes, sharded_bytes, attention_bytes
         Bytes kept for the backward pass: those that tensor parallelism leaves on every rank,
         those it divides, and the attention scores (divided as well) [B]. Element-wise kernels
         move a multiple of them.
-    input_bytes
-        The layer's input at 16 bit [B]: what full checkpointing keeps, what one all-reduce of
-        tensor parallelism moves.
-    boundary_bytes
-        What crosses a pipeline boundary behind this layer [B].
-    n_all_reduces
-        All-reduces of tensor parallelism in one forward pass.
-    n_kernels
-        Device kernels in one forward pass.
+    input_bytes, boundary_bytes
+        The layer's input at 16 bit, which full checkpointing keeps and one all-reduce of tensor parallelism
+        moves, and what crosses a pipeline boundary behind the layer [B].
+    n_all_reduces, n_kernels
+        All-reduces of tensor parallelism and device kernels in one forward pass.
     """
 
     kind: str
@@ -74,10 +68,8 @@ class Head:
     embedding_parameters, head_parameters
         Weights of the input embedding (with positions) and of the output head; a tied head
         has none of its own.
-    flop
-        Matrix product of the output head [FLOP].
-    logit_bytes
-        Logits at 16 bit and their fp32 copy [B].
+    flop, logit_bytes
+        Matrix product of the output head [FLOP]; logits at 16 bit and their fp32 copy [B].
     """
 
     embedding_parameters: int
@@ -110,11 +102,6 @@ def _families() -> dict[str, _FamilyCounts]:
     }
 
 
-def family_sources() -> dict[str, str]:
-    """Return the source of the counts of every model family."""
-    return {f"families/{name}": counts.source for name, counts in _families().items()}
-
-
 def _family_counts(model: ModelSpec) -> _FamilyCounts:
     families = _families()
     if model.family not in families:
@@ -124,12 +111,7 @@ def _family_counts(model: ModelSpec) -> _FamilyCounts:
 
 @cache
 def layers(model: ModelSpec) -> tuple[Layer, ...]:
-    """Return the layers of a model, first to last.
-
-    Parameters
-    ----------
-    model
-        Architecture with the sequence lengths in use.
+    """Return the layers of a model with the sequence lengths in use, first to last.
 
     Raises
     ------
@@ -202,9 +184,3 @@ def head(model: ModelSpec) -> Head:
         flop=float(_FLOP_PER_MAC * last.seq * last.hidden * model.vocab),
         logit_bytes=float(_LOGIT_BYTES * last.seq * model.vocab),
     )
-
-
-def parameter_count(model: ModelSpec) -> int:
-    """Count the weights of a model from its shape."""
-    ends = head(model)
-    return sum(layer.parameters for layer in layers(model)) + ends.embedding_parameters + ends.head_parameters

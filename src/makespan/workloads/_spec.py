@@ -36,16 +36,12 @@ class BlockSpec:
 
     Parameters
     ----------
-    n_layers
-        How many layers.
-    kind
-        ``enc``, ``dec`` (self and cross attention), ``causal`` or ``vit``.
+    n_layers, kind
+        How many layers, and ``enc``, ``dec`` (self and cross attention), ``causal`` or ``vit``.
     seq, hidden, heads, kv_heads, ffn
         Tokens a sample, hidden size, attention heads, key/value heads, feed-forward size.
-    gated
-        Whether the feed-forward part has a gate, that is three matrices.
-    kv_channels
-        Size of one attention head; ``hidden // heads`` in most models.
+    gated, kv_channels
+        Whether the feed-forward part has a gate, that is three matrices; size of one attention head.
     """
 
     n_layers: int
@@ -79,16 +75,13 @@ class ModelSpec:
         Key in the zoo, name for people, and family such as ``bert`` or ``llama``.
     blocks
         Runs of equal layers, first to last.
-    vocab
-        Rows of the output head: vocabulary, or classes of an image model.
-    tied_head
-        Whether output head and embedding share their weights.
+    vocab, tied_head
+        Rows of the output head (vocabulary, or classes of an image model), and whether the embedding has the
+        same weights.
     max_positions
         Rows of a learned position table; 0 without one.
-    parameters
-        Published parameter count; used for communication and optimiser volumes.
-    source
-        Where the architecture and the count come from.
+    parameters, source
+        Published parameter count, used for communication and optimiser volumes, and where it comes from.
     """
 
     key: str
@@ -129,13 +122,7 @@ class ModelSpec:
         return self.blocks[0].seq
 
     def with_seq(self, *seq: int) -> "ModelSpec":
-        """Return the model with another sequence length for each block.
-
-        Raises
-        ------
-        InputError
-            The number of lengths differs from the number of blocks.
-        """
+        """Return the model with another sequence length for each block."""
         if len(seq) != len(self.blocks):
             raise InputError(f"ModelSpec {self.key!r}: {len(seq)} lengths, {len(self.blocks)} blocks")
         blocks = tuple(replace(block, seq=s) for block, s in zip(self.blocks, seq, strict=True))
@@ -148,18 +135,15 @@ class Stack:
 
     Parameters
     ----------
-    name, version
-        Key and the vintage that it describes.
-    gradient_bytes
-        Bytes of one gradient exchanged under plain data parallelism.
+    name, version, source
+        Key, the vintage that it describes, and where the facts come from.
+    gradient_bytes, partitioned_bytes
+        Bytes of one gradient exchanged under plain data parallelism, and of one gradient or parameter under a
+        partitioned optimiser.
     overlaps_gradients
         Whether the exchange runs in buckets beside the backward pass.
-    partitioned_bytes
-        Bytes of one gradient or parameter exchanged under a partitioned optimiser.
-    fused_optimizer
-        Whether the device optimiser is one fused kernel.
-    host_optimizer
-        ``fused`` or ``slow``, the optimiser used under offload.
+    fused_optimizer, host_optimizer
+        Whether the device optimiser is one fused kernel; ``fused`` or ``slow``, the one used under offload.
     fused_attention
         Whether attention scores stay out of memory.
     sequence_parallel
@@ -172,8 +156,6 @@ class Stack:
         Which work the reported phase columns contain: ``ddp``, ``zero`` or ``3d``.
     calibrated
         Whether measured rows stand behind the constants of this stack.
-    source
-        Where the facts come from.
     """
 
     name: str
@@ -201,23 +183,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class BoundWorkload:
-    """A workload as one plan sees it: one model shape and one stack.
-
-    Parameters
-    ----------
-    key
-        Key of the workload.
-    model
-        The model with the sequence length that the plan uses.
-    stack
-        The software that runs the plan.
-    global_batch_size
-        Samples an optimiser step.
-    precision
-        Precision of the matrix products.
-    max_microbatches
-        Most micro-batches a pipeline is given.
-    """
+    """A workload as one plan sees it: one model shape, with its sequence length, and one stack."""
 
     key: str
     model: ModelSpec
@@ -235,12 +201,10 @@ class Workload:
     ----------
     key, aliases
         Key in the zoo and other names accepted for it.
-    model
-        The architecture.
+    model, precision
+        The architecture, and the precision of the matrix products.
     global_batch_size
         Samples an optimiser step; constant under reconfiguration.
-    precision
-        Precision of the matrix products.
     families
         Plan families that users of this workload choose from (values of ``PlanFamily``).
     data_parallel_stack, model_parallel_stack
@@ -302,18 +266,12 @@ class JobSpec:
 
     Parameters
     ----------
-    job_id
-        Name, unique in its trace.
-    submit_time_s
-        When the job enters the system [s].
-    workload
-        Key of what it trains.
-    n_gpus, n_cpus
-        Devices and CPU threads that the user asks for.
-    plan
-        Execution plan that the user asks for, in trace notation.
-    steps
-        Optimiser steps to run.
+    job_id, submit_time_s
+        Name, unique in its trace, and when the job enters the system [s].
+    workload, plan
+        Key of what it trains, and execution plan that the user asks for, in trace notation.
+    n_gpus, n_cpus, steps
+        Devices and CPU threads that the user asks for, and optimiser steps to run.
     is_guaranteed
         Whether the job must run at least as fast as with what it asks for; otherwise it is best-effort.
     tenant

@@ -4,17 +4,15 @@ from functools import cache
 from typing import Any
 
 from makespan.errors import unknown_name
-from makespan.presets import preset_entry, read_preset, sources_of
+from makespan.presets import preset_entry, read_preset
 from makespan.workloads._spec import BlockSpec, ModelSpec, Stack, Workload
 
 __all__ = [
     "model",
     "model_keys",
-    "preset_sources",
     "resolve_workload_key",
     "small_workload_keys",
     "stack",
-    "stack_names",
     "workload",
     "workload_keys",
 ]
@@ -29,43 +27,21 @@ def model_keys() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "models"))
 
 
-def stack_names() -> tuple[str, ...]:
-    """Return the names of all software stacks."""
-    return tuple(read_preset(_PACKAGE, "stacks"))
-
-
 def workload_keys() -> tuple[str, ...]:
     """Return the keys of all workloads."""
     return tuple(read_preset(_PACKAGE, "workloads"))
 
 
-def preset_sources() -> dict[str, str]:
-    """Return the source of every preset, keyed ``kind/name``; empty text where it is missing."""
-    return sources_of(_PACKAGE, "models", "stacks", "workloads", "small")
-
-
 @cache
 def stack(name: str) -> Stack:
-    """Return a software stack.
-
-    Raises
-    ------
-    UnknownNameError
-        No stack has that name.
-    """
+    """Return a software stack; raises `UnknownNameError` for another name."""
     entry = preset_entry(_PACKAGE, "stacks", "software stack", name)
     return Stack(name=name, **entry)
 
 
 @cache
 def model(key: str) -> ModelSpec:
-    """Return a model of the zoo.
-
-    Raises
-    ------
-    UnknownNameError
-        No model has that key.
-    """
+    """Return a model of the zoo; raises `UnknownNameError` for another key."""
     entry = preset_entry(_PACKAGE, "models", "model", key)
     blocks = tuple(_block(block) for block in entry.pop("blocks"))
     return ModelSpec(key=key, blocks=blocks, **entry)
@@ -85,13 +61,7 @@ def _aliases() -> dict[str, str]:
 
 
 def resolve_workload_key(name: str) -> str:
-    """Return the key of a workload from its key or one of its aliases.
-
-    Raises
-    ------
-    UnknownNameError
-        Neither a key nor an alias.
-    """
+    """Return the key of a workload from its key or an alias; raises `UnknownNameError` otherwise."""
     key = _aliases().get(name, name)
     if key not in read_preset(_PACKAGE, "workloads"):
         raise unknown_name("model or workload", name, [*workload_keys(), *_aliases()])
@@ -105,13 +75,7 @@ def small_workload_keys() -> tuple[str, ...]:
 
 @cache
 def workload(name: str) -> Workload:
-    """Return a workload from its key or one of its aliases, or a small workload from its key.
-
-    Raises
-    ------
-    UnknownNameError
-        Neither a key nor an alias.
-    """
+    """Return a workload from its key or an alias, small ones too; raises `UnknownNameError` otherwise."""
     if name in small_workload_keys():
         return _small_workload(name)
     key = resolve_workload_key(name)
