@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["policies_command", "simulate_command"]
 
-_WIDTH = 100
-
 
 @click.command("simulate")
 @shown_option(
@@ -56,15 +54,16 @@ def simulate_command(
     from makespan.policies import policy
     from makespan.studies import scenario as assemble
 
-    title = policy(policy_name).title
+    by = policy(policy_name).title
     check_target(output, is_directory=True)
     scenario = assemble(**request)
+    title = f"{by} on {scenario.title}"
     click.echo(scenario.report, err=True)
-    done, wall_s = _watched(scenario, policy_name, f"{title} on {scenario.title}", quiet, pace_s)
+    done, wall_s = _watched(scenario, policy_name, title, quiet, pace_s)
     if output is not None:
         _write(done, output)
-    click.echo("\n".join(_summary_lines(f"{title} on {scenario.title}", scenario.predictions, done, wall_s)))
-    click.echo("\n".join(verdict_lines(done)))
+    lines = _summary_lines(title, scenario.predictions, done, wall_s) + verdict_lines(done)
+    click.echo("\n".join(lines))
     if output is not None:
         click.echo(f"{output}: events.csv, outcomes.csv")
     if done.violations:
@@ -114,7 +113,8 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
     lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, by {predictions} times", ""]
     lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
     sla = found.sla_attainment
-    lines += [
+    return [
+        *lines,
         f"{'GPU allocation ratio':<28} {found.gpu_allocation_ratio:>12.1%}",
         f"{'starts and restarts a job':<28} {found.reconfigurations_per_job:>12.2f}",
         f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
@@ -123,7 +123,6 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
         f"{'wall clock time':<28} {wall_s:>12.3f} s   policy {result.policy_wall_s:.3f} s",
         "",
     ]
-    return lines
 
 
 @click.command("policies")
@@ -134,12 +133,12 @@ def policies_command() -> None:
     """
     from makespan.policies import REGISTRY
 
-    width = max(len(name) for name in REGISTRY)
+    width = max(map(len, REGISTRY))
     indent = " " * (width + 2)
     for entry in REGISTRY.values():
         click.echo(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
         for reference in entry.references:
-            click.echo(textwrap.fill(reference, _WIDTH, initial_indent=indent, subsequent_indent=indent))
+            click.echo(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
 
 
 def _needs(entry: "Policy") -> str:
