@@ -35,7 +35,6 @@ class Prior:
     meaning: str
 
     def __post_init__(self) -> None:
-        """Check that the median is inside the bounds."""
         if not 0 < self.low <= self.median <= self.high or self.log_sd <= 0:
             raise InputError(f"prior {self.meaning!r}: needs 0 < low <= median <= high and log_sd > 0")
 
