@@ -13,20 +13,9 @@ __all__ = ["atomic_path", "read_json", "write_json", "write_text"]
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Temporary path that replaces ``path`` when the block ends without error.
+    """Temporary path, with the same directory and suffix, that replaces ``path`` when the block ends well.
 
-    The directory is created. A failed block leaves neither the target nor the temporary
-    file behind, so a reader never sees half a file.
-
-    Parameters
-    ----------
-    path
-        Where the finished file goes.
-
-    Yields
-    ------
-    pathlib.Path
-        Where to write; in the same directory and with the same suffix as ``path``.
+    The directory is created. A failed block leaves neither the target nor the temporary file behind.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

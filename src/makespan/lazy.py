@@ -13,11 +13,6 @@ def shown_lazily(package: str, file: str) -> Callable[[str], object]:
 
     Those imports say both to a type checker and here where each name is defined, so that importing the
     package imports nothing else.
-
-    Parameters
-    ----------
-    package, file
-        ``__name__`` and ``__file__`` of the package.
     """
     homes = {
         alias.asname or alias.name: (str(node.module), alias.name)

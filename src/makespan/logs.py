@@ -14,18 +14,10 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @contextmanager
 def logged_to(path: str | Path) -> Iterator[None]:
-    """Send log messages to a file while a block runs, and an expected error to the terminal in one line.
+    """Send log messages to a new file while a block runs, and an expected error to the terminal in one line.
 
-    Parameters
-    ----------
-    path
-        The log file; it is written anew.
-
-    Raises
-    ------
-    SystemExit
-        In place of a `MakespanError`: its message says what to do, and a traceback would bury it. Any other
-        exception passes through, and its traceback is in the file.
+    A `MakespanError` becomes a `SystemExit`: its message says what to do, and a traceback would bury it.
+    Any other exception passes through, and its traceback is in the file.
     """
     handler = logging.FileHandler(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))

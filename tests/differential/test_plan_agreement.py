@@ -23,7 +23,7 @@ from makespan.plans import (
     write_exec_plan,
     write_plan,
 )
-from makespan.training import TrainingJob, small_model
+from makespan.training import SmallModel, TrainingJob
 from makespan.workloads import Workload, workload, workload_keys
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +78,7 @@ def test_plans_of_every_trace_agree() -> None:
 
 def test_the_executor_holds_the_layers_and_passes_that_the_models_count() -> None:
     torch = pytest.importorskip("torch")
-    from makespan.training._engine import Engine
-    from makespan.training._passes import Clock
+    from makespan.training._engine import Clock, Engine
 
     for plan in trained_plans():
         spec, placement = small(plan), Placement.packed(plan.n_gpus, 8)
@@ -88,7 +87,7 @@ def test_the_executor_holds_the_layers_and_passes_that_the_models_count() -> Non
         held = []
         for rank in range(plan.pp):
             engine = Engine.__new__(Engine)
-            engine.job = TrainingJob(small_model("llama"), whole, 1)
+            engine.job = TrainingJob(SmallModel("llama", kv_heads=2), whole, 1)
             engine.place = SimpleNamespace(
                 rank=lambda _, rank=rank: rank, mesh=None, device=torch.device("cpu")
             )

@@ -5,7 +5,8 @@ import pytest
 
 from makespan.plans import ExecutionPlan
 from makespan.runtime import LocalLauncher
-from makespan.training import TrainingJob, small_model, train_all
+from makespan.training import MODEL_FAMILIES as FAMILIES
+from makespan.training import SmallModel, TrainingJob, train_all
 
 pytest.importorskip("torch")
 
@@ -55,11 +56,11 @@ PLANS = {
 SOME = ("GA", "ZeRO-3, GA", "TP", "PP", "TP x PP")
 CASES = [("llama", name) for name in PLANS]
 CASES += [(family, name) for family in ("gpt", "bert", "t5", "vit") for name in SOME]
-FAMILIES = ("llama", "gpt", "bert", "t5", "vit")
+SIZES = {"llama": {"kv_heads": 2}, "vit": {"seq": 16, "vocab": 10}}
 
 
 def job(family, chosen):
-    return TrainingJob(small_model(family), chosen, STEPS)
+    return TrainingJob(SmallModel(family, **SIZES.get(family, {})), chosen, STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,56 @@
-"""A trainer without processes for tests of live scheduling: steps are short sleeps."""
+"""Live runs without processes and without waiting: steps take their time on a clock that the run drives."""
 
 import math
-import threading
-import time
 
-from makespan.errors import WorkerError
-from makespan.live import Segment, SegmentResult
+from makespan.errors import MakespanError, WorkerError
+from makespan.live import SegmentResult
+from makespan.live._engine import LiveClock
+from makespan.live._segments import Executor, SegmentEnd
+
+_LEAST_WALL_S = 1e-9  # by which a wait moves the clock, however it rounds
+
+
+class DrivenClock(LiveClock):
+    """A clock on which time passes only where the executor lets it pass."""
+
+    passed_wall_s = 0.0
+
+    def now_s(self):
+        return self._start_s + self.scale * self.passed_wall_s
+
+
+class DrivenExecutor(Executor):
+    """Runs segments step by step while the engine waits; slots and stops are those of every executor."""
+
+    def __init__(self, trainer, n_slots, clock):
+        super().__init__(trainer, n_slots)
+        self.clock = clock
+        self.wakes = {}
+
+    def _start(self, segment):
+        job_id = segment.job.job_id
+        self._active[job_id] = segment
+        self._resume(self.clock.passed_wall_s, segment, self.trainer.steps(segment))
+
+    def _resume(self, now_wall_s, segment, steps):
+        try:
+            self.wakes[segment.job.job_id] = (now_wall_s + next(steps), segment, steps)
+        except StopIteration as end:
+            self._ends.put(SegmentEnd(segment, end.value, None))
+        except MakespanError as error:
+            self._ends.put(SegmentEnd(segment, None, error))
+
+    def next_end(self, timeout_s):
+        until = self.clock.passed_wall_s + max(timeout_s, _LEAST_WALL_S)
+        while self._ends.empty() and self.clock.passed_wall_s < until:
+            job_id = min(self.wakes, key=lambda name: (self.wakes[name][0], name), default=None)
+            if job_id is None or self.wakes[job_id][0] > until:
+                self.clock.passed_wall_s = until
+                break
+            wake_wall_s, segment, steps = self.wakes.pop(job_id)
+            self.clock.passed_wall_s = wake_wall_s
+            self._resume(wake_wall_s, segment, steps)
+        return super().next_end(0)
 
 
 class FakeTrainer:
@@ -16,14 +61,14 @@ class FakeTrainer:
     speed
         Seconds of the schedule in a second on the wall.
     start_wall_s
-        Time before the first step, and after a stop.
+        Time before the first step.
     deaths
         By job: steps after which its processes die, in turn.
     checkpoint_every
         Steps between checkpoints.
     """
 
-    def __init__(self, speed, start_wall_s=0.01, deaths=None, checkpoint_every=1):
+    def __init__(self, speed, start_wall_s=0.02, deaths=None, checkpoint_every=1):
         self.speed = speed
         self.start_wall_s = start_wall_s
         self.deaths = {name: list(steps) for name, steps in (deaths or {}).items()}
@@ -34,29 +79,25 @@ class FakeTrainer:
         self.segments = []
         self.busy = {}
         self.clashes = []
-        self.lock = threading.Lock()
 
-    def train(self, segment: Segment) -> SegmentResult:
-        name = segment.job.job_id
-        with self.lock:
-            self.segments.append(segment)
-            self.clashes += [slot for slot in segment.slots if slot in self.busy]
-            self.busy |= dict.fromkeys(segment.slots, name)
+    def steps(self, segment):
+        """Yield each time on the wall that passes; the value at the end is the result."""
+        self.segments.append(segment)
+        self.clashes += [slot for slot in segment.slots if slot in self.busy]
+        self.busy |= dict.fromkeys(segment.slots, segment.job.job_id)
         try:
-            return self._train(segment)
+            return (yield from self._train(segment))
         finally:
-            with self.lock:
-                for slot in segment.slots:
-                    self.busy.pop(slot, None)
+            for slot in segment.slots:
+                self.busy.pop(slot, None)
 
     def _train(self, segment):
         name, key = segment.job.job_id, (segment.job.job_id, segment.generation)
-        time.sleep(self.start_wall_s)
+        yield self.start_wall_s
         first = step = self.saved.get(name, 0)
-        self.done[key] = step
-        begun = time.monotonic()
+        self.done[key], step_wall_s = step, segment.configuration.iter_time_s / self.speed
         while step < segment.job.steps and key not in self.stops:
-            time.sleep(segment.configuration.iter_time_s / self.speed)
+            yield step_wall_s
             step += 1
             self.done[key] = step
             if self.deaths.get(name) and step >= self.deaths[name][0]:
@@ -65,7 +106,8 @@ class FakeTrainer:
             if step % self.checkpoint_every == 0:
                 self.saved[name] = step
         self.saved[name] = step
-        return SegmentResult(step, step - first, time.monotonic() - begun, float(step) if step else math.nan)
+        loss = float(step) if step else math.nan
+        return SegmentResult(step, step - first, (step - first) * step_wall_s, loss)
 
     def stop(self, segment):
         self.stops.add((segment.job.job_id, segment.generation))

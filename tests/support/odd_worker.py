@@ -1,31 +1,33 @@
-"""A training worker that misbehaves: ``python odd_worker.py <what> -m <worker> <run directory>``."""
+"""A training worker that misbehaves: ``python odd_worker.py <what> -m <worker> <run directory>``.
+
+It kills itself: ``kill:<rank>:<step>`` in the middle of a run, ``kill-in-save`` in that of a checkpoint.
+"""
 
 import os
 import signal
 import sys
 
-from makespan.training import _checkpoint, _worker
+from makespan.runtime import end_worker, run_worker
+from makespan.training import _worker
 from makespan.training._engine import Engine
 
-_AT_STEP = 2
-_proper_step, _proper_finish = Engine.step, _checkpoint.finish_checkpoint
+_proper_step, _proper_finish = Engine.step, _worker.finish_checkpoint
 
 
 def _step(self, step, stop):
-    if sys.argv[1] == "kill" and step == _AT_STEP and os.environ["MAKESPAN_RANK"] == "1":
+    if sys.argv[1] == f"kill:{os.environ['MAKESPAN_RANK']}:{step}":
         os.kill(os.getpid(), signal.SIGKILL)
     return _proper_step(self, step, stop)
 
 
 def _finish(directory, step, *what):
     """Die in the middle of saving: the state is written, the checkpoint is not complete."""
-    if sys.argv[1] == "kill-in-save" and step > _AT_STEP:
+    if sys.argv[1] == "kill-in-save" and step > 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return _proper_finish(directory, step, *what)
 
 
 if __name__ == "__main__":
     Engine.step = _step
-    _checkpoint.finish_checkpoint = _finish
-    status = _worker.main(sys.argv[-1])
-    os._exit(status)
+    _worker.finish_checkpoint = _finish
+    end_worker(run_worker(sys.argv[-1], _worker.run_jobs))

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from toy_cluster import throughput_rows
 from makespan import live
 from makespan.cli._live_run import live_command
 from makespan.live._prepare import measure_restarts_s, measure_tables
-from makespan.live._segments import configuration_plan
+from makespan.live._segments import configuration_plan, slots_of
 from makespan.policies import policy
 from makespan.profiling._design import model_of
+from makespan.runtime import latest_checkpoint
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
 from makespan.training import TrainingJob, read_progress, train
 from makespan.workloads import JobSpec, workload
@@ -27,7 +27,8 @@ pytest.importorskip("torch")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU cores of Linux")
 
-WHERE = live.slot_cluster(2)
+ODD = Path(__file__).parents[1] / "support" / "odd_worker.py"
+WHERE, HERE = live.slot_cluster(2), slots_of("local", "cpu")
 SETTINGS = live.live_settings()
 # An interrupt counts, even where the tests themselves were started to ignore it.
 START = """import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,36 +74,32 @@ def undisturbed_loss(what, name):
 
 def test_a_job_killed_with_kill_9_finishes_with_the_loss_of_an_undisturbed_run(tmp_path):
     what = setting([job("a", 0.0, 30), job("b", 0.1, 12, 1, "gc")])
-    trainer = live.process_trainer(
-        tmp_path, what, WHERE, live.local_slots("cpu"), replace(SETTINGS, checkpoint_interval_s=0.6)
-    )
-    killed = []
+    killing = [(sys.executable, str(ODD), "kill:0:12")]
 
-    def kill():
-        until(lambda: trainer.saved_steps(what.jobs[0]) >= 6)
-        progress = read_progress(next((tmp_path / "jobs" / "a").glob("segment-*")))
-        killed.append((progress.step, *progress.pids))
-        os.kill(progress.pids[0], signal.SIGKILL)
+    def launch_on(slots):
+        """Let the first segment on slot 0, that of job a, get a kill -9 in the middle of a step."""
+        launcher = HERE(slots)
+        return replace(launcher, interpreter=killing.pop()) if killing and slots == (0,) else launcher
 
-    killer = threading.Thread(target=kill)
-    killer.start()
+    settings = replace(SETTINGS, checkpoint_interval_s=0.6)  # ten steps
+    trainer = live.process_trainer(tmp_path, what, WHERE, launch_on, settings)
     engine = live.run_live(what, policy("fifo"), WHERE, trainer, tmp_path)
-    killer.join()
     result = live.compare_live(what, policy("fifo"), WHERE, engine)
     lost = result.live_events[result.live_events["kind"] == "interrupted"]
     assert lost["job_id"].tolist() == ["a"]
     assert "SIGKILL" in lost["reason"].iloc[0]
-    assert 0 < lost["steps_left"].iloc[0] < 30
+    assert lost["steps_left"].tolist() == [20.0]
     assert result.violations == ()
-    assert not any(alive(pid) for pid in killed[0][1:])
+    (first, second) = sorted((tmp_path / "jobs" / "a").glob("segment-*"))
+    assert not any(alive(pid) for pid in read_progress(first).pids + read_progress(second).pids)
     losses = dict(zip(result.jobs["job_id"], result.jobs["final_loss"], strict=True))
     assert losses["a"] == pytest.approx(undisturbed_loss(what, "a"), rel=1e-6)
 
 
 def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
     work = tmp_path / "work"
-    what = setting([job("a", 0.0, 5), job("b", 0.0, 60), job("c", 1.0, 5, 2, "zero-dp")])
-    what.save(work)
+    endless = setting([job("a", 0.0, 5), job("b", 0.0, 1_000_000), job("c", 1.0, 5, 2, "zero-dp")])
+    endless.save(work)
     options = ["--policy", "fifo", "--workload", "live-smoke"]
     options += ["--work-dir", str(work), "--output", str(tmp_path)]
     state = work / "state.json"
@@ -116,7 +113,8 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
             scheduler.kill()
         assert b"the same command goes on" in scheduler.stderr.read()
     assert not any(alive(pid) for pid in pids)
-    assert list((work / "jobs" / "b" / "checkpoints").glob("step-*"))
+    done = latest_checkpoint(work / "jobs" / "b" / "checkpoints").step
+    setting([replace(one, steps=min(one.steps, done + 5)) for one in endless.jobs]).save(work)
     outcome = CliRunner().invoke(live_command, [*options, "--quiet"])
     assert outcome.exit_code == 0, outcome.output
     assert "average JCT" in outcome.stdout
@@ -131,11 +129,10 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
 def test_the_profile_measures_every_plan_and_what_a_restart_costs():
     spec = live.live_workload("live-smoke")
     quick = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=1, restart_steps=1)
-    where = live.local_slots("cpu")
-    tables = measure_tables(spec, 2, WHERE.nodes[0], where, quick)
+    tables = measure_tables(spec, 2, WHERE.nodes[0], HERE, quick)
     table = tables["tiny-gpt"]
     assert set(zip(table["exec_plan"], table["placement"], strict=True)) == {("ga", "1"), ("ga", "2")}
     assert (table["iter_time_s"] > 0).all()
-    overheads_s = measure_restarts_s(replace(spec, slots={1: 1.0}), 1, WHERE.nodes[0], where, quick)
+    overheads_s = measure_restarts_s(replace(spec, slots={1: 1.0}), 1, WHERE.nodes[0], HERE, quick)
     assert len(overheads_s) == 2
-    assert all(0.3 < value < 60 for value in overheads_s)
+    assert min(overheads_s) > 0

@@ -17,9 +17,8 @@ from makespan.runtime import (
     ProcessOptions,
     RunDirectory,
     SlurmLauncher,
-    checkpoints,
     finish_checkpoint,
-    prune_checkpoints,
+    latest_checkpoint,
     start_checkpoint,
 )
 
@@ -166,18 +165,24 @@ def test_ranks_of_srun_are_understood(srun, tmp_path):
 # --- files and imports ------------------------------------------------------------------------------
 
 
-def test_checkpoints_of_anything_are_listed_and_pruned(tmp_path):
-    for step in (1, 2, 3):
+def test_the_newest_checkpoints_of_anything_are_kept(tmp_path):
+    for step in (1, 2, 3, 10):
         (start_checkpoint(tmp_path) / "state").write_text(str(step))
-        finish_checkpoint(tmp_path, step, 0.5, {"stages": [step]}, keep=3)
+        finish_checkpoint(tmp_path, step, 0.5, {"stages": [step]}, keep=2 if step > 3 else 3)
+        found = latest_checkpoint(tmp_path)
+        assert (found.step, found.save_s, found.values) == (step, 0.5, {"stages": [step]})
+        found.verify()
     start_checkpoint(tmp_path)
-    found = checkpoints(tmp_path)
-    assert [(one.step, one.save_s, one.values) for one in found] == [
-        (step, 0.5, {"stages": [step]}) for step in (1, 2, 3)
-    ]
-    found[0].verify()
-    prune_checkpoints(tmp_path, 1)
-    assert checkpoints(tmp_path) == found[2:]
+    assert latest_checkpoint(tmp_path) == found
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000010"]
+
+
+def test_saving_the_same_step_again_keeps_the_old_one_until_then(tmp_path):
+    for expected in ("step-00000004", "step-00000004.1"):
+        (start_checkpoint(tmp_path) / "state").write_text(expected)
+        assert finish_checkpoint(tmp_path, 4, 0.5, {}).name == expected
+        assert latest_checkpoint(tmp_path).path.name == expected
+    assert (tmp_path / "step-00000004" / "state").read_text() == "step-00000004"
 
 
 def test_faces_are_read_without_what_only_workers_and_tables_need():

@@ -12,7 +12,7 @@ import pytest
 
 from makespan.errors import CheckpointError, ChecksumError, WorkerError
 from makespan.plans import ExecutionPlan
-from makespan.runtime import LocalLauncher, checkpoints, latest_checkpoint
+from makespan.runtime import LocalLauncher, latest_checkpoint
 from makespan.training import (
     SmallModel,
     TrainingJob,
@@ -49,14 +49,14 @@ def copied(written, tmp_path):
     return shutil.copytree(written[0], tmp_path / "copied")
 
 
-def test_changing_plans_and_processes_does_not_change_the_losses(tmp_path):
-    job = replace(JOB, steps=8, checkpoint_every=0)
-    whole = train(job)
-    parts = train_switching(job, [(2, ZERO), (4, SPLIT), (6, OWNERS)], checkpoint_dir=tmp_path)
+def test_changing_plans_and_processes_does_not_change_the_losses(written, tmp_path):
+    """A run that went on with fresh moments would have other losses from the second step on."""
+    job = replace(JOB, checkpoint_every=0)
+    parts = train_switching(job, [(1, ZERO), (2, SPLIT), (3, OWNERS)], checkpoint_dir=tmp_path)
     losses = [loss for part in parts for loss in part.losses]
-    np.testing.assert_allclose(losses, whole.losses, rtol=1e-5)
-    assert [part.first_step for part in parts] == [0, 2, 4, 6]
-    assert [part.last_step for part in parts] == [2, 4, 6, 8]
+    np.testing.assert_allclose(losses, written[1].losses, rtol=1e-5)
+    assert [part.first_step for part in parts] == [0, 1, 2, 3]
+    assert [part.last_step for part in parts] == [1, 2, 3, 4]
     assert parts[0].restart_cost is None
     for part in parts[1:]:
         cost = part.restart_cost
@@ -68,18 +68,11 @@ def test_the_newest_two_are_kept_with_what_a_reader_needs(written):
     directory, result = written
     assert sorted(path.name for path in directory.iterdir()) == ["step-00000002", "step-00000004"]
     newest = latest_checkpoint(directory)
-    assert [one.step for one in checkpoints(directory)] == [2, newest.step] == [2, 4]
+    assert newest.step == 4
     assert job_from(newest.values["job"]) == JOB
     assert str(newest.path) == result.checkpoint
     assert len(result.save_s) == 2
     newest.verify()
-
-
-def test_moments_are_part_of_the_state(written, copied):
-    """A run that went on with fresh moments would have other losses from the second step on."""
-    shutil.rmtree(copied / "step-00000004")
-    again = train(replace(JOB, plan=ZERO), resume=copied)
-    np.testing.assert_allclose(again.losses, written[1].losses[2:], rtol=1e-5)
 
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
@@ -146,10 +139,3 @@ def test_a_run_can_be_stopped_from_outside_and_continued(tmp_path):
     more = train(replace(job, steps=result.last_step + 2), resume=checkpoints)
     assert not more.stopped
     assert more.losses == train(replace(job, steps=result.last_step + 2)).losses[-2:]
-
-
-def test_saving_the_same_step_again_keeps_the_old_one_until_then(copied):
-    (copied / "step-00000004" / "manifest.json").rename(copied / "kept.json")
-    result = train(JOB, checkpoint_dir=copied, resume=copied)
-    assert Path(result.checkpoint).name == "step-00000004.1"
-    assert latest_checkpoint(copied).path.name == "step-00000004.1"

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from makespan.training import small_model, small_models
+from makespan.training import MODEL_FAMILIES, SmallModel
 from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
 
 
 def test_equal_seed_and_step_give_equal_samples():
-    for model in map(small_model, small_models()):
+    for model in map(SmallModel, MODEL_FAMILIES):
         first, again = global_batch(model, 8, 3, 5), global_batch(model, 8, 3, 5)
         np.testing.assert_array_equal(first.inputs, again.inputs)
         np.testing.assert_array_equal(first.targets, again.targets)
@@ -16,7 +16,7 @@ def test_equal_seed_and_step_give_equal_samples():
 
 
 def test_every_sample_has_the_stated_number_of_targets():
-    for model in map(small_model, small_models()):
+    for model in map(SmallModel, MODEL_FAMILIES):
         targets = global_batch(model, 8, 0, 0).targets.reshape(8, -1)
         assert set((targets != IGNORED).sum(axis=1)) == {targets_per_sample(model)}, model
         assert targets[targets != IGNORED].min() >= 0
@@ -24,7 +24,7 @@ def test_every_sample_has_the_stated_number_of_targets():
 
 
 def test_the_next_token_mostly_follows_from_the_last_one():
-    model = small_model("gpt")
+    model = SmallModel("gpt")
     batch = global_batch(model, 200, 0, 0)
     followers = {}
     for token, follower in zip(batch.inputs.ravel(), batch.targets.ravel(), strict=True):

@@ -28,7 +28,7 @@ def is_running(pid):
 
 
 def test_a_death_in_the_middle_of_a_step_ends_the_others_who_wait_for_it(tmp_path):
-    launcher = LocalLauncher(interpreter=(sys.executable, str(ODD), "kill"))
+    launcher = LocalLauncher(interpreter=(sys.executable, str(ODD), "kill:1:2"))
     with pytest.raises(WorkerError, match=r"process 1 of 2 was ended by signal SIGKILL"):
         train(TrainingJob(MODEL, TWO, 2000), launcher=launcher, run_dir=tmp_path)
     beat = read_progress(tmp_path)

@@ -34,7 +34,8 @@ from makespan.profiling._rates import (
 )
 from makespan.runtime import LocalLauncher, describe_machine
 from makespan.tables import THROUGHPUT, read_csv
-from makespan.training import PhaseTimes, RunResult, unsupported_reasons
+from makespan.training import RunResult, unsupported_reasons
+from makespan.training._job import PhaseTimes
 from makespan.workloads import small_workload_keys, workload, workload_keys
 
 ONE, TWO = Placement((1,)), Placement((2,))

@@ -9,8 +9,6 @@ from makespan.training import (
     SmallModel,
     TrainingJob,
     check_supported,
-    small_model,
-    small_models,
     train,
     train_all,
     train_switching,
@@ -44,7 +42,7 @@ def plan(dp=1, accumulate=1, batch=8, **options):
             LLAMA,
             "micro-batches in multiples of 2",
         ),
-        (plan(tp=2, sequence_parallel=True), small_model("vit"), "vit averages over them"),
+        (plan(tp=2, sequence_parallel=True), SmallModel("vit"), "vit averages over them"),
         (plan(tp=2, sequence_parallel=True), SmallModel("gpt", seq=31), "does not divide seq=31"),
     ],
 )
@@ -92,12 +90,9 @@ def test_sizes_are_checked(sizes, message):
         SmallModel("gpt", **sizes)
 
 
-def test_models_are_known_by_name():
-    assert [small_model(name).family for name in small_models()] == ["llama", "gpt", "bert", "t5", "vit"]
-    with pytest.raises(UnknownNameError, match="Did you mean 'llama'"):
-        small_model("llamas")
-    with pytest.raises(UnknownNameError, match="model family"):
-        SmallModel("mamba")
+def test_families_are_known_by_name():
+    with pytest.raises(UnknownNameError, match=r"model family 'llamas'.*Did you mean 'llama'"):
+        SmallModel("llamas")
 
 
 @pytest.mark.parametrize("numbers", [{"steps": 0}, {"learning_rate": 0.0}, {"weight_decay": -1.0}])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from makespan.plans import ExecutionPlan
-from makespan.runtime import RunDirectory, latest_checkpoint
+from makespan.runtime import RunDirectory, latest_checkpoint, run_worker
 from makespan.training import SmallModel, TrainingJob, read_progress, request_stop
 from makespan.training._job import job_values, result_from
 
@@ -28,6 +28,9 @@ PLANS = [
 ]
 
 
+LOCAL = {"MAKESPAN_RANK": 0, "MAKESPAN_WORLD_SIZE": 1, "MAKESPAN_LOCAL_RANK": 0}
+
+
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     """Return a function that runs a request as the only process."""
@@ -35,10 +38,10 @@ def worker(tmp_path, monkeypatch):
     from makespan.training._engine import _MESHES
 
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "PARENT": os.getppid(), "DEVICE": "cpu"}
-    variables |= {"THREADS": 1, "TIMEOUT_S": 60.0, "LAUNCHED_AT": time.time()}
+    variables = LOCAL | {"MAKESPAN_PARENT": os.getppid(), "MAKESPAN_LAUNCHED_AT": time.time()}
+    variables |= {"MAKESPAN_DEVICE": "cpu", "MAKESPAN_THREADS": 1, "MAKESPAN_TIMEOUT_S": 60.0}
     for name, value in variables.items():
-        monkeypatch.setenv(f"MAKESPAN_{name}", str(value))
+        monkeypatch.setenv(name, str(value))
 
     def run(jobs, stop=False, **changes):
         request = {
@@ -52,7 +55,7 @@ def worker(tmp_path, monkeypatch):
         if stop:
             request_stop(tmp_path)
         _MESHES.clear()
-        status = _worker.main(tmp_path)
+        status = run_worker(tmp_path, _worker.run_jobs)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         if status:
@@ -111,6 +114,34 @@ def test_an_error_is_reported_with_its_traceback(worker):
     assert status == 1
     assert report["error"] == "RuntimeError: the plan needs 2 processes, found 1"
     assert "Traceback" in report["traceback"]
+
+
+def test_an_error_in_the_middle_of_training_is_reported_with_its_message(worker, monkeypatch, tmp_path):
+    from makespan.training._engine import Engine
+
+    proper = Engine.step
+
+    def step(self, number, stop):
+        if number == 2:
+            raise ValueError("the data are bad")
+        return proper(self, number, stop)
+
+    monkeypatch.setattr(Engine, "step", step)
+    status, report = worker([TrainingJob(SmallModel("llama", **SIZES), ALONE, 4)])
+    assert (status, report["error"]) == (1, "ValueError: the data are bad")
+    assert read_progress(tmp_path).step == 2
+
+
+def test_a_task_of_srun_trains_like_a_process_of_the_local_launcher(worker, monkeypatch):
+    job = TrainingJob(SmallModel("gpt", **SIZES), ALONE, 3)
+    _, (local,) = worker([job])
+    for name in (*LOCAL, "MAKESPAN_PARENT"):
+        monkeypatch.delenv(name)
+    for name, value in {"SLURM_PROCID": 0, "SLURM_NTASKS": 1, "SLURM_LOCALID": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    status, (by_srun,) = worker([job])
+    assert status == 0
+    assert by_srun.losses == local.losses
 
 
 @pytest.mark.gpu

@@ -70,13 +70,7 @@ class Target:
             raise unknown_name(f"target {self.name!r}: comparison", self.comparison, _COMPARISONS)
 
     def value(self, table: pd.DataFrame) -> float:
-        """Return the number in a table.
-
-        Raises
-        ------
-        TraceError
-            The table lacks a column, or the rows are none or, for ``value``, several.
-        """
+        """Return the number in a table; refuses one without the columns or the row."""
         wanted, divisor = _cells(self.rows), _cells(self.relative_to)
         value = self._statistic(table, wanted)
         return value / self._statistic(table, wanted | divisor) if divisor else value
@@ -112,21 +106,12 @@ def _equal(cell: object, text: str) -> bool:
 
 
 def read_targets(path: str | Path) -> list[Target]:
-    """Read a list of goals.
-
-    Parameters
-    ----------
-    path
-        CSV file whose columns are the fields of `Target`.
+    """Read a list of goals: a CSV file whose columns are the fields of `Target`.
 
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        A column is missing or a threshold is no number.
-    UnknownNameError
-        A row names a statistic or comparison that does not exist.
+    MissingDataError, TraceError, UnknownNameError
+        There is no such file, a column is missing, a threshold is no number, or a statistic is unknown.
     """
     names = [field.name for field in fields(Target)]
     try:
@@ -149,14 +134,7 @@ def _target(cells: dict[str, str]) -> Target:
 
 
 def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataFrame:
-    """Compare goals with what was built.
-
-    Parameters
-    ----------
-    targets
-        The goals.
-    results
-        Directory of the results.
+    """Compare goals with what was built in a directory of results.
 
     Returns
     -------

@@ -11,17 +11,11 @@ from makespan.policies import policy, policy_names
 from makespan.sim import ClusterView, Event
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
 
-__all__ = ["EventLines", "comparison_text", "live_command"]
+__all__ = ["live_command"]
 
 
-class EventLines:
-    """An observer that writes a line an event.
-
-    Parameters
-    ----------
-    scale
-        Seconds of the schedule in a second on the wall.
-    """
+class _EventLines:
+    """An observer that writes a line an event; a second on the wall is ``scale`` seconds of the schedule."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
@@ -97,7 +91,7 @@ def live_command(
             seed=seed,
             launcher=launcher,
             device=device,
-            observe=lambda setting: [] if quiet else [EventLines(setting.scale)],
+            observe=lambda setting: [] if quiet else [_EventLines(setting.scale)],
             tell=tell,
         )
     except KeyboardInterrupt:
@@ -107,12 +101,11 @@ def live_command(
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
     for violation in result.violations:
         click.echo(f"not possible: {violation.job_id}: {violation.message}", err=True)
-    click.echo(comparison_text(result.comparison, result.jobs))
+    click.echo(_comparison_text(result.comparison, result.jobs))
     tell(f"{time.monotonic() - began:.0f} s in all, profile included")
 
 
-def comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
-    """Return the comparison of a live run with its simulation as text."""
+def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
     row = comparison.to_dict("records")[0]
     lines = [
         f"{'job':<16} {'steps':>6} {'live JCT':>10} {'simulated':>10} {'difference':>11} {'restarts':>9}"
@@ -124,9 +117,9 @@ def comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
             f"{100 * (simulated_s / live_s - 1):>+9.1f} % {job['n_restarts']:>4}"
             f" ({job['simulated_n_restarts']})"
         )
-    for title, name in (("average JCT", "avg_jct"), ("makespan", "makespan")):
-        difference = row["jct_difference_pct" if name == "avg_jct" else "makespan_difference_pct"]
+    for title, name, what in (("average JCT", "avg_jct", "jct"), ("makespan", "makespan", "makespan")):
         live_s, simulated_s = row[f"live_{name}_s"], row[f"simulated_{name}_s"]
+        difference = row[f"{what}_difference_pct"]
         lines.append(f"{title:<23} {live_s:>8.1f} s {simulated_s:>8.1f} s {difference:>+9.1f} %")
     lines.append(
         f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "

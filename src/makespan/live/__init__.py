@@ -1,10 +1,9 @@
 """Live scheduling: policies decide, and processes really train.
 
-- `live_experiment` does everything that follows
-- `live_workload`, `live_jobs` and `LiveSetting` say what is run
-- `run_live` runs them under any policy of the simulator with a `Trainer`; `process_trainer` is the
-  one that starts processes, on `local_slots` or on steps of Slurm
-- `compare_live` simulates the same and compares
+- `live_experiment` profiles, runs, simulates and compares; `LiveSetting` is what a run is given
+- `run_live` runs jobs under any policy of the simulator with whatever trains, `compare_live` simulates
+  the same and compares
+- `live_workload` and `live_jobs` say what is run
 """
 
 from typing import TYPE_CHECKING
@@ -14,10 +13,9 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.live._prepare import process_trainer, slot_cluster
     from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
-    from makespan.live._segments import Segment, SegmentResult, Trainer, local_slots
+    from makespan.live._segments import Segment, SegmentResult
     from makespan.live._workload import (
         LiveSetting,
-        LiveWorkload,
         live_jobs,
         live_settings,
         live_workload,
@@ -27,17 +25,14 @@ if TYPE_CHECKING:
 __all__ = [
     "LiveResult",
     "LiveSetting",
-    "LiveWorkload",
     "Segment",
     "SegmentResult",
-    "Trainer",
     "compare_live",
     "live_experiment",
     "live_jobs",
     "live_settings",
     "live_workload",
     "live_workloads",
-    "local_slots",
     "process_trainer",
     "run_live",
     "slot_cluster",

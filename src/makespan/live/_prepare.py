@@ -115,17 +115,7 @@ def process_trainer(
     *,
     is_here: bool = True,
 ) -> ProcessTrainer:
-    """Return the trainer of a setting, with checkpoints at about equal times.
-
-    Parameters
-    ----------
-    directory
-        Where the run keeps its state.
-    setting, where, launch_on, settings
-        Those of the run.
-    is_here
-        Whether processes run on this machine.
-    """
+    """Return the trainer of a setting, with checkpoints at about equal times."""
     every = {
         key: max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
         for key, table in setting.tables.items()

@@ -38,16 +38,8 @@ _RULES = ("order", "row", "life", "capacity")
 class LiveResult:
     """A live run beside its simulation; all times on the wall.
 
-    Parameters
-    ----------
-    comparison
-        One row of schema `LIVE`.
-    jobs
-        Schema `LIVE_JOBS`.
-    live_events, simulated_events, live_outcomes, simulated_outcomes
-        What happened, in the schemas of the simulator.
-    violations
-        What in the live schedule should not be possible; none if all is well.
+    One row of schema `LIVE`, a table of schema `LIVE_JOBS`, what happened in the schemas of the
+    simulator, and what of it should not be possible; nothing if all is well.
     """
 
     comparison: pd.DataFrame
@@ -78,17 +70,10 @@ def run_live(
     observers
         Who is told of every event, in the time of the policy.
 
-    Returns
-    -------
-    LiveEngine
-        The engine after the last job.
-
     Raises
     ------
-    InputError
-        A job can never run.
-    WorkerError
-        The processes of a job died several times without getting any further.
+    InputError, WorkerError
+        A job can never run; its processes died several times without getting any further.
     """
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     check_jobs(jobs, cluster, catalogue)
@@ -119,15 +104,7 @@ def compare_live(
     engine: LiveEngine,
     profiled: LiveSetting | None = None,
 ) -> LiveResult:
-    """Simulate what ran live, with what was profiled around it, and compare.
-
-    Parameters
-    ----------
-    setting, policy, cluster, engine
-        Those of the run; the engine after the last job.
-    profiled
-        The setting with the profile that the simulation uses; by default that of the run.
-    """
+    """Simulate what ran live, with what was profiled around it (by default before it), and compare."""
     profiled = profiled or setting
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     delay_s = setting.restart_delay_s * setting.scale
@@ -206,23 +183,16 @@ def _job_table(
     policy: str, live: pd.DataFrame, simulated: pd.DataFrame, losses: Mapping[str, float]
 ) -> pd.DataFrame:
     both = live.merge(simulated, on="job_id", suffixes=("", "_simulated"), validate="one_to_one")
-    table = pd.DataFrame(
-        {
-            "policy": policy,
-            "job_id": both["job_id"],
-            "workload": both["workload"],
-            "steps": both["steps"],
-            "submit_time_s": both["submit_time_s"],
-            "live_first_start_s": both["first_start_s"],
-            "simulated_first_start_s": both["first_start_s_simulated"],
-            "live_jct_s": both["finish_time_s"] - both["submit_time_s"],
-            "simulated_jct_s": both["finish_time_s_simulated"] - both["submit_time_s"],
-            "n_restarts": both["n_restarts"],
-            "simulated_n_restarts": both["n_restarts_simulated"],
-            "final_loss": both["job_id"].map(losses).astype(float),
-        }
+    table = both.assign(
+        policy=policy,
+        live_first_start_s=both["first_start_s"],
+        simulated_first_start_s=both["first_start_s_simulated"],
+        live_jct_s=both["finish_time_s"] - both["submit_time_s"],
+        simulated_jct_s=both["finish_time_s_simulated"] - both["submit_time_s"],
+        simulated_n_restarts=both["n_restarts_simulated"],
+        final_loss=both["job_id"].map(losses).astype(float),
     )
-    return LIVE_JOBS.validate(table, where="live run")
+    return LIVE_JOBS.validate(table[list(LIVE_JOBS.names)], where="live run")
 
 
 def live_experiment(
@@ -252,17 +222,14 @@ def live_experiment(
         Devices to use; which jobs.
     launcher, device
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
-    observe
-        From the setting to who is told of every event.
-    tell
-        Is told what is done.
+    observe, tell
+        From the setting to who is told of every event; is told what is done.
 
     Raises
     ------
-    InputError
-        The run that was left is another one, or a name is unknown.
-    WorkerError
-        The processes of a job died several times without getting any further.
+    InputError, WorkerError
+        The run that was left is another one, or a name is unknown; the processes of a job died
+        several times without getting any further.
     """
     where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
     spec = live_workload(workload).fitting(n_slots)

@@ -24,7 +24,7 @@ from makespan.workloads import JobSpec, workload
 
 __all__ = [
     "Executor", "LaunchOn", "ProcessTrainer", "Segment", "SegmentEnd", "SegmentResult", "Target", "Trainer",
-    "configuration_plan", "local_slots", "slots_of", "steady_wall_s",
+    "configuration_plan", "slots_of", "steady_wall_s",
 ]  # fmt: skip
 
 _KILL_WAIT_S = 10.0
@@ -34,16 +34,7 @@ _KILL_WAIT_S = 10.0
 class Segment:
     """One stretch of a job: processes under one plan, from their start to their end.
 
-    Parameters
-    ----------
-    job
-        The job as submitted.
-    generation
-        Number of the allocation that it serves, growing with each change of the job.
-    configuration
-        Plan and devices.
-    slots
-        Slots that its processes use.
+    It serves the allocation of a ``generation``, a number that grows with each change of the job.
     """
 
     job: JobSpec
@@ -56,16 +47,8 @@ class Segment:
 class SegmentResult:
     """What a segment did.
 
-    Parameters
-    ----------
-    steps_done
-        Optimiser steps of the job that are done, counted from its very first one.
-    n_steps
-        Steps of this segment.
-    step_wall_s
-        Wall time that so many steps take once they are warm [s].
-    loss
-        Loss of the last of them; NaN without any.
+    Steps of the job that are done, counted from its very first one; steps of this segment, wall time
+    that so many take once they are warm [s], and loss of the last of them, NaN without any.
     """
 
     steps_done: int
@@ -101,10 +84,7 @@ class Trainer(Protocol):
     def train(self, segment: Segment) -> SegmentResult:
         """Run a segment and wait for its end: the last step of the job, or a stop request.
 
-        Raises
-        ------
-        WorkerError
-            A process died; the job can continue from its newest checkpoint.
+        A `WorkerError` says that a process died; the job can continue from its newest checkpoint.
         """
 
     def stop(self, segment: Segment) -> None:
@@ -194,8 +174,8 @@ LaunchOn = Callable[[tuple[int, ...]], Launcher]
 """From slots to the launcher whose processes use them."""
 
 
-def local_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
-    """Choose launchers on this machine: a slot is a CPU core, or a GPU; ``device`` says which."""
+def _local_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
+    """Choose launchers on this machine: a slot is a CPU core, or a GPU."""
     if device == "cuda":
         return lambda slots: LocalLauncher(device="cuda", gpus=slots)
     cpus = sorted(os.sched_getaffinity(0))
@@ -219,7 +199,7 @@ def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
 
 def slots_of(launcher: str, device: str) -> LaunchOn:
     """Choose launchers by name."""
-    known = {"local": local_slots, "slurm": _slurm_slots}
+    known = {"local": _local_slots, "slurm": _slurm_slots}
     if launcher not in known:
         raise unknown_name("launcher", launcher, known)
     if device not in ("cpu", "cuda"):
@@ -242,7 +222,11 @@ def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:
 
 
 class ProcessTrainer:
-    """Trains small models in processes of their own."""
+    """Trains small models in processes of their own.
+
+    It keeps run directories and checkpoints in ``directory``, has the seed of each job and the steps
+    between the checkpoints of each workload, and kills processes only if they are on this machine.
+    """
 
     def __init__(
         self,
@@ -254,12 +238,8 @@ class ProcessTrainer:
         *,
         is_here: bool = True,
     ) -> None:
-        self._directory = directory
-        self._node = node
-        self._launch_on = launch_on
-        self._seeds = seeds
-        self._checkpoint_every = checkpoint_every
-        self._is_here = is_here
+        self._directory, self._node, self._launch_on = directory, node, launch_on
+        self._seeds, self._checkpoint_every, self._is_here = seeds, checkpoint_every, is_here
 
     def train(self, segment: Segment) -> SegmentResult:
         """Run a segment; see `Trainer.train`."""

@@ -31,26 +31,11 @@ _SETTING = "setting.json"
 
 @dataclass(frozen=True, slots=True)
 class LiveWorkload:
-    """Statistics of a live workload.
+    """Statistics of a live workload; fields as in the preset.
 
-    Parameters
-    ----------
-    name
-        Key in the preset.
-    jobs, seed
-        Number of jobs, and which of all such workloads it is.
-    workloads
-        Share of the jobs that trains each small workload.
-    slots
-        Share of the jobs that asks for a number of slots.
-    plans
-        Plans that are asked for, in turn, by number of slots.
-    median_duration_s, duration_log_sd
-        Log-normal run time alone as requested [s].
-    mean_interval_s
-        Mean time between submissions [s].
-    source
-        Where the numbers come from.
+    Shares of the jobs that train each small workload and that ask for a number of slots, plans that are
+    asked for in turn by number of slots, the log-normal run time alone as requested [s], and the mean
+    time between submissions [s].
     """
 
     name: str
@@ -98,13 +83,7 @@ def live_settings() -> LiveSettings:
 
 
 def live_workload(name: str) -> LiveWorkload:
-    """Return a live workload.
-
-    Raises
-    ------
-    UnknownNameError
-        There is none of that name.
-    """
+    """Return a live workload by its name."""
     if name not in live_workloads():
         raise unknown_name("live workload", name, live_workloads())
     entry = dict(read_preset(_PACKAGE, _PRESET)[name])
@@ -114,24 +93,10 @@ def live_workload(name: str) -> LiveWorkload:
 
 
 def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float], seed: int) -> list[JobSpec]:
-    """Generate the jobs of a workload.
+    """Generate the jobs of a workload from measured times of a step [s], the first submitted at 0 s.
 
     Shares are apportioned and quantiles of the durations stratified, so that a seed decides which
     job gets what, and not how much work there is.
-
-    Parameters
-    ----------
-    spec
-        The statistics.
-    iter_time_s
-        Measured time of a step [s] by workload, slots and plan.
-    seed
-        Of the order and the arrivals, together with the seed of the workload.
-
-    Returns
-    -------
-    list of JobSpec
-        In the order of submission; the first at 0 s.
     """
     rng = np.random.default_rng([spec.seed, seed])
     keys = rng.permutation(np.array(_apportion(spec.workloads, spec.jobs)))
@@ -173,18 +138,14 @@ class LiveSetting:
 
     Parameters
     ----------
-    policy, workload
-        Names.
-    n_slots, seed
-        Slots of the machine; which jobs.
+    policy, workload, n_slots, seed
+        Names; slots of the machine; which jobs.
     restart_delay_s
         Measured mean of what a start or a change costs [s].
     scale
         Seconds that policies see in a second on the wall.
-    jobs
-        The trace.
-    seeds
-        Seed of each job's training by its name.
+    jobs, seeds
+        The trace, and the seed of each job's training by its name.
     tables
         Throughput tables just measured, by workload.
     """
@@ -233,13 +194,7 @@ class LiveSetting:
         return [replace(job, submit_time_s=job.submit_time_s * self.scale) for job in self.jobs]
 
     def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
-        """Return the same with the mean of its profile and of another one.
-
-        Parameters
-        ----------
-        tables, restart_delay_s
-            The other profile, as the fields; points that it lacks keep their times.
-        """
+        """Return the same with the mean of its profile and of another one; points lacking there stay."""
         means = {}
         for key, table in self.tables.items():
             there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
@@ -251,13 +206,7 @@ class LiveSetting:
         return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
-        """Check that a run which was left is the one that is asked for.
-
-        Raises
-        ------
-        InputError
-            It is another one.
-        """
+        """Check that a run which was left is the one that is asked for."""
         wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
         for name, value in wanted.items():
             if getattr(self, name) != value:

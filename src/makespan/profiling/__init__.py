@@ -10,7 +10,6 @@
 from makespan.profiling._design import ProfilePoint, model_of, point_plan, profile_batches, profile_points
 from makespan.profiling._profile import Procedure, measure_points, profile_record, profile_table
 from makespan.profiling._rates import (
-    MachineRates,
     allocation_launcher,
     environment_text,
     measure_rates,
@@ -18,7 +17,6 @@ from makespan.profiling._rates import (
 )
 
 __all__ = [
-    "MachineRates",
     "Procedure",
     "ProfilePoint",
     "model_of",

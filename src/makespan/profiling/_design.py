@@ -17,17 +17,7 @@ _FAMILIES = {"gpt2": "gpt", "llama": "llama", "bert": "bert", "t5": "t5", "vit":
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
-    """One point to measure.
-
-    Parameters
-    ----------
-    exec_plan
-        Execution plan in trace notation.
-    placement
-        Processes on each node.
-    cpu_threads
-        CPU threads a process.
-    """
+    """One point to measure: execution plan in trace notation, processes on each node, CPU threads of each."""
 
     exec_plan: str
     placement: Placement
@@ -35,13 +25,7 @@ class ProfilePoint:
 
 
 def model_of(workload: Workload) -> SmallModel:
-    """Return the model that trains for a workload; its sizes stand in the preset of the workload.
-
-    Raises
-    ------
-    InputError
-        The model is of a family, or has a shape, that cannot be trained here.
-    """
+    """Return the model that trains for a workload; an `InputError` says that it cannot be trained here."""
     spec, first = workload.model, workload.model.blocks[0]
     if spec.family not in _FAMILIES:
         raise InputError(
@@ -63,19 +47,9 @@ def model_of(workload: Workload) -> SmallModel:
 def profile_points(
     workload: Workload, placements: Iterable[Placement], cpu_threads: int
 ) -> list[ProfilePoint]:
-    """List every plan that is profiled: the rows of the sampling design and those held out.
+    """List every plan of the families of a workload, the rows of the sampling design and those held out.
 
-    Parameters
-    ----------
-    workload
-        Its families decide which plans are tried.
-    placements, cpu_threads
-        Processes on each node, and CPU threads of each.
-
-    Returns
-    -------
-    list of ProfilePoint
-        For each placement the data-parallel families, then all degrees of model parallelism.
+    For each placement come the data-parallel families, then all degrees of model parallelism.
     """
     return [
         ProfilePoint(text, placement, cpu_threads)
@@ -115,20 +89,10 @@ def point_plan(point: ProfilePoint, workload: Workload, node: NodeSpec) -> Execu
 def profile_batches(
     points: Sequence[ProfilePoint], points_per_job: int | None
 ) -> dict[str, list[ProfilePoint]]:
-    """Divide points into jobs that each need the same processes throughout.
+    """Divide points of a workload into jobs that each need the same processes throughout.
 
-    Parameters
-    ----------
-    points
-        Points of one workload.
-    points_per_job
-        Most points of a job; None for all points of a placement in one, which starts their
-        processes once.
-
-    Returns
-    -------
-    dict
-        Name of the job, ``<placement>.<number>``, to its points.
+    Jobs are named ``<placement>.<number>``. Without ``points_per_job`` all points of a placement are one
+    job, which starts their processes once.
     """
     by_placement: dict[str, list[ProfilePoint]] = {}
     for point in points:

@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """How a point is measured.
+    """How a point is measured; an `InputError` names a number that is too small.
 
     Parameters
     ----------
@@ -43,11 +43,6 @@ class Procedure:
         Steps of a run that are timed; the run counts with their median.
     repetitions
         Runs of each point, all points in turn, so that slow drifts of the machine show as noise.
-
-    Raises
-    ------
-    InputError
-        A number is below its least value.
     """
 
     warmup_steps: int = 2
@@ -87,13 +82,6 @@ def measure_points(
     dict
         Plain values: ``workload``, ``machine`` (see `describe_machine`), ``device``,
         ``procedure``, and for each of the ``points`` the median times [s] of every run.
-
-    Raises
-    ------
-    InputError
-        There is no point, or the points need different numbers of processes.
-    WorkerError
-        A process failed.
     """
     model = model_of(workload)
     plans = [point_plan(point, workload, node) for point in points]
@@ -101,36 +89,26 @@ def measure_points(
     n_steps = procedure.warmup_steps + procedure.steps
     jobs = [TrainingJob(model, plan, n_steps) for plan, why in zip(plans, reasons, strict=True) if not why]
     machine = describe_machine()
-    results = iter(_train(jobs * procedure.repetitions, launcher, run_dir))
-    runs = [next(results) for _ in range(len(jobs) * procedure.repetitions)]
+    rounds = jobs * procedure.repetitions
+    runs = train_all(rounds, launcher=launcher, run_dir=run_dir) if jobs else ()
     by_job = iter([runs[index :: len(jobs)] for index in range(len(jobs))])
     return {
         "workload": workload.key,
         "device": runs[0].device if runs else launcher.device,
         "machine": machine,
-        "procedure": {name: getattr(procedure, name) for name in ("warmup_steps", "steps", "repetitions")},
+        "procedure": asdict(procedure),
         "points": [
-            _point_values(point, plan.micro_batch_size, why)
-            | {"runs": [] if why else [_medians(run, procedure) for run in next(by_job)]}
+            {
+                "exec_plan": point.exec_plan,
+                "placement": point.placement.text,
+                "cpu_threads": point.cpu_threads,
+                "micro_batch_size": plan.micro_batch_size,
+                "reason": "; ".join(why),
+                "runs": [] if why else [_medians(run, procedure) for run in next(by_job)],
+            }
             for point, plan, why in zip(points, plans, reasons, strict=True)
         ],
     }
-
-
-def _point_values(point: ProfilePoint, micro_batch_size: int, reasons: Sequence[str]) -> dict[str, Any]:
-    return {
-        "exec_plan": point.exec_plan,
-        "placement": point.placement.text,
-        "cpu_threads": point.cpu_threads,
-        "micro_batch_size": micro_batch_size,
-        "reason": "; ".join(reasons),
-    }
-
-
-def _train(
-    jobs: Sequence[TrainingJob], launcher: Launcher, run_dir: str | Path | None
-) -> Sequence[RunResult]:
-    return train_all(jobs, launcher=launcher, run_dir=run_dir) if jobs else ()
 
 
 def _medians(run: RunResult, procedure: Procedure) -> dict[str, float]:
@@ -141,16 +119,8 @@ def _medians(run: RunResult, procedure: Procedure) -> dict[str, float]:
 def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd.DataFrame":
     """Join parts, results of `measure_points` of one workload, into its throughput table.
 
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `makespan.tables.THROUGHPUT`. The times of a point are medians over its runs, each of
-        which counts with its median step. Points that cannot be trained are infeasible and have no time.
-
-    Raises
-    ------
-    InputError
-        A part belongs to another workload.
+    The times of a point are medians over its runs, each of which counts with its median step. Points
+    that cannot be trained are infeasible and have no time.
     """
     import pandas as pd  # the design is read without it
 
@@ -181,13 +151,8 @@ def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
 def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Describe what stands behind a throughput table, from the same parts, to be kept beside it.
 
-    Returns
-    -------
-    dict
-        ``workload``, ``procedure``, the ``machines`` and ``devices`` of the jobs, ``points`` (keys,
-        micro-batch size, ``repeatability_pct`` and, if it did not run, the reason), and
-        ``repeatability_pct``, the mean over the points: the mean relative difference between two
-        runs of the same point [%], that is, the error of a prediction that has seen the point.
+    ``repeatability_pct``, of each of the points and as their mean, is the mean relative difference
+    between two runs of the same point [%], that is, the error of a prediction that has seen the point.
     """
     points = [_noise(point) for part in parts for point in part["points"]]
     known = [point["repeatability_pct"] for point in points if point["repeatability_pct"] is not None]

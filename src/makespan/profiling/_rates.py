@@ -43,16 +43,14 @@ _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, trainin
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What was measured of a machine.
+    """What was measured of a machine; an `InputError` names a rate or time that cannot be.
 
     Parameters
     ----------
-    n_devices
-        Processes that run side by side without sharing a device.
+    n_devices, cpu_threads
+        Processes that run side by side without sharing a device, and CPU threads of each.
     device_memory_bytes, host_memory_bytes
         Memory of one device and of the machine [B].
-    cpu_threads
-        CPU threads a device.
     ring_bytes_per_s
         One ring pass of a gradient-sized all-reduce: bytes that a process sends over time [B/s].
     tensor_bytes_per_s
@@ -67,11 +65,6 @@ class MachineRates:
         Copy between device and host memory [B/s].
     forward_launch_s, backward_launch_s
         Time of a pass that does not grow with the samples [s].
-
-    Raises
-    ------
-    InputError
-        A rate is not positive, or a time is negative.
     """
 
     n_devices: int
@@ -108,10 +101,8 @@ def allocation_launcher(
 
     Parameters
     ----------
-    point
-        Its placement says how many processes each node gets.
-    device
-        ``auto`` for GPUs if this node has any.
+    point, device
+        Processes of each node; ``auto`` for GPUs if this node has any.
     gres
         GPUs of each node, as the allocation was asked for; steps do not inherit them. Empty for none.
     """
@@ -129,6 +120,8 @@ def measure_rates(
 ) -> MachineRates:
     """Measure the constants that all models on a machine share.
 
+    With one process alone the rates between processes are only large.
+
     Parameters
     ----------
     workloads
@@ -137,11 +130,6 @@ def measure_rates(
         Processes of the exchange, on this machine, and CPU threads of each.
     launcher
         Where the processes run.
-
-    Returns
-    -------
-    MachineRates
-        Rates [B/s] and times [s]. With one process alone the rates between processes are only large.
     """
     n_devices = max(n_processes, launcher.n_devices or usable_cpus() // cpu_threads)
     times = _exchange_times(workloads, min(n_processes, n_devices), cpu_threads, launcher)
@@ -208,9 +196,7 @@ def _launch_times(workloads: Sequence[Workload], alone: Sequence[Sequence[RunRes
     found: dict[str, list[float]] = {"forward_s": [], "backward_sync_s": []}
     for spec, results in zip(workloads, alone, strict=True):
         for name, values in found.items():
-            one, many = (
-                median(getattr(step, name) for step in result.times[_WARM_UP:]) for result in results[:2]
-            )
+            one, many = (_median_s(result, name) for result in results[:2])
             growth = (many - one) / max(spec.global_batch_size - 1, 1)
             values.append(max(one - growth, 0.0))
     return mean(found["forward_s"]), mean(found["backward_sync_s"])
@@ -246,7 +232,7 @@ def _added_by_division(
         )
         ring_s += _FLOAT_BYTES * spec.model.parameters / 2 / ring_bytes_per_s
         tensor_s += _difference_s(_passes_s(tensor), _passes_s(one) / 2)
-        gather_s += _difference_s(_step_s(divided), _step_s(whole))
+        gather_s += _difference_s(_median_s(divided, "step_s"), _median_s(whole, "step_s"))
     return {"tensor_bytes_per_s": moved / tensor_s, "gather_efficiency": ring_s / gather_s}
 
 
@@ -275,9 +261,9 @@ def _passes_s(result: RunResult) -> float:
     return median(step.forward_s + step.backward_sync_s for step in result.times[_WARM_UP:])
 
 
-def _step_s(result: RunResult) -> float:
-    """Median time of a step [s]."""
-    return median(step.step_s for step in result.times[_WARM_UP:])
+def _median_s(result: RunResult, phase: str) -> float:
+    times: list[float] = [getattr(step, phase) for step in result.times[_WARM_UP:]]
+    return median(times)
 
 
 def _device_memory(kind: str, n_devices: int) -> float:
@@ -289,12 +275,7 @@ def _device_memory(kind: str, n_devices: int) -> float:
 def environment_text(rates: MachineRates, source: str) -> str:
     """Write the environment of a measured machine, a file for `makespan.perf.load_environment`.
 
-    Parameters
-    ----------
-    rates
-        What was measured.
-    source
-        On what, when and how; stands with each constant.
+    The ``source``, on what, when and how, stands with each constant.
     """
     preset = read_preset("makespan.profiling", "environment")
     constants = {

@@ -13,10 +13,8 @@ calls `join` or `choose_device`.
 
 from makespan.runtime._checkpoints import (
     Checkpoint,
-    checkpoints,
     finish_checkpoint,
     latest_checkpoint,
-    prune_checkpoints,
     start_checkpoint,
 )
 from makespan.runtime._directory import RunDirectory
@@ -28,14 +26,8 @@ from makespan.runtime._launch import (
     SlurmLauncher,
     local_launcher,
 )
-from makespan.runtime._machine import (
-    describe_machine,
-    memory_bytes,
-    n_visible_gpus,
-    usable_cpus,
-    visible_gpus,
-)
-from makespan.runtime._rendezvous import Identity, choose_device, end_worker, identity, join, run_worker
+from makespan.runtime._machine import describe_machine, memory_bytes, usable_cpus, visible_gpus
+from makespan.runtime._rendezvous import Identity, choose_device, end_worker, join, run_worker
 
 __all__ = [
     "Checkpoint",
@@ -46,18 +38,14 @@ __all__ = [
     "ProcessOptions",
     "RunDirectory",
     "SlurmLauncher",
-    "checkpoints",
     "choose_device",
     "describe_machine",
     "end_worker",
     "finish_checkpoint",
-    "identity",
     "join",
     "latest_checkpoint",
     "local_launcher",
     "memory_bytes",
-    "n_visible_gpus",
-    "prune_checkpoints",
     "run_worker",
     "start_checkpoint",
     "usable_cpus",

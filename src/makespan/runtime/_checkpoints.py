@@ -17,10 +17,7 @@ from typing import Any
 from makespan.errors import ChecksumError
 from makespan.files import read_json, write_json
 
-__all__ = [
-    "Checkpoint", "checkpoints", "finish_checkpoint", "latest_checkpoint", "prune_checkpoints",
-    "start_checkpoint",
-]  # fmt: skip
+__all__ = ["Checkpoint", "finish_checkpoint", "latest_checkpoint", "start_checkpoint"]
 
 _MANIFEST = "manifest.json"
 _PARTIAL = ".partial"
@@ -34,12 +31,8 @@ class Checkpoint:
 
     Parameters
     ----------
-    path
-        Its directory.
-    step
-        Steps done.
-    save_s
-        Time that writing it took [s].
+    path, step, save_s
+        Its directory, steps done, and the time that writing it took [s].
     values
         Plain values that its writer left in the manifest.
     checksums
@@ -53,13 +46,7 @@ class Checkpoint:
     checksums: Mapping[str, str]
 
     def verify(self) -> None:
-        """Check every file.
-
-        Raises
-        ------
-        ChecksumError
-            A file is missing or differs from what was written.
-        """
+        """Check every file; a `ChecksumError` names one that is missing or differs from what was written."""
         for name, wanted in self.checksums.items():
             path = self.path / name
             if not path.is_file():
@@ -68,23 +55,14 @@ class Checkpoint:
                 raise ChecksumError(f"{path}: checksum is {found}, the checkpoint was written with {wanted}")
 
 
-def checkpoints(directory: str | Path) -> list[Checkpoint]:
-    """Complete checkpoints of a directory, oldest first."""
-    return [_read(path) for path in _complete(Path(directory))]
-
-
 def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
     """Newest complete checkpoint of a directory, None if there is none."""
     found = _complete(Path(directory))
-    return _read(found[-1]) if found else None
-
-
-def prune_checkpoints(directory: str | Path, keep: int, spare: Path | None = None) -> None:
-    """Remove all complete checkpoints of a directory but the newest ``keep``, and the one to ``spare``."""
-    found = _complete(Path(directory))
-    for path in found[: max(len(found) - keep, 0)]:
-        if path != spare:
-            shutil.rmtree(path, ignore_errors=True)
+    if not found:
+        return None
+    manifest = read_json(found[-1] / _MANIFEST)
+    step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
+    return Checkpoint(found[-1], step, save_s, manifest, files)
 
 
 def start_checkpoint(directory: Path) -> Path:
@@ -98,21 +76,14 @@ def start_checkpoint(directory: Path) -> Path:
 def finish_checkpoint(
     directory: Path, step: int, save_s: float, values: Mapping[str, Any], keep: int = _KEPT
 ) -> Path:
-    """Turn what was written since `start_checkpoint` into a complete checkpoint.
+    """Turn what was written since `start_checkpoint` into a complete checkpoint, and return its directory.
 
     Parameters
     ----------
-    directory
-        Directory of checkpoints.
+    directory, keep
+        Directory of checkpoints, and how many of the newest stay there.
     step, save_s, values
         Fields of the `Checkpoint`.
-    keep
-        Newest checkpoints that stay.
-
-    Returns
-    -------
-    pathlib.Path
-        Directory of the checkpoint.
     """
     partial = directory / _PARTIAL
     files = sorted(path for path in partial.rglob("*") if path.is_file())
@@ -127,7 +98,10 @@ def finish_checkpoint(
         target = directory / f"step-{step:08d}.{again}"
     partial.rename(target)
     _to_disk(directory)
-    prune_checkpoints(directory, keep, spare=target)
+    complete = _complete(directory)
+    for path in complete[: max(len(complete) - keep, 0)]:
+        if path != target:
+            shutil.rmtree(path, ignore_errors=True)
     return target
 
 
@@ -140,12 +114,6 @@ def _complete(directory: Path) -> list[Path]:
         if match and (path / _MANIFEST).is_file()
     ]
     return [path for _, _, path in sorted(keyed)]
-
-
-def _read(path: Path) -> Checkpoint:
-    manifest = read_json(path / _MANIFEST)
-    step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
-    return Checkpoint(path, step, save_s, manifest, files)
 
 
 def _digest(path: Path) -> str:

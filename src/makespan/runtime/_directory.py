@@ -22,11 +22,6 @@ class RunDirectory:
     """Files by which the processes of a run are asked, watched and stopped; all must see them.
 
     Every file is whole or not there. Values are plain: what JSON can hold.
-
-    Parameters
-    ----------
-    path
-        The directory.
     """
 
     path: Path

@@ -1,11 +1,15 @@
-"""Start the processes of a run, whatever they do, on this machine or through Slurm."""
+"""Start the processes of a run, whatever they do, on this machine or through Slurm, and watch them.
+
+When one is lost all end with its error, or the others are told.
+"""
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,15 +17,29 @@ from typing import Any, Literal, Protocol
 from makespan.errors import InputError, WorkerError
 from makespan.runtime._directory import RunDirectory
 from makespan.runtime._machine import n_visible_gpus
-from makespan.runtime._watch import Limits, OnLoss, watch
 
 __all__ = ["Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "local_launcher"]
 
 _SRUN_INTERRUPTS = 2
 """Interrupts within a second that make srun end its tasks."""
+_POLL_S = 0.02
+_GRACE_S = 0.5
+_TERMINATE_S = 5.0
+_LOG_LINES = 5
 _PYTHON = (sys.executable,)
 _OF_ONE_PROCESS = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
                    "MAKESPAN_CPUS")  # fmt: skip
+
+_Processes = Sequence[subprocess.Popen[bytes]]
+OnLoss = Literal["end", "tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Longest run, and longest time without a heartbeat once the processes have met [s]."""
+
+    timeout_s: float
+    stall_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +50,8 @@ class ProcessOptions:
     ----------
     environment
         Variables beside those that all get.
-    threads
-        CPU threads; None for those of the launcher.
-    cpus
-        CPUs to which it is bound; None for those of the launcher.
+    threads, cpus
+        CPU threads, and CPUs to which it is bound; None for those of the launcher.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -51,23 +67,14 @@ class Launch:
     ----------
     worker
         Module of the worker, or its command; the run directory is its last argument.
-    request
-        What the processes find in the directory: plain values.
-    n_processes
-        Processes of the run.
-    run_dir
-        Directory of the run, seen by all; see `RunDirectory`.
+    request, n_processes, run_dir
+        Plain values that the processes find in the directory of the run, which all see.
     threads
         CPU threads a process where neither the launcher nor the options say.
     options
         What each process gets for itself, by rank; empty for nothing.
     on_loss
         ``end``: when a process fails all end; ``tell``: the others find it in the directory.
-
-    Raises
-    ------
-    InputError
-        There are options, but not for each process.
     """
 
     worker: str | Sequence[str]
@@ -112,15 +119,8 @@ class Launcher(Protocol):
     def run(self, launch: Launch) -> dict[int, str]:
         """Start the processes and wait for their end.
 
-        Returns
-        -------
-        dict
-            Processes that were lost, by rank, with the reason; empty where a loss ends all.
-
-        Raises
-        ------
-        WorkerError
-            A process died, hung or could not start, or none is left; none is left running.
+        Returns the processes that were lost, by rank, with the reason. A `WorkerError` says that a
+        process died where a loss ends all, hung or could not start, or that none is left.
         """
 
 
@@ -133,16 +133,12 @@ class LocalLauncher:
     device
         ``cpu`` (gloo) or ``cuda`` (NCCL, one GPU a process).
     threads_per_process
-        CPU threads of each process; None for what the run asks for.
-    cpus
-        CPUs to which all processes are bound, None for no binding; on CPU they are the slots of a
-        scheduler.
-    gpus
-        GPUs to use, by index; None for those that are visible.
-    timeout_s
-        The run is brought down when it takes longer [s].
-    stall_timeout_s
-        The run is brought down when nothing was heard for so long after the processes met [s].
+        CPU threads; None for what the run asks for.
+    cpus, gpus
+        CPUs to which all processes are bound, None for no binding; GPUs by index, None for those visible.
+    timeout_s, stall_timeout_s
+        The run is brought down when it takes longer [s], or when nothing was heard for so long after the
+        processes met [s].
     interpreter
         What runs the module of a worker.
     """
@@ -178,7 +174,7 @@ class LocalLauncher:
             for rank in range(launch.n_processes)
             for own in [launch.own_variables(rank, self.threads_per_process)]
         ]
-        return _run(launch, each, Limits(self.timeout_s, self.stall_timeout_s))
+        return _run(launch, each, _Limits(self.timeout_s, self.stall_timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +185,10 @@ class SlurmLauncher:
 
     Parameters
     ----------
-    device
-        ``cpu`` (gloo) or ``cuda`` (NCCL, one GPU a process).
     options
         Further options of ``srun``, for example ``("--nodes=2", "--gres=gpu:a800:8")``.
-    threads_per_process
-        CPU threads of each process; None for what the run asks for.
-    timeout_s, stall_timeout_s
-        As for `LocalLauncher`; waiting for an allocation counts for the first.
-    interpreter
-        What runs the module of a worker.
+    device, threads_per_process, timeout_s, stall_timeout_s, interpreter
+        As for `LocalLauncher`; waiting for an allocation counts for the first time.
     """
 
     device: Literal["cpu", "cuda"] = "cuda"
@@ -224,35 +214,32 @@ class SlurmLauncher:
         else:
             together = ["srun", f"--ntasks={launch.n_processes}", "--kill-on-bad-exit=1", *command]
             each = [(together, shared | _thread_variables(self.threads_per_process or launch.threads))]
-        return _run(launch, each, Limits(self.timeout_s, self.stall_timeout_s), interrupts=_SRUN_INTERRUPTS)
+        return _run(launch, each, _Limits(self.timeout_s, self.stall_timeout_s), interrupts=_SRUN_INTERRUPTS)
 
 
 def _run(
     launch: Launch,
     each: Sequence[tuple[Sequence[str], Mapping[str, str]]],
-    limits: Limits,
+    limits: _Limits,
     interrupts: int = 0,
 ) -> dict[int, str]:
     """Start one process for each command and environment, and watch them."""
     directory = RunDirectory(launch.run_dir)
     directory.prepare(launch.request)
     processes: list[subprocess.Popen[bytes]] = []
-    with _ended_on_error(processes):
+    try:
         for rank, (command, environment) in enumerate(each):
             processes.append(_start(command, environment, directory.log_path(rank)))
-    return watch(processes, directory, launch.n_processes, limits, launch.on_loss, interrupts=interrupts)
+    except BaseException:
+        for process in processes:
+            process.kill()
+            process.wait()
+        raise
+    return _watch(processes, directory, launch.n_processes, limits, launch.on_loss, interrupts=interrupts)
 
 
 def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> LocalLauncher:
-    """Launcher for this machine.
-
-    Parameters
-    ----------
-    device
-        ``auto`` for GPUs where there are enough of them, else CPU.
-    n_processes
-        Processes that ``auto`` must serve.
-    """
+    """Launcher for this machine; ``auto`` takes GPUs where there is one for each process, else the CPU."""
     if device == "auto":
         device = "cuda" if n_visible_gpus() >= n_processes else "cpu"
     return LocalLauncher(device)
@@ -285,13 +272,92 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
             raise WorkerError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
-@contextmanager
-def _ended_on_error(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
-    """End the processes that were started when a later one cannot be."""
+def _watch(
+    processes: _Processes,
+    directory: RunDirectory,
+    n_processes: int,
+    limits: _Limits,
+    on_loss: OnLoss = "end",
+    *,
+    interrupts: int = 0,
+) -> dict[int, str]:
+    """Wait for the end of all processes; end them all when one fails or the run hangs.
+
+    With ``on_loss="tell"`` a failed process is written into the directory, the others go on, and the
+    run is well if one of them ends well.
+    """
+    begun = time.monotonic()
+    beat, beat_time = None, begun
+    lost: dict[int, str] = {}
     try:
-        yield
-    except BaseException:
-        for process in processes:
-            process.kill()
-            process.wait()
-        raise
+        while True:
+            states = [process.poll() for process in processes]
+            failed = [rank for rank, state in enumerate(states) if state and rank not in lost]
+            if failed and on_loss == "end":
+                time.sleep(_GRACE_S)
+                raise WorkerError(_first_cause(processes, directory, n_processes))
+            for rank in failed:
+                lost[rank] = _cause(processes[rank], directory, rank, n_processes)
+                directory.write_lost(rank, lost[rank])
+            if None not in states:
+                if len(lost) == len(states):
+                    raise WorkerError(f"no process is left; the first: {next(iter(lost.values()))}")
+                return lost
+            now = time.monotonic()
+            if (latest := directory.last_beat_ns()) != beat:
+                beat, beat_time = latest, now
+            if now - begun > limits.timeout_s:
+                raise WorkerError(f"the run took longer than {limits.timeout_s:g} s and was brought down")
+            if beat is not None and now - beat_time > limits.stall_timeout_s:
+                passed = f"no progress within {limits.stall_timeout_s:g} s"
+                raise WorkerError(f"{passed}; the run was brought down")
+            time.sleep(_POLL_S)
+    finally:
+        _end(processes, interrupts)
+
+
+def _first_cause(processes: _Processes, directory: RunDirectory, n_processes: int) -> str:
+    """Say which process failed first, and why; one that was killed comes before all others."""
+    if len(processes) == n_processes:
+        for rank, process in enumerate(processes):
+            if process.poll() and directory.error(rank) is None:
+                return _cause(process, directory, rank, n_processes)
+    reports = {rank: report for rank in range(n_processes) if (report := directory.error(rank))}
+    if reports:
+        rank = min(reports, key=lambda rank: (reports[rank]["time_s"], rank))
+        return _cause(processes[0], directory, rank, n_processes)
+    return f"the launch failed with status {processes[0].poll()}{_last_lines(directory, 0)}"
+
+
+def _cause(process: subprocess.Popen[bytes], directory: RunDirectory, rank: int, n_processes: int) -> str:
+    report, state = directory.error(rank), process.poll()
+    if report is not None:
+        how = f"failed: {report['error']}\n{report['traceback']}"
+    elif state is not None and state < 0:
+        how = f"was ended by signal {signal.Signals(-state).name}{_last_lines(directory, rank)}"
+    else:
+        how = f"ended with status {state} before it could report an error{_last_lines(directory, rank)}"
+    return f"process {rank} of {n_processes} {how}"
+
+
+def _last_lines(directory: RunDirectory, rank: int) -> str:
+    try:
+        lines = directory.log_path(rank).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "".join(f"\n  {line}" for line in lines[-_LOG_LINES:])
+
+
+def _end(processes: _Processes, interrupts: int) -> None:
+    """End what still runs; SIGKILL, because a process in a collective does not react to less."""
+    running = [process for process in processes if process.poll() is None]
+    for _ in range(interrupts):
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        time.sleep(_POLL_S)
+    for process in running:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_S if interrupts else 0)
+        process.kill()
+    for process in running:
+        process.wait(_TERMINATE_S)

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,8 @@ _QUERY_LIMIT_S = 30
 def describe_machine() -> dict[str, Any]:
     """Describe this machine in plain values, for the record beside a measurement.
 
-    Returns
-    -------
-    dict
-        ``processor``, ``cpus`` (usable by this process), ``memory_bytes``, ``system``,
-        ``gpus`` (one mapping each), ``visible_devices`` (as granted, None without a grant),
-        ``slurm`` (job, nodes and partition, where there is one), ``load`` (processes that wanted
-        to run, mean over the last minute) and ``versions``.
+    ``cpus`` are those usable by this process, ``visible_devices`` those granted to it (None without a
+    grant), ``load`` is the mean number of processes that wanted to run over the last minute.
     """
     return {
         "processor": _processor(),
@@ -80,19 +76,16 @@ def visible_gpus() -> list[dict[str, str]]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:
     found = {}
     for name in _LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found

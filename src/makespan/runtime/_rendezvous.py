@@ -34,14 +34,10 @@ class Identity:
 
     Parameters
     ----------
-    rank, size
-        Its number, and the number of processes.
-    local_rank
-        Its number among those of its node.
-    device
-        Kind of device, ``cpu`` or ``cuda``.
-    threads
-        CPU threads.
+    rank, size, local_rank
+        Its number, the number of processes, and its number among those of its node.
+    device, threads
+        ``cpu`` or ``cuda``; CPU threads.
     timeout_s
         Longest wait for other processes [s].
     launched_s
@@ -96,32 +92,20 @@ def choose_device(who: Identity) -> "torch.device":
 def join(
     directory: RunDirectory, who: Identity, *, members: Sequence[int] | None = None, meeting: int = 0
 ) -> list[int]:
-    """Meet other processes: form the process group of ``torch.distributed``.
+    """Meet other processes: form the process group of ``torch.distributed``, and return their process ids.
 
-    The first member opens a port that is free and writes its address into the directory. Processes
-    that go on without a lost one destroy the group and meet again.
+    The first member opens a port that is free and writes its address into the directory; a
+    `TimeoutError` says that it did not. Processes that go on without a lost one destroy the group and
+    meet again.
 
     Parameters
     ----------
-    directory
-        Directory of the run.
-    who
-        This process.
+    directory, who
+        Directory of the run, and this process.
     members
-        Ranks of those who meet, this one among them; their order gives the ranks in the group. None
-        for all.
+        Ranks of those who meet, in the order of their ranks in the group; None for all.
     meeting
         Number of the meeting, another one each time.
-
-    Returns
-    -------
-    list of int
-        Process id of each member.
-
-    Raises
-    ------
-    TimeoutError
-        The first member wrote no address.
     """
     import torch
     import torch.distributed as dist
@@ -156,22 +140,10 @@ def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) 
 
 
 def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
-    """Do a process's part of a run.
+    """Do a process's part of a run, ``body``, and return its exit status.
 
     The process is bound to its CPUs and ends when the launcher is gone. What it raises is written
     into the directory, where the launcher finds it.
-
-    Parameters
-    ----------
-    run_dir
-        Directory of the run.
-    body
-        What the process does.
-
-    Returns
-    -------
-    int
-        Exit status.
     """
     who, directory = identity(), RunDirectory(Path(run_dir))
     if who.cpus is not None:

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.training._job import (
-        PhaseTimes,
-        Progress,
-        RestartCost,
-        RunResult,
-        TrainingJob,
-        check_supported,
-        unsupported_reasons,
-    )
+    from makespan.training._job import RunResult, TrainingJob, check_supported, unsupported_reasons
     from makespan.training._run import (
         cost_table,
         read_progress,
@@ -30,16 +22,12 @@ if TYPE_CHECKING:
         train,
         train_all,
         train_compared,
-        train_grouped,
         train_switching,
     )
-    from makespan.training.zoo import MODEL_FAMILIES, SmallModel, small_model, small_models
+    from makespan.training.zoo import MODEL_FAMILIES, SmallModel
 
 __all__ = [
     "MODEL_FAMILIES",
-    "PhaseTimes",
-    "Progress",
-    "RestartCost",
     "RunResult",
     "SmallModel",
     "TrainingJob",
@@ -47,12 +35,9 @@ __all__ = [
     "cost_table",
     "read_progress",
     "request_stop",
-    "small_model",
-    "small_models",
     "train",
     "train_all",
     "train_compared",
-    "train_grouped",
     "train_switching",
     "unsupported_reasons",
 ]

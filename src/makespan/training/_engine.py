@@ -1,10 +1,13 @@
-"""A training run inside one process: model, passes and optimiser of this process under the plan.
+"""A training run inside one process: model, passes and optimiser of this process, and their clock.
 
 What only some plans need of torch is imported by their runs alone: it takes up to a second to load.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,15 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from makespan.plans import ExecutionPlan, chunk_layers
 from makespan.training._job import PhaseTimes, TrainingJob
 from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients, is_distributed
-from makespan.training._passes import Accumulation, Clock, Passes
 from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
 from makespan.training.zoo._models import SmallTransformer, build_model
 
-__all__ = ["Engine", "Place", "place"]
+__all__ = ["Clock", "Engine", "Loss", "Place", "place"]
 
 _AXES = ("pp", "dp", "tp")
 _MESHES: dict[tuple[str, int, int, int], DeviceMesh] = {}
 _SHARDED_STAGES = (2, 3)
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From logits and targets of a micro-batch to its share of the loss."""
+Mark = float | torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +63,99 @@ def place(plan: ExecutionPlan, device: torch.device) -> Place:
     return Place(_MESHES[key], device)
 
 
+class Clock:
+    """Marks of one optimiser step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._passes: list[tuple[Mark, Mark]] = []
+        self._open: Mark = 0.0
+        self._marks = [self._mark()]
+
+    def _mark(self) -> Mark:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def start_forward(self) -> None:
+        """Begin a forward pass."""
+        self._open = self._mark()
+
+    def end_forward(self) -> None:
+        """End the forward pass that was begun last."""
+        self._passes.append((self._open, self._mark()))
+
+    def next_phase(self) -> None:
+        """End a phase: gradients first, then the optimiser, then the exchange of the loss."""
+        self._marks.append(self._mark())
+
+    def times(self) -> PhaseTimes:
+        """Return the times of the finished step; waits for the device."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        start, gradients, optimizer, end = self._marks
+        forward = sum(_elapsed(first, last) for first, last in self._passes)
+        return PhaseTimes(
+            _elapsed(start, end),
+            forward,
+            _elapsed(start, gradients) - forward,
+            _elapsed(gradients, optimizer),
+        )
+
+
+def _elapsed(first: Mark, last: Mark) -> float:
+    """Seconds between two marks of one kind."""
+    if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event):
+        return float(first.elapsed_time(last)) / 1e3
+    if isinstance(first, float) and isinstance(last, float):
+        return last - first
+    raise TypeError("marks of different kinds")
+
+
+class Passes(Protocol):
+    """What computes the gradients of a replica's share of the batch."""
+
+    def run(self, inputs: Tensor, targets: Tensor, clock: Clock) -> Tensor:
+        """Leave gradients in the parameters and return the summed loss, 0 where it is not computed."""
+
+
+class Accumulation:
+    """One model after another over the micro-batches; gradients are exchanged in the last pass.
+
+    Models under ``fully_shard`` exchange theirs in every pass, so that they never hold a whole one.
+    """
+
+    def __init__(self, model: nn.Module, n_microbatches: int, loss: Loss) -> None:
+        self._model, self._count, self._loss = model, n_microbatches, loss
+
+    def run(self, inputs: Tensor, targets: Tensor, clock: Clock) -> Tensor:
+        """Run all micro-batches."""
+        total = torch.zeros((), device=inputs.device)
+        parts = zip(inputs.chunk(self._count), targets.chunk(self._count), strict=True)
+        for number, (samples, wanted) in enumerate(parts):
+            with self._exchange(last=number == self._count - 1):
+                clock.start_forward()
+                loss = self._loss(self._model(samples), wanted)
+                clock.end_forward()
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        if isinstance(self._model, DistributedDataParallel) and not last:
+            return self._model.no_sync()
+        return nullcontext()
+
+
 class Engine:
     """One process of a training run.
 
-    How the replicas of data parallelism work together: without ZeRO and with stage 1 each holds the
-    whole model of its position, and gradients are averaged by DistributedDataParallel, or by one
-    all-reduce a step where the model is split too; under stage 1 each parameter's optimiser state
-    and update are with one owner. Stages 2 and 3 are ``fully_shard``: gradients, optimiser state
-    and, between steps, parameters are sharded; stage 3 also frees parameters between forward and
-    backward pass.
+    Without ZeRO and with stage 1 each replica holds the whole model of its position, and gradients are
+    averaged by DistributedDataParallel, or by one all-reduce a step where the model is split too; under
+    stage 1 each parameter's optimiser state and update are with one owner. Stages 2 and 3 are
+    ``fully_shard``; stage 3 also frees parameters between forward and backward pass.
     """
 
     def __init__(self, job: TrainingJob, place: Place) -> None:

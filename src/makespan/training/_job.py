@@ -16,31 +16,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training run under one execution plan.
+    """A training run under one execution plan; an `InputError` says that a number is out of range.
 
     The losses depend on the plan through floating-point rounding only: initial weights follow from
     ``seed``, and the samples of step *s* and their order from ``data_seed`` and *s*.
 
     Parameters
     ----------
-    model
-        The model; trained in float32 with AdamW.
-    plan
-        How the devices are used; its global batch size is that of the run.
+    model, plan
+        What is trained, in float32 with AdamW, and how the devices are used.
     steps
-        Train until this many optimiser steps are done, counted from the very first one, also in a
-        run that continues from a checkpoint.
+        Optimiser steps, counted from the very first one, also in a run that continues.
     seed, data_seed
         Seeds of the initial weights and of the data.
     learning_rate, warmup_steps, weight_decay
         Of AdamW; the rate grows linearly over the first ``warmup_steps`` steps and is constant then.
     checkpoint_every
         Steps between checkpoints; 0 for one at the end only (where a directory is given).
-
-    Raises
-    ------
-    InputError
-        A number is out of range.
     """
 
     model: SmallModel
@@ -66,19 +58,12 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Wall times of one optimiser step, mean over the processes; all in seconds.
+    """Wall times of one optimiser step, mean over the processes [s].
 
-    Parameters
-    ----------
-    step_s
-        The whole step, including the exchange of the loss.
-    forward_s
-        Forward passes of all micro-batches.
-    backward_sync_s
-        Everything else until gradients are ready: backward passes, recomputation, exchange of
-        gradients and activations, waiting in the pipeline.
-    optimizer_s
-        The optimiser step, transfers to and from the host and exchange of parameters included.
+    The whole step includes the exchange of the loss. ``backward_sync_s`` is all but the forward passes
+    until gradients are ready: backward passes, recomputation, exchange of gradients and activations,
+    waiting in the pipeline. The optimiser's time includes transfers to and from the host and exchange
+    of parameters.
     """
 
     step_s: float
@@ -89,18 +74,10 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class RestartCost:
-    """What continuing from a checkpoint cost; all in seconds.
+    """What continuing from a checkpoint cost [s].
 
-    Parameters
-    ----------
-    save_s
-        Writing the checkpoint, measured when it was written.
-    process_start_s
-        From the launch until all processes had joined the run.
-    build_s
-        Building and distributing the model under the new plan.
-    load_s
-        Checking and reading the checkpoint.
+    Writing it, measured then; from the launch until all processes had met; building and distributing
+    the model under the new plan; checking and reading the checkpoint.
     """
 
     save_s: float
@@ -118,16 +95,8 @@ class RestartCost:
 class Progress:
     """Heartbeat of a running job, rewritten after every step.
 
-    Parameters
-    ----------
-    step
-        Optimiser steps done, counted from the very first one.
-    loss
-        Mean loss of the last step's global batch; NaN before the first.
-    time_s
-        Seconds since the epoch when it was written.
-    pids
-        Process ids, one a rank; those of the machines on which they run.
+    Steps done, counted from the very first one; mean loss of the last step's global batch, NaN before
+    the first; when it was written [s since the epoch]; process ids by rank.
     """
 
     step: int
@@ -144,27 +113,21 @@ class RunResult:
     ----------
     first_step
         Steps that were done before this run, 0 for one that starts anew.
-    losses
-        Mean loss of the global batch at each step of this run, before that step's update.
-    times
-        Wall times of each step.
+    losses, times
+        Mean loss of the global batch at each step of this run, before its update; wall times.
     stopped
         Whether it ended at a stop request, before its last step.
     device
         ``cpu``, or the name of the GPU.
-    process_start_s, build_s
-        From launch to a joined group of processes; building and distributing the model.
-    save_s
-        Time of each checkpoint that was written.
+    process_start_s, build_s, save_s
+        From launch to a joined group of processes; building the model; each checkpoint [s].
     restart_cost
         What continuing cost; None for a run that started anew.
-    checkpoint
-        Directory of the last checkpoint written, None without one.
-    gradients
-        File with the gradients of the first step (NumPy archive, one full array a parameter), None
-        unless asked for.
+    checkpoint, gradients
+        Directory of the last checkpoint, and file with the gradients of the first step (NumPy
+        archive, one full array a parameter); None without one.
     peak_memory_bytes
-        Largest memory of any process: allocated device memory, or resident memory on CPU.
+        Largest memory of any process: allocated on the device, or resident on CPU.
     """
 
     first_step: int
@@ -216,26 +179,12 @@ def result_from(values: Mapping[str, Any]) -> RunResult:
 
 
 def unsupported_reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> list[str]:
-    """Return every reason why a plan cannot train a model; empty if it can.
-
-    Parameters
-    ----------
-    plan, model
-        The combination.
-    n_devices
-        Devices at hand; None if there is no limit.
-    """
+    """Return every reason why a plan cannot train a model on so many devices; empty if it can."""
     return list(_reasons(plan, model, n_devices))
 
 
 def check_supported(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> None:
-    """Check that a plan can train a model.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        It cannot; the message gives all reasons.
-    """
+    """Check that a plan can train a model; an `InfeasiblePlanError` gives all reasons why not."""
     reasons = unsupported_reasons(plan, model, n_devices)
     if reasons:
         raise InfeasiblePlanError(f"the plan cannot train this {model.family} model: " + "; ".join(reasons))

@@ -89,7 +89,6 @@ class Optimizer:
             for name, leaf in self._leaves.items()
             for moment in _MOMENTS
         }
-        self._done: dict[str, Tensor] = {}
         self.set_steps_done(0)
 
     def _leaf(self, parameter: torch.nn.Parameter) -> Tensor:
@@ -149,10 +148,7 @@ class Optimizer:
             _scatter(flat, parts)
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the moments owned here by name, distributed like their parameters.
-
-        What is on the host is copied to the parameter's device first, see `set_moments`.
-        """
+        """Return the moments owned here by name, distributed like their parameters and on their device."""
         return {
             key: _like(self._parameters[key.rpartition("/")[0]], one) for key, one in self._moments.items()
         }
@@ -182,12 +178,9 @@ def _like(parameter: torch.nn.Parameter, local: Tensor) -> Tensor:
 
 def _owners(parameters: Parameters, count: int) -> dict[str, int]:
     """Give each parameter to the owner who has least so far, largest first."""
-    loads: list[int] = [0] * count
-    owners: dict[str, int] = {}
+    loads, owners = [0] * count, dict.fromkeys(parameters, 0)
     sizes = {name: local_part(parameter).numel() for name, parameter in parameters.items()}
-    ordered: Sequence[str] = sorted(sizes, key=lambda name: (-sizes[name], name))
-    for name in ordered:
-        owner = min(range(count), key=lambda index: (loads[index], index))
-        owners[name] = owner
-        loads[owner] += sizes[name]
-    return {name: owners[name] for name in parameters}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += sizes[name]
+    return owners

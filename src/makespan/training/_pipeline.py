@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from makespan.plans import ExecutionPlan
-from makespan.training._engine import Place
-from makespan.training._passes import Clock, Loss
+from makespan.training._engine import Clock, Loss, Place
 from makespan.training.zoo import SmallModel
 from makespan.training.zoo._models import SmallTransformer, n_hidden_states
 
@@ -32,14 +31,15 @@ class Pipeline:
     ) -> None:
         self._is_first = place.rank("pp") == 0
         self._is_last = place.rank("pp") == plan.pp - 1
-        self._clock: Clock | None = None
+        self._clock = Clock(place.device)
         stages = [
             self._stage(chunk, place.rank("pp") + number * plan.pp, spec, plan, place)
             for number, chunk in enumerate(chunks)
         ]
         self._schedule = _schedule(plan, stages, loss)
-        for chunk in chunks:
-            self._time_forward(chunk)
+        for chunk in chunks:  # recomputation inside its layers is no forward pass
+            chunk.register_forward_pre_hook(lambda *_: self._clock.start_forward())
+            chunk.register_forward_hook(lambda *_: self._clock.end_forward())
 
     def _stage(
         self, chunk: SmallTransformer, index: int, spec: SmallModel, plan: ExecutionPlan, place: Place
@@ -56,20 +56,6 @@ class Pipeline:
             chunk, index, count, place.device, input_args=inputs, output_args=outputs, group=place.group("pp")
         )
 
-    def _time_forward(self, chunk: nn.Module) -> None:
-        """Count the forward passes of a stage; recomputation inside its layers is not among them."""
-
-        def start(*_: object) -> None:
-            if self._clock is not None:
-                self._clock.start_forward()
-
-        def end(*_: object) -> None:
-            if self._clock is not None:
-                self._clock.end_forward()
-
-        chunk.register_forward_pre_hook(start)
-        chunk.register_forward_hook(end)
-
     def run(self, inputs: Tensor, targets: Tensor, clock: Clock) -> Tensor:
         """Run the schedule once over all micro-batches."""
         self._clock = clock
@@ -79,7 +65,6 @@ class Pipeline:
             self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
         else:
             self._schedule.step(*arguments, return_outputs=False)
-        self._clock = None
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=inputs.device)
 
 

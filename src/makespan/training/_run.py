@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "cost_table", "read_progress", "request_stop", "train", "train_all", "train_compared", "train_grouped",
-    "train_switching",
+    "cost_table", "read_progress", "request_stop", "train", "train_all", "train_compared", "train_switching",
 ]  # fmt: skip
 
 _WORKER = "makespan.training._worker"
@@ -51,35 +50,23 @@ def train(
 
     Parameters
     ----------
-    job
-        What to train, and under which plan.
     launcher
         Where the processes run; None for `LocalLauncher` on CPU.
     run_dir
-        Directory for request, heartbeat, stop request and result; None for a temporary one that is
-        removed. See `read_progress` and `request_stop`.
+        Directory for `read_progress` and `request_stop`; None for a temporary one.
     checkpoint_dir
-        Directory of checkpoints; one is written at the end, at a stop request and every
+        Where a checkpoint is written at the end, at a stop request and every
         ``job.checkpoint_every`` steps. None for no checkpoints.
     resume
         Directory of checkpoints from whose newest the run continues, whatever plan wrote it.
     keep_gradients
         Whether the gradients of the first step are written (needs ``run_dir``).
 
-    Returns
-    -------
-    RunResult
-        Losses, times and, for a run that continues, the cost of the restart.
-
     Raises
     ------
-    InfeasiblePlanError
-        The plan cannot train the model here; raised before a process starts.
-    CheckpointError
-        There is no checkpoint in ``resume``, or it belongs to another run; raised before a process
-        starts.
-    ChecksumError
-        A file of the checkpoint is not what was written.
+    InfeasiblePlanError, CheckpointError, ChecksumError
+        Before a process starts: the plan cannot train the model here; there is no checkpoint in
+        ``resume``, or one of another run; a file of it is damaged.
     WorkerError
         A process died or hung. All others were brought down.
     """
@@ -99,26 +86,8 @@ def train_all(
 ) -> tuple[RunResult, ...]:
     """Train several jobs one after the other in one group of processes, without checkpoints.
 
-    This saves the start of processes, for example when many plans are profiled.
-
-    Parameters
-    ----------
-    jobs
-        Jobs whose plans need the same number of processes.
-    launcher, run_dir, keep_gradients
-        As for `train`.
-
-    Returns
-    -------
-    tuple of RunResult
-        In the order of ``jobs``.
-
-    Raises
-    ------
-    InputError
-        There is no job, or they need different numbers of processes.
-    InfeasiblePlanError, WorkerError
-        As for `train`.
+    This saves the start of processes, for example when many plans are profiled. Options and errors are
+    those of `train`; an `InputError` says that the jobs need different numbers of processes.
     """
     launcher = launcher if launcher is not None else LocalLauncher()
     if len({job.plan.n_gpus for job in jobs}) != 1:
@@ -201,13 +170,8 @@ def read_progress(run_dir: str | Path) -> Progress | None:
     return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))
 
 
-def train_grouped(
-    jobs: Mapping[str, TrainingJob], *, launcher: Launcher | None = None
-) -> dict[str, RunResult]:
-    """Train several jobs by name; those with equally many processes share one group of processes.
-
-    Parameters, results and errors are as for `train`; the results are in the order of ``jobs``.
-    """
+def _train_grouped(jobs: Mapping[str, TrainingJob], launcher: Launcher) -> dict[str, RunResult]:
+    """Train jobs by name; those with equally many processes share one group of them."""
     results: dict[str, RunResult] = {}
     for count in sorted({job.plan.n_gpus for job in jobs.values()}):
         group = {name: job for name, job in jobs.items() if job.plan.n_gpus == count}
@@ -229,7 +193,8 @@ def train_switching(
     job
         The job under its first plan.
     switches
-        Steps after which the plan changes, in growing order, and the plan from then on.
+        Steps after which the plan changes, and the plan from then on. An `InputError` says that the
+        steps do not grow from 1 to less than those of the job.
     launcher, checkpoint_dir
         As for `train`; None for a temporary directory.
 
@@ -237,11 +202,6 @@ def train_switching(
     -------
     tuple of RunResult
         One for each plan in turn.
-
-    Raises
-    ------
-    InputError
-        The steps of the switches do not grow from 1 to less than those of the job.
     """
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
@@ -274,18 +234,13 @@ def train_compared(
 
     Parameters
     ----------
-    job
-        The job under the plan with which the changing run starts.
-    plans
-        Plans by name.
-    switches
-        Steps after which the changing run takes up another plan, and its name.
+    job, switches
+        The job under the plan with which the changing run starts; steps after which it takes up
+        another one of the ``plans``, and its name.
     other_seed
         Seed of the initial weights of the last run.
     names
         Names of the changing run and of the one with another seed.
-    launcher
-        Where to train.
 
     Returns
     -------
@@ -297,7 +252,7 @@ def train_compared(
     for name in [name for name in plans if name not in fitting]:
         _log.warning("plan %s left out: %d devices needed, %s at hand", name, plans[name].n_gpus, available)
     jobs = {name: replace(job, plan=plan) for name, plan in fitting.items()}
-    results = train_grouped(jobs | {names[1]: replace(job, seed=other_seed)}, launcher=launcher)
+    results = _train_grouped(jobs | {names[1]: replace(job, seed=other_seed)}, launcher)
     runs = {name: (result,) for name, result in results.items()}
     changes = [(step, fitting[name]) for step, name in switches if name in fitting]
     return runs | {names[0]: train_switching(job, changes, launcher=launcher)}
@@ -306,24 +261,15 @@ def train_compared(
 def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> "pd.DataFrame":
     """Tabulate what each run cost, from its parts in order.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``run, restarts, restart_s, step_s``: parts that continue from a checkpoint, their mean cost
-        [s], median step [s].
+    Columns ``run, restarts, restart_s, step_s``: parts that continue from a checkpoint, their mean cost
+    [s], median step [s].
     """
     import pandas as pd
 
     records = []
     for name, parts in runs.items():
         restarts = [part.restart_cost.total_s for part in parts if part.restart_cost is not None]
-        steps = [time.step_s for part in parts for time in part.times]
-        records.append(
-            {
-                "run": name,
-                "restarts": len(restarts),
-                "restart_s": fmean(restarts) if restarts else math.nan,
-                "step_s": median(steps),
-            }
-        )
+        restart_s = fmean(restarts) if restarts else math.nan
+        step_s = median(time.step_s for part in parts for time in part.times)
+        records.append({"run": name, "restarts": len(restarts), "restart_s": restart_s, "step_s": step_s})
     return pd.DataFrame(records)

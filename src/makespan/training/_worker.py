@@ -12,11 +12,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
+from makespan.runtime import (
+    Identity,
+    RunDirectory,
+    choose_device,
+    end_worker,
+    finish_checkpoint,
+    join,
+    run_worker,
+    start_checkpoint,
+)
 from makespan.training._engine import Engine, place
-from makespan.training._job import PhaseTimes, TrainingJob, job_from
+from makespan.training._job import PhaseTimes, TrainingJob, job_from, job_values
 
-__all__ = ["main", "run_jobs"]
+__all__ = ["run_jobs"]
 
 _TIMES = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
 
@@ -66,10 +75,8 @@ class _Run:
         return result
 
     def _resume(self, engine: Engine, result: dict[str, Any]) -> None:
-        from makespan.training._checkpoint import load
-
         source = self.request["resume"]
-        load_s = load(engine, Path(source["path"]), source["step"]) + source["verify_s"]
+        load_s = _load(engine, Path(source["path"]), source["step"]) + source["verify_s"]
         result["first_step"] = source["step"]
         result["restart_cost"] = {
             "save_s": source["save_s"],
@@ -94,9 +101,7 @@ class _Run:
             ends = result["stopped"] or done == job.steps
             due = job.checkpoint_every > 0 and done % job.checkpoint_every == 0
             if self.request["checkpoint_dir"] is not None and (ends or due):
-                from makespan.training._checkpoint import save
-
-                path, save_s = save(engine, Path(self.request["checkpoint_dir"]), done)
+                path, save_s = _save(engine, Path(self.request["checkpoint_dir"]), done)
                 result["checkpoint"] = str(path)
                 result["save_s"].append(save_s)
             if ends:
@@ -141,16 +146,48 @@ class _Run:
         return int(largest.item())
 
 
+def _save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
+    """Write a checkpoint, with all processes.
+
+    Every tensor is stored under its name and in its global shape, so any other plan can read it.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save  # takes long to load
+
+    begun, is_first = time.perf_counter(), dist.get_rank() == 0
+    partial = _from_first(start_checkpoint(directory) if is_first else None)
+    save(engine.state(), checkpoint_id=partial)
+    path = None
+    if is_first:
+        values, save_s = {"job": job_values(engine.job)}, time.perf_counter() - begun
+        path = finish_checkpoint(directory, step, save_s, values)
+    return _from_first(path), time.perf_counter() - begun
+
+
+def _load(engine: Engine, path: Path, step: int) -> float:
+    """Read a checkpoint, with all processes; each reads what it holds."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # takes long to load
+
+    begun = time.perf_counter()
+    state = engine.state()
+    load(state, checkpoint_id=path)
+    engine.adopt(state, step)
+    return time.perf_counter() - begun
+
+
+def _from_first(answer: Path | None) -> Path:
+    """Send a path from the first process to all."""
+    shared: list[Path | None] = [answer]
+    dist.broadcast_object_list(shared, src=0)
+    if shared[0] is None:
+        raise RuntimeError("the first process sent no path")
+    return shared[0]
+
+
 def run_jobs(directory: RunDirectory, who: Identity) -> None:
     """Take part in the jobs that the request asks for."""
     _Run(directory, who).run()
     dist.destroy_process_group()
 
 
-def main(run_dir: str | Path) -> int:
-    """Run this process's part of the request in a directory and return its exit status."""
-    return run_worker(run_dir, run_jobs)
-
-
 if __name__ == "__main__":
-    end_worker(main(sys.argv[1]))
+    end_worker(run_worker(sys.argv[1], run_jobs))

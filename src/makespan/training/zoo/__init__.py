@@ -1,5 +1,5 @@
 """The zoo of small models that train for real; here they are described, without torch."""
 
-from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel, small_model, small_models
+from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel
 
-__all__ = ["MODEL_FAMILIES", "SmallModel", "small_model", "small_models"]
+__all__ = ["MODEL_FAMILIES", "SmallModel"]

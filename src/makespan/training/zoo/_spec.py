@@ -1,12 +1,10 @@
 """Small models: what is trained for real, described without torch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from makespan.errors import InputError, unknown_name
 
-__all__ = ["MODEL_FAMILIES", "SmallModel", "small_model", "small_models"]
+__all__ = ["MODEL_FAMILIES", "SmallModel"]
 
 MODEL_FAMILIES = ("llama", "gpt", "bert", "t5", "vit")
 """Kinds of small models; each follows the layer structure of the model it is named after."""
@@ -14,7 +12,7 @@ MODEL_FAMILIES = ("llama", "gpt", "bert", "t5", "vit")
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """Sizes of a small transformer; checked on construction.
+    """Sizes of a small transformer; an `InputError` names one out of range.
 
     Parameters
     ----------
@@ -32,13 +30,6 @@ class SmallModel:
         Tokens of the vocabulary; classes for ``vit``.
     patch_features
         Values an image patch (``vit`` only).
-
-    Raises
-    ------
-    InputError
-        A size is out of range, or heads do not divide what they must.
-    UnknownNameError
-        ``family`` is not one of `MODEL_FAMILIES`.
     """
 
     family: str
@@ -70,30 +61,3 @@ class SmallModel:
     def n_encoder_layers(self) -> int:
         """Layers that belong to the encoder; 0 for models that have none apart from the decoder."""
         return (self.n_layers + 1) // 2 if self.family == "t5" else 0
-
-
-_MODELS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"kv_heads": 2},
-    "gpt": {},
-    "bert": {},
-    "t5": {},
-    "vit": {"seq": 16, "vocab": 10},
-}
-
-
-def small_models() -> tuple[str, ...]:
-    """Return the names of the small models that come with the project, one a family."""
-    return tuple(_MODELS)
-
-
-def small_model(name: str) -> SmallModel:
-    """Return a small model by its name.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such model.
-    """
-    if name not in _MODELS:
-        raise unknown_name("small model", name, _MODELS)
-    return SmallModel(name, **_MODELS[name])
