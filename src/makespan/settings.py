@@ -46,12 +46,7 @@ class PaperSettings(Block):
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built of the paper, ``results/<source>/<paper>/<table>.csv``.
 
-        Parameters
-        ----------
-        source
-            Where iteration times come from.
-        is_profiled
-            Whether that is a profile of small workloads, which lacks those of the paper.
+        ``is_profiled``: iteration times are a profile of small workloads, which lacks those of the paper.
         """
         return []
 
@@ -65,7 +60,7 @@ class PaperSettings(Block):
 
 
 def option(description: str, *, unit: str = "", source: str = "", changes: str = "", **limits: Any) -> Any:
-    """Describe one required option.
+    """Describe one required option; typed as ``Any``, to stand at the right of an annotated field.
 
     Parameters
     ----------
@@ -79,11 +74,6 @@ def option(description: str, *, unit: str = "", source: str = "", changes: str =
         Tables and figures that depend on the option.
     limits
         Constraints in the words of `pydantic.Field`, for example ``ge=1``.
-
-    Returns
-    -------
-    pydantic.fields.FieldInfo
-        Typed as ``Any``, so that it can stand at the right of an annotated field.
     """
     extra = {"unit": unit, "source": source, "changes": changes}
     return Field(description=description, json_schema_extra=dict(extra), **limits)

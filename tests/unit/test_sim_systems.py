@@ -22,7 +22,6 @@ from makespan.sim import (
     Allocation,
     Configuration,
     Decision,
-    EventQueue,
     InfeasibleDecision,
     NodeEvent,
     NodeEventKind,
@@ -30,6 +29,7 @@ from makespan.sim import (
     simulate,
     validate_schedule,
 )
+from makespan.sim._events import EventQueue
 
 WITHDRAWN, RETURNED = NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED
 

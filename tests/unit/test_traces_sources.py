@@ -15,8 +15,8 @@ from makespan.throughput import (
     EmulatedSource,
     MeasuredSource,
     PublishedSource,
-    read_throughput,
 )
+from makespan.throughput._tables import read_throughput
 
 TRACE = "exec_plan,placement,iter_time\nga,2,0.5\nga,4,0.3\n"
 

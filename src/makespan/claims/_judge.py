@@ -35,12 +35,8 @@ def judge(ledger: Ledger, tables: Tables, source: str, options: Mapping[str, str
 
     Parameters
     ----------
-    ledger
-        The statements and their checks.
     tables
         Result tables by name; a statement about a table that is absent is not judged.
-    source
-        Name of the throughput source behind the tables.
     options
         What the checks must know of the configuration.
 

@@ -23,14 +23,8 @@ _COLUMNS = (
 class Claim:
     """What a check is about.
 
-    Parameters
-    ----------
-    subject
-        Model, column or jobs; its meaning depends on the check.
-    limit
-        Number that decides, NaN if the check needs none.
-    options
-        What the checks of this paper must know of the configuration.
+    What the subject means (model, column or jobs) depends on the check; the limit is the number that
+    decides, NaN if the check needs none; the options are what checks must know of the configuration.
     """
 
     subject: str
@@ -40,17 +34,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
-
-    Parameters
-    ----------
-    reproduced
-        The value, for people.
-    holds
-        Whether the statement holds.
-    note
-        What a reader must know.
-    """
+    """What a check found: the value for people, whether the statement holds, and what a reader must know."""
 
     reproduced: str
     holds: bool
@@ -67,10 +51,8 @@ class Ledger:
 
     Parameters
     ----------
-    paper
-        Name of the paper, for people.
-    package
-        Package that holds ``claims.csv``.
+    paper, package
+        Name of the paper, for people, and the package that holds ``claims.csv``.
     checks
         How statements are checked, by the name in the column ``check``.
     tables
@@ -125,13 +107,5 @@ class Ledger:
 
 
 def number(table: pd.DataFrame, column: str) -> "pd.Series[float]":
-    """Return a column as numbers; columns that no schema names come as text from a file.
-
-    Parameters
-    ----------
-    table
-        Any table.
-    column
-        Its name; missing cells become NaN.
-    """
+    """Return a column as numbers, missing cells as NaN; those without a schema come as text."""
     return pd.to_numeric(table[column]).astype("float64")

@@ -26,10 +26,8 @@ class Target:
     ----------
     name
         What is measured.
-    table
-        Result table below ``results/``, without ``.csv``, as ``<source>/<paper>/<table>``.
-    column
-        Its column.
+    table, column
+        Result table below ``results/``, as ``<source>/<paper>/<table>`` without ``.csv``, and its column.
     rows
         Which rows count, as ``column=value; column=value``; all if empty.
     relative_to
@@ -37,12 +35,8 @@ class Target:
         empty for the number itself.
     statistic
         ``value`` of the only row, or ``mean absolute`` over the rows.
-    comparison
-        ``<=`` or ``>=``.
-    threshold
-        In the unit of the column.
-    unit
-        Unit, for people.
+    comparison, threshold, unit
+        ``<=`` or ``>=``, and the threshold in the unit of the column.
     kind
         What the goal guards: ``prediction``, ``schedule``, ``lead`` or ``live``.
 
@@ -70,13 +64,7 @@ class Target:
             raise unknown_name(f"target {self.name!r}: comparison", self.comparison, _COMPARISONS)
 
     def value(self, table: pd.DataFrame) -> float:
-        """Return the number in a table.
-
-        Raises
-        ------
-        TraceError
-            The table lacks a column, or the rows are none or, for ``value``, several.
-        """
+        """Return the number in a table; refuses one without the columns or the row."""
         wanted, divisor = _cells(self.rows), _cells(self.relative_to)
         value = self._statistic(table, wanted)
         return value / self._statistic(table, wanted | divisor) if divisor else value
@@ -112,21 +100,12 @@ def _equal(cell: object, text: str) -> bool:
 
 
 def read_targets(path: str | Path) -> list[Target]:
-    """Read a list of goals.
-
-    Parameters
-    ----------
-    path
-        CSV file whose columns are the fields of `Target`.
+    """Read a list of goals: a CSV file whose columns are the fields of `Target`.
 
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        A column is missing or a threshold is no number.
-    UnknownNameError
-        A row names a statistic or comparison that does not exist.
+    MissingDataError, TraceError, UnknownNameError
+        There is no such file, a column is missing, a threshold is no number, or a statistic is unknown.
     """
     names = [field.name for field in fields(Target)]
     try:
@@ -149,14 +128,7 @@ def _target(cells: dict[str, str]) -> Target:
 
 
 def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataFrame:
-    """Compare goals with what was built.
-
-    Parameters
-    ----------
-    targets
-        The goals.
-    results
-        Directory of the results.
+    """Compare goals with what was built in a directory of results.
 
     Returns
     -------

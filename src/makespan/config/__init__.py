@@ -6,22 +6,21 @@ it is what the workflow needs on every start, too.
 """
 
 from makespan.config._code import code_hash, used_code
-from makespan.config._provenance import provenance, settings_hash
-from makespan.config._reference import configuration_page, json_schema, reference_table
+from makespan.config._reference import configuration_page, json_schema
 from makespan.config._settings import (
     DEFAULT_FILES,
-    PUBLISHED_VARIABLE,
     Settings,
     check_settings,
     load_settings,
     merge,
+    provenance,
     published_directory,
+    settings_hash,
     settings_model,
 )
 
 __all__ = [
     "DEFAULT_FILES",
-    "PUBLISHED_VARIABLE",
     "Settings",
     "check_settings",
     "code_hash",
@@ -31,7 +30,6 @@ __all__ = [
     "merge",
     "provenance",
     "published_directory",
-    "reference_table",
     "settings_hash",
     "settings_model",
     "used_code",

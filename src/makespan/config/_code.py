@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,6 @@ def code_hash(script: str | Path, *more: str, chosen: Collection[str] | None = N
 
     Parameters
     ----------
-    script
-        File of the script.
     more
         What the script finds by name at run time, as ``module`` or ``module:name``.
     chosen
@@ -53,95 +51,88 @@ def code_hash(script: str | Path, *more: str, chosen: Collection[str] | None = N
 
 def used_code(script: str | Path, *more: str, chosen: Collection[str] | None = None) -> list[str]:
     """Return what `code_hash` covers: sorted lines of file, part of it and sha256; parameters as there."""
-    walk = _Walk(None if chosen is None else frozenset(chosen))
-    walk.take_whole(Path(script))
-    for named in more:
-        walk.take_named(named)
-    lines = walk.lines()
+    reached, links = set[_Part](), set[str]()
+    waiting = [*_whole(Path(script)), *(part for named in more for part in _in_full(named))]
+    while waiting:
+        part = waiting.pop()
+        if part in reached:
+            continue
+        reached.add(part)
+        parts, said, named = _followed(*part)
+        links |= said
+        waiting += parts - reached
+        for key, text in named:
+            if key is None or chosen is None or key in chosen:
+                waiting += _in_full(text)
     _remember()
-    return lines
+    return sorted([*links, *(_line(path, name) for path, name in reached)])
 
 
-class _Walk:
-    """Everything that is reached from what was taken."""
+_Part = tuple[Path, str]
+"""A module and a constant in it, "" for the rest of it; or a data file, and ""."""
 
-    def __init__(self, chosen: frozenset[str] | None) -> None:
-        self.chosen = chosen
-        self.reached: dict[Path, set[str]] = {}
-        self.data: set[Path] = set()
-        self.waiting: list[tuple[Path, str]] = []
-        self.links: set[str] = set()
 
-    def lines(self) -> list[str]:
-        while self.waiting:
-            self._follow(*self.waiting.pop())
-        found = list(self.links)
-        for path, names in self.reached.items():
-            parts = _index(path)["parts"]
-            found += [f"{_shown(path)} {name} {parts[name]['sha256']}" for name in names]
-        found += [f"{_shown(path)} {_index(path)['sha256']}" for path in self.data]
-        return sorted(found)
+def _line(path: Path, name: str) -> str:
+    if path.suffix == ".py":
+        return f"{_shown(path)} {name} {_index(path)['parts'][name]['sha256']}"
+    return f"{_shown(path)} {_index(path)['sha256']}"
 
-    def take_whole(self, path: Path) -> None:
-        for name in _index(path)["parts"]:
-            self._take_part(path, name)
 
-    def take_named(self, text: str) -> None:
-        module, _, name = text.partition(":")
-        path = _file(module)
-        if path is None:
-            return
-        if name:
-            self._take_name(module, name)
-        elif path.name == "__init__.py":
-            self.data |= set(_data_files(path.parent))
-        else:
-            self.take_whole(path)
-
-    def _take_name(self, module: str, name: str) -> None:
-        submodule, path = _file(f"{module}.{name}"), _file(module)
-        if submodule is not None:
-            self.take_whole(submodule)
-        elif path is not None:
-            sources = _index(path)["imports"].get(name, [])
-            for source, original in sources:
-                self._take_import(source, original)
-            if not sources:
-                self._take_part(path, "")
-                self._take_part(path, name)
-
-    def _take_import(self, module: str, name: str) -> None:
-        if name:
-            self._take_name(module, name)
-        elif (path := _file(module)) is not None:
-            self.take_whole(path)
-
-    def _take_part(self, path: Path, name: str) -> None:
-        names = self.reached.setdefault(path, set())
-        if name in _index(path)["parts"] and name not in names:
-            names.add(name)
-            self.waiting.append((path, name))
-
-    def _follow(self, path: Path, name: str) -> None:
-        index = _index(path)
-        part = index["parts"][name]
-        for mention in part["mentions"]:
-            self._take_mention(path, index, mention)
-        for key, text in part["named"]:
-            if key is None or self.chosen is None or key in self.chosen:
-                self.take_named(text)
-
-    def _take_mention(self, path: Path, index: Mapping[str, Any], mention: str) -> None:
-        name, _, attribute = mention.partition(".")
-        if name in index["parts"]:
-            self._take_part(path, name)
-        for module, original in index["imports"].get(name, []):
-            self.links.add(f"{_shown(path)} {name} from {module} {original}")
+@cache
+def _followed(path: Path, name: str) -> tuple[set[_Part], set[str], list[tuple[str | None, str]]]:
+    """Parts that a part mentions, the imports by which it does, and what its strings name."""
+    parts, links = set[_Part](), set[str]()
+    index = _index(path)
+    part = index["parts"][name] if path.suffix == ".py" else {"mentions": [], "named": []}
+    for mention in part["mentions"]:
+        first, _, attribute = mention.partition(".")
+        if first in index["parts"]:
+            parts.add((path, first))
+        for module, original in index["imports"].get(first, []):
+            links.add(f"{_shown(path)} {first} from {module} {original}")
             whole = f"{module}.{original}" if original else module
             if attribute and _file(whole) is not None:
-                self._take_name(whole, attribute)
+                parts.update(_defined(whole, attribute))
             else:
-                self._take_import(module, original)
+                parts.update(_imported_as(module, original))
+    return parts, links, part["named"]
+
+
+def _whole(path: Path) -> list[_Part]:
+    return [(path, name) for name in _index(path)["parts"]]
+
+
+@cache
+def _in_full(text: str) -> list[_Part]:
+    """Parts that a text stands for: ``module``, ``module:name``, or a package, that is, its data files."""
+    module, _, name = text.partition(":")
+    path = _file(module)
+    if path is None:
+        return []
+    if name:
+        return _defined(module, name)
+    return [(file, "") for file in _data_files(path.parent)] if path.name == "__init__.py" else _whole(path)
+
+
+@cache
+def _defined(module: str, name: str) -> list[_Part]:
+    """Parts behind a name of a module, where they are defined."""
+    submodule, path = _file(f"{module}.{name}"), _file(module)
+    if submodule is not None:
+        return _whole(submodule)
+    if path is None:
+        return []
+    sources = _index(path)["imports"].get(name, [])
+    if sources:
+        return [part for source, original in sources for part in _imported_as(source, original)]
+    return [(path, part) for part in dict.fromkeys(("", name)) if part in _index(path)["parts"]]
+
+
+def _imported_as(module: str, name: str) -> list[_Part]:
+    if name:
+        return _defined(module, name)
+    path = _file(module)
+    return [] if path is None else _whole(path)
 
 
 @cache

@@ -11,20 +11,7 @@ __all__ = ["explain"]
 
 
 def explain(details: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]:
-    """Turn the details of a failed validation into messages.
-
-    Parameters
-    ----------
-    details
-        As from ``ValidationError.errors()``.
-    root
-        Model that was validated; it knows the accepted keys.
-
-    Returns
-    -------
-    list of str
-        One line a failure, in the order of the details.
-    """
+    """Turn the details of a failed validation of ``root`` into messages, one line a failure."""
     places = [detail["loc"] for detail in details]
     return [_line(detail, root) for detail in details if not _follows(detail, places)]
 

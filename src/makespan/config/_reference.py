@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from makespan.config._settings import Settings, settings_model
 
-__all__ = ["configuration_page", "json_schema", "reference_table"]
+__all__ = ["configuration_page", "json_schema"]
 
 _PAGE = """# Configuration
 
@@ -43,31 +43,9 @@ def json_schema() -> str:
 
 
 def configuration_page(settings: Settings) -> str:
-    """Return the Markdown page that explains how to configure and lists every option.
-
-    Parameters
-    ----------
-    settings
-        Where the defaults come from.
-    """
-    return _PAGE + reference_table(settings)
-
-
-def reference_table(settings: Settings) -> str:
-    """Return every option as a Markdown table.
-
-    Parameters
-    ----------
-    settings
-        Where the column ``default`` comes from.
-
-    Returns
-    -------
-    str
-        Header and one row an option: name, type, default, unit, meaning, source, what it changes.
-    """
+    """Return the Markdown page that explains how to configure and lists every option with its default."""
     rows = [_HEADER, ("---",) * len(_HEADER), *_rows(settings_model(), settings.model_dump(mode="json"), "")]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return _PAGE + "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def _rows(block: type[BaseModel], values: Any, prefix: str) -> Iterator[tuple[str, ...]]:

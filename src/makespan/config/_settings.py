@@ -1,5 +1,6 @@
 """The whole configuration: reading, merging, checking."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import ValidationError, create_model, model_validator
 
+from makespan import __version__
 from makespan.config._messages import explain
 from makespan.config._throughput import Throughput
 from makespan.errors import ConfigError, MissingDataError
@@ -28,7 +30,9 @@ __all__ = [
     "check_settings",
     "load_settings",
     "merge",
+    "provenance",
     "published_directory",
+    "settings_hash",
     "settings_model",
 ]
 
@@ -114,17 +118,7 @@ def settings_model() -> type[Settings]:
 
 
 def check_settings(values: Mapping[str, Any]) -> Settings:
-    """Check merged values and turn them into settings.
-
-    Parameters
-    ----------
-    values
-        Nested mappings, lists and scalars, as read from YAML.
-
-    Returns
-    -------
-    Settings
-        Immutable; every option is set.
+    """Check merged values, as read from YAML, and turn them into settings.
 
     Raises
     ------
@@ -140,26 +134,12 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(overrides: Sequence[str | Path] = (), root: str | Path = ".") -> Settings:
-    """Read the default files, then the overrides in order, and check the result.
-
-    Parameters
-    ----------
-    overrides
-        YAML files that change some of the options.
-    root
-        Directory with the default files, that is, a checkout of the project.
-
-    Returns
-    -------
-    Settings
-        The merged and checked settings.
+    """Read the default files of a checkout (``root``), then the overrides in order, and check the result.
 
     Raises
     ------
-    MissingDataError
-        A file does not exist.
-    ConfigError
-        A file is no YAML mapping, or the merged options are not accepted.
+    MissingDataError, ConfigError
+        A file does not exist or is no YAML mapping, or the merged options are not accepted.
     """
     files = [Path(root) / name for name in DEFAULT_FILES] + [Path(name) for name in overrides]
     merged: dict[str, Any] = {}
@@ -194,20 +174,10 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def published_directory(settings: Settings, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory with the published files.
+    """Return the directory with the published files, or the one that receives fetched files.
 
-    Parameters
-    ----------
-    settings
-        The option ``throughput.published.directory`` comes first.
-    environment
-        Where the variable ``MAKESPAN_PUBLISHED_DIR`` is looked up, second; with
-        ``throughput.published.fetch`` the directory of fetched files comes third.
-
-    Returns
-    -------
-    pathlib.Path
-        An existing directory, or the one that receives fetched files.
+    The option ``throughput.published.directory`` comes first, the variable ``MAKESPAN_PUBLISHED_DIR`` second,
+    and with ``throughput.published.fetch`` the directory of fetched files third.
 
     Raises
     ------
@@ -230,3 +200,25 @@ def published_directory(settings: Settings, environment: Mapping[str, str] = os.
         f"environment variable {PUBLISHED_VARIABLE} to a directory that has them, or set "
         "throughput.published.fetch to true to fetch them from their pinned commits"
     )
+
+
+def settings_hash(settings: Settings) -> str:
+    """Return the sha256 of the merged configuration, independent of the order of keys."""
+    text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def provenance(settings: Settings, source: str, pins: str | Path) -> str:
+    """Return as JSON what the results of a source were made with.
+
+    Source, package version, seed, configuration and its hash, and the hash of ``pins``, the exact versions.
+    """
+    record = {
+        "source": source,
+        "makespan_version": __version__,
+        "seed": settings.throughput.emulated.seed if source == "emulated" else None,
+        "pins_sha256": hashlib.sha256(Path(pins).read_bytes()).hexdigest(),
+        "config_sha256": settings_hash(settings),
+        "config": settings.model_dump(mode="json"),
+    }
+    return json.dumps(record, indent=2, sort_keys=True) + "\n"

@@ -15,19 +15,9 @@ __all__ = ["missing_datasets", "paper_datasets", "paper_files", "published_datas
 
 
 def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, Dataset]:
-    """Return the registered trace of each configured workload.
+    """Return the registered trace of each configured workload, by its key and in their order.
 
-    Parameters
-    ----------
-    settings
-        Names the register and the workloads.
-    root
-        Directory from which the path of the register counts.
-
-    Returns
-    -------
-    dict
-        Workload key to register entry, in the order of the configuration.
+    Paths of the register count from ``root``.
 
     Raises
     ------
@@ -53,23 +43,13 @@ def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, 
 
 
 def paper_datasets(settings: Settings, paper: str, root: str | Path = ".") -> list[Dataset]:
-    """Return the register entries of what else a paper reads; parameters as for `published_datasets`."""
+    """Return the register entries of what else a paper reads; see `published_datasets`."""
     register = _register(settings, root)
     return [find_dataset(register, name) for name in settings.papers()[paper].published_datasets()]
 
 
 def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
-    """Return the files that the published source reads, one a workload.
-
-    Parameters
-    ----------
-    settings, root
-        As for `published_datasets`.
-
-    Returns
-    -------
-    list of str
-        Paths in either layout; those of fetched files may not exist yet.
+    """Return the files that the published source reads, one a workload; fetched ones may not exist yet.
 
     Raises
     ------
@@ -80,7 +60,7 @@ def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
 
 
 def paper_files(settings: Settings, paper: str, root: str | Path = ".") -> list[str]:
-    """Return the files of `paper_datasets`; parameters and errors as for `published_files`."""
+    """Return the files of `paper_datasets`; see `published_files`."""
     return _paths(settings, paper_datasets(settings, paper, root))
 
 

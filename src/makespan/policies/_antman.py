@@ -23,8 +23,7 @@ class AntMan:
     Parameters
     ----------
     max_slowdown
-        A best-effort job accepts a placement on more nodes if its steps are predicted at most this
-        many times as long there.
+        Ratio of predicted steps up to which a best-effort job accepts a placement on more nodes.
     """
 
     max_slowdown: float = 1.5

@@ -51,8 +51,7 @@ class Gavel:
     advantage
         Factor by which the priority of the displacing job must be larger.
     max_slowdown
-        A job accepts a placement on more nodes if its steps are predicted at most this many times as
-        long there.
+        Ratio of predicted steps up to which a job accepts a placement on more nodes.
     """
 
     turn_s: float = 360.0

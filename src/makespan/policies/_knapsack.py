@@ -24,17 +24,7 @@ _ROUNDING = 1e-9  # of sums of costs, absolute
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """What each of several equal jobs may be given.
-
-    Parameters
-    ----------
-    n_jobs
-        How many jobs choose from it.
-    sizes
-        Devices of each choice, ascending, each at least 1.
-    costs
-        Cost of each choice, relative to a job that is given nothing.
-    """
+    """What each of ``n_jobs`` equal jobs may be given: devices, ascending, and cost relative to nothing."""
 
     n_jobs: int
     sizes: tuple[int, ...]

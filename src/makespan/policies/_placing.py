@@ -61,15 +61,9 @@ class Room:
     that can take it, and to the first such node. Nodes with equally many free devices are the bits
     of one number, so the cost of a placement does not grow with the cluster.
 
-    Parameters
-    ----------
-    gpus
-        Free devices of every node; the list becomes the room's own.
-    cpus, host_bytes
-        Free CPU threads and host memory [B] of every node, or None where they never run out.
-    levels, of_type
-        Nodes by free devices and by type of device, as in `ClusterView`; the former follow from ``gpus``, the
-        latter may be left out where configurations name none.
+    ``gpus``, free devices by node, becomes the room's own, like ``cpus`` and ``host_bytes``, free threads and
+    memory [B], None where they never run out. ``levels`` and ``of_type`` are the nodes by free devices and by
+    type as in `ClusterView`; the former follow from ``gpus``, the latter is for configurations with types.
     """
 
     __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")

@@ -33,19 +33,9 @@ def serve(
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
     A job that was refused makes every later job refused that has the same options and finds no
-    other victims, so a long queue of equal jobs costs one trial.
-
-    Parameters
-    ----------
-    view
-        The cluster.
-    order
-        Sort key of a job; must be total and must order victims behind those they yield to.
-    options
-        What a job may run as, preferred first.
-    victims
-        Running jobs that a job may displace, first to go first; None if nobody is displaced.
-        Displaced jobs join the queue of the same decision.
+    other victims, so a long queue of equal jobs costs one trial. The order must be total and put victims
+    behind those they yield to; options are preferred first. ``victims`` are the running jobs that a job may
+    displace, first to go first; they join the queue of the same decision.
     """
     room = Room.of(view, is_tight=True)
     queue = sorted((*order(job), job.index, job) for job in view.pending)

@@ -18,8 +18,7 @@ class ShortestJobFirst:
     Parameters
     ----------
     max_stretch
-        A job accepts a placement on more nodes if its whole run, restart delay included, is
-        predicted at most this many times as long there.
+        Ratio of predicted whole runs, restart delays included, up to which a job accepts more nodes.
     """
 
     max_stretch: float = 1.0
@@ -59,8 +58,7 @@ class ShortestRemainingTimeFirst:
         A job displaces only jobs whose remaining time exceeds its own by this many restart delays,
         so that the delay which the displaced job pays is never the larger part.
     max_stretch
-        A job accepts a placement on more nodes if its whole run, restart delay included, is
-        predicted at most this many times as long there.
+        Ratio of predicted whole runs, restart delays included, up to which a job accepts more nodes.
     """
 
     min_advantage: float = 2.0

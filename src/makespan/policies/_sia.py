@@ -106,8 +106,7 @@ class Sia:
     gap
         Accepted relative distance of a solution from the optimum.
     max_slowdown
-        A job accepts a placement on more nodes if its steps are predicted at most this many times as
-        long there.
+        Ratio of predicted steps up to which a job accepts a placement on more nodes.
     """
 
     power: float = -0.5

@@ -14,13 +14,7 @@ __all__ = ["POLICIES", "CpuDemands", "Synergy"]
 
 @dataclass(frozen=True, slots=True)
 class CpuDemands:
-    """What each kind of request may run as, most wanted first; computed once a kind.
-
-    Parameters
-    ----------
-    fair_threads
-        CPU threads that belong to each GPU of a node.
-    """
+    """What each kind of request may run as, most wanted first; ``fair_threads`` belong to each GPU."""
 
     fair_threads: int
     _known: dict[tuple[str, str, int], tuple[Configuration, ...]] = field(default_factory=dict)
@@ -75,8 +69,7 @@ class Synergy:
     tolerance
         Loss of speed at which a job counts as running at its best.
     max_slowdown
-        A job accepts a placement on more nodes if its steps are predicted at most this many times as
-        long there.
+        Ratio of predicted steps up to which a job accepts a placement on more nodes.
     """
 
     tolerance: float = 0.05

@@ -27,8 +27,8 @@ class Tiresias:
         A job that has waited this many times as long as it has run goes back to the first queue;
         None never promotes.
     max_slowdown
-        A job accepts a placement on more nodes if its steps are predicted at most this many times as
-        long there: models that suffer more are consolidated.
+        Ratio of predicted steps up to which a job accepts a placement on more nodes; models that suffer
+        more are consolidated.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)

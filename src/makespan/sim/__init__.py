@@ -14,37 +14,38 @@ from makespan.sim._engine import Engine
 from makespan.sim._events import (
     Event,
     EventKind,
-    EventQueue,
     NodeEvent,
     NodeEventKind,
     Observer,
     read_failures,
 )
-from makespan.sim._inputs import check_jobs, round_length
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
-from makespan.sim._simulate import Recorder, SimulationResult, events_table, outcomes_table, simulate
-from makespan.sim._state import ClusterState
+from makespan.sim._simulate import (
+    SimulationResult,
+    check_jobs,
+    events_table,
+    outcomes_table,
+    round_length,
+    simulate,
+)
 from makespan.sim._validator import validate_schedule
 from makespan.sim._view import ClusterView, JobView
 
 __all__ = [
     "Allocation",
     "Catalogue",
-    "ClusterState",
     "ClusterView",
     "Configuration",
     "Decision",
     "Engine",
     "Event",
     "EventKind",
-    "EventQueue",
     "InfeasibleDecision",
     "JobView",
     "NodeEvent",
     "NodeEventKind",
     "Observer",
     "Policy",
-    "Recorder",
     "RestartCost",
     "RestartDelays",
     "SimulationResult",

@@ -25,12 +25,8 @@ class Violation:
     ----------
     rule
         Key of the rule that is broken, see `validate_schedule`.
-    time_s, seq
-        Row of the events table; NaN and -1 where no single row is at fault.
-    job_id
-        Job concerned, or empty.
-    message
-        What was found and what is accepted.
+    time_s, seq, job_id
+        Row of the events table, NaN and -1 where no single row is at fault; job concerned, or empty.
     """
 
     rule: str

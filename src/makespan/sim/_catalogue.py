@@ -23,24 +23,16 @@ class Configuration:
 
     Parameters
     ----------
-    workload
-        Key of what is trained.
     plan, family
-        Labels in tables and figures: how the job runs and what kind of way that is; the engine
+        Labels in tables and figures, how the job runs and what kind of way that is; the engine
         does not read them.
-    placement
-        Devices a node.
-    cpu_threads
-        CPU threads a GPU.
-    host_memory_bytes_per_gpu
-        Host memory that the job takes on a node, for each of its GPUs there [B].
-    iter_time_s
-        Time of a unit of work, an optimiser step, in the source of throughput [s]; what the engine
-        runs by. Policies must not read it.
+    cpu_threads, host_memory_bytes_per_gpu
+        CPU threads, and host memory [B], that the job takes on a node for each of its GPUs there.
+    iter_time_s, provenance
+        Time of a unit of work, an optimiser step [s], and its source; what the engine runs by. Policies
+        must not read it.
     predicted_iter_time_s
         The same as a performance model predicts it [s]; what policies decide by.
-    provenance
-        Where ``iter_time_s`` comes from.
     is_known
         Whether a policy may rely on the prediction for a guarantee: it was measured beforehand, or
         predictions are trusted in general.
@@ -53,8 +45,6 @@ class Configuration:
     counts, types_by_count
         Devices a node, largest first, the order in which placing is easiest; and the name of each
         count's devices, empty where any will do.
-    n_gpus, n_nodes
-        Devices and nodes in all.
 
     Raises
     ------
@@ -128,8 +118,6 @@ class Allocation:
 
     Parameters
     ----------
-    configuration
-        What runs.
     nodes
         Node numbers, aligned with ``configuration.placement.gpus_per_node`` (smallest share first).
 
@@ -175,24 +163,13 @@ class Catalogue(Protocol):
         ...
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
-        """Return every configuration of a workload, by devices, nodes and counts.
-
-        Raises
-        ------
-        UnknownNameError
-            There is no such workload.
-        """
+        """Return all configurations of a workload by devices, nodes and counts, or raise UnknownNameError."""
         ...
 
     def requested(self, job: JobSpec) -> Configuration:
         """Return the reference of a job: what it asked for, or what stands for that.
 
-        Guarantees and slowdowns are relative to it.
-
-        Raises
-        ------
-        InputError
-            The request cannot be understood, or nothing can stand for it; says why.
+        Guarantees and slowdowns are relative to it. An InputError says why nothing can stand for a request.
         """
         ...
 
@@ -214,15 +191,8 @@ class Catalogue(Protocol):
     ) -> Configuration | None:
         """Return the configuration that a row of the events table describes, or None.
 
-        Parameters
-        ----------
-        workload_key, plan, cpu_threads
-            Labels and threads as in `Configuration`.
-        placement
-            Text of the placement.
-        gpu_types
-            Types of the devices held, in the order of `Configuration.gpu_types`; a configuration that
-            runs on any device matches all of them.
+        The types are those of the devices held, in the order of `Configuration.gpu_types`; a configuration
+        that runs on any device matches all of them.
         """
         ...
 

@@ -22,14 +22,7 @@ class RestartCost(Protocol):
     def __call__(self, job: JobSpec, old: Allocation | None, new: Allocation) -> float:
         """Return the time between getting an allocation and making progress on it [s].
 
-        Parameters
-        ----------
-        job
-            Who changes.
-        old
-            What it held last, even if it has waited since; None at its first start.
-        new
-            What it gets.
+        The old one is what the job held last, even if it has waited since; None at its first start.
         """
         ...
 
@@ -60,9 +53,7 @@ class RestartDelays:
     def __post_init__(self) -> None:
         """Check the delays."""
         for name in ("first_start_s", "replan_s", "move_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is {value!r}; accepted: a finite time in s, not negative")
+            _check_delay(name, getattr(self, name))
 
     @classmethod
     def constant(cls, delay_s: float) -> "RestartDelays":
@@ -101,8 +92,10 @@ def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
     """
     if not isinstance(restart_delay_s, int | float):
         return restart_delay_s
-    if not (math.isfinite(restart_delay_s) and restart_delay_s >= 0):
-        raise InputError(
-            f"restart_delay_s is {restart_delay_s!r}; accepted: a finite time in s, not negative"
-        )
+    _check_delay("restart_delay_s", restart_delay_s)
     return RestartDelays.constant(restart_delay_s)
+
+
+def _check_delay(name: str, delay_s: float) -> None:
+    if not (math.isfinite(delay_s) and delay_s >= 0):
+        raise InputError(f"{name} is {delay_s!r}; accepted: a finite time in s, not negative")

@@ -9,7 +9,6 @@ from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue
 from makespan.sim._costs import RestartCost
-from makespan.sim._decision import checked_changes
 from makespan.sim._events import (
     Event,
     EventKind,
@@ -19,7 +18,7 @@ from makespan.sim._events import (
     Observer,
     absent_nodes,
 )
-from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
+from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError, checked_changes
 from makespan.sim._state import ClusterState
 from makespan.sim._view import ClusterView, JobView
 from makespan.workloads import JobSpec
@@ -44,10 +43,6 @@ class Engine:
 
     Parameters
     ----------
-    cluster, catalogue, policy
-        The nodes, what may run there, and who decides.
-    restart_cost
-        What starts and changes cost.
     interval_s
         Length of a round [s], or None to ask after each event.
     checkpoint_interval_s

@@ -99,10 +99,8 @@ class Event(NamedTuple):
     ----------
     time_s, seq
         When [s], and a running number that makes the order total.
-    kind
-        A value of `EventKind`.
-    job_id
-        Job concerned, empty for node events.
+    kind, job_id, reason
+        A value of `EventKind`; job concerned, empty for node events; why it happened.
     nodes
         Devices held after the event as ``node:devices`` joined by spaces; of a node event the node.
     n_gpus, plan, family, cpu_threads, iter_time_s
@@ -110,8 +108,6 @@ class Event(NamedTuple):
         capacity, ``n_gpus`` is how many devices it concerns.
     steps_left
         Steps still to run; NaN for node events.
-    reason
-        Why it happened.
     """
 
     time_s: float
@@ -163,10 +159,6 @@ class NodeEvent:
     ----------
     time_s
         When it happens, or is announced [s].
-    node_id
-        Number of the node in the cluster.
-    kind
-        What happens.
     n_gpus
         Devices withdrawn or returned; None for all that the node has or lacks.
     notice_s
@@ -236,14 +228,7 @@ def read_failures(frame: pd.DataFrame, where: str) -> tuple[NodeEvent, ...]:
 
 
 def ordered_node_events(events: Iterable[NodeEvent], cluster: ClusterSpec) -> list[NodeEvent]:
-    """Return node events by the time at which they happen, with numbers of devices, and check them.
-
-    Raises
-    ------
-    InputError
-        A node does not exist, fails while it is down or joins while it is up, or more devices are
-        withdrawn than it has or returned than it lacks.
-    """
+    """Return node events by the time at which they happen, with numbers of devices, and check them."""
     ordered = sorted(events, key=lambda event: (event.in_force_s, event.node_id))
     is_up: dict[int, bool] = {}
     withdrawn = [0] * cluster.n_nodes

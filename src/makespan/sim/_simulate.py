@@ -4,6 +4,7 @@ Job semantics follow the simulator released with Morphling, except that progress
 while, and only while, it holds devices.
 """
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,18 +12,25 @@ from typing import Any
 
 import pandas as pd
 
+from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._costs import RestartCost, restart_cost
 from makespan.sim._engine import Engine
-from makespan.sim._events import Event, NodeEvent, Observer, ordered_node_events
-from makespan.sim._inputs import check_jobs, check_options, round_length
+from makespan.sim._events import NodeEvent, Observer, ordered_node_events
 from makespan.sim._policy import Policy
-from makespan.sim._view import ClusterView, JobView
+from makespan.sim._view import JobView
 from makespan.tables import EVENTS, OUTCOMES, TableSchema
 from makespan.workloads import JobSpec
 
-__all__ = ["Recorder", "SimulationResult", "events_table", "outcomes_table", "simulate"]
+__all__ = [
+    "SimulationResult",
+    "check_jobs",
+    "events_table",
+    "outcomes_table",
+    "round_length",
+    "simulate",
+]
 
 _DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 
@@ -33,14 +41,11 @@ class SimulationResult:
 
     Parameters
     ----------
-    events
-        Table of schema `makespan.tables.EVENTS`.
-    outcomes
-        Table of schema `makespan.tables.OUTCOMES`, one row a job in the order of submission.
-    wall_s
-        Wall clock time of the whole simulation [s].
-    policy_wall_s
-        Share of it spent in the policy [s].
+    events, outcomes
+        Tables of the schemas `makespan.tables.EVENTS` and, with a row a job in the order of submission,
+        `makespan.tables.OUTCOMES`.
+    wall_s, policy_wall_s
+        Wall clock time of the whole simulation, and its share in the policy [s].
     n_decisions
         How often the policy was asked.
     """
@@ -71,12 +76,8 @@ def simulate(
     ----------
     jobs
         The trace, in any order; jobs submitted at the same time queue in the order given.
-    cluster
-        The nodes.
     catalogue
         What jobs may run as, and how fast.
-    policy
-        Who decides.
     restart_delay_s, interval_s
         Time without progress after each start and each change [s], or a function of job, old and new
         allocation; length of a round [s], None for the policy's own choice, 0 to ask after each event.
@@ -99,7 +100,7 @@ def simulate(
         The policy left jobs behind for ever.
     """
     began = time.perf_counter()
-    check_options(checkpoint_interval_s, extra_steps)
+    _check_options(checkpoint_interval_s, extra_steps)
     fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
     rounds_s = round_length(policy, interval_s)
@@ -113,44 +114,13 @@ def simulate(
     return SimulationResult(events, outcomes, wall_s, engine.policy_wall_s, engine.n_decisions)
 
 
-class Recorder:
-    """An observer that keeps every event; the engine keeps its own record, this one is for others.
-
-    Attributes
-    ----------
-    events
-        What happened so far, in order.
-    """
-
-    __slots__ = ("events",)
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def observe(self, event: Event, view: ClusterView) -> None:
-        """Keep the event."""
-        self.events.append(event)
-
-    def table(self) -> pd.DataFrame:
-        """Return the events as a table of schema `EVENTS`."""
-        return events_table(self.events)
-
-
 def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     """Return rows in the order of the fields of `Event` as a table of schema `EVENTS`."""
     return _table(rows, EVENTS)
 
 
 def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) -> pd.DataFrame:
-    """Return one row a job, in the order of submission, as a table of schema `OUTCOMES`.
-
-    Parameters
-    ----------
-    jobs
-        Finished jobs with their finish times [s].
-    catalogue
-        Where the references of the jobs are.
-    """
+    """Return finished jobs with their finish times [s], in order, as a table of schema `OUTCOMES`."""
     rows = [
         (
             job.spec.job_id,
@@ -183,3 +153,79 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame
             for column, values in zip(schema.columns, columns, strict=True)
         }
     )
+
+
+def check_jobs(
+    jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalogue, where: str = "trace"
+) -> None:
+    """Check that every job can be run as requested on the empty cluster.
+
+    Parameters
+    ----------
+    catalogue
+        What fits on the cluster, see `Catalogue.on`.
+    where
+        File or producer of the trace, for messages.
+
+    Raises
+    ------
+    InputError
+        A name occurs twice, the catalogue knows nothing that stands for a request, or a job asks for
+        more GPUs or CPU threads than there are; names the row (the first is 1) and the job.
+    UnknownNameError
+        The catalogue lacks a workload.
+    """
+    rows: dict[str, int] = {}
+    known: set[tuple[str, str, int, int]] = set()
+    for row, job in enumerate(jobs, start=1):
+        if job.job_id in rows:
+            raise InputError(
+                f"{where}: row {row}: job name {job.job_id!r} is that of row {rows[job.job_id]}; accepted: "
+                "one row for each name"
+            )
+        rows[job.job_id] = row
+        key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
+        if key not in known:
+            _check_request(f"{where}: row {row}, job {job.job_id!r}", job, cluster, catalogue)
+            known.add(key)
+
+
+def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+    if job.n_gpus > cluster.n_gpus:
+        raise InputError(
+            f"{where}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
+            f"{cluster.name!r}, or it would wait for ever"
+        )
+    threads = sum(node.cpu_threads for node in cluster.nodes)
+    if job.n_cpus > threads:
+        raise InputError(
+            f"{where}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of {cluster.name!r}"
+        )
+    try:
+        catalogue.requested(job)
+    except InputError as error:
+        raise type(error)(f"{where}, on cluster {cluster.name!r}: {error}") from error
+
+
+def _check_options(checkpoint_interval_s: float | None, extra_steps: float) -> None:
+    """Refuse an interval that is not positive, and work that is negative or not finite."""
+    if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
+        raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
+    if not (math.isfinite(extra_steps) and extra_steps >= 0):
+        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a finite number >= 0")
+
+
+def round_length(policy: Policy, interval_s: float | None) -> float | None:
+    """Return the length of a round [s], or None if the policy is asked after each event.
+
+    ``interval_s`` is what the experiment wants: None for the policy's own choice, 0 for no rounds.
+
+    Raises
+    ------
+    InputError
+        The length is negative or not finite.
+    """
+    length_s = policy.interval_s if interval_s is None else interval_s
+    if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
+        raise InputError(f"interval_s is {length_s!r}; accepted: a finite time in s, or 0 for no rounds")
+    return length_s or None

@@ -129,15 +129,7 @@ class Nodes:
 
 
 class ClusterState:
-    """Jobs and nodes with the transitions between their states; the only code that writes to views.
-
-    Attributes
-    ----------
-    view
-        What policies and observers see.
-    nodes
-        What is free.
-    """
+    """Jobs and nodes with the transitions between their states; the only code that writes to views."""
 
     __slots__ = ("_pending", "_running", "nodes", "view")
 

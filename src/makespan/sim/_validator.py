@@ -1,32 +1,21 @@
 """The validator: replays an events table on its own and reports what could not have happened.
 
-It shares no code with the engine. It knows the trace, the nodes and the times of a step, follows
-every row of the table, and computes from the rows alone who held what, when and how far that
-carried each job. The rules are:
+It shares no code with the engine, and computes from the rows, the trace, the nodes and the times of a step
+alone who held what, when and how far that carried each job. The rules are:
 
-``order``
-    Time and ``seq`` never go back.
-``row``
-    A row names a job, a kind and a configuration that exist and agree with each other.
-``life``
-    A job is submitted once, when the trace says, starts only while it waits, changes only while it
-    runs, and finishes once.
-``capacity``
-    At the end of every instant no node gives more devices, CPU threads or host memory than it has.
-``failure``
-    Nodes fail and join in turn, and no more devices are withdrawn than there are; whoever holds what
-    goes away loses it at once, and nobody is interrupted without reason.
-``restart``
-    After every start and change a job makes no progress for as long as the restart costs, and its
-    ``ready`` row stands at the end of it.
-``progress``
-    The steps left follow from the time with progress and the time of a step, and are zero at the end.
-``round``
-    Decisions fall on rounds.
-``guarantee``
-    Guarantees are kept, where they are promised.
-``outcomes``
-    The second table agrees with the first.
+- ``order``: time and ``seq`` never go back.
+- ``row``: a row names a job, a kind and a configuration that exist and agree with each other.
+- ``life``: a job is submitted once, when the trace says, starts only while it waits, changes only while it
+  runs, and finishes once.
+- ``capacity``: at the end of every instant no node gives more devices, CPU threads or memory than it has.
+- ``failure``: nodes fail and join in turn, and no more devices are withdrawn than there are; whoever holds
+  what goes away loses it at once, and nobody is interrupted without reason.
+- ``restart``: after every start and change a job makes no progress for as long as the restart costs, and its
+  ``ready`` row stands at the end of it.
+- ``progress``: the steps left follow from the time with progress and the time of a step, and end at zero.
+- ``round``: decisions fall on rounds.
+- ``guarantee``: guarantees are kept, where they are promised.
+- ``outcomes``: the second table agrees with the first.
 """
 
 import math
@@ -63,16 +52,14 @@ def validate_schedule(
 
     Parameters
     ----------
-    events
-        Table of schema `makespan.tables.EVENTS`.
+    events, outcomes
+        Tables of the schemas `makespan.tables.EVENTS` and, which must agree, `makespan.tables.OUTCOMES`.
     jobs, cluster, catalogue, restart_delay_s, checkpoint_interval_s, extra_steps
         What the simulation was given.
     interval_s
         Length of a round [s] if decisions must fall on multiples of it, else None or 0.
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
-    outcomes
-        Table of schema `makespan.tables.OUTCOMES`; if given, it must say what the events say.
 
     Returns
     -------

@@ -126,13 +126,7 @@ class JobView(_JobSlots):
 
     @property
     def steps_left(self) -> float:
-        """Work still to do at this moment, fractions of a step included.
-
-        Raises
-        ------
-        MakespanError
-            The policy does not declare ``is_clairvoyant``.
-        """
+        """Work still to do now, fractions included; only for policies that declare ``is_clairvoyant``."""
         if not self._view.shows_remaining_work:
             raise MakespanError(
                 f"job {self.spec.job_id!r}: steps_left is hidden from this policy; accepted: a policy "
@@ -309,13 +303,7 @@ class ClusterView:
         return self._nodes.up[node]
 
     def job(self, job_id: str) -> JobView:
-        """Return a waiting or running job.
-
-        Raises
-        ------
-        MakespanError
-            No such job is in the cluster now.
-        """
+        """Return a waiting or running job; a MakespanError if there is no such job now."""
         found = self._running.get(job_id) or self._pending.get(job_id)
         if found is None:
             raise MakespanError(f"job {job_id!r} neither waits nor runs at {self.time_s} s")

@@ -12,16 +12,9 @@ __all__ = ["atomic_path", "read_csv", "write_csv", "write_text"]
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path, schema: TableSchema | None = None) -> None:
-    """Write a table as CSV, atomically and byte-identical for equal tables.
+    """Write a table as CSV without its index, atomically and byte-identical for equal tables.
 
-    Parameters
-    ----------
-    frame
-        The table; its index is not written.
-    path
-        Target file.
-    schema
-        If given, the table is checked first and its columns are put in schema order.
+    If a schema is given, the table is checked first and its columns are put in schema order.
 
     Raises
     ------
@@ -33,26 +26,12 @@ def write_csv(frame: pd.DataFrame, path: str | Path, schema: TableSchema | None 
 
 
 def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
-    """Read and check a CSV table.
-
-    Parameters
-    ----------
-    path
-        File to read.
-    schema
-        What the table must contain.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The checked table, see `TableSchema.validate`.
+    """Read and check a CSV table, see `TableSchema.validate`.
 
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        The file is empty or does not follow the schema.
+    MissingDataError, TraceError
+        There is no such file, or it is empty or does not follow the schema.
     """
     try:
         frame: pd.DataFrame = pd.read_csv(

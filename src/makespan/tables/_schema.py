@@ -18,18 +18,7 @@ _TRUE, _FALSE = ("true", "1"), ("false", "0")
 class Column:
     """One column of a table.
 
-    Parameters
-    ----------
-    name
-        Header of the column.
-    kind
-        ``text``, ``int``, ``float`` or ``bool``.
-    unit
-        Unit of the values, ``"1"`` for a pure number, empty for text.
-    description
-        What a value means.
-    nullable
-        Whether a value may be missing (NaN); only for ``float``.
+    The unit is ``"1"`` for a pure number and empty for text; only a ``float`` may be missing (NaN).
     """
 
     name: str
@@ -41,15 +30,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """The columns of a table; further columns may follow them.
-
-    Parameters
-    ----------
-    name
-        What the table is called in messages.
-    columns
-        The required columns, in the order in which they are written.
-    """
+    """The required columns of a table, in the order in which they are written; further ones may follow."""
 
     name: str
     columns: tuple[Column, ...]
@@ -60,19 +41,10 @@ class TableSchema:
         return [column.name for column in self.columns]
 
     def validate(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
-        """Check a table and convert its columns to their types.
+        """Check a table, whose values may still be text, and convert its columns to their types.
 
-        Parameters
-        ----------
-        frame
-            Table with at least the required columns; values may still be text.
-        where
-            File or producer, for the message.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Required columns first, in schema order, then any further ones; new index.
+        Required columns come first, in schema order, then any further ones; the index is new. ``where`` is
+        the file or producer, for messages.
 
         Raises
         ------

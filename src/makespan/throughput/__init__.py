@@ -7,46 +7,26 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
-from makespan.throughput._published import (
-    PublishedSource,
-    flag_anomalies,
-    phase_unit,
-    read_artifact_trace,
-)
-from makespan.throughput._reference import Reference, ReferenceTimes, placement_order, reference_plan
-from makespan.throughput._register import (
-    Dataset,
-    Opener,
-    check_content,
-    fetch,
-    find_dataset,
-    locate,
-    read_register,
-    verify,
-)
+from makespan.throughput._published import PublishedSource, flag_anomalies
+from makespan.throughput._reference import ReferenceTimes, placement_order, reference_plan
+from makespan.throughput._register import Dataset, fetch, find_dataset, locate, read_register, verify
 from makespan.throughput._sources import SOURCE_NAMES, EmulatedSource, ThroughputSource
-from makespan.throughput._tables import MeasuredSource, read_throughput
+from makespan.throughput._tables import MeasuredSource
 
 __all__ = [
     "SOURCE_NAMES",
     "Dataset",
     "EmulatedSource",
     "MeasuredSource",
-    "Opener",
     "PublishedSource",
-    "Reference",
     "ReferenceTimes",
     "ThroughputSource",
-    "check_content",
     "fetch",
     "find_dataset",
     "flag_anomalies",
     "locate",
-    "phase_unit",
     "placement_order",
-    "read_artifact_trace",
     "read_register",
-    "read_throughput",
     "reference_plan",
     "verify",
 ]

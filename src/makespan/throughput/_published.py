@@ -27,7 +27,6 @@ from makespan.workloads import Workload, resolve_workload_key, workload, workloa
 __all__ = [
     "FLAG_HALF_BATCH",
     "FLAG_SLOW_FORWARD",
-    "CleanRule",
     "PublishedSource",
     "flag_anomalies",
     "phase_unit",
@@ -50,6 +49,14 @@ _MILLISECONDS_RATIO = (20.0, 2000.0)
 
 FLAG_SLOW_FORWARD = "slow forward on odd placements"
 FLAG_HALF_BATCH = "half batch on one GPU"
+
+# A plan family of a workload has slow odd placements if the median over its multi-node rows with an odd
+# count on some node, of the forward phase over that of the other rows with as many GPUs, exceeds this
+# ratio [1]. Healthy families stay below 1.15.
+_SLOW_FORWARD_RATIO = 1.25
+# One GPU has twice the samples of two GPUs, so its forward and backward phases take about twice as long.
+# Below this ratio [1] the row cannot have run the whole batch.
+_HALF_BATCH_RATIO = 1.3
 
 _DATA_PARALLEL = (
     PlanFamily.DP,
@@ -133,21 +140,7 @@ def _trace_files(base: Path) -> dict[str, Path]:
 
 
 def phase_unit(phases_total: float, iter_time_s: float) -> float:
-    """Decide from the numbers of a row in which unit its phases are.
-
-    Parameters
-    ----------
-    phases_total
-        Sum of the phase columns, as written.
-    iter_time_s
-        Iteration time [s], positive.
-
-    Returns
-    -------
-    float
-        Seconds per unit: 1 for seconds, 1e-3 for milliseconds, NaN if neither makes the phases
-        fit the iteration.
-    """
+    """Seconds per unit of the phases of a row: 1 or 1e-3, whichever fits its time [s], NaN if neither."""
     ratio = phases_total / iter_time_s
     if ratio <= _SECONDS_RATIO_MAX:
         return 1.0
@@ -158,30 +151,9 @@ def phase_unit(phases_total: float, iter_time_s: float) -> float:
 def read_artifact_trace(
     path: str | Path, workload: Workload, provenance: str, default_cpu_threads: int
 ) -> pd.DataFrame:
-    """Read one trace file of the authors into the canonical throughput table.
+    """Read one trace file of the authors into the canonical throughput table; every row is ``clean``.
 
-    Parameters
-    ----------
-    path
-        The file; a byte order mark, Windows line ends and a missing final newline are accepted.
-    workload
-        What the file is a trace of.
-    provenance
-        Text for the column of that name.
-    default_cpu_threads
-        CPU threads a GPU where the file does not say.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `makespan.tables.THROUGHPUT`; every row ``clean``, see `flag_anomalies`.
-
-    Raises
-    ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        The file is empty, lacks a column, or a cell has no accepted value; names row and column.
+    A byte order mark, Windows line ends and a missing final newline are accepted.
     """
     where, raw = str(path), _read_text(Path(path))
     numbers = _numbers(raw, default_cpu_threads, where)
@@ -267,19 +239,6 @@ def _times(numbers: pd.DataFrame, where: str) -> dict[str, "pd.Series[float] | f
 
 
 @dataclass(frozen=True, slots=True)
-class CleanRule:
-    """Thresholds of the anomaly rule."""
-
-    # A plan family of a workload has slow odd placements if the median over its multi-node rows with an odd
-    # count on some node, of the forward phase over that of the other rows with as many GPUs, exceeds this
-    # ratio [1]. Healthy families stay below 1.15.
-    slow_forward_ratio: float = 1.25
-    # One GPU has twice the samples of two GPUs, so its forward and backward phases take about twice as long.
-    # Below this ratio [1] the row cannot have run the whole batch.
-    half_batch_ratio: float = 1.3
-
-
-@dataclass(frozen=True, slots=True)
 class _Rows:
     family: npt.NDArray[np.object_]
     n_gpus: npt.NDArray[np.int64]
@@ -289,35 +248,20 @@ class _Rows:
     compute_s: npt.NDArray[np.float64]
 
 
-def flag_anomalies(frame: pd.DataFrame, spec: Workload, rule: CleanRule | None = None) -> pd.DataFrame:
+def flag_anomalies(frame: pd.DataFrame, spec: Workload) -> pd.DataFrame:
     """Fill the columns ``clean`` and ``flag`` of the measured rows of one workload.
 
     Three rules, none of which looks at a prediction: a run that failed; a data-parallel family
     whose forward phase is slow on multi-node placements with an odd number of GPUs on some node
     (all such rows of the family are flagged, because one host cause affects them alike); a row on
     one GPU whose forward and backward phases are too short for the whole batch.
-
-    Parameters
-    ----------
-    frame
-        Schema `makespan.tables.THROUGHPUT`, rows of one workload.
-    spec
-        The workload.
-    rule
-        Thresholds; the default ones if not given.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A copy with both columns filled; ``flag`` is empty where ``clean`` is true.
     """
-    limits = rule or CleanRule()
     ran = np.flatnonzero(frame["feasible"].to_numpy(dtype=bool))
     rows = _rows(frame.iloc[ran], spec)
     flag = np.full(len(frame), FLAG_FAILED, dtype=object)
     flag[ran] = ""
-    flag[ran[_slow_forward(rows, limits.slow_forward_ratio)]] = FLAG_SLOW_FORWARD
-    flag[ran[_half_batch(rows, limits.half_batch_ratio)]] = FLAG_HALF_BATCH
+    flag[ran[_slow_forward(rows, _SLOW_FORWARD_RATIO)]] = FLAG_SLOW_FORWARD
+    flag[ran[_half_batch(rows, _HALF_BATCH_RATIO)]] = FLAG_HALF_BATCH
     return frame.assign(clean=flag == "", flag=flag.astype(str))
 
 

@@ -26,8 +26,7 @@ def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], flo
     plan
         What was asked for.
     measured
-        Plan, devices a node (largest first) and iteration time [s] of everything that was measured
-        with as many devices; at least one.
+        Plan, devices a node (largest first) and iteration time [s] of the runs on as many devices.
     """
     rows = list(measured)
     if any(name == plan for name, _, _ in rows):
@@ -37,17 +36,7 @@ def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], flo
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A configuration that stands for a request.
-
-    Parameters
-    ----------
-    plan
-        Execution plan in trace notation.
-    placement
-        Where it was measured.
-    iter_time_s
-        Its iteration time [s].
-    """
+    """A configuration that stands for a request: plan in trace notation, placement, iteration time [s]."""
 
     plan: str
     placement: str
@@ -106,15 +95,7 @@ class ReferenceTimes:
         return min(same, key=lambda pair: (*placement_order(pair[1]), pair[0].iter_time_s))[0]
 
     def best(self, workload_key: str, n_gpus: int) -> Reference:
-        """Return the fastest configuration with that many GPUs, whatever its placement.
-
-        Raises
-        ------
-        UnknownNameError
-            The workload has no throughput table.
-        TraceError
-            Nothing was measured with that many GPUs.
-        """
+        """Return the fastest configuration with that many GPUs, on any placement; raises as `requested`."""
         return min((row for row, _ in self._with(workload_key, n_gpus)), key=lambda row: row.iter_time_s)
 
     def steps(self, workload_key: str, n_gpus: int, plan: str, duration_s: float) -> int:

@@ -48,22 +48,14 @@ class Dataset:
     ----------
     name
         Key of the file in the register.
-    path
-        Where the file lies in a directory with the published files.
-    version
-        Short name of the state of the source.
-    licence
-        Licence stated by the authors.
-    size_bytes
-        Length of the file.
-    sha256
-        Checksum of its content, hexadecimal.
-    repository
-        Owner and name of the authors' repository.
-    commit
-        Full hash of the pinned commit.
-    upstream_path
-        Where the file lies in a clone of that repository.
+    path, upstream_path
+        Where the file lies in a directory with the published files, and in a clone of the repository.
+    version, licence
+        Short name of the state of the source, and the licence that the authors state.
+    size_bytes, sha256
+        Length of the file and checksum of its content, hexadecimal.
+    repository, commit
+        Owner and name of the authors' repository, and full hash of the pinned commit.
     url
         Pattern of its address, filled from the other fields; empty if it cannot be fetched.
     note
@@ -91,24 +83,12 @@ class Dataset:
 
 
 def read_register(path: str | Path) -> tuple[Dataset, ...]:
-    """Read the register of data sets.
-
-    Parameters
-    ----------
-    path
-        CSV file with the fields of `Dataset` as columns.
-
-    Returns
-    -------
-    tuple of Dataset
-        In file order.
+    """Read the register of data sets, a CSV file with the fields of `Dataset` as columns, in file order.
 
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        A column is missing, a size or checksum is malformed, or a name occurs twice.
+    MissingDataError, TraceError
+        There is no such file, a column is missing, a cell has no accepted value, or a name occurs twice.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as stream:
@@ -149,13 +129,7 @@ def _entry(row: dict[str, str], number: int, path: str | Path) -> Dataset:
 
 
 def find_dataset(register: Iterable[Dataset], name: str) -> Dataset:
-    """Look up a data set by name.
-
-    Raises
-    ------
-    UnknownNameError
-        The register has no such name; lists those it has.
-    """
+    """Look up a data set by name; raises `UnknownNameError` with the names of the register."""
     by_name = {entry.name: entry for entry in register}
     if name not in by_name:
         raise unknown_name("data set", name, by_name)
@@ -163,19 +137,9 @@ def find_dataset(register: Iterable[Dataset], name: str) -> Dataset:
 
 
 def locate(dataset: Dataset, directory: str | Path) -> Path:
-    """Find a registered file in a directory.
+    """Find a registered file in a directory with the published files or a clone of the repository.
 
-    Parameters
-    ----------
-    dataset
-        What to find.
-    directory
-        A directory with the published files, or a clone of the authors' repository.
-
-    Returns
-    -------
-    pathlib.Path
-        The file; its content is not checked, see `verify`.
+    Its content is not checked, see `verify`.
 
     Raises
     ------
@@ -201,10 +165,8 @@ def verify(dataset: Dataset, directory: str | Path) -> Path:
 
     Raises
     ------
-    MissingDataError
-        The file is not there.
-    ChecksumError
-        Its content is not the registered one.
+    MissingDataError, ChecksumError
+        The file is not there, or its content is not the registered one.
     """
     path = locate(dataset, directory)
     check_content(dataset, path)
@@ -212,25 +174,15 @@ def verify(dataset: Dataset, directory: str | Path) -> Path:
 
 
 def check_content(dataset: Dataset, path: Path) -> None:
-    """Check that a file has the registered content.
-
-    Raises
-    ------
-    ChecksumError
-        It has not; says what differs and what to do.
-    """
+    """Check that a file has the registered content; the error says what differs and what to do."""
     _check(path.read_bytes(), dataset, where=str(path))
 
 
 def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None) -> Path:
-    """Fetch a registered file from its pinned commit, unless it is there already.
+    """Fetch a registered file from its pinned commit into ``directory``, unless it is there already.
 
     Parameters
     ----------
-    dataset
-        What to fetch.
-    directory
-        Root of the directory that receives it, at ``dataset.path``.
     opener
         Opens an address; the standard library's by default.
 
@@ -241,12 +193,8 @@ def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None)
 
     Raises
     ------
-    MissingDataError
-        The data set has no address.
-    OfflineError
-        The address did not answer.
-    ChecksumError
-        What came is not the registered content.
+    MissingDataError, OfflineError, ChecksumError
+        The data set has no address, it did not answer, or what came is not the registered content.
     """
     target = Path(directory) / dataset.path
     if target.is_file():

@@ -53,10 +53,8 @@ class EmulatedSource:
         Hardware that is emulated.
     calibration
         Name of the calibrated constants.
-    seed
-        Seed of the measurement noise.
-    noise
-        Scale of the measurement noise; 0 gives the exact value of the model.
+    seed, noise
+        Seed of the measurement noise and its scale; 0 gives the exact value of the model.
     """
 
     cluster: ClusterSpec

@@ -20,13 +20,7 @@ FLAG_FAILED = "failed run"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSource:
-    """Tables measured on the user's own devices.
-
-    Parameters
-    ----------
-    directory
-        One file ``<workload>.csv`` a workload, in the canonical schema.
-    """
+    """Tables measured on the user's own devices: a file ``<workload>.csv`` each, in the canonical schema."""
 
     directory: Path
 
@@ -57,27 +51,7 @@ class MeasuredSource:
 
 
 def read_throughput(path: str | Path) -> pd.DataFrame:
-    """Read a canonical throughput table and check its rows.
-
-    Parameters
-    ----------
-    path
-        CSV file of schema `makespan.tables.THROUGHPUT`, of one workload.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The checked table.
-
-    Raises
-    ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        The file is empty or a cell has no accepted value; names row and column.
-    UnknownNameError
-        The workload is not in the zoo.
-    """
+    """Read a throughput table of one workload of the zoo and check its rows."""
     frame, where = read_csv(path, THROUGHPUT), str(path)
     keys = sorted(set(frame["workload"]))
     if len(keys) != 1:

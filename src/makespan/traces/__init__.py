@@ -19,13 +19,7 @@ from makespan.traces._flat_lists import (
     read_openb_nodes,
     read_openb_pods,
 )
-from makespan.traces._jobs import (
-    JobTrace,
-    jobs_from_table,
-    jobs_table,
-    read_jobs,
-    read_morphling_jobs,
-)
+from makespan.traces._jobs import JobTrace, jobs_table, read_jobs, read_morphling_jobs
 from makespan.traces._nested_lists import (
     read_pai_jobs,
     read_pai_machines,
@@ -33,11 +27,13 @@ from makespan.traces._nested_lists import (
     read_philly_machines,
 )
 from makespan.traces._requests import RequestTrace, WorkloadMapping, map_requests
-from makespan.traces._statistics import Request, WorkloadStatistics, statistics
 from makespan.traces._synthetic import (
     VARIANTS,
+    Request,
+    WorkloadStatistics,
     generate_jobs,
     scaled,
+    statistics,
     with_best_plan,
     with_guarantees,
     with_large_share,
@@ -57,7 +53,6 @@ __all__ = [
     "WorkloadMapping",
     "WorkloadStatistics",
     "generate_jobs",
-    "jobs_from_table",
     "jobs_table",
     "map_requests",
     "read_easyscale_jobs",

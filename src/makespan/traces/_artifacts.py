@@ -54,26 +54,16 @@ _EASYSCALE = (
 def read_easyscale_jobs(
     path: str | Path, dedup: Literal["rename", "artifact"] = "rename"
 ) -> tuple[pd.DataFrame, ReadReport]:
-    """Read an EasyScale job list.
+    """Read an EasyScale job list: schema `EASYSCALE_JOBS`, and the report.
 
     Parameters
     ----------
     path
         CSV file.
     dedup
-        What becomes of a name that occurs again: ``"rename"`` keeps every row and numbers the
-        later ones; ``"artifact"`` does as the released simulator, where a later row replaces the
-        earlier one at its position and nothing is sorted.
-
-    Returns
-    -------
-    tuple
-        Schema `EASYSCALE_JOBS`, in order of submission if renamed, and the report.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`.
+        What becomes of a name that occurs again: ``"rename"`` keeps every row in order of submission and
+        numbers the later ones; ``"artifact"`` does as the released simulator, where a later row replaces
+        the earlier one at its position and nothing is sorted.
     """
     where, findings = str(path), list[Finding]()
     cells = _easyscale_cells(path, findings)
@@ -138,20 +128,11 @@ _EVENTS = {"add": "joined", "remove": "failed"}
 
 
 def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
-    """Read a node availability trace.
+    """Read a node availability trace: a table ``time_s, node_id, kind, node``, and the report.
 
-    Returns
-    -------
-    tuple
-        A table ``time_s, node_id, kind, node`` and the report. ``kind`` is ``joined`` or
-        ``failed``; ``node`` is the name in the trace and ``node_id`` the slot of the cluster
-        that it takes: the lowest one free, so as many slots are used as nodes are alive at once.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`; or times fall, an event is unknown, or a node is added twice or removed while
-        it is not there.
+    ``kind`` is ``joined`` or ``failed``; ``node`` is the name in the trace and ``node_id`` the slot of the
+    cluster that it takes: the lowest one free, so as many slots are used as nodes are alive at once.
+    Refused: times that fall, unknown events, nodes that are added twice or removed while not there.
     """
     where, findings = str(path), list[Finding]()
     lines = [line for line in read_raw(path, findings).splitlines() if line.strip()]

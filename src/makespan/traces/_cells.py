@@ -48,14 +48,7 @@ ROW = "_row"
 class Finding:
     """One reason for which rows were dropped or repaired.
 
-    Parameters
-    ----------
-    action
-        ``"dropped"`` or ``"repaired"``.
-    reason
-        What was wrong and, for a repair, what was done about it.
-    rows
-        Data rows concerned, counted from one as in the file; empty if the whole file is meant.
+    ``rows`` are the data rows concerned, counted from one as in the file; empty if the whole file is meant.
     """
 
     action: Literal["dropped", "repaired"]
@@ -75,18 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """Account of one file: rows read, rows kept, and a finding for each difference.
-
-    Parameters
-    ----------
-    where
-        The file.
-    n_read
-        Data rows (of nested files: jobs) found.
-    n_kept
-        Rows of the result.
-    findings
-        In the order in which the rules were applied.
+    """Account of one file: rows (of nested files: jobs) read, rows kept, and a finding for each difference.
 
     Raises
     ------
@@ -108,29 +90,10 @@ class ReadReport:
             )
 
     @property
-    def n_dropped(self) -> int:
-        """Rows left out."""
-        return self.n_read - self.n_kept
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing was dropped or repaired."""
-        return not self.findings
-
-    @property
     def text(self) -> str:
         """The account for a reader: one line a finding."""
         head = f"{self.where}: {self.n_read} rows read, {self.n_kept} kept"
         return "\n".join([head, *(f"  {finding.text}" for finding in self.findings)])
-
-    def count(self, reason_part: str) -> int:
-        """Return the number of rows whose reason contains a text."""
-        return sum(len(finding.rows) for finding in self.findings if reason_part in finding.reason)
-
-    def table(self) -> pd.DataFrame:
-        """Return one row a finding: ``where, action, reason, rows``."""
-        rows = [(self.where, one.action, one.reason, len(one.rows)) for one in self.findings]
-        return pd.DataFrame(rows, columns=["where", "action", "reason", "rows"])
 
 
 def drop(frame: pd.DataFrame, wrong: "pd.Series[bool]", reason: str, findings: list[Finding]) -> pd.DataFrame:

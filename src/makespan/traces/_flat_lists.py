@@ -78,24 +78,9 @@ def _finish(frame: pd.DataFrame, findings: list[Finding], where: str, n_read: in
 
 
 def read_helios_jobs(path: str | Path, *, keep_cancelled: bool = False) -> RequestTrace:
-    """Read the job list of one Helios cluster (``cluster_log.csv``).
+    """Read the job list of one Helios cluster (``cluster_log.csv``); the tenant is the virtual cluster.
 
-    Parameters
-    ----------
-    path
-        The file.
-    keep_cancelled
-        Whether jobs that their user cancelled are kept; they held GPUs all the same.
-
-    Returns
-    -------
-    RequestTrace
-        The tenant is the virtual cluster.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`.
+    ``keep_cancelled`` keeps jobs that their user cancelled; they held GPUs all the same.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _HELIOS, findings)
@@ -126,16 +111,8 @@ def read_helios_jobs(path: str | Path, *, keep_cancelled: bool = False) -> Reque
 def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read the daily GPU quota of the virtual clusters (``cluster_gpu_number.csv``).
 
-    Returns
-    -------
-    tuple
-        A table ``date, tenant, n_gpus`` (text, text, whole number), and the report: days on which
-        the stated total differs from the sum, which is taken.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`.
+    Returns a table ``date, tenant, n_gpus``, and the report: days on which the stated total differs
+    from the sum, which is taken.
     """
     where, findings = str(path), list[Finding]()
     tenants = _tenants(path)
@@ -163,18 +140,10 @@ def _tenants(path: str | Path) -> tuple[str, ...]:
 
 
 def read_openb_pods(path: str | Path) -> RequestTrace:
-    """Read a pod list (``openb_pod_list_*.csv``).
+    """Read a pod list (``openb_pod_list_*.csv``); the tenant is the class of service.
 
-    Returns
-    -------
-    RequestTrace
-        The tenant is the class of service. Pods that were still there at the last deletion time of
-        the file ran at its end and are dropped; requests for a share of a GPU get a whole one.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`.
+    Pods that were still there at the last deletion time of the file ran at its end and are dropped;
+    requests for a share of a GPU get a whole one.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _PODS, findings)
@@ -203,17 +172,9 @@ def read_openb_pods(path: str | Path) -> RequestTrace:
 
 
 def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
-    """Read a node list (``openb_node_list_*.csv``).
+    """Read a node list (``openb_node_list_*.csv``): schema `NODE_LIST`, and the report.
 
-    Returns
-    -------
-    tuple
-        Schema `NODE_LIST`, and the report: nodes without GPU are kept.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`; or a node occurs twice with different resources.
+    Nodes without GPU are kept; a node that occurs twice with different resources is refused.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _NODES, findings)

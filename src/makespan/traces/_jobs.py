@@ -25,7 +25,7 @@ from makespan.traces._cells import (
 )
 from makespan.workloads import JobSpec, resolve_workload_key, workload, workload_keys
 
-__all__ = ["JobTrace", "jobs_from_table", "jobs_table", "read_jobs", "read_morphling_jobs"]
+__all__ = ["JobTrace", "jobs_table", "read_jobs", "read_morphling_jobs"]
 
 _MORPHLING = {
     "job_id": "name",
@@ -45,15 +45,7 @@ _LARGEST_COUNT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """A job trace that can be simulated, and the account of how it was read or made.
-
-    Parameters
-    ----------
-    jobs
-        In order of submission.
-    report
-        What was dropped or repaired.
-    """
+    """A job trace that can be simulated, in order of submission, and how it was read or made."""
 
     jobs: tuple[JobSpec, ...]
     report: ReadReport
@@ -66,42 +58,12 @@ def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
     return JOBS.validate(table.astype({"duration_s": "float64"}), where="jobs")
 
 
-def jobs_from_table(table: pd.DataFrame, where: str) -> JobTrace:
-    """Check a table of schema `JOBS` and return its jobs.
-
-    Parameters
-    ----------
-    table
-        Values may be text.
-    where
-        File or producer, for messages.
-
-    Raises
-    ------
-    TraceError
-        See `read_jobs`.
-    """
-    missing = [name for name in JOBS.names if name not in table.columns]
-    if missing:
-        raise TraceError(f"{where}: lacks column(s) {', '.join(missing)}; required: {', '.join(JOBS.names)}")
-    cells = table[JOBS.names].astype(object).where(table[JOBS.names].notna(), "").astype(str)
-    cells = cells.reset_index(drop=True).assign(**{ROW: range(1, len(table) + 1)})
-    if cells.empty:
-        raise TraceError(f"{where}: no rows; accepted: a job trace with at least one job")
-    return _job_trace(cells, _CANONICAL, where, [])
-
-
 def read_morphling_jobs(path: str | Path) -> JobTrace:
-    """Read a job list of the Morphling artifact.
+    """Read a job list of the Morphling artifact; raises as `read_jobs`.
 
     Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
     exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
     accepted, because the steps decide how long a job runs.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `read_jobs`.
     """
     findings: list[Finding] = []
     cells = read_cells(path, tuple(_MORPHLING.values()), findings)

@@ -77,7 +77,7 @@ class _Attempts:
 def read_philly_jobs(
     path: str | Path, *, machines: Mapping[str, int] | None = None, keep_cancelled: bool = False
 ) -> RequestTrace:
-    """Read the job log of the Philly trace (``cluster_job_log``).
+    """Read the job log of the Philly trace (``cluster_job_log``); the tenant is the virtual cluster.
 
     The duration is the sum over complete attempts; the GPUs are those of the last attempt.
 
@@ -90,16 +90,6 @@ def read_philly_jobs(
         more GPUs of a machine than it has are dropped.
     keep_cancelled
         Whether jobs that their user killed are kept.
-
-    Returns
-    -------
-    RequestTrace
-        The tenant is the virtual cluster.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`; or the file is no JSON list of jobs.
     """
     where, findings = str(path), list[Finding]()
     entries = _entries(read_raw(path, findings), where)
@@ -206,17 +196,9 @@ def _time(row: int, column: str, value: object, where: str) -> float:
 
 
 def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
-    """Read the machine list of the Philly trace (``cluster_machine_list``).
+    """Read the machine list of the Philly trace (``cluster_machine_list``): GPUs by machine, and the report.
 
-    Returns
-    -------
-    tuple
-        GPUs of each machine, and the report.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`; or a machine occurs with two counts.
+    A machine that occurs with two counts is refused.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _PHILLY_MACHINE, findings, header=_PHILLY_MACHINE)
@@ -236,7 +218,7 @@ def read_pai_jobs(
     *,
     machines: dict[str, int] | None = None,
 ) -> RequestTrace:
-    """Read the PAI tables into one row a job.
+    """Read the PAI tables into one row a job; the tenant is the user.
 
     The GPUs of a job are the sum over its tasks of instances times request, rounded up to whole
     devices. It holds them from the first start to the last end of its instances, or of its tasks
@@ -249,16 +231,6 @@ def read_pai_jobs(
     machines
         GPUs of each machine, see `read_pai_machines`; with ``instances``, jobs on unknown machines
         are dropped.
-
-    Returns
-    -------
-    RequestTrace
-        The tenant is the user.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`.
     """
     where, findings = str(jobs), list[Finding]()
     cells = read_cells(jobs, _JOB, findings, header=_JOB)
@@ -342,12 +314,6 @@ def _held(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
 
 
 def read_pai_machines(path: str | Path) -> dict[str, int]:
-    """Read the machine table (``pai_machine_spec``): GPUs of each machine.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        See `makespan.traces`; or a machine occurs with two counts.
-    """
+    """Read the machine table (``pai_machine_spec``): GPUs by machine; two counts of one are refused."""
     cells = read_cells(path, _PAI_MACHINE, [], header=_PAI_MACHINE)
     return unique_counts(cells, "machine", "cap_gpu", str(path))

@@ -11,7 +11,7 @@ from makespan.tables import REQUESTS
 from makespan.throughput import ReferenceTimes
 from makespan.traces._cells import ROW, Finding, ReadReport, drop, finish_report, in_order, refuse
 from makespan.traces._jobs import JobTrace
-from makespan.traces._statistics import Request, statistics
+from makespan.traces._synthetic import Request, statistics
 from makespan.workloads import JobSpec
 
 __all__ = ["RequestTrace", "WorkloadMapping", "finish_requests", "map_requests", "whole"]
@@ -21,16 +21,9 @@ _LARGEST_REQUEST = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """Jobs of a trace that does not say what they train.
+    """Jobs of a trace that does not say what they train: schema `REQUESTS`, in order of submission.
 
-    Parameters
-    ----------
-    table
-        Schema `REQUESTS`, in order of submission.
-    report
-        What was dropped or repaired.
-    origin_s
-        Submission time of the first job in the clock of the trace [s].
+    ``origin_s`` is the submission time of the first job in the clock of the trace [s].
     """
 
     table: pd.DataFrame
@@ -76,8 +69,6 @@ class WorkloadMapping:
         What a request can become. A request is mapped to offers with as many GPUs, in proportion
         to their weights; where there is none, to those with the next smaller count, or, below the
         smallest one, with that.
-    seed
-        Seed of the choice.
     cpus_per_gpu
         CPU threads for each GPU where the trace does not say.
     guaranteed
@@ -111,19 +102,7 @@ class WorkloadMapping:
 def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: ReferenceTimes) -> JobTrace:
     """Give every request a workload and a plan; its steps fill the recorded duration.
 
-    Parameters
-    ----------
-    trace
-        What was asked for.
-    mapping
-        The choice.
-    times
-        Iteration times of the throughput source.
-
-    Returns
-    -------
-    JobTrace
-        In order of submission; the report holds the findings of the reader and those of the mapping.
+    The report holds the findings of the reader and those of the mapping.
 
     Raises
     ------

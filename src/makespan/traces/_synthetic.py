@@ -7,25 +7,31 @@ Changes of load, models, guarantees, plans, arrivals and size take jobs and retu
 of submission; what is not named stays as it is. The random ones take a seed.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from makespan.errors import InputError
+from makespan.errors import InputError, unknown_name
 from makespan.throughput import ReferenceTimes
 from makespan.traces._cells import finish_report
 from makespan.traces._jobs import JobTrace
-from makespan.traces._statistics import Request, WorkloadStatistics, apportion, statistics
 from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
 __all__ = [
     "VARIANTS",
+    "Request",
+    "WorkloadStatistics",
+    "apportion",
     "generate_jobs",
     "scaled",
+    "statistics",
     "with_best_plan",
     "with_guarantees",
     "with_large_share",
@@ -34,6 +40,7 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Jobs = tuple[JobSpec, ...]
 
 VARIANTS = ("base", "bp", "mt")
@@ -42,6 +49,96 @@ VARIANTS = ("base", "bp", "mt")
 _GPU_HOURS_TOLERANCE = 0.05
 _ATTEMPTS = 200
 _JITTER = 0.3  # of the distance between neighbouring quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What users ask for: workload, GPUs, plan in trace notation, and the relative frequency."""
+
+    workload: str
+    n_gpus: int
+    plan: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadStatistics:
+    """Statistics of a job list.
+
+    Parameters
+    ----------
+    n_jobs, span_s, gpu_hours
+        Jobs, time between the first and the last submission [s], GPUs times nominal duration of all jobs [h].
+    cpus_per_gpu
+        CPU threads requested for each GPU.
+    guaranteed_share, large
+        Share of guaranteed jobs in the multi-tenant variant, and workloads that count as large.
+    arrivals_per_hour
+        Submissions in each hour of the span.
+    duration_share, duration_s
+        Nominal durations [s] at shares of the jobs.
+    heaviness, heaviness_per_log_gpus
+        Location and spread of the logarithm of the duration, by workload, and what the logarithm of
+        the GPUs adds to the location.
+    """
+
+    n_jobs: int
+    span_s: float
+    cpus_per_gpu: int
+    gpu_hours: float
+    guaranteed_share: float
+    large: tuple[str, ...]
+    arrivals_per_hour: tuple[int, ...]
+    duration_share: tuple[float, ...]
+    duration_s: tuple[float, ...]
+    heaviness: Mapping[str, tuple[float, float]]
+    heaviness_per_log_gpus: float
+    requests: tuple[Request, ...]
+
+    def durations(self, share: Floats) -> Floats:
+        """Return the nominal duration [s] at each share of the jobs, log-linear between the known ones."""
+        logs = np.interp(share, self.duration_share, np.log(self.duration_s))
+        return np.asarray(np.exp(logs), dtype=np.float64)
+
+    def hours(self) -> list[tuple[float, float, int]]:
+        """Return start [s], end [s] and submissions of each hour of the span."""
+        return [
+            (hour * HOUR, min((hour + 1) * HOUR, self.span_s), count)
+            for hour, count in enumerate(self.arrivals_per_hour)
+        ]
+
+
+@cache
+def statistics(name: str = "base") -> WorkloadStatistics:
+    """Return the packaged statistics of that name."""
+    folder = resources.files("makespan.traces").joinpath("presets")
+    names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    if name not in names:
+        raise unknown_name("workload statistics", name, names)
+    data = tomllib.loads(folder.joinpath(f"{name}.toml").read_text("utf-8"))
+    return WorkloadStatistics(
+        n_jobs=data["n_jobs"],
+        span_s=data["span_s"],
+        cpus_per_gpu=data["cpus_per_gpu"],
+        gpu_hours=data["gpu_hours"],
+        guaranteed_share=data["guaranteed_jobs"] / data["n_jobs"],
+        large=tuple(data["large"]),
+        arrivals_per_hour=tuple(data["arrivals_per_hour"]),
+        duration_share=tuple(data["durations"]["share"]),
+        duration_s=tuple(data["durations"]["time_s"]),
+        heaviness={
+            key: (location, spread) for key, (location, spread) in data["heaviness"]["workloads"].items()
+        },
+        heaviness_per_log_gpus=data["heaviness"]["per_log_gpus"],
+        requests=tuple(
+            Request(entry["workload"], n_gpus, plan, weight)
+            for entry in data["requests"]
+            for n_gpus, plan, weight in entry["plans"]
+        ),
+    )
+
+
+# --- generation -----------------------------------------------------------------------------------
 
 
 def generate_jobs(
@@ -62,24 +159,15 @@ def generate_jobs(
         seed are the same in all variants.
     n_jobs
         Jobs; they are spread over the same span of time whatever their number.
-    seed
-        Seed of all random choices.
     times
         Iteration times of the throughput source; steps follow from nominal durations by them.
     stats
         Statistics to draw from; the packaged ones of the Base trace if not given.
 
-    Returns
-    -------
-    JobTrace
-        In order of submission.
-
     Raises
     ------
-    InputError
-        The variant is unknown or a count is below 1.
-    UnknownNameError, TraceError
-        The source has no throughput for a request of the statistics.
+    InputError, UnknownNameError, TraceError
+        The variant is unknown, a count is below 1, or the source has no throughput for a request.
     """
     if variant not in VARIANTS or n_jobs < 1:
         raise InputError(
@@ -156,41 +244,37 @@ def _durations(requests: list[Request], rng: np.random.Generator, stats: Workloa
     return best
 
 
+def apportion(weights: Floats, total: int) -> Ints:
+    """Divide a total by weights, not all 0, into whole numbers, largest remainders first."""
+    values = np.asarray(weights, dtype=np.float64)
+    if total < 0 or not values.size or (values < 0).any() or not values.sum() > 0:
+        raise InputError(
+            f"cannot divide {total} by weights {values.tolist()}; accepted: 0 or more, not all 0"
+        )
+    exact = values * (total / values.sum())
+    parts: Ints = np.floor(exact).astype(np.int64)
+    order = np.argsort(-(exact - parts), kind="stable")
+    parts[order[: total - int(parts.sum())]] += 1
+    return parts
+
+
 # --- changes ----------------------------------------------------------------------------------------
 
 
 def with_load(jobs: Iterable[JobSpec], factor: float) -> Jobs:
-    """Let jobs arrive ``factor`` times as fast, in the same order.
-
-    Raises
-    ------
-    InputError
-        The factor is not positive.
-    """
+    """Let jobs arrive ``factor`` times as fast, in the same order."""
     if not factor > 0:
         raise InputError(f"load factor {factor}; accepted: a number above 0")
     return tuple(replace(job, submit_time_s=job.submit_time_s / factor) for job in jobs)
 
 
 def with_best_plan(jobs: Iterable[JobSpec], times: ReferenceTimes) -> Jobs:
-    """Let every job ask for the fastest plan measured with its GPUs; steps stay.
-
-    Raises
-    ------
-    UnknownNameError, TraceError
-        The source has no throughput for a job.
-    """
+    """Let every job ask for the fastest plan measured with its GPUs; steps stay."""
     return tuple(replace(job, plan=times.best(job.workload, job.n_gpus).plan) for job in jobs)
 
 
 def with_guarantees(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
-    """Guarantee a share of the jobs, drawn at random, and no others.
-
-    Raises
-    ------
-    InputError
-        The share is not within 0 and 1.
-    """
+    """Guarantee a share of the jobs, from 0 to 1, drawn at random, and no others."""
     listed = tuple(jobs)
     _check_share(share)
     chosen = _rng(seed, "guarantees").permutation(len(listed))[: round(share * len(listed))]
@@ -206,28 +290,10 @@ def with_large_share(
     *,
     stats: WorkloadStatistics | None = None,
 ) -> Jobs:
-    """Replace as few jobs as necessary so that a share of all trains large models.
+    """Replace as few jobs as necessary so that a share of all, from 0 to 1, trains large models.
 
-    A replaced job keeps its submission, nominal duration, guarantee and tenant; model, GPUs and plan are
-    drawn from the statistics, and its steps follow from the duration.
-
-    Parameters
-    ----------
-    jobs
-        Jobs with nominal durations.
-    share
-        Share of large models, within 0 and 1.
-    seed
-        Seed of the choice.
-    times
-        Iteration times of the source.
-    stats
-        Which models are large, and what is asked for; of the Base trace if not given.
-
-    Raises
-    ------
-    InputError
-        The share is not within 0 and 1, or a job to be replaced has no nominal duration.
+    A replaced job keeps its submission, nominal duration, which it must have, guarantee and tenant; model,
+    GPUs and plan are drawn from the statistics, and its steps follow from the duration.
     """
     known, listed = stats or statistics(), list(jobs)
     _check_share(share)
@@ -263,13 +329,7 @@ def _retrained(job: JobSpec, request: Request, times: ReferenceTimes, cpus_per_g
 
 
 def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) -> Jobs:
-    """Shift every submission by Gaussian noise of a standard deviation [s], not below zero.
-
-    Raises
-    ------
-    InputError
-        The deviation is negative or not finite.
-    """
+    """Shift every submission by Gaussian noise of a standard deviation [s], not below zero."""
     listed = tuple(jobs)
     if not (np.isfinite(std_s) and std_s >= 0):
         raise InputError(f"standard deviation of arrivals {std_s}; accepted: a finite time in s, 0 or more")
@@ -282,13 +342,7 @@ def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) ->
 
 
 def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 600.0) -> Jobs:
-    """Submit every job several times; the further copies arrive with Gaussian noise [s].
-
-    Raises
-    ------
-    InputError
-        There is less than one copy, or the deviation is negative.
-    """
+    """Submit every job several times; the further copies arrive with Gaussian noise [s]."""
     if copies < 1:
         raise InputError(f"{copies} copies of each job; accepted: 1 or more")
     listed = tuple(jobs)

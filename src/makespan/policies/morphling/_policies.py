@@ -75,10 +75,8 @@ class Morphling:
 
     Parameters
     ----------
-    freedom
-        What may be chosen for a job; the ablations choose less.
-    tuning
-        Parameters.
+    freedom, tuning
+        What may be chosen for a job, less in the ablations; parameters.
     expected_s
         Time that a job is expected to run at its requested speed when it is new [s].
     expected_share
@@ -136,10 +134,8 @@ class MorphlingWork:
 
     Parameters
     ----------
-    freedom
-        What may be chosen for a job; the ablations choose less.
-    tuning
-        Parameters.
+    freedom, tuning
+        What may be chosen for a job, less in the ablations; parameters.
     """
 
     freedom: Freedom = FULL_FREEDOM

@@ -157,10 +157,10 @@ class Context:
     start_price: float
     tuning: Tuning
 
-    def admit(self, tasks: Sequence[Task], critical_tasks: frozenset[Task] = frozenset()) -> None:
+    def admit(self, tasks: Sequence[Task]) -> None:
         """Price and rank jobs that wait or are to wait."""
         price_tasks(tasks, self.delay_s, self.start_price, self.tuning.cost_tolerance)
-        rank_tasks(tasks, self.now_s, self.tuning, critical_tasks)
+        rank_tasks(tasks, self.now_s, self.tuning, frozenset())
 
 
 def price_tasks(tasks: Iterable[Task], delay_s: float, price: float, tolerance: float) -> None:
