@@ -29,14 +29,7 @@ __all__ = [
 
 
 def simulate(scenario: Scenario, policy: str | Policy = "morphling-work") -> Run:
-    """Simulate a scenario under a policy and validate the schedule.
-
-    Parameters
-    ----------
-    scenario
-        What is simulated, see `makespan.scenario`.
-    policy
-        A policy, or the name of one.
+    """Simulate a scenario under a policy, given itself or by name, and validate the schedule.
 
     Returns
     -------
@@ -119,11 +112,6 @@ def emulate(
     -------
     pandas.DataFrame
         Schema `makespan.tables.THROUGHPUT`. Its numbers are emulated, not measured.
-
-    Raises
-    ------
-    MakespanError
-        A name is unknown.
     """
     spec, where = load_workload(workload), cluster(cluster_name)
     constants = load_calibration(calibration)
@@ -169,20 +157,13 @@ def rank_plans(
         Result of `fit`.
     placement
         GPUs on each node, for example ``"44"``.
-    cluster_name
-        Where it is; decides memory.
-    cpu_threads
-        CPU threads a GPU; an even share of the node's unless given.
+    cluster_name, cpu_threads
+        Where it is, which decides memory, and CPU threads a GPU; an even share of the node's unless given.
 
     Returns
     -------
     pandas.DataFrame
         Fastest first: ``exec_plan``, ``placement``, ``iter_time_s`` and ``throughput_samples_per_s``.
-
-    Raises
-    ------
-    MakespanError
-        The placement cannot be read, or the cluster is unknown.
     """
     place = Placement.parse(str(placement))
     ranked = rank_fitted(fitted.fit, place, cluster(cluster_name), cpu_threads)

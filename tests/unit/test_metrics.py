@@ -14,7 +14,6 @@ from makespan.metrics import (
     fragmentation_ratio,
     gpu_allocation_ratio,
     guarantee_breaches,
-    jct_distribution,
     job_metrics,
     sla_attainment,
     summary,
@@ -167,12 +166,6 @@ def test_a_job_without_work_or_delay_is_neither_slowed_nor_undefined() -> None:
     rows = [("done", 3.0, 1, 0, False, 1.0, 3.0, 3.0), ("late", 3.0, 1, 0, False, 1.0, 5.0, 5.0)]
     found = job_metrics(outcomes(*rows), n_gpus=1, restart_delay_s=0.0, extra_steps=0)
     assert found["slowdown"].tolist() == [1.0, math.inf]
-
-
-def test_the_distribution_of_completion_times_is_sorted_and_ends_at_one() -> None:
-    found = jct_distribution(TWO_DONE)
-    assert found["jct_s"].tolist() == [16.0, 20.0]
-    assert found["fraction"].tolist() == [0.5, 1.0]
 
 
 def test_a_slower_configuration_breaks_a_guarantee() -> None:

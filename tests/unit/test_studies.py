@@ -127,7 +127,7 @@ def test_a_killed_process_is_told_apart(toys):
 
 
 def test_without_copies_of_this_process_everything_runs_in_turn_unless_it_may_be_imported(toys, monkeypatch):
-    monkeypatch.setattr(_pool, "_can_copy", lambda: False)
+    monkeypatch.setattr(_pool, "_CAN_COPY", False)
     monkeypatch.setattr(_pool, "_in_processes", lambda *_: ["processes"])
     cases = [Case(toys, "fifo"), Case(toys, "sjf")]
     assert [item.policy for item in run_all(cases, 2)] == ["fifo", "sjf"]

@@ -51,10 +51,8 @@ class Ledger:
 
     Parameters
     ----------
-    paper
-        Name of the paper, for people.
-    package
-        Package that holds ``claims.csv``.
+    paper, package
+        Name of the paper, for people, and the package that holds ``claims.csv``.
     checks
         How statements are checked, by the name in the column ``check``.
     tables

@@ -26,10 +26,8 @@ class Target:
     ----------
     name
         What is measured.
-    table
-        Result table below ``results/``, without ``.csv``, as ``<source>/<paper>/<table>``.
-    column
-        Its column.
+    table, column
+        Result table below ``results/``, as ``<source>/<paper>/<table>`` without ``.csv``, and its column.
     rows
         Which rows count, as ``column=value; column=value``; all if empty.
     relative_to
@@ -37,12 +35,8 @@ class Target:
         empty for the number itself.
     statistic
         ``value`` of the only row, or ``mean absolute`` over the rows.
-    comparison
-        ``<=`` or ``>=``.
-    threshold
-        In the unit of the column.
-    unit
-        Unit, for people.
+    comparison, threshold, unit
+        ``<=`` or ``>=``, and the threshold in the unit of the column.
     kind
         What the goal guards: ``prediction``, ``schedule``, ``lead`` or ``live``.
 

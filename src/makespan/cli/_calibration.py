@@ -7,7 +7,7 @@ import click
 import numpy as np
 import pandas as pd
 
-from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, cluster_option
+from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, cluster_option, shown_option
 from makespan.emulator import (
     CONSTANTS,
     CalibrationFit,
@@ -38,21 +38,15 @@ _traces_argument = click.argument("traces", type=click.Path(path_type=Path))
 @click.option("--holdout", metavar="MODEL", help="Model to leave out of the fit to all others.")
 @click.option("--output", type=click.Path(path_type=Path), help="File for the constants (.toml).")
 @click.option("--source", help="What the rows are, for the provenance in that file.")
-@click.option(
+@shown_option(
     "--level",
     default="L1",
-    show_default=True,
     type=click.Choice(["L1", "L1a", "L2", "L3"]),
     help="L1 for other models; L1a, L2, L3 to refine the shipped constants for these.",
 )
 @_traces_argument
 def calibrate_command(
-    cluster_name: str,
-    holdout: str | None,
-    output: Path | None,
-    source: str | None,
-    level: str,
-    traces: Path,
+    cluster_name: str, holdout: str | None, output: Path | None, source: str | None, level: str, traces: Path
 ) -> None:
     """Fit the constants of the emulator to measured traces.
 

@@ -1,12 +1,12 @@
 """The verb ``compare``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import check_target, scenario_options
+from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
 from makespan.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ _LEGEND = (
 
 
 @click.command("compare")
-@click.option(
+@shown_option(
     "--policies",
     default="morphling,morphling-work,sia,synergy,fifo",
-    show_default=True,
     metavar="NAMES",
     help="Joined by commas, or all.",
 )
@@ -51,14 +50,12 @@ _LEGEND = (
     "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
 )
 @scenario_options
-@click.option(
+@shown_option(
     "--interval",
     "interval_s",
     default=_ROUND_S,
-    show_default=True,
-    type=click.FloatRange(0),
-    metavar="SECONDS",
     help="Length of a round, for every policy; 0 to decide after each event.",
+    **SECONDS,
 )
 @click.option(
     "--workers",
@@ -85,7 +82,6 @@ def compare_command(
     Prints one row a policy, ratios to one of them, and the verdict of the
     schedule validator. The exit status is 1 if a schedule is impossible.
     """
-    from makespan.cli._options import verdict_lines
     from makespan.cli._view import Progress
     from makespan.studies import Case, comparison, run_all
     from makespan.studies import scenario as assemble
@@ -121,13 +117,7 @@ def compare_command(
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return the policies that are named, each once.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such policy.
-    """
+    """Return the policies that are named, each once."""
     from makespan.policies import policy, policy_names
 
     if text.strip() == _ALL:
@@ -141,19 +131,16 @@ def _baseline(name: str, names: Sequence[str]) -> str:
     return name
 
 
-def _verdict(done: "Iterable[Run]") -> str:
-    runs = list(done)
-    possible = sum(not item.violations for item in runs)
-    events = sum(item.n_events for item in runs)
-    return f"schedules: {possible} of {len(runs)} possible, {events} events replayed"
+def _verdict(done: "Sequence[Run]") -> str:
+    possible, events = sum(not item.violations for item in done), sum(item.n_events for item in done)
+    return f"schedules: {possible} of {len(done)} possible, {events} events replayed"
 
 
 def _text(table: "pd.DataFrame") -> str:
     """Lay the table out for reading; missing values are dashes."""
     cells = [[title for _, title, _ in _COLUMNS]]
-    for row in table.to_dict("records"):
-        cells.append([_cell(row[name], form) for name, _, form in _COLUMNS])
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
+    cells += [[_cell(row[name], form) for name, _, form in _COLUMNS] for row in table.to_dict("records")]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(map(str.rjust, line[1:], widths[1:]))]) for line in cells
     )

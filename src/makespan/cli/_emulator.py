@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from makespan.cli._options import calibration_option, cluster_option
+from makespan.cli._options import calibration_option, cluster_option, shown_option
 from makespan.emulator import (
     EMULATED_NOTE,
     LEGACY_UNITS,
@@ -33,30 +33,22 @@ _ALL = "all"
 @click.command("emulate")
 @cluster_option
 @calibration_option
-@click.option(
+@shown_option(
     "--workload",
     "names",
     multiple=True,
     default=(_ALL,),
-    show_default=True,
     metavar="NAME",
     help="Workload of the zoo; may be repeated.",
 )
-@click.option("--plans", default=_ALL, show_default=True, help="Plans in trace notation, joined by commas.")
-@click.option("--placements", default=_ALL, show_default=True, help="Placements, joined by commas.")
+@shown_option("--plans", default=_ALL, help="Plans in trace notation, joined by commas.")
+@shown_option("--placements", default=_ALL, help="Placements, joined by commas.")
 @click.option("--cpu-threads", type=click.IntRange(1), help="CPU threads a GPU of plans given by name.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the noise.")
-@click.option(
-    "--noise",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Scale of the noise; 0 is exact.",
-)
-@click.option(
+@shown_option("--seed", default=0, type=click.IntRange(0), help="Seed of the noise.")
+@shown_option("--noise", default=0.0, type=click.FloatRange(0), help="Scale of the noise; 0 is exact.")
+@shown_option(
     "--layout",
     default="table",
-    show_default=True,
     type=click.Choice(["table", "trace"]),
     help="One canonical table a workload, or the published layout with explanations.",
 )
@@ -123,7 +115,7 @@ def _select(
 @click.command("explain")
 @cluster_option
 @calibration_option
-@click.option("--cpu-threads", default=DEFAULT_CPU_THREADS, show_default=True, type=click.IntRange(1))
+@shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=click.IntRange(1))
 @click.option("--exact", is_flag=True, help="Also run the event schedule of the pipeline.")
 @click.argument("name", metavar="WORKLOAD")
 @click.argument("exec_plan", metavar="PLAN")

@@ -20,20 +20,11 @@ the answer is no: a schedule is impossible, a bound is missed.
 """
 
 VERBS = {
-    "simulate": (
-        "makespan.cli._simulate:simulate_command",
-        "Run a workload under a policy and watch it.",
-    ),
-    "compare": (
-        "makespan.cli._compare:compare_command",
-        "Run a workload under several policies.",
-    ),
+    "simulate": ("makespan.cli._simulate:simulate_command", "Run a workload under a policy and watch it."),
+    "compare": ("makespan.cli._compare:compare_command", "Run a workload under several policies."),
     "policies": ("makespan.cli._simulate:policies_command", "List the scheduling policies."),
     "emulate": ("makespan.cli._emulator:emulate_command", "Write emulated traces, one a workload."),
-    "explain": (
-        "makespan.cli._emulator:explain_command",
-        "Print every term of one point, and its memory.",
-    ),
+    "explain": ("makespan.cli._emulator:explain_command", "Print every term of one point, and its memory."),
     "calibrate": (
         "makespan.cli._calibration:calibrate_command",
         "Fit the constants of the emulator to measured traces.",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALIBRATION",
+    "SECONDS",
     "TRACE_CPU_THREADS",
     "calibration_option",
     "check_target",
     "cluster_option",
     "scenario_options",
+    "shown_option",
     "verdict_lines",
 ]
 
@@ -34,69 +37,56 @@ _FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-cluster_option = click.option(
-    "--cluster",
-    "cluster_name",
-    default="a800-64",
-    show_default=True,
-    metavar="NAME",
-    help="Cluster of the catalogue.",
+shown_option = partial(click.option, show_default=True)
+
+cluster_option = shown_option(
+    "--cluster", "cluster_name", default="a800-64", metavar="NAME", help="Cluster of the catalogue."
 )
 
-calibration_option = click.option(
+calibration_option = shown_option(
     "--calibration",
     default=CALIBRATION,
-    show_default=True,
     metavar="NAME",
     help="Shipped constants (L0, L1), or a .toml file written by 'makespan calibrate'.",
 )
 
 
-def _path(**options: Any) -> click.Path:
-    return click.Path(path_type=Path, **options)
-
+SECONDS: dict[str, Any] = {"type": click.FloatRange(0), "metavar": "SECONDS"}
+_COUNT: dict[str, Any] = {"type": click.IntRange(1), "metavar": "N"}
+_PATH = click.Path(path_type=Path)
 
 _SCENARIO = (
-    click.option(
+    shown_option(
         "--workload",
         default="naive",
-        show_default=True,
         metavar="FILE|NAME",
         help="A job list, or naive (10 jobs), base, bp (best plans) or mt (multi-tenant): generated, or the "
         "authors' lists if the source is published.",
     ),
-    click.option(
+    shown_option(
         "--format",
         "file_format",
         default="auto",
-        show_default=True,
         type=click.Choice(_FORMATS),
         help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact. Jobs of the last "
         "five train what the Base workload trains, chosen by --seed.",
     ),
-    click.option(
-        "--jobs",
-        "n_jobs",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Jobs to generate, or how many of a list to take.",
-    ),
-    click.option(
+    click.option("--jobs", "n_jobs", help="Jobs to generate, or how many of a list to take.", **_COUNT),
+    shown_option(
         "--source",
         default="emulated",
-        show_default=True,
         type=click.Choice(["emulated", "published", "measured"]),
         help="Where iteration times come from.",
     ),
     click.option(
         "--published-dir",
-        type=_path(),
+        type=_PATH,
         envvar="MAKESPAN_PUBLISHED_DIR",
         show_envvar=True,
         help="Directory with the published files.",
     ),
-    click.option("--measured-dir", type=_path(), help="Directory with <workload>.csv tables."),
-    click.option("--tasks", type=_path(), help="Format pai: the task table, if not beside the job table."),
+    click.option("--measured-dir", type=_PATH, help="Directory with <workload>.csv tables."),
+    click.option("--tasks", type=_PATH, help="Format pai: the task table, if not beside the job table."),
     click.option(
         "--epoch-time",
         "epoch_time_s",
@@ -105,35 +95,28 @@ _SCENARIO = (
         help="Format easyscale: duration of an epoch with all logical workers.",
     ),
     cluster_option,
-    click.option("--nodes", "n_nodes", type=click.IntRange(1), metavar="N", help="Another number of nodes."),
+    click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
     click.option(
-        "--gpus-per-node",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Another number of GPUs a node; CPU threads and memory follow.",
+        "--gpus-per-node", help="Another number of GPUs a node; CPU threads and memory follow.", **_COUNT
     ),
-    click.option(
+    shown_option(
         "--delay",
         "restart_delay_s",
         default=_RESTART_DELAY_S,
-        show_default=True,
-        type=click.FloatRange(0),
-        metavar="SECONDS",
         help="Time without progress after every start and change.",
+        **SECONDS,
     ),
-    click.option(
+    shown_option(
         "--seed",
         default=1,
-        show_default=True,
         type=click.IntRange(0),
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
-    click.option(
+    shown_option(
         "--predictions",
         "--steering",
         "predictions",
         default="exact",
-        show_default=True,
         type=click.Choice(["fitted", "exact"]),
         help="What policies decide by: times of a fitted performance model, or the source's own. Jobs always "
         "run by the source's.",
@@ -142,13 +125,7 @@ _SCENARIO = (
 
 
 def check_target(path: Path | None, *, is_directory: bool) -> None:
-    """Check that something can be written there, before the work begins.
-
-    Raises
-    ------
-    InputError
-        It is a directory where a file is wanted or the reverse, or the place is not writable.
-    """
+    """Check that a file or a directory can be written there, before the work begins."""
     if path is None:
         return
     if path.exists() and path.is_dir() != is_directory:

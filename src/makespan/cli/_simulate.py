@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import check_target, scenario_options
+from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
 
 if TYPE_CHECKING:
     from makespan.sim import Policy
@@ -19,11 +19,10 @@ _WIDTH = 100
 
 
 @click.command("simulate")
-@click.option(
+@shown_option(
     "--policy",
     "policy_name",
     default="morphling-work",
-    show_default=True,
     metavar="NAME",
     help="Who decides; 'makespan policies' lists them.",
 )
@@ -31,31 +30,22 @@ _WIDTH = 100
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0),
-    metavar="SECONDS",
     show_default="the policy's own",
     help="Length of a round; 0 to decide after each event.",
+    **SECONDS,
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
 @click.option("--quiet", is_flag=True, help="No live view, only the summary.")
-@click.option(
+@shown_option(
     "--pace",
     "pace_s",
     default=1.5,
-    show_default=True,
-    type=click.FloatRange(0),
-    metavar="SECONDS",
     help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
+    **SECONDS,
 )
 @click.pass_context
 def simulate_command(
-    ctx: click.Context,
-    /,
-    policy_name: str,
-    output: Path | None,
-    quiet: bool,
-    pace_s: float,
-    **request: Any,
+    ctx: click.Context, /, policy_name: str, output: Path | None, quiet: bool, pace_s: float, **request: Any
 ) -> None:
     """Run a workload under a policy and watch it.
 
@@ -63,7 +53,6 @@ def simulate_command(
     and makespan while it runs, in place in a terminal and as lines elsewhere. Then prints a summary and
     the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
     """
-    from makespan.cli._options import verdict_lines
     from makespan.policies import policy
     from makespan.studies import scenario as assemble
 

@@ -24,15 +24,8 @@ _LINE_JOBS = 3  # that a line names
 
 _JOB = "{:<14} {:>4}  {:<13} {:<18} {:>8}  {}"
 _LINE = "{:>9} {:>9} {:>8} {:>8} {:>9}  {:>9}  {}"
-_LINE_HEAD = (
-    "time",
-    "done",
-    "waiting",
-    "running",
-    "GPUs",
-    "avg JCT",
-    "running jobs: plan @ node:GPUs (restarts)",
-)
+_RUNNING_HEAD = "running jobs: plan @ node:GPUs (restarts)"
+_LINE_HEAD = ("time", "done", "waiting", "running", "GPUs", "avg JCT", _RUNNING_HEAD)
 
 _FINISHED, _SUBMITTED, _READY = (
     kind.value for kind in (EventKind.FINISHED, EventKind.SUBMITTED, EventKind.READY)

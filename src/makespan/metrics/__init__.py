@@ -11,9 +11,8 @@ from makespan.metrics._devices import (
     fragmentation_ratio,
     gpu_allocation_ratio,
 )
-from makespan.metrics._jobs import guarantee_breaches, jct_distribution, job_metrics, sla_attainment
+from makespan.metrics._jobs import Summary, guarantee_breaches, job_metrics, sla_attainment, summary
 from makespan.metrics._steps import time_average
-from makespan.metrics._summary import Summary, summary
 
 __all__ = [
     "Summary",
@@ -23,7 +22,6 @@ __all__ = [
     "fragmentation_ratio",
     "gpu_allocation_ratio",
     "guarantee_breaches",
-    "jct_distribution",
     "job_metrics",
     "sla_attainment",
     "summary",

@@ -64,19 +64,7 @@ def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataF
 
 
 def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the devices held after each instant by family of the execution plan, for stacking.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``time_s`` and one column a family, sorted by name, with the devices that its plans hold; each
-        row holds until the next.
-
-    Raises
-    ------
-    TraceError
-        The table does not follow its schema.
-    """
+    """Return the devices held after each instant, one column a family of the execution plan, by name."""
     table = EVENTS.validate(events, where="events")
     of_jobs = table[table["job_id"] != ""]
     before = of_jobs.groupby("job_id")[["n_gpus", "family"]].shift()
@@ -97,12 +85,7 @@ def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
 def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
     """Return the device time held over that present, from the first submission to the last finish.
 
-    NaN if nothing happened or no device was there.
-
-    Raises
-    ------
-    TraceError
-        As `allocation_over_time`.
+    NaN if nothing happened or no device was there. The table is as for `allocation_over_time`.
     """
     series = allocation_over_time(events, cluster)
     kinds = events["kind"].astype(str)
@@ -153,10 +136,8 @@ def fragmentation_over_time(
 
     Parameters
     ----------
-    events
-        Table of schema `makespan.tables.EVENTS`.
-    jobs
-        The trace.
+    events, jobs
+        Table of schema `makespan.tables.EVENTS`, and the trace.
     cluster, catalogue
         Of the simulation.
 
@@ -208,7 +189,7 @@ class _State:
         joined, failed = EventKind.NODE_JOINED.value, EventKind.NODE_FAILED.value
         of_nodes = table[table["kind"].isin([joined, failed])]
         for node, kind in of_nodes.groupby("nodes")["kind"].first().items():
-            self._set_up(int(str(node)), is_up=kind == failed)
+            self._up[int(str(node))] = kind == failed
 
     def apply(self, kind: str, job_id: str, nodes: str, n_gpus: int) -> None:
         """Apply one event."""
@@ -238,13 +219,10 @@ class _State:
     def _apply_to_node(self, kind: str, node: int, n_gpus: int) -> None:
         signs = {EventKind.CAPACITY_WITHDRAWN.value: -1, EventKind.CAPACITY_RETURNED.value: 1}
         if kind in (EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value):
-            self._set_up(node, is_up=kind == EventKind.NODE_JOINED.value)
+            self._up[node] = kind == EventKind.NODE_JOINED.value
         elif kind in signs:
             self._sizes[node] += signs[kind] * n_gpus
             self._free[node] += signs[kind] * n_gpus
-
-    def _set_up(self, node: int, *, is_up: bool) -> None:
-        self._up[node] = is_up
 
 
 def _fits(free: Sequence[int], counts: Sequence[int]) -> bool:

@@ -1,14 +1,18 @@
-"""Metrics of each job, and whether guarantees were kept."""
+"""Metrics of each job, whether guarantees were kept, and all metrics of one simulation in one record."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from makespan.hardware import ClusterSpec
+from makespan.metrics._devices import gpu_allocation_ratio
 from makespan.metrics._steps import integral
 from makespan.sim import EventKind
 from makespan.tables import EVENTS, OUTCOMES
 
-__all__ = ["guarantee_breaches", "jct_distribution", "job_metrics", "sla_attainment"]
+__all__ = ["Summary", "guarantee_breaches", "job_metrics", "sla_attainment", "summary"]
 
 _TOLERANCE = 1e-9  # of rounding, relative
 
@@ -16,7 +20,7 @@ _TOLERANCE = 1e-9  # of rounding, relative
 def job_metrics(
     outcomes: pd.DataFrame, *, n_gpus: int, restart_delay_s: float, extra_steps: int = 1
 ) -> pd.DataFrame:
-    """Return the metrics of each job, one row a job in the order of the outcomes.
+    """Return the metrics of each job, schema `makespan.tables.JOB_METRICS`, in the order of the outcomes.
 
     Alone, a job starts at its submission with what it asked for, so it takes one restart delay and its
     steps at the reference time.
@@ -31,17 +35,10 @@ def job_metrics(
     ----------
     outcomes
         Table of schema `makespan.tables.OUTCOMES`.
-    n_gpus
-        Devices of the cluster.
-    restart_delay_s
-        Restart delay of the simulation [s].
+    n_gpus, restart_delay_s
+        Devices of the cluster, and restart delay of the simulation [s].
     extra_steps
         Steps that each job ran beyond its own.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Of schema `makespan.tables.JOB_METRICS`.
 
     Raises
     ------
@@ -69,42 +66,18 @@ def job_metrics(
     )
 
 
-def jct_distribution(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """Return the empirical distribution of completion times.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``jct_s`` ascending [s], and ``fraction`` of the jobs that took at most as long.
-    """
-    jct_s = np.sort((outcomes["finish_time_s"] - outcomes["submit_time_s"]).to_numpy(dtype=float))
-    return pd.DataFrame({"jct_s": jct_s, "fraction": np.arange(1, len(jct_s) + 1) / max(len(jct_s), 1)})
-
-
 def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
-    """Return the events at which a guaranteed job was wronged.
+    """Return the events at which a guaranteed job was wronged, with the column ``reference_iter_time_s``.
 
     A guaranteed job is wronged if, once started, it loses its devices by decision, or is given a
     configuration whose step takes longer than the requested one. Devices lost to the failure of
     a node are nobody's decision and do not count, nor does the restart delay of a change to
     something as fast or faster.
 
-    Parameters
-    ----------
-    events
-        Table of schema `makespan.tables.EVENTS`.
-    outcomes
-        Table of schema `makespan.tables.OUTCOMES`, for guarantees and reference times.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Rows of the events with the further column ``reference_iter_time_s``.
-
     Raises
     ------
     TraceError
-        A table does not follow its schema.
+        A table does not follow its schema, `makespan.tables.EVENTS` or `makespan.tables.OUTCOMES`.
     """
     table = EVENTS.validate(events, where="events")
     jobs = OUTCOMES.validate(outcomes, where="outcomes")
@@ -117,13 +90,7 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
 
 
 def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
-    """Return the share of guaranteed jobs that were never wronged; NaN if there are none.
-
-    Raises
-    ------
-    TraceError
-        A table does not follow its schema.
-    """
+    """Return the share of guaranteed jobs that were never wronged; NaN if there are none."""
     wronged = set(guarantee_breaches(events, outcomes)["job_id"])
     guaranteed = outcomes.loc[outcomes["is_guaranteed"].astype(bool), "job_id"]
     if guaranteed.empty:
@@ -149,3 +116,90 @@ def _mean_jobs_in_system(submit_s: NDArray[np.float64], finish_s: NDArray[np.flo
     area = integral(times_s, present, finish_s) - integral(times_s, present, submit_s)
     mean = np.divide(area, stay_s, out=np.ones(len(stay_s)), where=stay_s > 0)
     return np.maximum(mean, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Metrics of one simulation; NaN where there is nothing to average.
+
+    Parameters
+    ----------
+    n_jobs
+        Jobs that finished.
+    avg_jct_s, p50_jct_s, p95_jct_s, p99_jct_s
+        Completion time: mean and percentiles, interpolated linearly [s].
+    makespan_s
+        Last finish minus first submission [s].
+    avg_queueing_delay_s
+        Mean of first start minus submission [s].
+    avg_waiting_time_s
+        Mean time without devices, also after a suspension [s].
+    avg_slowdown
+        Mean completion time over duration alone.
+    avg_finish_time_fairness, max_finish_time_fairness
+        Mean and worst; see `job_metrics` for the share.
+    gpu_allocation_ratio
+        Device time held over device time present, from first submission to last finish.
+    reconfigurations_per_job
+        Restart delays begun a job, the first start included.
+    sla_attainment
+        Share of guaranteed jobs whose guarantee was kept strictly.
+    """
+
+    n_jobs: int
+    avg_jct_s: float
+    p50_jct_s: float
+    p95_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    avg_queueing_delay_s: float
+    avg_waiting_time_s: float
+    avg_slowdown: float
+    avg_finish_time_fairness: float
+    max_finish_time_fairness: float
+    gpu_allocation_ratio: float
+    reconfigurations_per_job: float
+    sla_attainment: float
+
+
+def summary(
+    events: pd.DataFrame,
+    outcomes: pd.DataFrame,
+    cluster: ClusterSpec,
+    *,
+    restart_delay_s: float,
+    extra_steps: int = 1,
+) -> Summary:
+    """Return all metrics of one simulation from its tables, nodes and options.
+
+    Raises
+    ------
+    TraceError
+        A table does not follow its schema.
+    """
+    jobs = job_metrics(
+        outcomes, n_gpus=cluster.n_gpus, restart_delay_s=restart_delay_s, extra_steps=extra_steps
+    )
+    p50_s, p95_s, p99_s = _percentiles(jobs["jct_s"], (50, 95, 99))
+    return Summary(
+        n_jobs=len(jobs),
+        avg_jct_s=float(jobs["jct_s"].mean()),
+        p50_jct_s=p50_s,
+        p95_jct_s=p95_s,
+        p99_jct_s=p99_s,
+        makespan_s=float(outcomes["finish_time_s"].max() - outcomes["submit_time_s"].min()),
+        avg_queueing_delay_s=float(jobs["queueing_delay_s"].mean()),
+        avg_waiting_time_s=float(outcomes["waiting_time_s"].mean()),
+        avg_slowdown=float(jobs["slowdown"].mean()),
+        avg_finish_time_fairness=float(jobs["finish_time_fairness"].mean()),
+        max_finish_time_fairness=float(jobs["finish_time_fairness"].max()),
+        gpu_allocation_ratio=gpu_allocation_ratio(events, cluster),
+        reconfigurations_per_job=float(jobs["n_reconfigurations"].mean()),
+        sla_attainment=sla_attainment(events, outcomes),
+    )
+
+
+def _percentiles(values: pd.Series, which: tuple[int, ...]) -> tuple[float, ...]:
+    if values.empty:
+        return (float("nan"),) * len(which)
+    return tuple(float(value) for value in np.percentile(values.to_numpy(dtype=float), which))

@@ -17,15 +17,7 @@ def integral(times_s: ArrayLike, values: ArrayLike, at_s: ArrayLike) -> NDArray[
 
 
 def time_average(times_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> float:
-    """Return the mean of a step function over a span of time; NaN if the span is empty.
-
-    Parameters
-    ----------
-    times_s, values
-        As in `integral`.
-    start_s, end_s
-        The span [s].
-    """
+    """Return the mean of a step function over a span of time [s]; NaN if the span is empty."""
     if not end_s > start_s:
         return float("nan")
     start, end = integral(times_s, values, np.array([start_s, end_s]))

@@ -19,14 +19,10 @@ class FigureEntry:
 
     Parameters
     ----------
-    paper
-        Name of the package below `makespan.papers`.
-    name
-        Name of the files, ``results/<source>/<paper>/figures/<name>.*``.
-    title
-        What the figure is called in the report.
-    caption
-        Text below it in the report; ``{source}`` stands for the throughput source.
+    paper, name
+        Package below `makespan.papers`; name of the files, ``results/<source>/<paper>/figures/<name>.*``.
+    title, caption
+        What the report calls it and says below it; ``{source}`` stands for the throughput source.
     draw
         ``module:function``. The function takes the paths of the tables by name, the source and the options;
         it returns the figure and the table behind it.
@@ -34,10 +30,8 @@ class FigureEntry:
         Names of the result tables of the paper that the figure reads.
     published
         Artifacts whose printed values it reads from ``config/published/``, under ``published_<artifact>``.
-    settings
-        Options that come from the configuration: argument to dotted path.
-    values
-        Options with a fixed value.
+    settings, values
+        Options that come from the configuration, argument to dotted path; options with a fixed value.
     sources
         Throughput sources that the figure exists for; empty for all.
     """

@@ -4,6 +4,9 @@ A figure sees its table and nothing else, so it can be drawn again from the save
 
     figure = plot_sensitivity(table, source="emulated")
     save_figure(figure, table, "results/emulated/morphling/figures/sensitivity")
+
+``source`` is always the name of the throughput source, ``looks`` the looks of the policies in the order of
+the legend, where others follow in grey, and ``titles`` the titles of names that differ from them.
 """
 
 from makespan.plots._bars import plot_grouped_bars, plot_ratio_bars
@@ -28,11 +31,9 @@ from makespan.plots._style import (
     look_of,
     new_figure,
     ordered,
-    patches,
     plain_numbers,
     require_columns,
     save_figure,
-    style,
     styled,
 )
 
@@ -50,7 +51,6 @@ __all__ = [
     "look_of",
     "new_figure",
     "ordered",
-    "patches",
     "plain_numbers",
     "plot_allocation",
     "plot_bands",
@@ -65,6 +65,5 @@ __all__ = [
     "plot_sensitivity",
     "require_columns",
     "save_figure",
-    "style",
     "styled",
 ]

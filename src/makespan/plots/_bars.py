@@ -42,31 +42,20 @@ def plot_ratio_bars(
     published: pd.DataFrame | None = None,
     published_label: str = "published",
 ) -> Figure:
-    """Draw times of every policy on every trace as bars that end in a ratio.
+    """Draw times of every policy on every trace as bars that end in a ratio, one column of panels a trace.
 
     Parameters
     ----------
     table
         One row a trace and policy: columns ``trace, policy`` and those that the metrics name.
-    source
-        Name of the throughput source.
+    source, looks, titles
+        As in the package.
     metrics
         One row of panels each: column of the time [s], column of the ratio, label.
-    note
-        What the numbers are, for the legend.
-    looks
-        Looks of the policies, in the order of the bars; others follow in grey.
-    titles
-        Titles of the traces where they differ from their names.
+    note, published_label
+        What the numbers and the marks are, for the legend.
     published
         Reference marks: ``trace, policy`` and the columns of times; missing values are left out.
-    published_label
-        What the marks are, for the legend.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One column of panels a trace.
     """
     require_columns(table, "trace", "policy", *(name for one in metrics for name in one[:2]), figure="bars")
     traces, policies = list(dict.fromkeys(table["trace"])), ordered(table["policy"], looks)
@@ -113,7 +102,6 @@ def _ratio_bars(
 
 
 def _pale(look: Look) -> tuple[float, float, float]:
-    """Colour of a bar: that of the look, as strong as the look says."""
     red, green, blue = to_rgb(look.colour)
     keep = look.strength
     return 1.0 - keep * (1.0 - red), 1.0 - keep * (1.0 - green), 1.0 - keep * (1.0 - blue)
@@ -137,25 +125,18 @@ def plot_grouped_bars(
     label: str,
     titles: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw groups of bars side by side, one bar a series, with their values above them.
+    """Draw groups of bars side by side, one bar a series, with values above them, one panel a ``panel``.
 
     Parameters
     ----------
     table
         Columns ``panel, group, series, value``; combinations without a row have no bar.
-    source
-        Name of the throughput source.
+    source, titles
+        As in the package.
     series
         Looks of the series, in the order of the bars.
     label
         What the values are.
-    titles
-        Titles of groups and panels where they differ from their names.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel for each value of ``panel``.
     """
     require_columns(table, "panel", "group", "series", "value", figure="groups")
     names = list(dict.fromkeys(table["panel"]))

@@ -42,25 +42,16 @@ Floats = npt.NDArray[np.float64]
 def plot_bands(
     table: pd.DataFrame, source: str, parameter: str, label: str, looks: Mapping[str, Look] = POLICIES
 ) -> Figure:
-    """Draw average JCT and makespan against a parameter, with confidence bands over seeds.
+    """Draw average JCT and makespan against a parameter: geometric means over seeds with 95 % confidence.
 
     Parameters
     ----------
     table
         One row a simulation: ``policy, seed, avg_jct_s, makespan_s`` and the parameter.
-    source
-        Name of the throughput source.
-    parameter
-        Column of the parameter.
-    label
-        What the parameter is.
-    looks
-        Looks of the policies, in the order of the legend; others follow in grey.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Two panels; bands hold the geometric mean over seeds with 95 % confidence.
+    source, looks
+        As in the package.
+    parameter, label
+        Column of the parameter, and what it is.
     """
     require_columns(table, "policy", parameter, "seed", "avg_jct_s", "makespan_s", figure="bands")
     figure = new_figure(TWO_COLUMNS_IN, 3.0)
@@ -127,32 +118,23 @@ def plot_costs(
     metrics: Sequence[tuple[str, float, str]],
     looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
-    """Draw what scheduling costs against the size of the problem.
+    """Draw what scheduling costs against the number of jobs, with the GPUs below it, on logarithmic axes.
 
     Parameters
     ----------
     table
         One row a simulation: ``policy, jobs, gpus`` and the columns of the metrics.
-    source
-        Name of the throughput source.
+    source, looks
+        As in the package.
     metrics
         One panel each: column, factor to the unit that is shown, label.
-    looks
-        Looks of the policies, in the order of the legend; others follow in grey.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Logarithmic panels against the number of jobs, with the GPUs below it.
     """
     require_columns(table, "policy", "jobs", "gpus", *(column for column, _, _ in metrics), figure="costs")
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
     for axes, (column, unit, label) in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
         for policy in ordered(table["policy"], looks):
-            rows, look = (
-                table[table["policy"] == policy].groupby("jobs")[column].mean(),
-                look_of(looks, policy),
-            )
+            rows = table[table["policy"] == policy].groupby("jobs")[column].mean()
+            look = look_of(looks, policy)
             x, y = rows.index.to_numpy(float), unit * rows.to_numpy(float)
             axes.plot(x, y, color=look.colour, ls=look.line, marker=look.marker, ms=3)
         axes.set(xscale="log", yscale="log", xlabel="jobs in the trace, GPUs of the cluster", ylabel=label)
@@ -161,7 +143,6 @@ def plot_costs(
 
 
 def _size_ticks(axes: Axes, table: pd.DataFrame) -> None:
-    """Put a tick at each number of jobs, with the GPUs of the cluster below it."""
     gpus = table.groupby("jobs")["gpus"].agg(lambda counts: ", ".join(f"{n:g}" for n in sorted(set(counts))))
     axes.xaxis.set_minor_locator(NullLocator())
     jobs = [float(str(count)) for count in gpus.index]
@@ -182,17 +163,8 @@ def plot_cdf(
     ----------
     table
         One row a job: columns ``policy, jct_s`` and, for several panels, ``trace``.
-    source
-        Name of the throughput source.
-    looks
-        Looks of the policies, in the order of the legend; others follow in grey.
-    titles
-        Titles of the traces where they differ from their names.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Logarithmic time axis.
+    source, looks, titles
+        As in the package.
     """
     require_columns(table, "policy", "jct_s", figure="cdf")
     traces = list(dict.fromkeys(table["trace"])) if "trace" in table.columns else [""]
@@ -202,10 +174,8 @@ def plot_cdf(
     for axes, trace in zip(panels, traces, strict=True):
         rows = table[table["trace"] == trace] if trace else table
         for name in ordered(rows["policy"], looks):
-            look, times = (
-                look_of(looks, name),
-                np.sort(rows.loc[rows["policy"] == name, "jct_s"].to_numpy(float)),
-            )
+            look = look_of(looks, name)
+            times = np.sort(rows.loc[rows["policy"] == name, "jct_s"].to_numpy(float))
             share = np.arange(1, len(times) + 1) / len(times)
             axes.step(times, share, where="post", color=look.colour, ls=look.line, lw=1.0)
         axes.set_xscale("log")

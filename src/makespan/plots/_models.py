@@ -47,7 +47,7 @@ _ENVELOPE_COLOUR = "#C9C9C9"
 
 @styled
 def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str) -> Figure:
-    """Draw average and largest prediction error of each model and plan family.
+    """Draw average and largest prediction error of each model and plan family, on a square-root scale.
 
     Parameters
     ----------
@@ -56,15 +56,8 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
         published_max_error_pct`` [%]; a row without held-out rows shows the published mark only.
     source
         Name of the throughput source.
-    form
-        Form of the performance model shown as filled bars.
-    other_form
-        Form shown as outlines.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Two panels above each other with the models side by side, on a square-root scale.
+    form, other_form
+        Forms of the performance model shown as filled bars and as outlines.
     """
     needed = ("model", "plan_family", "form", "avg_error_pct", "max_error_pct", *_PUBLISHED)
     require_columns(table, *needed, figure="table2")
@@ -149,20 +142,14 @@ def _error_panel(
 def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     """Draw predicted against measured (or emulated) iteration time, one panel a model.
 
+    Held-out rows are filled, flagged rows hollow, and rows used in the fit are crossed.
+
     Parameters
     ----------
     table
         Columns ``model, plan_family, form, fitted, clean, measured_s, predicted_s``.
-    source
-        Name of the throughput source.
-    form
-        Form of the performance model to show.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Logarithmic panels with the line of equal times; held-out rows are filled, flagged rows
-        hollow, and rows used in the fit are crossed.
+    source, form
+        Name of the throughput source, and form of the performance model to show.
     """
     needed = ("model", "plan_family", "form", "fitted", "clean", "measured_s", "predicted_s")
     require_columns(table, *needed, figure="prediction")
@@ -187,23 +174,12 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
     axes.plot([low, high], [low, high], color=_OTHER, lw=0.7, zorder=1)
     for family in ordered(rows["plan_family"], FAMILIES):
         part, look = rows[rows["plan_family"] == family], look_of(FAMILIES, family)
-        hollow: dict[str, Any] = {
-            "marker": look.marker,
-            "ms": 3.2,
-            "mfc": "white",
-            "mec": look.colour,
-            "mew": 0.7,
-        }
-        filled: dict[str, Any] = {
-            "marker": look.marker,
-            "ms": 3.4,
-            "mfc": look.colour,
-            "mec": "white",
-            "mew": 0.25,
-        }
-        cross: dict[str, Any] = {"marker": "x", "ms": 3.4, "mew": 0.9, "color": look.colour}
+        hollow = {"marker": look.marker, "ms": 3.2, "mfc": "white", "mec": look.colour, "mew": 0.7}
+        filled = {"marker": look.marker, "ms": 3.4, "mfc": look.colour, "mec": "white", "mew": 0.25}
+        cross = {"marker": "x", "ms": 3.4, "mew": 0.9, "color": look.colour}
         kinds = [~part["fitted"] & ~part["clean"], ~part["fitted"] & part["clean"], part["fitted"]]
-        for number, (kept, mark) in enumerate(zip(kinds, (hollow, filled, cross), strict=True)):
+        marks: list[dict[str, Any]] = [hollow, filled, cross]
+        for number, (kept, mark) in enumerate(zip(kinds, marks, strict=True)):
             points = part[kept]
             axes.plot(points["measured_s"], points["predicted_s"], ls="none", zorder=2 + number, **mark)
     _log_axes(axes, low, high)
@@ -243,20 +219,16 @@ def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
 def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     """Draw throughput against GPUs, one panel a model, one line a plan family.
 
+    The envelope is the broad line behind the others. Lines join the counts at which more GPUs help, and faint
+    dots are those at which fewer are faster.
+
     Parameters
     ----------
     table
-        Columns ``model, plan_family, gpus, throughput_samples_per_s``; the rows of family
-        `ENVELOPE` are the best plan with at most that many GPUs. Rows of no throughput are left
-        out.
+        Columns ``model, plan_family, gpus, throughput_samples_per_s``; the rows of family `ENVELOPE` are the
+        best plan with at most that many GPUs. Rows of no throughput are left out.
     source
         Name of the throughput source.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Logarithmic panels; the envelope is the broad line behind the others. Lines join the counts
-        at which more GPUs help, and faint dots are those at which fewer are faster.
     """
     require_columns(table, "model", "plan_family", "gpus", "throughput_samples_per_s", figure="sensitivity")
     shown = table[table["throughput_samples_per_s"] > 0]
@@ -327,20 +299,14 @@ def _log2_axes(axes: Axes, largest: int) -> None:
 
 @styled
 def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
-    """Draw throughput of offload plans against CPU threads, one panel a model.
+    """Draw throughput of offload plans against CPU threads, one panel a model, one line a number of GPUs.
 
     Parameters
     ----------
     table
-        Columns ``model, gpus, cpu_threads, throughput_samples_per_s``, of one plan family or the
-        best of several.
+        Columns ``model, gpus, cpu_threads, throughput_samples_per_s``, of the best plan.
     source
         Name of the throughput source.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Logarithmic panels with one line for each number of GPUs.
     """
     needed = ("model", "gpus", "cpu_threads", "throughput_samples_per_s")
     require_columns(table, *needed, figure="sensitivity_cpu")

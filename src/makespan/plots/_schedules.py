@@ -45,17 +45,10 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
     table
         ``time_s`` and one column a plan family with the GPUs that its plans hold from then on; for
         several panels also ``policy``. The mean of each of many equal spans of time is drawn.
-    source
-        Name of the throughput source.
+    source, titles
+        As in the package.
     n_gpus
         GPUs of the cluster, drawn as a line.
-    titles
-        Titles of the policies where they differ from their names.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Panels above each other with a common time axis.
     """
     families = ordered((str(name) for name in table.columns if name not in ("time_s", "policy")), FAMILIES)
     require_columns(table, "time_s", *(families or ["plan families"]), figure="allocation")
@@ -99,19 +92,9 @@ def _bin_means(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.n
 
 @styled
 def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
-    """Draw who held which GPU when: one line a GPU, one colour a plan family.
+    """Draw who held which GPU when, as `job_spans` returns it: one line a GPU, one colour a plan family.
 
-    Parameters
-    ----------
-    table
-        Columns ``job_id, plan_family, node, gpu, start_s, ready_s, end_s`` as `job_spans` returns them.
-    source
-        Name of the throughput source.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel; restart delays are light grey, and lines separate the nodes.
+    Restart delays are light grey, and lines separate the nodes.
     """
     require_columns(table, "plan_family", "node", "gpu", "start_s", "ready_s", "end_s", figure="gantt")
     nodes, width = range(int(table["node"].max()) + 1), int(table["gpu"].max()) + 1
@@ -162,11 +145,6 @@ def job_spans(events: pd.DataFrame) -> pd.DataFrame:
     pandas.DataFrame
         ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``: restarting until ``ready_s``,
         running afterwards.
-
-    Raises
-    ------
-    TraceError
-        A column is missing or there is no event.
     """
     require_columns(events, "time_s", "seq", "kind", "job_id", "nodes", "family", figure="gantt")
     rows = events[events["kind"].isin(_TRACKED)].sort_values(["time_s", "seq"])

@@ -73,12 +73,8 @@ class Look:
     ----------
     title
         Name in legends.
-    colour
-        Of bars and lines.
-    marker
-        Of points.
-    line
-        Dash pattern of lines.
+    colour, marker, line
+        Of bars, points and lines, with the dash pattern of these.
     strength
         From 0 (white) to 1: how much of the colour bars have.
     """
@@ -210,7 +206,7 @@ def finished(
     Parameters
     ----------
     figure
-        The figure with all panels drawn.
+        The figure with all panels drawn; it is returned.
     source
         Name of the throughput source.
     handles
@@ -219,11 +215,6 @@ def finished(
         Whether a strip at the lower edge is kept free; not needed beside an x label.
     legend
         Further options of the legend.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        The same figure.
     """
     if handles:
         figure.legend(handles=handles, **({"loc": "outside upper center"} | legend))
@@ -240,23 +231,10 @@ def finished(
 
 
 def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[Path, Path, Path]:
-    """Write a figure as PDF and PNG and the table behind it as CSV.
+    """Write a figure as PDF and PNG and the table behind it as CSV, and return their paths.
 
-    All three files appear together or not at all, and equal tables give equal bytes.
-
-    Parameters
-    ----------
-    figure
-        What to save.
-    table
-        The numbers that it shows.
-    stem
-        Path without suffix.
-
-    Returns
-    -------
-    tuple of pathlib.Path
-        The PDF, PNG and CSV files.
+    All three files appear together or not at all, and equal tables give equal bytes. The stem is a path
+    without suffix.
     """
     base = Path(stem)
     pdf, png, csv = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv"))
@@ -281,13 +259,7 @@ def _settle(figure: Figure) -> None:
 
 
 def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:
-    """Check that a table can be drawn.
-
-    Raises
-    ------
-    TraceError
-        The table is empty or lacks a column.
-    """
+    """Check that a table can be drawn: it has rows and these columns, or `TraceError` says what it lacks."""
     missing = [name for name in names if name not in table.columns]
     if missing:
         found = ", ".join(str(name) for name in table.columns) or "none"

@@ -19,14 +19,9 @@ Seen = tuple[float, bool]  # time that policies see [s], and whether they may re
 
 
 class TableCatalogue:
-    """Configurations by workload; immutable, and a `makespan.sim.Catalogue`.
+    """Configurations by workload; immutable, and a `makespan.sim.Catalogue`. Only these may run.
 
     Everything is computed once, so that a policy may ask in its inner loops.
-
-    Parameters
-    ----------
-    configurations
-        All of them, in any order; only these may run.
 
     Raises
     ------
@@ -69,12 +64,10 @@ class TableCatalogue:
             By workload: predicted iteration times [s], one for each row of its table, NaN allowed
             where the row cannot run. A workload that is absent is predicted without error.
         known
-            By workload: whether each row of its table was measured beforehand, so that policies know
-            its time and may rely on it for a guarantee. Without it, and for a workload that is absent,
-            guarantees rely on the predictions.
+            By workload: whether each row was measured beforehand, so that policies know its time and may
+            rely on it for a guarantee. Where it is absent, guarantees rely on the predictions.
         node
-            If given, the host memory of each configuration is estimated on this kind of node;
-            otherwise it counts as nothing.
+            Kind of node on which host memory is estimated; without it, it counts as nothing.
         gpu_type
             Name of the devices that the tables hold for; None if they hold for any.
 
@@ -97,13 +90,7 @@ class TableCatalogue:
 
     @classmethod
     def joined(cls, parts: Iterable["TableCatalogue"]) -> "TableCatalogue":
-        """Return one catalogue of several, say of those for each type of device in a mixed cluster.
-
-        Raises
-        ------
-        InputError
-            A configuration occurs in two of them.
-        """
+        """Return one catalogue of several, say of those for each type of device in a mixed cluster."""
         return cls(item for part in parts for item in part._index.values())
 
     @property
@@ -116,13 +103,7 @@ class TableCatalogue:
         return len(self._index)
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
-        """Return every configuration of a workload, by devices, nodes, counts and plan.
-
-        Raises
-        ------
-        UnknownNameError
-            The catalogue has no such workload.
-        """
+        """Return every configuration of a workload, by devices, nodes, counts and plan."""
         try:
             return self._all[workload_key]
         except KeyError:
@@ -150,21 +131,13 @@ class TableCatalogue:
         This is the requested plan with the requested devices on the fewest nodes for which it is
         measured. Where it is not measured at all, it is the fastest measured plan with as many
         devices (Morphling artifact: job lists name pairs that its traces lack).
-
-        Raises
-        ------
-        UnknownNameError
-            The catalogue has no such workload.
-        InputError
-            The plan cannot be read or does not make the devices, or nothing is measured with as many.
         """
         return self.as_requested(job)[0]
 
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
         """Return all configurations with plan and devices of `requested`, fewest nodes first.
 
-        One for each placement and type of device; policies that take the user's plan as given choose
-        from these.
+        One for each placement and type of device; policies that take the user's plan choose from these.
         """
         key = (job.workload, job.plan, job.n_gpus)
         found = self._as_requested.get(key)
@@ -271,23 +244,20 @@ def _read_rows(
     key: str, rows: pd.DataFrame, seen: Sequence[Seen], node: NodeSpec | None, gpu_type: str | None
 ) -> list[Configuration]:
     spec = workload(key)
-    columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "feasible", "provenance")
+    columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "provenance")
     values = zip(*(rows[name].tolist() for name in columns), strict=True)
-    return [
-        _read_row(spec, row, expected, node, gpu_type)
-        for row, expected in zip(values, seen, strict=True)
-        if row[4]
-    ]
+    chosen = zip(values, seen, rows["feasible"], strict=True)
+    return [_read_row(spec, row, expected, node, gpu_type) for row, expected, feasible in chosen if feasible]
 
 
 def _read_row(
     spec: Workload,
-    values: tuple[str, str, int, float, bool, str],
+    values: tuple[str, str, int, float, str],
     seen: Seen,
     node: NodeSpec | None,
     gpu_type: str | None,
 ) -> Configuration:
-    plan_text, placement_text, cpu_threads, iter_time_s, _, provenance = values
+    plan_text, placement_text, cpu_threads, iter_time_s, provenance = values
     try:
         placement = Placement.parse(placement_text)
         plan = read_plan(

@@ -48,9 +48,7 @@ def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.COMPARISON`, then ``p95_jct_s``, ``avg_queueing_delay_s``,
-        ``avg_waiting_time_s`` [s], ``avg_slowdown``, ``avg_finish_time_fairness`` and
-        ``max_finish_time_fairness``, as in `makespan.metrics.Summary`.
+        Schema `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`.
     """
     listed = list(runs)
     table = pd.DataFrame([_row(run) for run in listed], columns=[*COMPARISON.names, *_FURTHER])
@@ -91,17 +89,15 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> 
     ----------
     rows
         One row a simulation, all values positive.
-    by
-        Columns that name a group.
-    columns
-        What is averaged.
+    by, columns
+        Columns that name a group, and those that are averaged.
 
     Returns
     -------
     pandas.DataFrame
         One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
-        each column of values ``<column>_mean``, ``<column>_low`` and ``<column>_high``. The interval is that
-        of Student's t for the mean of the logarithms, and missing for a single row.
+        each column of values ``<column>_mean``, ``_low`` and ``_high``. The interval is that of Student's t
+        for the mean of the logarithms, and missing for a single row.
     """
     keys = [rows[name] for name in by]
     table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()

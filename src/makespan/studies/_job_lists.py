@@ -41,8 +41,9 @@ _NAIVE_JOBS = 10
 _NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never meet
 _PAI_TASKS = "pai_task_table.csv"
 _PUBLISHED_LAYOUTS = ("morphling/workloads", "workloads", "simulator/workloads")
-_STATED: Mapping[str, Callable[[Path], JobTrace]] = {"auto": read_jobs, "morphling": read_morphling_jobs}
-_FOREIGN: Mapping[str, Callable[[Path], RequestTrace]] = {
+_READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
+    "auto": read_jobs,
+    "morphling": read_morphling_jobs,
     "philly": read_philly_jobs,
     "helios": read_helios_jobs,
     "openb": read_openb_pods,
@@ -68,8 +69,7 @@ def read_trace(
     tasks
         Format pai: the task table; beside the job table unless given.
     epoch_time_s
-        Format easyscale: how long an epoch takes with all logical workers [s], because these lists give
-        epochs only.
+        Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
 
     Returns
     -------
@@ -83,10 +83,8 @@ def read_trace(
         The format is unknown, a file is missing or broken, or something that the format needs is not given.
     """
     place = Path(path)
-    if file_format in _STATED:
-        return _STATED[file_format](place)
-    if file_format in _FOREIGN:
-        return _FOREIGN[file_format](place)
+    if file_format in _READERS:
+        return _READERS[file_format](place)
     if file_format == "pai":
         return read_pai_jobs(place, tasks or place.with_name(_PAI_TASKS))
     if file_format != "easyscale":
@@ -140,19 +138,12 @@ def generated_jobs(
         One of `GENERATED`.
     n_jobs
         Jobs; None for 10 of ``naive``, and as many as the Base trace has of the others.
-    seed
-        Seed of all random choices.
-    times
-        Iteration times of the source.
+    seed, times
+        Of all random choices; iteration times of the source.
     max_gpus
         GPUs of the cluster; None for no limit.
     span_s
         Of ``naive``: time from the first to the last submission [s].
-
-    Raises
-    ------
-    TraceError
-        Nothing of the workload can run.
     """
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs
@@ -167,14 +158,7 @@ def generated_jobs(
 
 
 def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> WorkloadStatistics:
-    """Return the statistics of the Base trace, of requests alone that can run.
-
-    Parameters
-    ----------
-    times
-        Iteration times of the source; what it lacks cannot run.
-    max_gpus
-        GPUs of the cluster; None for no limit.
+    """Return the statistics of the Base trace, of requests alone that the source has and the GPUs can hold.
 
     Raises
     ------

@@ -20,6 +20,7 @@ __all__ = ["Progress", "RunError", "run_all"]
 
 _SHORT_JOBS = 2500  # jobs in all up to which starting processes takes longer than it saves
 _POLL_S = 0.2
+_CAN_COPY = sys.platform == "linux"
 _FINISHED = EventKind.FINISHED.value
 
 Shares = MutableSequence[float]
@@ -39,7 +40,7 @@ def run_all(
     is_strict: bool = True,
     can_spawn: bool = False,
 ) -> list[Run]:
-    """Run simulations, several at the same time, and validate every schedule.
+    """Run simulations, several at the same time, and validate every schedule; runs stay in order.
 
     Parameters
     ----------
@@ -55,11 +56,6 @@ def run_all(
         Whether the main module may be imported again, which is how processes start where they cannot be
         copies of this one. Without it everything runs in this process there.
 
-    Returns
-    -------
-    list of Run
-        In the order of the cases, whatever the number of processes.
-
     Raises
     ------
     UnknownNameError
@@ -74,7 +70,7 @@ def run_all(
         is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
     n_processes = min(n_processes, len(listed))
-    if n_processes < 2 or not (_can_copy() or can_spawn):
+    if n_processes < 2 or not (_CAN_COPY or can_spawn):
         done = _in_turn(listed, progress)
     else:
         done = _in_processes(listed, n_processes, progress)
@@ -82,10 +78,6 @@ def run_all(
         for item in done:
             item.check()
     return done
-
-
-def _can_copy() -> bool:
-    return sys.platform == "linux"
 
 
 @dataclass(slots=True)
@@ -122,22 +114,20 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
 
 def _in_turn(cases: Sequence[Case], progress: Progress | None) -> list[Run]:
     shares = [0.0] * len(cases)
-    done: list[Run | None] = [None] * len(cases)
+    runs: list[Run] = []
 
     def tell() -> None:
         if progress is not None:
-            progress(shares, done)
+            progress(shares, [*runs, *([None] * (len(cases) - len(runs)))])
 
-    runs: list[Run] = []
     for number, case in enumerate(cases):
         runs.append(_one(case, number, None if progress is None else shares, tell))
-        done[number] = runs[-1]
         tell()
     return runs
 
 
 def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | None) -> list[Run]:
-    context = multiprocessing.get_context("fork" if _can_copy() else "spawn")
+    context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
     began = {child.pid for child in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(n_processes, context, _start_worker, (cases, shares))

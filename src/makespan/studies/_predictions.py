@@ -47,10 +47,8 @@ def predictions(
         Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
     jobs
         Whose requests are known.
-    cluster
-        Name of the cluster; its constants enter the model.
-    form
-        Form of the performance model.
+    cluster, form
+        Name of the cluster, whose constants enter the performance model, and form of that.
     mode
         ``fitted`` as described above; ``exact`` if all times are known, which no scheduler could.
 
@@ -110,28 +108,13 @@ def _first_choices(rows: pd.DataFrame, predicted_s: Floats) -> list[int]:
 
 
 def predicted_catalogue(
-    tables: Mapping[str, pd.DataFrame], knowledge: pd.DataFrame, node: NodeSpec
+    tables: Mapping[str, pd.DataFrame], predicted_times: pd.DataFrame, node: NodeSpec
 ) -> Catalogue:
-    """Return the catalogue of the throughput tables, predicted as a table of `predictions` says.
-
-    Parameters
-    ----------
-    tables
-        Throughput tables by workload.
-    knowledge
-        Result of `predictions` for the same tables.
-    node
-        Kind of node; decides the host memory of offload plans.
-
-    Raises
-    ------
-    TraceError
-        A row of the tables has no prediction.
-    """
+    """Return the catalogue of throughput tables, predicted as their table of `predictions` says."""
     predicted: dict[str, list[float]] = {}
     known: dict[str, list[bool]] = {}
     for key, table in tables.items():
-        own = knowledge[knowledge["workload"] == key]
+        own = predicted_times[predicted_times["workload"] == key]
         joined = table[_PAIR].merge(own, on=_PAIR, how="left")
         predicted[key] = joined["predicted_iter_time_s"].tolist()
         known[key] = joined["known"].eq(True).tolist()

@@ -1,14 +1,18 @@
-"""Running a scenario under a policy, and checking the schedule."""
+"""Scenarios: what is simulated, running it under a policy, and checking the schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from makespan.errors import MakespanError
+from makespan.hardware import ClusterSpec
 from makespan.metrics import Summary, summary
 from makespan.policies import policy as policy_named
 from makespan.sim import (
+    Catalogue,
+    NodeEvent,
     Observer,
     Policy,
+    RestartCost,
     SimulationResult,
     Violation,
     restart_cost,
@@ -16,9 +20,18 @@ from makespan.sim import (
     simulate,
     validate_schedule,
 )
-from makespan.studies._scenario import Scenario
+from makespan.workloads import JobSpec
 
-__all__ = ["Case", "ImpossibleScheduleError", "Run", "run", "violation_lines"]
+__all__ = [
+    "Case",
+    "ImpossibleScheduleError",
+    "Run",
+    "Scenario",
+    "n_identical",
+    "resolved",
+    "run",
+    "violation_lines",
+]
 
 _SHOWN = 5
 
@@ -28,15 +41,55 @@ class ImpossibleScheduleError(MakespanError):
 
 
 @dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a simulation needs, except the policy.
+
+    Parameters
+    ----------
+    name, report
+        For tables and messages; what readers or the generator say of the jobs.
+    jobs, cluster
+        The trace and the nodes.
+    catalogue
+        What jobs may run as, how fast in truth, and how fast as policies believe.
+    restart_delay_s
+        Time without progress after each start and change [s], or a function of job, old and new allocation.
+    interval_s
+        Length of a round [s]; None for the policy's own, 0 to ask after each event.
+    failures, checkpoint_interval_s
+        Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
+    source, predictions
+        Where iteration times come from, and which ones policies decide by: ``exact`` or ``fitted``.
+    """
+
+    name: str
+    jobs: tuple[JobSpec, ...]
+    cluster: ClusterSpec
+    catalogue: Catalogue
+    restart_delay_s: float | RestartCost = 0.0
+    interval_s: float | None = None
+    failures: tuple[NodeEvent, ...] = ()
+    checkpoint_interval_s: float | None = None
+    source: str = ""
+    predictions: str = "exact"
+    report: str = ""
+
+    @property
+    def title(self) -> str:
+        """Name, source and size in a few words."""
+        source = f" ({self.source})" if self.source else ""
+        size = f"{self.cluster.n_nodes} x {self.cluster.gpus_per_node} GPUs"
+        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}"
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One simulation of several.
 
     Parameters
     ----------
-    scenario
-        What is simulated.
-    policy
-        Who decides: a policy, or the name of one.
+    scenario, policy
+        What is simulated, and who decides: a policy, or the name of one.
     keeps_tables
         Whether its events and outcomes are handed back.
     repeats
@@ -58,18 +111,13 @@ class Run:
     scenario, policy
         Names.
     restart_delay_s, interval_s
-        Restart delay that policies reckon with, and length of a round [s]; None if the policy was asked
-        after each event.
+        Restart delay that policies reckon with, and length of a round [s]; None if asked after each event.
     given_interval_s
         Length of a round that the scenario gives [s]; None where it leaves that to the policy.
-    metrics
-        Its metrics.
-    result
-        Tables, empty if the case does not keep them, and wall clock times.
-    violations
-        What is impossible in the schedule.
-    n_events
-        Rows of the events table.
+    metrics, result
+        Its metrics; tables, empty if the case does not keep them, and wall clock times.
+    violations, n_events
+        What is impossible in the schedule; rows of the events table.
     n_repeats, n_identical
         How often it was run again, and how many of these gave the same events.
     """
@@ -92,13 +140,7 @@ class Run:
         return self.result.policy_wall_s / max(self.result.n_decisions, 1)
 
     def check(self) -> None:
-        """Check that the schedule is possible.
-
-        Raises
-        ------
-        ImpossibleScheduleError
-            It is not; names the setting and the first violations.
-        """
+        """Raise `ImpossibleScheduleError` with the setting and the first violations, if there are any."""
         if self.violations:
             raise ImpossibleScheduleError(
                 f"policy {self.policy!r} on {self.scenario!r} with delay {self.restart_delay_s} s and rounds "
@@ -108,16 +150,9 @@ class Run:
 
 
 def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] = ()) -> Run:
-    """Simulate a scenario under a policy and validate the schedule.
+    """Simulate a scenario under a policy, given itself or by name, and validate the schedule.
 
-    Parameters
-    ----------
-    scenario
-        What is simulated.
-    policy
-        A policy, or the name of one.
-    observers
-        Who is told of every event.
+    Observers are told of every event.
 
     Raises
     ------

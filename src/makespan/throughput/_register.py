@@ -83,24 +83,12 @@ class Dataset:
 
 
 def read_register(path: str | Path) -> tuple[Dataset, ...]:
-    """Read the register of data sets.
-
-    Parameters
-    ----------
-    path
-        CSV file with the fields of `Dataset` as columns.
-
-    Returns
-    -------
-    tuple of Dataset
-        In file order.
+    """Read the register of data sets, a CSV file with the fields of `Dataset` as columns, in file order.
 
     Raises
     ------
-    MissingDataError
-        There is no such file.
-    TraceError
-        A column is missing, a size or checksum is malformed, or a name occurs twice.
+    MissingDataError, TraceError
+        There is no such file, a column is missing, a cell has no accepted value, or a name occurs twice.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as stream:

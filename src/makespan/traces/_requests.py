@@ -69,8 +69,6 @@ class WorkloadMapping:
         What a request can become. A request is mapped to offers with as many GPUs, in proportion
         to their weights; where there is none, to those with the next smaller count, or, below the
         smallest one, with that.
-    seed
-        Seed of the choice.
     cpus_per_gpu
         CPU threads for each GPU where the trace does not say.
     guaranteed

@@ -67,26 +67,19 @@ class WorkloadStatistics:
 
     Parameters
     ----------
-    n_jobs, span_s
-        Jobs, and time between the first and the last submission [s].
+    n_jobs, span_s, gpu_hours
+        Jobs, time between the first and the last submission [s], GPUs times nominal duration of all jobs [h].
     cpus_per_gpu
         CPU threads requested for each GPU.
-    gpu_hours
-        GPUs times nominal duration of all jobs [h].
-    guaranteed_share
-        Share of guaranteed jobs in the multi-tenant variant.
-    large
-        Workloads that count as large.
+    guaranteed_share, large
+        Share of guaranteed jobs in the multi-tenant variant, and workloads that count as large.
     arrivals_per_hour
         Submissions in each hour of the span.
     duration_share, duration_s
         Nominal durations [s] at shares of the jobs.
-    heaviness
-        Location and spread of the logarithm of the duration, by workload.
-    heaviness_per_log_gpus
-        What the logarithm of the GPUs adds to the location.
-    requests
-        What is asked for.
+    heaviness, heaviness_per_log_gpus
+        Location and spread of the logarithm of the duration, by workload, and what the logarithm of
+        the GPUs adds to the location.
     """
 
     n_jobs: int

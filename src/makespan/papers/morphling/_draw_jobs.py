@@ -164,12 +164,8 @@ def _draw_strategy(
 
 
 def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
-    place: dict[str, Any] = {
-        "transform": axes.get_xaxis_transform(),
-        "ha": "center",
-        "va": "top",
-        "fontsize": 6,
-    }
+    place: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 6}
+    place["transform"] = axes.get_xaxis_transform()
     for number, row in enumerate(first.to_dict("records")):
         if number:
             axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)

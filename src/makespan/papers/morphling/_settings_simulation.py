@@ -29,6 +29,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0)]
 
 _chosen = partial(option, source="a choice")
+_seeds = partial(_chosen, "seeds of the job lists", min_length=1)
+_policies = partial(_chosen, "policies", min_length=1)
 _of_all = partial(option, changes="all tables of simulations")
 
 
@@ -60,7 +62,7 @@ class Perturbed(Block):
         changes="perturbed, load, large_models, rounds",
         gt=0,
     )
-    policies: tuple[PolicyName, ...] = _chosen("policies", changes="perturbed", min_length=1)
+    policies: tuple[PolicyName, ...] = _policies(changes="perturbed")
 
 
 class Load(Block):
@@ -72,10 +74,8 @@ class Load(Block):
         changes="load",
         min_length=1,
     )
-    seeds: tuple[Seed, ...] = _chosen("seeds of the job lists", changes="load", min_length=1)
-    policies: tuple[PolicyName, ...] = option(
-        "policies", source="Morphling, Table 4", changes="load", min_length=1
-    )
+    seeds: tuple[Seed, ...] = _seeds(changes="load")
+    policies: tuple[PolicyName, ...] = _policies(source="Morphling, Table 4", changes="load")
 
 
 class LargeModels(Block):
@@ -87,10 +87,8 @@ class LargeModels(Block):
         changes="large_models",
         min_length=1,
     )
-    seeds: tuple[Seed, ...] = _chosen("seeds of the job lists", changes="large_models", min_length=1)
-    policies: tuple[PolicyName, ...] = option(
-        "policies", source="Morphling, Table 4", changes="large_models", min_length=1
-    )
+    seeds: tuple[Seed, ...] = _seeds(changes="large_models")
+    policies: tuple[PolicyName, ...] = _policies(source="Morphling, Table 4", changes="large_models")
 
 
 class Rounds(Block):
@@ -99,8 +97,8 @@ class Rounds(Block):
     intervals_s: tuple[Time, ...] = _chosen(
         "lengths of a round; 0 asks after each event", unit="s", changes="rounds", min_length=1
     )
-    seeds: tuple[Seed, ...] = _chosen("seeds of the job lists", changes="rounds", min_length=1)
-    policies: tuple[PolicyName, ...] = _chosen("policies", changes="rounds", min_length=1)
+    seeds: tuple[Seed, ...] = _seeds(changes="rounds")
+    policies: tuple[PolicyName, ...] = _policies(changes="rounds")
 
 
 class ScaleSize(Block):
@@ -116,7 +114,7 @@ class Scale(Block):
     sizes: tuple[ScaleSize, ...] = option(
         "sizes", source="Morphling, scalability: 10x jobs, 8x GPUs", changes="scale", min_length=1
     )
-    policies: tuple[PolicyName, ...] = _chosen("policies", changes="scale", min_length=1)
+    policies: tuple[PolicyName, ...] = _policies(changes="scale")
 
 
 class Simulation(Block):
