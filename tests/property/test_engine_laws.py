@@ -30,9 +30,9 @@ DELAY_S = 7.0
 
 
 @st.composite
-def cases(draw, may_mix=True, **options):
+def cases(draw, **options):
     """Draw a cluster and a trace that fits the devices of one type there."""
-    spec = draw(clusters(may_mix))
+    spec = draw(clusters())
     n_types = len({node.gpu.name for node in spec.nodes})
     return spec, draw(traces(min(spec.n_gpus // n_types, 8), **options))
 
@@ -106,7 +106,7 @@ def test_law_4_equal_inputs_give_equal_tables_in_whatever_order_the_trace_is(pol
 
 
 @policies
-@given(cases(may_mix=False))
+@given(cases())
 @few
 def test_law_5_scaling_all_times_scales_the_results(policy, case):
     factor = 4.0

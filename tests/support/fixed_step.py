@@ -82,6 +82,19 @@ class StepView:
         found = Counter(self.free_gpus)
         return [found[count] for count in range(max(self.gpus_per_node) + 1)]
 
+    @property
+    def nodes_by_free_gpus(self):
+        free = self.free_gpus
+        return [self._bits(free, count) for count in range(max(self.gpus_per_node) + 1)]
+
+    @property
+    def nodes_by_type(self):
+        return {name: self._bits(self.gpu_types, name) for name in self.gpu_types}
+
+    @staticmethod
+    def _bits(values, wanted):
+        return sum(2**node for node, value in enumerate(values) if value == wanted)
+
     def is_up(self, node):
         return True
 

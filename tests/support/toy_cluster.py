@@ -162,9 +162,9 @@ def traces(draw: Any, n_gpus: int, max_jobs: int = 7, distinct_times: bool = Fal
 
 
 @st.composite
-def clusters(draw: Any, may_mix: bool = True) -> ClusterSpec:
-    """Draw a cluster of up to four nodes of up to eight GPUs, of one type or, if they may, of two."""
-    if may_mix and draw(st.booleans()):
+def clusters(draw: Any) -> ClusterSpec:
+    """Draw a cluster of up to four nodes of up to eight GPUs, of one type or two."""
+    if draw(st.booleans()):
         return mixed_nodes(draw(st.integers(1, 2)), draw(st.sampled_from((2, 4, 8))))
     return toy_nodes(draw(st.integers(1, 4)), draw(st.sampled_from((2, 4, 8))))
 

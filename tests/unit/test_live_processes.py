@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU c
 ODD = Path(__file__).parents[1] / "support" / "odd_worker.py"
 WHERE, HERE = live.slot_cluster(2), slots_of("local", "cpu")
 SETTINGS = live.live_settings()
+QUICK = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=1, restart_steps=1)
 # An interrupt counts, even where the tests themselves were started to ignore it.
 START = """import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
 from makespan.cli._live_run import live_command; live_command()"""
@@ -96,7 +97,7 @@ def test_a_job_killed_with_kill_9_finishes_with_the_loss_of_an_undisturbed_run(t
     assert losses["a"] == pytest.approx(undisturbed_loss(what, "a"), rel=1e-6)
 
 
-def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
+def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, monkeypatch):
     work = tmp_path / "work"
     endless = setting([job("a", 0.0, 5), job("b", 0.0, 1_000_000), job("c", 1.0, 5, 2, "zero-dp")])
     endless.save(work)
@@ -115,6 +116,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
     assert not any(alive(pid) for pid in pids)
     done = latest_checkpoint(work / "jobs" / "b" / "checkpoints").step
     setting([replace(one, steps=min(one.steps, done + 5)) for one in endless.jobs]).save(work)
+    monkeypatch.setattr("makespan.live._run.live_settings", lambda: QUICK)
     outcome = CliRunner().invoke(live_command, [*options, "--quiet"])
     assert outcome.exit_code == 0, outcome.output
     assert "average JCT" in outcome.stdout
@@ -128,11 +130,10 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path):
 
 def test_the_profile_measures_every_plan_and_what_a_restart_costs():
     spec = live.live_workload("live-smoke")
-    quick = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=1, restart_steps=1)
-    tables = measure_tables(spec, 2, WHERE.nodes[0], HERE, quick)
+    tables = measure_tables(spec, 2, WHERE.nodes[0], HERE, QUICK)
     table = tables["tiny-gpt"]
     assert set(zip(table["exec_plan"], table["placement"], strict=True)) == {("ga", "1"), ("ga", "2")}
     assert (table["iter_time_s"] > 0).all()
-    overheads_s = measure_restarts_s(replace(spec, slots={1: 1.0}), 1, WHERE.nodes[0], HERE, quick)
+    overheads_s = measure_restarts_s(replace(spec, slots={1: 1.0}), 1, WHERE.nodes[0], HERE, QUICK)
     assert len(overheads_s) == 2
     assert min(overheads_s) > 0

@@ -83,7 +83,6 @@ class Stragglers:
     mean_slowdown: float
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         if not 0 <= self.probability <= 1 or self.mean_slowdown < 0:
             raise InputError(
                 f"stragglers: probability {self.probability} and mean_slowdown {self.mean_slowdown}; "
@@ -117,7 +116,6 @@ class Anomalies:
     missing_share: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         if self.odd_path_bytes_per_s < 0 or not 0 <= self.missing_share < 1:
             raise InputError(
                 f"anomalies: odd_path_bytes_per_s {self.odd_path_bytes_per_s} and missing_share "
@@ -186,10 +184,6 @@ class Explanation:
         return sum(self.terms_s.values()) if self.feasible else float("nan")
 
 
-def _constants(calibration: CalibrationSet | Calibration, workload: Workload) -> Calibration:
-    return calibration.for_workload(workload) if isinstance(calibration, CalibrationSet) else calibration
-
-
 def iteration_time_s(
     workload: Workload,
     points: Sequence[Point],
@@ -197,7 +191,7 @@ def iteration_time_s(
     calibration: CalibrationSet | Calibration,
 ) -> _Array:
     """Return the exact iteration times of points [s], (n_points,); NaN where infeasible."""
-    constants = _constants(calibration, workload)
+    constants = calibration.for_workload(workload)
     table = feature_table(workload, cluster)
     codes = table.codes(points)
     terms = predict_terms(constants.vector, table.features(codes), constants.compute_scale)
@@ -235,7 +229,7 @@ def emulate(
         Schema `makespan.tables.THROUGHPUT`, one row a point in their order; an infeasible point
         has no times.
     """
-    constants = _constants(calibration or load_calibration(), workload)
+    constants = (calibration or load_calibration()).for_workload(workload)
     kinds = disturbances or Disturbances()
     table = feature_table(workload, cluster)
     codes = table.codes(points)
@@ -336,7 +330,7 @@ def explain(
     calibration: CalibrationSet | Calibration | None = None,
 ) -> Explanation:
     """Emulate one point without noise and keep every term."""
-    constants = _constants(calibration or load_calibration(), workload)
+    constants = (calibration or load_calibration()).for_workload(workload)
     table = feature_table(workload, cluster)
     code = table.codes([point])
     verdict = table.verdict(int(code[0]))

@@ -264,17 +264,6 @@ def _constant_features(setting: _Setting) -> dict[str, float]:
     }
 
 
-def _row(setting: _Setting) -> dict[str, float]:
-    return {
-        **_pipeline_work(setting),
-        **_tensor_features(setting),
-        **_transfer_features(setting),
-        **_exchange_features(setting),
-        **_optimizer_features(setting),
-        **_constant_features(setting),
-    }
-
-
 def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec) -> _Setting:
     nodes = stage_nodes(cluster, point.placement.n_nodes)
     layout = geometry(point.placement.gpus_per_node, nodes, cluster.network, plan.pp, plan.tp, plan.dp)
@@ -285,7 +274,16 @@ def feature_row(
     workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec
 ) -> NDArray[np.float64]:
     """Compute the features of a point, (n_features,), in the order of `FEATURE_NAMES`."""
-    values = _row(_setting(workload, plan, point, cluster))
+    setting = _setting(workload, plan, point, cluster)
+    kinds = (
+        _pipeline_work,
+        _tensor_features,
+        _transfer_features,
+        _exchange_features,
+        _optimizer_features,
+        _constant_features,
+    )
+    values = {name: value for kind in kinds for name, value in kind(setting).items()}
     return np.array([values[name] for name in FEATURE_NAMES])
 
 
@@ -294,12 +292,7 @@ def stage_features(
 ) -> list[dict[str, float]]:
     """Return the work of one micro-batch on each pipeline stage of a plan with its micro-batch resolved."""
     setting = _setting(workload, plan, Point(plan, placement), cluster)
-    held = stages(setting.bound.model, plan)
-    return [_stage_work(stage, setting) for stage in held]
-
-
-def _empty_matrix() -> NDArray[np.float64]:
-    return np.zeros((0, len(FEATURE_NAMES)), dtype=np.float64)
+    return [_stage_work(stage, setting) for stage in stages(setting.bound.model, plan)]
 
 
 @dataclass(slots=True)
@@ -312,15 +305,14 @@ class FeatureTable:
     _rows: list[NDArray[np.float64]] = field(default_factory=list)
     _plans: list[ExecutionPlan] = field(default_factory=list)
     _verdicts: list[Verdict] = field(default_factory=list)
-    _matrix: NDArray[np.float64] = field(default_factory=_empty_matrix)
+    _matrix: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURE_NAMES))))
 
     def codes(self, points: Sequence[Point]) -> NDArray[np.int64]:
         """Return the row number of each point, adding the rows that are new, (n_points,)."""
         known = self._codes
-        missing = [point for point in points if point not in known]
+        missing = [point for point in dict.fromkeys(points) if point not in known]
         for point in missing:
-            if point not in known:
-                self._add(point)
+            self._add(point)
         if missing:
             self._matrix = np.vstack([self._matrix, *self._rows[len(self._matrix) :]])
         return np.fromiter((known[point] for point in points), dtype=np.int64, count=len(points))

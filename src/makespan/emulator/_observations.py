@@ -65,7 +65,6 @@ class Observations:
     features: Features
 
     def __len__(self) -> int:
-        """Count the rows."""
         return len(self.iter_time_s)
 
     def subset(self, mask: NDArray[np.bool_]) -> "Observations":

@@ -29,10 +29,9 @@ __all__ = [
 ]
 _MULTISET_GPUS = (1, 2, 4, 8)  # data-parallel plans run in every placement of so many GPUs,
 _EQUAL_SPLIT_GPUS = (16,)  # and in equal splits only of so many
-_ONE_NODE_GPUS = (1, 2, 3, 4)  # tensor parallelism with accumulation stays on one node
-_SMALL_NODES = tuple(Placement((count,)) for count in _ONE_NODE_GPUS)
-_DEGREES = range(1, 9)
-_REPLICAS = (1, 2, 4, 8)
+# tensor parallelism with accumulation stays on one node
+_ONE_NODE = tuple(Placement((count,)) for count in (1, 2, 3, 4))
+_DEGREES, _REPLICAS = range(1, 9), (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,8 @@ def _texts(workload: Workload, cluster: ClusterSpec) -> Iterator[tuple[str, Plac
     families = [PlanFamily(name) for name in workload.families]
     for family in families:
         if family is PlanFamily.TP_GA:
-            for n_gpus in _ONE_NODE_GPUS:
-                yield family.word, Placement((n_gpus,))
+            for placement in _ONE_NODE:
+                yield family.word, placement
         elif family.word:
             for placement in data_parallel_placements(cluster):
                 yield family.word, placement
@@ -147,5 +146,5 @@ def _model_parallel_texts(
         family = PlanFamily.TP_PP if dp == 1 else PlanFamily.DP_TP_PP
         if family in families:
             for placement in equal_placements(pp * tp * dp, cluster, smallest=tp):
-                if placement.n_nodes >= pp or placement in _SMALL_NODES:
+                if placement.n_nodes >= pp or placement in _ONE_NODE:
                     yield f"{pp}{tp}{dp}", placement

@@ -124,7 +124,7 @@ def exact_pipeline(
     PlanError
         The degrees do not fit the placement or the model.
     """
-    constants = calibration.for_workload(workload) if isinstance(calibration, CalibrationSet) else calibration
+    constants = calibration.for_workload(workload)
     theta = constants.vector
     table = feature_table(workload, cluster)
     code = table.codes([point])

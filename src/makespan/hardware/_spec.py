@@ -49,7 +49,6 @@ class Gpu:
     source: str
 
     def __post_init__(self) -> None:
-        """Check that all quantities are positive."""
         _require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s", "launch_gap_s")
         if not 0 < self.memory_efficiency <= 1:
             raise InputError(f"Gpu {self.name!r}: memory_efficiency must be in (0, 1]")
@@ -111,7 +110,6 @@ class NodeSpec:
     source: str
 
     def __post_init__(self) -> None:
-        """Check quantities, and that the network cards cover all devices."""
         names = [f.name for f in fields(self) if f.type in ("int", "float", int, float)]
         _require_positive(self, *names)
         if self.intra_kind not in _INTRA_KINDS:
@@ -153,7 +151,6 @@ class Network:
     tcp_factor: float = 0.35
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         if self.latency_s < 0 or self.oversubscription < 1 or not 0 < self.tcp_factor <= 1:
             raise InputError(
                 "Network: needs latency_s >= 0, oversubscription >= 1 and tcp_factor in (0, 1]; "
@@ -175,7 +172,6 @@ class ClusterSpec:
     network: Network
 
     def __post_init__(self) -> None:
-        """Check that there is a node."""
         if not self.nodes:
             raise InputError(f"ClusterSpec {self.name!r}: has no node; accepted: one or more")
 

@@ -25,7 +25,6 @@ __all__ = [
 ]  # fmt: skip
 
 Slots = tuple[int, ...]
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PATTERN = "a800-64"
@@ -147,7 +146,7 @@ def measure_tables(
 
 
 def _side_by_side(
-    measure: Callable[[Item, Slots], Result], items: Sequence[Item], size: int, n_slots: int
+    measure: Callable[[str, Slots], Result], items: Sequence[str], size: int, n_slots: int
 ) -> list[Result]:
     """Measure every item once on each group of slots, all groups at once, each with another item."""
     n_lanes = max(n_slots // size, 1)

@@ -12,14 +12,7 @@ from makespan.errors import InputError, MissingDataError
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, cluster_from
 from makespan.presets import preset_entry, read_preset
 
-__all__ = [
-    "Constants",
-    "Environment",
-    "Prior",
-    "environment_names",
-    "load_cluster",
-    "load_environment",
-]
+__all__ = ["Constants", "Environment", "Prior", "environment_names", "load_cluster", "load_environment"]
 _PACKAGE = "makespan.perf"
 
 
@@ -35,7 +28,6 @@ class Prior:
     meaning: str
 
     def __post_init__(self) -> None:
-        """Check that the median is inside the bounds."""
         if not 0 < self.low <= self.median <= self.high or self.log_sd <= 0:
             raise InputError(f"prior {self.meaning!r}: needs 0 < low <= median <= high and log_sd > 0")
 
@@ -44,8 +36,7 @@ class Prior:
 class Constants:
     """Physical constants shared by all models of a cluster, and the weights of the loss.
 
-    Each has value, unit and source in ``presets/environments.toml``; the background page of the
-    performance model says how they were chosen.
+    Values, units and sources are in ``presets/environments.toml``, reasons on the model's background page.
     """
 
     flat_bandwidth_bytes_per_s: float

@@ -132,7 +132,6 @@ class Points:
     pp_local_hops: Floats
 
     def __len__(self) -> int:
-        """Return the number of points."""
         return len(self.n_gpus)
 
     def take(self, index: Index | Bools) -> "Points":
@@ -170,26 +169,18 @@ class Measured:
     optimize_s: Floats
 
     def __len__(self) -> int:
-        """Return the number of points."""
         return len(self.iter_time_s)
 
     def take(self, index: Index | Bools) -> "Measured":
         """Select observations by index or mask."""
-        return Measured(
-            self.iter_time_s[index],
-            self.forward_s[index],
-            self.overlap_sync_s[index],
-            self.optimize_s[index],
-        )
+        return Measured(*(getattr(self, name)[index] for name in _TIMES))
 
     def join(self, other: "Measured") -> "Measured":
         """Append observations."""
-        return Measured(
-            np.concatenate([self.iter_time_s, other.iter_time_s]),
-            np.concatenate([self.forward_s, other.forward_s]),
-            np.concatenate([self.overlap_sync_s, other.overlap_sync_s]),
-            np.concatenate([self.optimize_s, other.optimize_s]),
-        )
+        return Measured(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in _TIMES))
+
+
+_TIMES = tuple(field.name for field in fields(Measured))
 
 
 def points_from_plans(

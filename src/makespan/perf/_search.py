@@ -53,13 +53,12 @@ def feasible_plans(
     placement: Placement,
     node: NodeSpec,
     cpu_threads: int | None = None,
-    families: Iterable[PlanFamily | str] | None = None,
 ) -> list[ExecutionPlan]:
     """Return the plans of a workload that fit in memory on a placement, with resolved micro-batches."""
     plans = enumerate_plans(
         placement.n_gpus,
         global_batch_size=workload.global_batch_size,
-        families=workload.families if families is None else families,
+        families=workload.families,
         n_layers=workload.model.n_layers,
         heads=workload.model.heads,
         max_tp=node.n_gpus,

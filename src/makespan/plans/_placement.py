@@ -42,7 +42,6 @@ class Placement:
     gpus_per_node: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check and sort the counts."""
         if not self.gpus_per_node or min(self.gpus_per_node) < 1:
             raise PlanError(f"placement {self.gpus_per_node}: accepted: one count or more, each >= 1")
         object.__setattr__(self, "gpus_per_node", tuple(sorted(self.gpus_per_node)))

@@ -118,7 +118,6 @@ class ExecutionPlan:
     family: PlanFamily | None = None
 
     def __post_init__(self) -> None:
-        """Check ranges, the batch identity and the family."""
         self._check_ranges()
         self._check_options()
         product = self.micro_batch_size * self.grad_accum_steps * self.dp

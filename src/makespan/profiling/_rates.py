@@ -37,7 +37,6 @@ _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
 _STEPS, _WARM_UP = 14, 4
 _TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
 _LEAST_ADDED = 0.01  # of the time under division, so that the rate stays finite
-_PARTITIONED = {"dp": 2, "zero_stage": 2}
 _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, training is in 32 bit
 
 
@@ -218,9 +217,12 @@ def _added_by_division(
     """
     if n_processes == 1:
         return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
-    divisions: Sequence[Mapping[str, int]] = ({"tp": 2}, {"dp": 2}, _PARTITIONED)
-    plans = [(spec, _plan(spec, **how)) for spec in workloads for how in divisions]
-    two = train_all([TrainingJob(model_of(spec), plan, _STEPS) for spec, plan in plans], launcher=launcher)
+    jobs = [
+        TrainingJob(model_of(spec), plan, _STEPS)
+        for spec in workloads
+        for plan in (_plan(spec, tp=2), _plan(spec, dp=2), _plan(spec, dp=2, zero_stage=2))
+    ]
+    two = train_all(jobs, launcher=launcher)
     moved = ring_s = tensor_s = gather_s = 0.0
     for spec, (*_, one), tensor, whole, divided in zip(
         workloads, alone, two[::3], two[1::3], two[2::3], strict=True
@@ -300,6 +302,8 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
     transfer = (_ACTIVATION_SHARE * rates.transfer_bytes_per_s, "B/s", "half the rate of a transfer")
     tensor = (rates.tensor_bytes_per_s, "B/s", "activations exchanged over time added by tensor parallelism")
     forward = (rates.forward_launch_s, "s", "time of a forward pass at no samples")
+    how = "ring pass of the gradients over time added by a partitioned optimiser"
+    gather = (rates.gather_efficiency, "1", how)
     return {
         "flat_bandwidth_bytes_per_s": ring,
         "intra_bandwidth_bytes_per_s": ring,
@@ -308,11 +312,7 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
         "tp_bandwidth_bytes_per_s": tensor,
         "tp_inter_bandwidth_bytes_per_s": tensor,
         "p2p_bandwidth_bytes_per_s": transfer,
-        "gather_efficiency": (
-            rates.gather_efficiency,
-            "1",
-            "ring pass of the gradients over time added by a partitioned optimiser",
-        ),
+        "gather_efficiency": gather,
         "forward_launch_s": forward,
         "async_launch_s": forward,
         "backward_launch_s": (rates.backward_launch_s, "s", "time of a backward pass at no samples"),

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from makespan.errors import InputError, unknown_name
 
-__all__ = ["BlockSpec", "BoundWorkload", "HasDegrees", "JobSpec", "ModelSpec", "Stack", "Workload"]
+__all__ = ["BlockSpec", "BoundWorkload", "JobSpec", "MaySplit", "ModelSpec", "Stack", "Workload"]
 
 BlockKind = Literal["enc", "dec", "causal", "vit"]
 _BLOCK_KINDS = ("enc", "dec", "causal", "vit")
@@ -14,16 +14,8 @@ _HOST_OPTIMIZERS = ("fused", "slow")
 _PHASE_STYLES = ("ddp", "zero", "3d")
 
 
-class HasDegrees(Protocol):
-    """Anything with a tensor- and a pipeline-parallel degree, such as an execution plan."""
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel degree."""
-
-    @property
-    def pp(self) -> int:
-        """Pipeline-parallel degree."""
+class MaySplit(Protocol):
+    """What may split the model over devices, such as an execution plan."""
 
     @property
     def is_model_parallel(self) -> bool:
@@ -55,7 +47,6 @@ class BlockSpec:
     kv_channels: int
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         if self.kind not in _BLOCK_KINDS:
             raise unknown_name("block kind", self.kind, _BLOCK_KINDS)
         for name in ("n_layers", "seq", "hidden", "heads", "kv_heads", "ffn", "kv_channels"):
@@ -95,7 +86,6 @@ class ModelSpec:
     source: str
 
     def __post_init__(self) -> None:
-        """Check that there is a block and a positive parameter count."""
         if not self.blocks or self.parameters < 1 or self.vocab < 1:
             raise InputError(
                 f"ModelSpec {self.key!r}: needs one block or more, and positive parameters and vocab"
@@ -174,7 +164,6 @@ class Stack:
     source: str
 
     def __post_init__(self) -> None:
-        """Check the enumerated fields."""
         if self.host_optimizer not in _HOST_OPTIMIZERS:
             raise unknown_name("host_optimizer", self.host_optimizer, _HOST_OPTIMIZERS)
         if self.phase_style not in _PHASE_STYLES:
@@ -230,21 +219,20 @@ class Workload:
     families: tuple[str, ...]
     data_parallel_stack: Stack
     model_parallel_stack: Stack
-    model_parallel_seq: tuple[int, ...]
     max_microbatches: int
-    trace_cpu_threads: tuple[int, ...]
-    used_for_calibration: bool
     source: str
+    model_parallel_seq: tuple[int, ...] = ()
+    trace_cpu_threads: tuple[int, ...] = ()
+    used_for_calibration: bool = True
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         if self.global_batch_size < 1 or self.max_microbatches < 1:
             raise InputError(
                 f"Workload {self.key!r}: global_batch_size and max_microbatches must be >= 1; "
                 f"found {self.global_batch_size} and {self.max_microbatches}"
             )
 
-    def for_plan(self, plan: HasDegrees) -> BoundWorkload:
+    def for_plan(self, plan: MaySplit) -> BoundWorkload:
         """Return the model shape and the stack under which a plan runs."""
         is_parallel = plan.is_model_parallel
         shape = self.model
@@ -297,7 +285,6 @@ class JobSpec:
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Check names, times and counts."""
         for name in ("job_id", "workload", "plan"):
             if not getattr(self, name):
                 raise self._error(name, "a text that is not empty")

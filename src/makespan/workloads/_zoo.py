@@ -79,22 +79,12 @@ def workload(name: str) -> Workload:
     if name in small_workload_keys():
         return _small_workload(name)
     key = resolve_workload_key(name)
-    entry = dict(read_preset(_PACKAGE, "workloads")[key])
-    return Workload(
-        key=key,
-        aliases=tuple(entry["aliases"]),
-        model=model(entry["model"]),
-        global_batch_size=entry["global_batch_size"],
-        precision=entry["precision"],
-        families=tuple(entry["families"]),
-        data_parallel_stack=stack(entry["data_parallel_stack"]),
-        model_parallel_stack=stack(entry["model_parallel_stack"]),
-        model_parallel_seq=tuple(entry.get("model_parallel_seq", ())),
-        max_microbatches=entry["max_microbatches"],
-        trace_cpu_threads=tuple(entry.get("trace_cpu_threads", ())),
-        used_for_calibration=entry.get("used_for_calibration", True),
-        source=entry["source"],
-    )
+    read = read_preset(_PACKAGE, "workloads")[key]
+    entry: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
+    stacks: dict[str, Any] = {
+        role: stack(entry.pop(role)) for role in ("data_parallel_stack", "model_parallel_stack")
+    }
+    return Workload(key=key, model=model(entry.pop("model")), **stacks, **entry)
 
 
 def _small_workload(key: str) -> Workload:
@@ -110,9 +100,7 @@ def _small_workload(key: str) -> Workload:
         families=("DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+PP", "DP+TP+PP"),
         data_parallel_stack=stack(_SMALL_STACK),
         model_parallel_stack=stack(_SMALL_STACK),
-        model_parallel_seq=(),
         max_microbatches=microbatches,
-        trace_cpu_threads=(),
         used_for_calibration=False,
         source=entry["source"],
     )

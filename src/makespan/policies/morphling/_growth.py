@@ -39,7 +39,7 @@ def _steps(
     the device time beyond what the job would use anyway is paid at the price.
     """
     left_s = slot.finish_s - context.now_s
-    least_s = 1.0
+    least_s = context.tuning.min_saving_s
     if slot is task.held:
         if not passes_gate(task.job, context):
             return []

@@ -42,6 +42,8 @@ class Tuning:
         Blocked jobs, from the head of the queue, that may preempt others.
     max_preemptions
         Jobs that preempt others in one decision at most.
+    min_saving_s
+        A job that starts takes more devices only if it then ends earlier by this time [s].
     min_growth_s, min_growth_share
         A running job takes more devices only if it then ends earlier by this time [s] and by this
         share of what it has left, the restart counted and the extra device time paid for.
@@ -65,6 +67,7 @@ class Tuning:
     min_wait_delays: float = 0.5
     max_preempting: int = 4
     max_preemptions: int = 12
+    min_saving_s: float = 1.0
     min_growth_s: float = 60.0
     min_growth_share: float = 0.1
     gate_share: float = 0.0
