@@ -155,7 +155,7 @@ def test_what_no_rule_reaches_reruns_nothing(finished):
     package = finished.root / "src/makespan"
     for name in ("traces/_nested_lists.py", "training/_pipeline.py", "policies/_gavel.py"):
         append(package / name, "\n# changed\n")
-    append(package / "tables/_catalogue.py", "\nNEW = TableSchema('new', ())\n")
+    append(package / "tables/_catalogue.py", "\nNEW = table_schema('new')\n")
     assert finished.planned() == {}
 
 
