@@ -61,15 +61,12 @@ def read_trace(
 
     Parameters
     ----------
-    path
-        The job list.
-    file_format
-        One of ``auto`` (the table ``jobs`` or a list of the Morphling artifact), ``morphling``, ``philly``,
-        ``helios``, ``pai``, ``openb`` and ``easyscale``.
-    tasks
-        Format pai: the task table; beside the job table unless given.
-    epoch_time_s
-        Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
+    path, file_format
+        The job list; one of ``auto`` (the table ``jobs`` or a list of the Morphling artifact), ``morphling``,
+        ``philly``, ``helios``, ``pai``, ``openb`` and ``easyscale``.
+    tasks, epoch_time_s
+        Format pai: the task table, beside the job table unless given. Format easyscale, whose lists give
+        epochs only: how long one takes with all logical workers [s].
 
     Returns
     -------
@@ -134,16 +131,12 @@ def generated_jobs(
 
     Parameters
     ----------
-    name
-        One of `GENERATED`.
-    n_jobs
-        Jobs; None for 10 of ``naive``, and as many as the Base trace has of the others.
+    name, n_jobs
+        One of `GENERATED`, and jobs; None for 10 of ``naive``, and as many as the Base trace has of others.
     seed, times
         Of all random choices; iteration times of the source.
-    max_gpus
-        GPUs of the cluster; None for no limit.
-    span_s
-        Of ``naive``: time from the first to the last submission [s].
+    max_gpus, span_s
+        GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs
