@@ -33,4 +33,4 @@ __all__ = ["__version__", *_VERBS]
 def __getattr__(name: str) -> object:
     if name not in _VERBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("makespan.front"), name)
+    return getattr(import_module(".front", __name__), name)

@@ -15,7 +15,9 @@ import pytest
 from makespan.cli import main
 from makespan.cli._main import VERBS
 
-COMMAND = [sys.executable, "-c", "from makespan.cli import main; main(prog_name='makespan')"]
+# A shell without job control starts what runs in the background with interrupts ignored; a terminal does not.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{HEED}; from makespan.cli import main; main(prog_name='makespan')"]
 
 
 def test_each_verb_says_in_the_list_what_it_says_itself() -> None:

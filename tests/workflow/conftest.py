@@ -1,5 +1,6 @@
 """A temporary copy of the project in which Snakemake runs, and one such copy with a small run in it."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -92,10 +93,21 @@ def fresh_copy(target):
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory):
-    """Return a copy of the project after a complete small run; never to be changed."""
-    copy = fresh_copy(tmp_path_factory.mktemp("small") / "project")
-    copy.built()
+def small_run(tmp_path_factory, worker_id):
+    """Return a copy of the project after a complete small run; never to be changed.
+
+    Several processes of one test session share it: the first builds, the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "small"
+    copy = Project(folder / "project")
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            shutil.rmtree(copy.root, ignore_errors=True)
+            fresh_copy(copy.root).built()
+            (folder / "built").touch()
     return copy
 
 

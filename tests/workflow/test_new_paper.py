@@ -3,11 +3,8 @@
 import re
 
 import pandas as pd
-import pytest
 
 from makespan.tables import JOINED_CLAIMS, read_csv
-
-pytestmark = pytest.mark.xdist_group("workflow")
 
 PACKAGE = "src/makespan/papers/toy"
 FILES = {

@@ -12,8 +12,6 @@ from makespan.config import check_settings
 from makespan.papers import figures, morphling
 from makespan.tables import read_csv
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
 N_SIMULATED_FIGURES = 9
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}

@@ -8,8 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 ROOT = Path(__file__).parents[2]
 
 

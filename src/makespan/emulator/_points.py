@@ -58,10 +58,7 @@ def read_point(workload: Workload, exec_plan: str, placement: str, cpu_threads: 
     """
     place = Placement.parse(placement)
     plan = read_plan(
-        exec_plan,
-        n_gpus=place.n_gpus,
-        global_batch_size=workload.global_batch_size,
-        cpu_threads=cpu_threads,
+        exec_plan, n_gpus=place.n_gpus, global_batch_size=workload.global_batch_size, cpu_threads=cpu_threads
     )
     return Point(plan, place)
 

@@ -372,7 +372,6 @@ def refined_set(
     everything = np.ones(len(clean), dtype=bool)
     anchors: dict[str, float] = {}
     refined: dict[str, dict[str, float]] = {}
-    used = everything
     if level == "L1a":
         rows = anchor_rows(clean)
         used = np.isin(np.arange(len(clean)), list(rows.values()))

@@ -112,10 +112,7 @@ class ExactPipeline:
 
 
 def exact_pipeline(
-    workload: Workload,
-    point: Point,
-    cluster: ClusterSpec,
-    calibration: CalibrationSet | Calibration,
+    workload: Workload, point: Point, cluster: ClusterSpec, calibration: CalibrationSet | Calibration
 ) -> ExactPipeline:
     """Work out the stage times of a point.
 
@@ -128,8 +125,8 @@ def exact_pipeline(
     theta = constants.vector
     table = feature_table(workload, cluster)
     code = table.codes([point])
-    whole = table.features(code)
-    per_stage = stage_features(workload, table.plan(int(code[0])), point.placement, cluster)
+    plan, whole = table.plans[code[0]], table.features(code)
+    per_stage = stage_features(workload, plan, point.placement, cluster)
     x: Features = {name: np.repeat(values, len(per_stage)) for name, values in whole.items()}
     x |= {name: np.array([stage[name] for stage in per_stage]) for name in per_stage[0]}
     terms = predict_terms(theta, x, constants.compute_scale)
@@ -141,5 +138,5 @@ def exact_pipeline(
         forward_s=tuple(float(value) for value in terms["forward"] + exchange),
         backward_s=tuple(float(value) for value in backward),
         transfer_s=float(transfer),
-        n_microbatches=table.plan(int(code[0])).n_microbatches,
+        n_microbatches=plan.n_microbatches,
     )

@@ -127,11 +127,7 @@ def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.
 
 def predict(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> _Array:
     """Compute the iteration time [s], (n_points,): the sum of the terms for a vector of constants."""
-    terms = predict_terms(theta, x, compute_scale)
-    total = terms[TERM_NAMES[0]]
-    for name in TERM_NAMES[1:]:
-        total = total + terms[name]
-    return total
+    return np.asarray(sum(predict_terms(theta, x, compute_scale).values()))
 
 
 def _sum(terms: dict[str, _Array], *names: str) -> _Array:

@@ -1,6 +1,7 @@
 """Fitting a form to observations: bounded least squares on log times from several starts."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -98,20 +99,14 @@ class Fit:
 
     Parameters
     ----------
-    form, environment
-        The form, and the shared constants and priors.
     profile
         Forward time that predictions are scaled from.
     points, measured
         The observations.
-    values, std_err
-        Fitted parameters and their standard errors, (n_parameters,).
-    identified
-        Whether the observations determine the parameter: it is off its bounds, and its standard
-        error is at most half of the prior's.
-    information, at_bound
-        Share of the prior variance that the observations removed, and whether the parameter stopped at a
-        bound.
+    values, std_err, identified, information, at_bound
+        Fitted parameters; their standard errors; whether the observations determine them (off the bounds,
+        and a standard error of at most half of the prior's); share of the prior variance that the
+        observations removed; whether they stopped at a bound; each (n_parameters,).
     residual
         Log of predicted over measured iteration time of the observations, (n,).
     cost
@@ -223,11 +218,9 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     Parameters
     ----------
     form
-        Name of the form, a key of `FORMS`.
+        A key of `FORMS`.
     points, measured
         Observations; flagged rows do not belong here.
-    environment
-        Shared constants and priors.
     seed
         Of the start points.
 
@@ -289,23 +282,14 @@ def _solve(problem: _Problem, bounds: tuple[Floats, Floats], seed: int) -> Float
     offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
     offsets[0] = 0.0
     starts = np.clip(problem.centre + offsets, bounds[0] + _STEP, bounds[1] - _STEP)
-    found = [_descend(problem, start, bounds, _SEARCH_TOLERANCE) for start in starts]
+    descend = partial(least_squares, problem.residuals, bounds=bounds, step=_STEP, scale=problem.spread)
+    found = [descend(start, tolerance=_SEARCH_TOLERANCE) for start in starts]
     best = min(found, key=lambda pair: pair[1])[0]
-    return _descend(problem, best, bounds, _FINAL_TOLERANCE)[0]
-
-
-def _descend(
-    problem: _Problem, start: Floats, bounds: tuple[Floats, Floats], tolerance: float
-) -> tuple[Floats, float]:
-    return least_squares(problem.residuals, start, bounds, _STEP, tolerance=tolerance, scale=problem.spread)
+    return descend(best, tolerance=_FINAL_TOLERANCE)[0]
 
 
 def _result(
-    problem: _Problem,
-    z: Floats,
-    environment: Environment,
-    measured: Measured,
-    bounds: tuple[Floats, Floats],
+    problem: _Problem, z: Floats, environment: Environment, measured: Measured, bounds: tuple[Floats, Floats]
 ) -> Fit:
     values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
     log_sd = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))

@@ -7,13 +7,15 @@ with ratios to a baseline, and `intervals` means over lists with confidence inte
 holds what jobs may run as, from throughput tables.
 """
 
-from makespan.studies._assembly import read_scenarios, read_times, resized, scenario
+from makespan.studies._assembly import resized, scenario
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._comparison import comparison, intervals, measures
-from makespan.studies._job_lists import generated_jobs, limited_statistics, read_trace
+from makespan.studies._formats import read_trace
+from makespan.studies._job_lists import generated_jobs, limited_statistics
 from makespan.studies._pool import RunError, run_all
 from makespan.studies._predictions import predicted_catalogue, predictions
 from makespan.studies._runs import Case, ImpossibleScheduleError, Run, Scenario, run, violation_lines
+from makespan.studies._stored import read_scenarios, read_times
 
 __all__ = [
     "Case",

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +13,11 @@ from makespan.hardware import ClusterSpec, cluster, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
-from makespan.studies._job_lists import GENERATED, generated_jobs, published_list, read_trace
+from makespan.studies._formats import published_list, read_trace
+from makespan.studies._job_lists import GENERATED, generated_jobs
 from makespan.studies._predictions import PredictionMode, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
 from makespan.studies._runs import Scenario
-from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import (
     SOURCE_NAMES,
     EmulatedSource,
@@ -26,11 +26,11 @@ from makespan.throughput import (
     ReferenceTimes,
     ThroughputSource,
 )
-from makespan.traces import JobTrace, ReadReport, WorkloadMapping, map_requests, read_jobs, statistics
+from makespan.traces import JobTrace, ReadReport, WorkloadMapping, map_requests, statistics
 from makespan.traces import Request as StatedRequest
 from makespan.workloads import JobSpec
 
-__all__ = ["read_scenarios", "read_times", "resized", "scenario"]
+__all__ = ["resized", "scenario"]
 
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
@@ -243,18 +243,3 @@ def _reports_printed_once() -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-
-
-def read_scenarios(
-    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
-) -> dict[str, Scenario]:
-    """Read a scenario for each job list from paths by name, without restart delay and rounds."""
-    frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
-    hardware = cluster(cluster_name)
-    catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
-    return {name: Scenario(name, read_jobs(path).jobs, hardware, catalogue) for name, path in lists.items()}
-
-
-def read_times(tables: Mapping[str, str]) -> ReferenceTimes:
-    """Read the iteration times of requests from throughput tables by workload."""
-    return ReferenceTimes({key: read_csv(path, THROUGHPUT) for key, path in tables.items()})

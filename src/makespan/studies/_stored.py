@@ -1,0 +1,27 @@
+"""Scenarios from the tables that earlier stages wrote."""
+
+from collections.abc import Mapping
+
+from makespan.hardware import cluster
+from makespan.studies._predictions import predicted_catalogue
+from makespan.studies._runs import Scenario
+from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
+from makespan.throughput import ReferenceTimes
+from makespan.traces import read_jobs
+
+__all__ = ["read_scenarios", "read_times"]
+
+
+def read_scenarios(
+    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
+) -> dict[str, Scenario]:
+    """Read a scenario for each job list from paths by name, without restart delay and rounds."""
+    frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
+    hardware = cluster(cluster_name)
+    catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
+    return {name: Scenario(name, read_jobs(path).jobs, hardware, catalogue) for name, path in lists.items()}
+
+
+def read_times(tables: Mapping[str, str]) -> ReferenceTimes:
+    """Read the iteration times of requests from throughput tables by workload."""
+    return ReferenceTimes({key: read_csv(path, THROUGHPUT) for key, path in tables.items()})
