@@ -14,13 +14,7 @@ if TYPE_CHECKING:
     from makespan.live._prepare import process_trainer, slot_cluster
     from makespan.live._run import LiveResult, compare_live, live_experiment, run_live
     from makespan.live._segments import Segment, SegmentResult
-    from makespan.live._workload import (
-        LiveSetting,
-        live_jobs,
-        live_settings,
-        live_workload,
-        live_workloads,
-    )
+    from makespan.live._workload import LiveSetting, live_jobs, live_settings, live_workload, live_workloads
 
 __all__ = [
     "LiveResult",

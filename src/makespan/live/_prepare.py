@@ -197,10 +197,7 @@ def _restarts_s(
             job = TrainingJob(model_of(workload(key)), plan, n_steps * (turn + 1))
             began = time.monotonic()
             result = train(
-                job,
-                launcher=launch_on(slots),
-                checkpoint_dir=directory,
-                resume=directory if turn else None,
+                job, launcher=launch_on(slots), checkpoint_dir=directory, resume=directory if turn else None
             )
             overheads_s.append(time.monotonic() - began - steady_wall_s(result))
     return overheads_s

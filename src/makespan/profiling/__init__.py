@@ -9,12 +9,7 @@
 
 from makespan.profiling._design import ProfilePoint, model_of, point_plan, profile_batches, profile_points
 from makespan.profiling._profile import Procedure, measure_points, profile_record, profile_table
-from makespan.profiling._rates import (
-    allocation_launcher,
-    environment_text,
-    measure_rates,
-    profiling_launcher,
-)
+from makespan.profiling._rates import allocation_launcher, environment_text, measure_rates, profiling_launcher
 
 __all__ = [
     "Procedure",

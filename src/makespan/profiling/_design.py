@@ -32,16 +32,8 @@ def model_of(workload: Workload) -> SmallModel:
             f"workload {workload.key!r}: models of family {spec.family!r} cannot be trained here; "
             f"accepted: {', '.join(_FAMILIES)}"
         )
-    return SmallModel(
-        family=_FAMILIES[spec.family],
-        n_layers=spec.n_layers,
-        hidden=first.hidden,
-        heads=first.heads,
-        kv_heads=first.kv_heads,
-        ffn=first.ffn,
-        seq=first.seq,
-        vocab=spec.vocab,
-    )
+    sizes = {name: getattr(first, name) for name in ("hidden", "heads", "kv_heads", "ffn", "seq")}
+    return SmallModel(_FAMILIES[spec.family], spec.n_layers, vocab=spec.vocab, **sizes)
 
 
 def profile_points(

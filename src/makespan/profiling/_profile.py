@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Procedure", "measure_points", "profile_record", "profile_table"]
 
 _PHASES = {
-    "iter_time_s": "step_s",
-    "forward_s": "forward_s",
-    "overlap_sync_s": "backward_sync_s",
+    "iter_time_s": "step_s", "forward_s": "forward_s", "overlap_sync_s": "backward_sync_s",
     "optimize_s": "optimizer_s",
-}
+}  # fmt: skip
 _KEYS = ("exec_plan", "placement", "cpu_threads")
 _log = logging.getLogger(__name__)
 
@@ -68,14 +66,12 @@ def measure_points(
 
     Parameters
     ----------
-    workload, points
-        What is trained, and points of it on one and the same placement.
-    node
-        Decides the micro-batch size, as in the performance model.
-    launcher, procedure
-        Starts the processes, once for all points; steps and repetitions.
-    run_dir
-        Directory in which the processes meet, seen by all nodes; None for a temporary one.
+    workload, points, node
+        What is trained, and points of it on one and the same placement; the node decides the
+        micro-batch size, as in the performance model.
+    launcher, procedure, run_dir
+        Starts the processes, once for all points; steps and repetitions; directory in which the
+        processes meet, seen by all nodes, None for a temporary one.
 
     Returns
     -------

@@ -42,40 +42,18 @@ _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, trainin
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What was measured of a machine; an `InputError` names a rate or time that cannot be.
+    """What was measured of a machine; an `InputError` names a rate or time that cannot be."""
 
-    Parameters
-    ----------
-    n_devices, cpu_threads
-        Processes that run side by side without sharing a device, and CPU threads of each.
-    device_memory_bytes, host_memory_bytes
-        Memory of one device and of the machine [B].
-    ring_bytes_per_s
-        One ring pass of a gradient-sized all-reduce: bytes that a process sends over time [B/s].
-    tensor_bytes_per_s
-        Activations that tensor parallelism exchanges in a step, counted at 16 bit as the fitted forms
-        do, over the time that it adds to the step [B/s].
-    transfer_bytes_per_s
-        One activation-sized transfer between two processes [B/s].
-    gather_efficiency
-        Time of a ring pass of the gradients over the time that a partitioned optimiser adds to a
-        step of data parallelism [1].
-    copy_bytes_per_s
-        Copy between device and host memory [B/s].
-    forward_launch_s, backward_launch_s
-        Time of a pass that does not grow with the samples [s].
-    """
-
-    n_devices: int
+    n_devices: int  # processes that run side by side without sharing one
     device_memory_bytes: float
     host_memory_bytes: float
-    cpu_threads: int
-    ring_bytes_per_s: float
-    tensor_bytes_per_s: float
-    transfer_bytes_per_s: float
-    gather_efficiency: float
-    copy_bytes_per_s: float
-    forward_launch_s: float
+    cpu_threads: int  # of each process
+    ring_bytes_per_s: float  # one ring pass of a gradient-sized all-reduce: what a process sends over time
+    tensor_bytes_per_s: float  # activations that tensor parallelism exchanges over the time that it adds
+    transfer_bytes_per_s: float  # one activation-sized transfer between two processes
+    gather_efficiency: float  # time of a ring pass over what a partitioned optimiser adds to a step
+    copy_bytes_per_s: float  # between device and host memory
+    forward_launch_s: float  # of a pass, what does not grow with the samples
     backward_launch_s: float
 
     def __post_init__(self) -> None:
@@ -125,15 +103,12 @@ def measure_rates(
     ----------
     workloads
         Their sizes are those of the messages, and their models are those whose passes are timed.
-    n_processes, cpu_threads
-        Processes of the exchange, on this machine, and CPU threads of each.
-    launcher
-        Where the processes run.
+    n_processes, cpu_threads, launcher
+        Processes of the exchange, on this machine; CPU threads of each; where they run.
     """
     n_devices = max(n_processes, launcher.n_devices or usable_cpus() // cpu_threads)
     times = _exchange_times(workloads, min(n_processes, n_devices), cpu_threads, launcher)
-    between = _rates(times, n_processes)
-    alone = _alone(workloads, launcher)
+    between, alone = _rates(times, n_processes), _alone(workloads, launcher)
     forward_s, backward_s = _launch_times(workloads, alone)
     return MachineRates(
         n_devices=n_devices,
@@ -143,8 +118,7 @@ def measure_rates(
         copy_bytes_per_s=times["bytes"] / times["copy_s"],
         forward_launch_s=forward_s,
         backward_launch_s=backward_s,
-        ring_bytes_per_s=between["ring_bytes_per_s"],
-        transfer_bytes_per_s=between["transfer_bytes_per_s"],
+        **between,
         **_added_by_division(workloads, alone, launcher, between["ring_bytes_per_s"], n_processes),
     )
 
@@ -208,13 +182,7 @@ def _added_by_division(
     ring_bytes_per_s: float,
     n_processes: int,
 ) -> dict[str, float]:
-    """Rates from what dividing a model over two processes adds to a step.
-
-    The times hold what dividing costs as well as the messages, many small ones in place of one large;
-    on small models that is the larger part. Tensor parallelism gives the bytes of activations that it
-    exchanges over the time that it adds [B/s], the partitioned optimiser the time of one ring pass of
-    the gradients over the time that it adds [1].
-    """
+    """Rates from what dividing a model over two processes adds to a step: messages, and its own cost."""
     if n_processes == 1:
         return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
     jobs = [
@@ -224,14 +192,10 @@ def _added_by_division(
     ]
     two = train_all(jobs, launcher=launcher)
     moved = ring_s = tensor_s = gather_s = 0.0
-    for spec, (*_, one), tensor, whole, divided in zip(
-        workloads, alone, two[::3], two[1::3], two[2::3], strict=True
-    ):
-        moved += (
-            _TENSOR_BYTES
-            * spec.global_batch_size
-            * sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
-        )
+    by_kind = zip(workloads, alone, two[::3], two[1::3], two[2::3], strict=True)
+    for spec, (*_, one), tensor, whole, divided in by_kind:
+        activations = sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
+        moved += _TENSOR_BYTES * spec.global_batch_size * activations
         ring_s += _FLOAT_BYTES * spec.model.parameters / 2 / ring_bytes_per_s
         tensor_s += _difference_s(_passes_s(tensor), _passes_s(one) / 2)
         gather_s += _difference_s(_median_s(divided, "step_s"), _median_s(whole, "step_s"))
@@ -245,13 +209,9 @@ def _whole(batch: int) -> ExecutionPlan:
 def _plan(spec: Workload, dp: int = 1, tp: int = 1, zero_stage: int = 0) -> ExecutionPlan:
     batch, steps = spec.global_batch_size, spec.max_microbatches if dp == 1 else 1
     return ExecutionPlan(
-        dp=dp,
-        tp=tp,
-        zero_stage=zero_stage,
-        global_batch_size=batch,
+        dp=dp, tp=tp, zero_stage=zero_stage, grad_accum_steps=steps, global_batch_size=batch,
         micro_batch_size=batch // steps // dp,
-        grad_accum_steps=steps,
-    )
+    )  # fmt: skip
 
 
 def _difference_s(longer_s: float, shorter_s: float) -> float:
@@ -264,8 +224,7 @@ def _passes_s(result: RunResult) -> float:
 
 
 def _median_s(result: RunResult, phase: str) -> float:
-    times: list[float] = [getattr(step, phase) for step in result.times[_WARM_UP:]]
-    return median(times)
+    return float(median(getattr(step, phase) for step in result.times[_WARM_UP:]))
 
 
 def _device_memory(kind: str, n_devices: int) -> float:
@@ -302,8 +261,7 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
     transfer = (_ACTIVATION_SHARE * rates.transfer_bytes_per_s, "B/s", "half the rate of a transfer")
     tensor = (rates.tensor_bytes_per_s, "B/s", "activations exchanged over time added by tensor parallelism")
     forward = (rates.forward_launch_s, "s", "time of a forward pass at no samples")
-    how = "ring pass of the gradients over time added by a partitioned optimiser"
-    gather = (rates.gather_efficiency, "1", how)
+    gather = "ring pass of the gradients over time added by a partitioned optimiser"
     return {
         "flat_bandwidth_bytes_per_s": ring,
         "intra_bandwidth_bytes_per_s": ring,
@@ -312,7 +270,7 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
         "tp_bandwidth_bytes_per_s": tensor,
         "tp_inter_bandwidth_bytes_per_s": tensor,
         "p2p_bandwidth_bytes_per_s": transfer,
-        "gather_efficiency": gather,
+        "gather_efficiency": (rates.gather_efficiency, "1", gather),
         "forward_launch_s": forward,
         "async_launch_s": forward,
         "backward_launch_s": (rates.backward_launch_s, "s", "time of a backward pass at no samples"),

@@ -11,12 +11,7 @@ calls `join` or `choose_device`.
 - `describe_machine` says on what a measurement was made
 """
 
-from makespan.runtime._checkpoints import (
-    Checkpoint,
-    finish_checkpoint,
-    latest_checkpoint,
-    start_checkpoint,
-)
+from makespan.runtime._checkpoints import Checkpoint, finish_checkpoint, latest_checkpoint, start_checkpoint
 from makespan.runtime._directory import RunDirectory
 from makespan.runtime._launch import (
     Launch,

@@ -74,7 +74,8 @@ class Launch:
     options
         What each process gets for itself, by rank; empty for nothing.
     on_loss
-        ``end``: when a process fails all end; ``tell``: the others find it in the directory.
+        ``end``: when a process fails all end; ``tell``: the others find it in the directory and go on,
+        and the run is well if one of them ends well.
     """
 
     worker: str | Sequence[str]
@@ -231,11 +232,9 @@ def _run(
         for rank, (command, environment) in enumerate(each):
             processes.append(_start(command, environment, directory.log_path(rank)))
     except BaseException:
-        for process in processes:
-            process.kill()
-            process.wait()
+        _end(processes, 0)
         raise
-    return _watch(processes, directory, launch.n_processes, limits, launch.on_loss, interrupts=interrupts)
+    return _watch(launch, processes, limits, interrupts)
 
 
 def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> LocalLauncher:
@@ -272,28 +271,16 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
             raise WorkerError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
-def _watch(
-    processes: _Processes,
-    directory: RunDirectory,
-    n_processes: int,
-    limits: _Limits,
-    on_loss: OnLoss = "end",
-    *,
-    interrupts: int = 0,
-) -> dict[int, str]:
-    """Wait for the end of all processes; end them all when one fails or the run hangs.
-
-    With ``on_loss="tell"`` a failed process is written into the directory, the others go on, and the
-    run is well if one of them ends well.
-    """
-    begun = time.monotonic()
+def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: int) -> dict[int, str]:
+    """Wait for the end of all processes, in the way that the launch asks for, or end a run that hangs."""
+    directory, n_processes, begun = RunDirectory(launch.run_dir), launch.n_processes, time.monotonic()
     beat, beat_time = None, begun
     lost: dict[int, str] = {}
     try:
         while True:
             states = [process.poll() for process in processes]
             failed = [rank for rank, state in enumerate(states) if state and rank not in lost]
-            if failed and on_loss == "end":
+            if failed and launch.on_loss == "end":
                 time.sleep(_GRACE_S)
                 raise WorkerError(_first_cause(processes, directory, n_processes))
             for rank in failed:
@@ -309,8 +296,9 @@ def _watch(
             if now - begun > limits.timeout_s:
                 raise WorkerError(f"the run took longer than {limits.timeout_s:g} s and was brought down")
             if beat is not None and now - beat_time > limits.stall_timeout_s:
-                passed = f"no progress within {limits.stall_timeout_s:g} s"
-                raise WorkerError(f"{passed}; the run was brought down")
+                raise WorkerError(
+                    f"no progress within {limits.stall_timeout_s:g} s; the run was brought down"
+                )
             time.sleep(_POLL_S)
     finally:
         _end(processes, interrupts)

@@ -60,18 +60,11 @@ def visible_gpus() -> list[dict[str, str]]:
         return []
     fields = ("name", "memory.total", "driver_version")
     try:
-        done = subprocess.run(
-            [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        query = [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        listed = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True, timeout=_QUERY_LIMIT_S)
+    except subprocess.SubprocessError:
         return []
-    if done.returncode:
-        return []
-    rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
+    rows = [line.split(", ") for line in listed.splitlines() if line.strip()]
     return [dict(zip(fields, row, strict=False)) for row in rows]
 
 

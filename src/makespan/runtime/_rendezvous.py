@@ -38,14 +38,10 @@ class Identity:
         Its number, the number of processes, and its number among those of its node.
     device, threads
         ``cpu`` or ``cuda``; CPU threads.
-    timeout_s
-        Longest wait for other processes [s].
-    launched_s
-        Time of the launch [s since the epoch].
-    parent
-        Process id of the launcher where that is on the same machine, else None.
-    cpus
-        CPUs to which it shall be bound, None for no binding.
+    timeout_s, launched_s
+        Longest wait for other processes [s]; time of the launch [s since the epoch].
+    parent, cpus
+        Process id of a launcher on the same machine; CPUs to which it shall be bound. None for none.
     """
 
     rank: int

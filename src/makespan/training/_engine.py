@@ -19,7 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from makespan.plans import ExecutionPlan, chunk_layers
 from makespan.training._job import PhaseTimes, TrainingJob
-from makespan.training._optimizer import Optimizer, average_gradients, complete_gradients, is_distributed
+from makespan.training._optimizer import (
+    Optimizer,
+    average_gradients,
+    complete_gradients,
+    gradient_of,
+    is_distributed,
+)
 from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
 from makespan.training.zoo._models import SmallTransformer, build_model
 
@@ -97,12 +103,8 @@ class Clock:
             torch.cuda.synchronize()
         start, gradients, optimizer, end = self._marks
         forward = sum(_elapsed(first, last) for first, last in self._passes)
-        return PhaseTimes(
-            _elapsed(start, end),
-            forward,
-            _elapsed(start, gradients) - forward,
-            _elapsed(gradients, optimizer),
-        )
+        backward = _elapsed(start, gradients) - forward
+        return PhaseTimes(_elapsed(start, end), forward, backward, _elapsed(gradients, optimizer))
 
 
 def _elapsed(first: Mark, last: Mark) -> float:
@@ -171,10 +173,8 @@ class Engine:
         }
         self._uses_ddp = plan.dp > 1 and plan.tp * plan.pp == 1 and not self._sharded
         self._passes = self._build_passes()
-        partitioned = plan.zero_stage == 1 and plan.dp > 1
-        self.optimizer = Optimizer(
-            self.parameters, job, place.group("dp") if partitioned else None, plan.offload
-        )
+        replicas = place.group("dp") if plan.zero_stage == 1 and plan.dp > 1 else None
+        self.optimizer = Optimizer(self.parameters, job, replicas, plan.offload)
 
     def _build_chunks(self) -> Iterator[SmallTransformer]:
         plan, mesh = self.job.plan, self.place.mesh
@@ -203,10 +203,8 @@ class Engine:
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return a micro-batch's share of the mean loss, times the replicas that are averaged over."""
-        total = F.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        plan = self.job.plan
+        plan, flat = self.job.plan, logits.flatten(0, -2)
+        total = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
         count = plan.global_batch_size * targets_per_sample(self.job.model)
         return total * (plan.dp / count)
 
@@ -225,8 +223,8 @@ class Engine:
     def _samples(self, step: int) -> tuple[Tensor, Tensor]:
         job, device = self.job, self.place.device
         batch = global_batch(job.model, job.plan.global_batch_size, job.data_seed, step)
-        share = job.plan.replica_batch_size
-        own = slice(self.place.rank("dp") * share, (self.place.rank("dp") + 1) * share)
+        rank, share = self.place.rank("dp"), job.plan.replica_batch_size
+        own = slice(rank * share, (rank + 1) * share)
         return torch.from_numpy(batch.inputs[own]).to(device), torch.from_numpy(batch.targets[own]).to(device)
 
     def step(self, step: int, stop: bool) -> tuple[float, bool, PhaseTimes]:
@@ -244,14 +242,11 @@ class Engine:
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of this process's parameters, whole and on the CPU."""
-        gradients = {}
-        for name, parameter in self.parameters.items():
-            gradient = parameter.grad
-            if gradient is None:
-                raise RuntimeError(f"no gradient for {name}")
-            whole = gradient.full_tensor() if is_distributed(gradient) else gradient
-            gradients[name] = whole.detach().cpu()
-        return gradients
+        found = {name: gradient_of(name, parameter) for name, parameter in self.parameters.items()}
+        return {
+            name: (one.full_tensor() if is_distributed(one) else one).detach().cpu()
+            for name, one in found.items()
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and moments by name, ready to be saved or to be read into."""

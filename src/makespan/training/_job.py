@@ -162,8 +162,7 @@ def job_from(values: Mapping[str, Any]) -> TrainingJob:
     plan["family"] = PlanFamily(plan["family"])
     if plan["partition"] is not None:
         plan["partition"] = tuple(plan["partition"])
-    rest = {name: value for name, value in values.items() if name not in ("model", "plan")}
-    return TrainingJob(SmallModel(**values["model"]), ExecutionPlan(**plan), **rest)
+    return TrainingJob(**{**values, "model": SmallModel(**values["model"]), "plan": ExecutionPlan(**plan)})
 
 
 def result_from(values: Mapping[str, Any]) -> RunResult:
@@ -180,22 +179,19 @@ def result_from(values: Mapping[str, Any]) -> RunResult:
 
 def unsupported_reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> list[str]:
     """Return every reason why a plan cannot train a model on so many devices; empty if it can."""
-    return list(_reasons(plan, model, n_devices))
+    reasons = []
+    if n_devices is not None and plan.n_gpus > n_devices:
+        found = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp} needs {plan.n_gpus} devices"
+        reasons.append(f"{found}, {n_devices} at hand")
+    if plan.tp > 1:
+        reasons += _tensor_reasons(plan, model)
+    return [*reasons, *_pipeline_reasons(plan, model)]
 
 
 def check_supported(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> None:
     """Check that a plan can train a model; an `InfeasiblePlanError` gives all reasons why not."""
-    reasons = unsupported_reasons(plan, model, n_devices)
-    if reasons:
+    if reasons := unsupported_reasons(plan, model, n_devices):
         raise InfeasiblePlanError(f"the plan cannot train this {model.family} model: " + "; ".join(reasons))
-
-
-def _reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int | None) -> Iterator[str]:
-    if n_devices is not None and plan.n_gpus > n_devices:
-        yield (f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp} needs {plan.n_gpus} devices, {n_devices} at hand")
-    if plan.tp > 1:
-        yield from _tensor_reasons(plan, model)
-    yield from _pipeline_reasons(plan, model)
 
 
 def _tensor_reasons(plan: ExecutionPlan, model: SmallModel) -> Iterator[str]:
@@ -215,9 +211,7 @@ def _pipeline_reasons(plan: ExecutionPlan, model: SmallModel) -> Iterator[str]:
     if plan.partition is not None and sum(plan.partition) != model.n_layers:
         yield f"partition {plan.partition} covers {sum(plan.partition)} of {model.n_layers} layers"
     if plan.pp > 1 and plan.grad_accum_steps < plan.pp:
-        yield (
-            f"a pipeline of {plan.pp} stages needs at least as many micro-batches in flight, "
-            f"found {plan.grad_accum_steps}"
-        )
+        needed = f"a pipeline of {plan.pp} stages needs at least as many micro-batches in flight"
+        yield f"{needed}, found {plan.grad_accum_steps}"
     if plan.interleave > 1 and plan.grad_accum_steps % plan.pp:
         yield f"the interleaved schedule needs micro-batches in multiples of {plan.pp}"

@@ -15,7 +15,7 @@ from makespan.training._job import TrainingJob
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Optimizer", "average_gradients", "complete_gradients", "is_distributed"]
+__all__ = ["Optimizer", "average_gradients", "complete_gradients", "gradient_of", "is_distributed"]
 
 _BETAS = (0.9, 0.95)
 _EPS = 1e-8
@@ -35,11 +35,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_distributed(tensor) else tensor.detach()
 
 
-def local_gradient(name: str, parameter: torch.nn.Parameter) -> Tensor:
-    """Return the gradient of what this process holds of a parameter."""
+def gradient_of(name: str, parameter: torch.nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter, which a backward pass has left."""
     if parameter.grad is None:
         raise RuntimeError(f"the backward pass left no gradient for {name}")
-    return local_part(parameter.grad)
+    return parameter.grad
 
 
 def complete_gradients(parameters: Parameters) -> None:
@@ -52,7 +52,7 @@ def complete_gradients(parameters: Parameters) -> None:
 
 def average_gradients(parameters: Parameters, group: ProcessGroup) -> None:
     """Replace each gradient by its mean over the replicas, in one exchange."""
-    gradients = [local_gradient(name, parameter) for name, parameter in parameters.items()]
+    gradients = [local_part(gradient_of(name, parameter)) for name, parameter in parameters.items()]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat, group=group)
     flat /= group.size()
@@ -83,17 +83,15 @@ class Optimizer:
         self._owners = _owners(parameters, replicas.size() if replicas is not None else 1)
         here = dist.get_rank(replicas) if replicas is not None else 0
         owned = [name for name in parameters if self._owners[name] == here]
-        self._leaves = {name: self._leaf(parameters[name]) for name in owned}
+        self._leaves = {name: local_part(parameters[name]) for name in owned}
+        if offload:
+            self._leaves = {name: leaf.to("cpu", copy=True) for name, leaf in self._leaves.items()}
         self._moments = {
             f"{name}/{moment}": torch.zeros_like(leaf)
             for name, leaf in self._leaves.items()
             for moment in _MOMENTS
         }
         self.set_steps_done(0)
-
-    def _leaf(self, parameter: torch.nn.Parameter) -> Tensor:
-        local = local_part(parameter)
-        return local.to("cpu", copy=True) if self._offload else local
 
     def set_steps_done(self, steps: int) -> None:
         """Set the step count of AdamW."""
@@ -108,8 +106,9 @@ class Optimizer:
         matrices = [name for name, leaf in self._leaves.items() if leaf.dim() >= 2]
         self._update(matrices, rate, self._job.weight_decay)
         self._update([name for name in self._leaves if name not in matrices], rate, 0.0)
-        if self._offload:
-            self.publish()
+        if self._offload:  # the host's parameters go back to the device
+            for name, leaf in self._leaves.items():
+                local_part(self._parameters[name]).copy_(leaf)
         if self._replicas is not None:
             self._exchange(self._replicas)
 
@@ -117,7 +116,7 @@ class Optimizer:
         leaves = [self._leaves[name] for name in names]
         first, second = ([self._moments[f"{name}/{moment}"] for name in names] for moment in _MOMENTS)
         gradients = [
-            local_gradient(name, self._parameters[name]).to(leaf.device)
+            local_part(gradient_of(name, self._parameters[name])).to(leaf.device)
             for name, leaf in zip(names, leaves, strict=True)
         ]
         adamw(
@@ -125,11 +124,6 @@ class Optimizer:
             amsgrad=False, beta1=_BETAS[0], beta2=_BETAS[1], lr=rate, weight_decay=decay, eps=_EPS,
             maximize=False,
         )  # fmt: skip
-
-    def publish(self) -> None:
-        """Copy the host's parameters to the device."""
-        for name, leaf in self._leaves.items():
-            local_part(self._parameters[name]).copy_(leaf)
 
     def adopt(self) -> None:
         """Copy the device's parameters to the host, after they were loaded."""
@@ -166,13 +160,9 @@ def _like(parameter: torch.nn.Parameter, local: Tensor) -> Tensor:
         return on_device
     from torch.distributed.tensor import DTensor
 
+    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
     return DTensor.from_local(
-        on_device,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        on_device, mesh, parameter.placements, run_check=False, shape=shape, stride=stride
     )
 
 

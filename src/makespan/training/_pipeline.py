@@ -29,32 +29,16 @@ class Pipeline:
         place: Place,
         loss: Loss,
     ) -> None:
-        self._is_first = place.rank("pp") == 0
-        self._is_last = place.rank("pp") == plan.pp - 1
-        self._clock = Clock(place.device)
-        stages = [
-            self._stage(chunk, place.rank("pp") + number * plan.pp, spec, plan, place)
-            for number, chunk in enumerate(chunks)
-        ]
-        self._schedule = _schedule(plan, stages, loss)
+        rank, self._clock = place.rank("pp"), Clock(place.device)
+        self._is_first, self._is_last = rank == 0, rank == plan.pp - 1
+        indices = range(rank, plan.pp * plan.interleave, plan.pp)
+        parts = zip(chunks, indices, strict=True)
+        self._schedule = _schedule(
+            plan, [_stage(one, index, spec, plan, place) for one, index in parts], loss
+        )
         for chunk in chunks:  # recomputation inside its layers is no forward pass
             chunk.register_forward_pre_hook(lambda *_: self._clock.start_forward())
             chunk.register_forward_hook(lambda *_: self._clock.end_forward())
-
-    def _stage(
-        self, chunk: SmallTransformer, index: int, spec: SmallModel, plan: ExecutionPlan, place: Place
-    ) -> PipelineStage:
-        count = plan.pp * plan.interleave
-        seq = spec.seq // plan.tp if plan.sequence_parallel else spec.seq
-        hidden = tuple(
-            torch.empty(plan.micro_batch_size, seq, spec.hidden, device=place.device, requires_grad=True)
-            for _ in range(n_hidden_states(spec))
-        )
-        inputs = (_sample(spec, plan, place.device),) if index == 0 else hidden
-        outputs = (_logits(spec, plan, place.device),) if index == count - 1 else hidden
-        return PipelineStage(
-            chunk, index, count, place.device, input_args=inputs, output_args=outputs, group=place.group("pp")
-        )
 
     def run(self, inputs: Tensor, targets: Tensor, clock: Clock) -> Tensor:
         """Run the schedule once over all micro-batches."""
@@ -68,6 +52,22 @@ class Pipeline:
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=inputs.device)
 
 
+def _stage(
+    chunk: SmallTransformer, index: int, spec: SmallModel, plan: ExecutionPlan, place: Place
+) -> PipelineStage:
+    device, count, batch = place.device, plan.pp * plan.interleave, plan.micro_batch_size
+    seq = spec.seq // plan.tp if plan.sequence_parallel else spec.seq
+    hidden = tuple(
+        torch.empty(batch, seq, spec.hidden, device=device, requires_grad=True)
+        for _ in range(n_hidden_states(spec))
+    )
+    inputs = (_sample(spec, batch, device),) if index == 0 else hidden
+    outputs = (_logits(spec, batch, device),) if index == count - 1 else hidden
+    return PipelineStage(
+        chunk, index, count, device, input_args=inputs, output_args=outputs, group=place.group("pp")
+    )
+
+
 def _schedule(plan: ExecutionPlan, stages: Sequence[PipelineStage], loss: Loss) -> Any:
     if plan.schedule == "interleaved":
         return ScheduleInterleaved1F1B(list(stages), plan.n_microbatches, loss, scale_grads=False)
@@ -75,15 +75,13 @@ def _schedule(plan: ExecutionPlan, stages: Sequence[PipelineStage], loss: Loss) 
     return kind(stages[0], plan.n_microbatches, loss, scale_grads=False)
 
 
-def _sample(spec: SmallModel, plan: ExecutionPlan, device: torch.device) -> Tensor:
-    batch = plan.micro_batch_size
+def _sample(spec: SmallModel, batch: int, device: torch.device) -> Tensor:
     if spec.family == "vit":
         return torch.empty(batch, spec.seq, spec.patch_features, device=device)
     shape = (batch, 2, spec.seq) if spec.family == "t5" else (batch, spec.seq)
     return torch.empty(shape, dtype=torch.int64, device=device)
 
 
-def _logits(spec: SmallModel, plan: ExecutionPlan, device: torch.device) -> Tensor:
-    batch = plan.micro_batch_size
+def _logits(spec: SmallModel, batch: int, device: torch.device) -> Tensor:
     shape = (batch, spec.vocab) if spec.family == "vit" else (batch, spec.seq, spec.vocab)
     return torch.empty(shape, device=device, requires_grad=True)

@@ -106,12 +106,8 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{directory}: no complete checkpoint")
     _check_continues(checkpoint, job)
     checkpoint.verify()
-    return {
-        "path": str(checkpoint.path.resolve()),
-        "step": checkpoint.step,
-        "save_s": checkpoint.save_s,
-        "verify_s": time.perf_counter() - begun,
-    }
+    source = {"path": str(checkpoint.path.resolve()), "step": checkpoint.step, "save_s": checkpoint.save_s}
+    return source | {"verify_s": time.perf_counter() - begun}
 
 
 def _check_continues(checkpoint: Checkpoint, job: TrainingJob) -> None:
@@ -188,20 +184,15 @@ def train_switching(
 ) -> tuple[RunResult, ...]:
     """Train a job that changes its plan on the way, each time through checkpoint and restart.
 
+    Returns a result for each plan in turn.
+
     Parameters
     ----------
-    job
-        The job under its first plan.
-    switches
-        Steps after which the plan changes, and the plan from then on. An `InputError` says that the
-        steps do not grow from 1 to less than those of the job.
+    job, switches
+        The job under its first plan; steps after which the plan changes, and the plan from then on. An
+        `InputError` says that the steps do not grow from 1 to less than those of the job.
     launcher, checkpoint_dir
         As for `train`; None for a temporary directory.
-
-    Returns
-    -------
-    tuple of RunResult
-        One for each plan in turn.
     """
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
@@ -231,21 +222,15 @@ def train_compared(
     """Train a job under several plans, under changing plans, and with another seed.
 
     Plans for which there are too few devices are left out, with their switches; the log names them.
+    Returns the parts of each run by its name: the plans in order, then the other two.
 
     Parameters
     ----------
     job, switches
         The job under the plan with which the changing run starts; steps after which it takes up
         another one of the ``plans``, and its name.
-    other_seed
-        Seed of the initial weights of the last run.
-    names
-        Names of the changing run and of the one with another seed.
-
-    Returns
-    -------
-    dict
-        Parts of each run by its name: the plans in order, then the other two.
+    other_seed, names
+        Seed of the initial weights of the last run; names of the changing run and of that one.
     """
     available = launcher.n_devices
     fitting = {name: plan for name, plan in plans.items() if available is None or plan.n_gpus <= available}

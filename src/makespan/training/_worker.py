@@ -67,23 +67,16 @@ class _Run:
             self._resume(engine, result)
         self._progress(result["first_step"], float("nan"))
         losses, times = self._steps(engine, result, number)
-        result |= {
-            "losses": losses,
-            "times": [dict(zip(_TIMES, row, strict=True)) for row in self._means(times)],
-        }
-        result |= {"device": self._device_name(), "peak_memory_bytes": self._peak_memory()}
-        return result
+        result |= {"losses": losses, "times": self._means(times), "peak_memory_bytes": self._peak_memory()}
+        on_gpu = self.device.type == "cuda"
+        return result | {"device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu"}
 
     def _resume(self, engine: Engine, result: dict[str, Any]) -> None:
         source = self.request["resume"]
         load_s = _load(engine, Path(source["path"]), source["step"]) + source["verify_s"]
         result["first_step"] = source["step"]
-        result["restart_cost"] = {
-            "save_s": source["save_s"],
-            "process_start_s": result["process_start_s"],
-            "build_s": result["build_s"],
-            "load_s": load_s,
-        }
+        kept = {name: result[name] for name in ("process_start_s", "build_s")}
+        result["restart_cost"] = kept | {"save_s": source["save_s"], "load_s": load_s}
 
     def _steps(
         self, engine: Engine, result: dict[str, Any], number: int
@@ -126,15 +119,11 @@ class _Run:
             np.savez(path, allow_pickle=False, **arrays)
         return str(path)
 
-    def _means(self, times: list[PhaseTimes]) -> list[list[float]]:
+    def _means(self, times: list[PhaseTimes]) -> list[dict[str, float]]:
         rows = [[getattr(one, name) for name in _TIMES] for one in times]
         total = torch.tensor(rows, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        means: list[list[float]] = (total / self.who.size).tolist()
-        return means
-
-    def _device_name(self) -> str:
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return [dict(zip(_TIMES, row, strict=True)) for row in (total / self.who.size).tolist()]
 
     def _peak_memory(self) -> int:
         if self.device.type == "cuda":
@@ -147,20 +136,15 @@ class _Run:
 
 
 def _save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
-    """Write a checkpoint, with all processes.
-
-    Every tensor is stored under its name and in its global shape, so any other plan can read it.
-    """
+    """Write a checkpoint, with all processes: tensors by name in global shape, which any plan can read."""
     from torch.distributed.checkpoint.state_dict_saver import save  # takes long to load
 
     begun, is_first = time.perf_counter(), dist.get_rank() == 0
     partial = _from_first(start_checkpoint(directory) if is_first else None)
     save(engine.state(), checkpoint_id=partial)
-    path = None
-    if is_first:
-        values, save_s = {"job": job_values(engine.job)}, time.perf_counter() - begun
-        path = finish_checkpoint(directory, step, save_s, values)
-    return _from_first(path), time.perf_counter() - begun
+    save_s, values = time.perf_counter() - begun, {"job": job_values(engine.job)}
+    path = _from_first(finish_checkpoint(directory, step, save_s, values) if is_first else None)
+    return path, time.perf_counter() - begun
 
 
 def _load(engine: Engine, path: Path, step: int) -> float:

@@ -104,13 +104,13 @@ TABLE4 = TableSchema(
     "table4",
     tuple(
         replace(
-            column,
-            name=f"{column.name}_to_morphling",
-            description=column.description.replace("the baseline", "morphling"),
+            one,
+            name=f"{one.name}_to_morphling",
+            description=one.description.replace("the baseline", "morphling"),
         )
-        if column.name in ("jct_ratio", "makespan_ratio")
-        else column
-        for column in COMPARISON.columns
+        if one.name in ("jct_ratio", "makespan_ratio")
+        else one
+        for one in COMPARISON.columns
     ),
 )
 JCT = table_schema(

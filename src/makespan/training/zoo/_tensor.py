@@ -32,9 +32,7 @@ def shard_tensors(model: SmallTransformer, mesh: DeviceMesh, sequence_parallel: 
         whole = (Replicate(),) * model.embedding.n_states
         cut = (between,) * model.embedding.n_states
         parallelize_module(
-            model.embedding,
-            mesh,
-            PrepareModuleOutput(output_layouts=whole, desired_output_layouts=cut),
+            model.embedding, mesh, PrepareModuleOutput(output_layouts=whole, desired_output_layouts=cut)
         )
     if model.head is not None:
         plan: dict[str, ParallelStyle] = {}
@@ -51,24 +49,18 @@ def _layer_plan(layer: Layer, between: Shard | Replicate) -> dict[str, ParallelS
     plan: dict[str, ParallelStyle] = {}
     for name, part in layer.named_children():
         if isinstance(part, Attention):
-            plan |= _attention_plan(name, between)
+            plan |= {
+                name: PrepareModuleInput(
+                    input_layouts=(between, between), desired_input_layouts=(Replicate(), Replicate())
+                ),
+                **{f"{name}.{one}": ColwiseParallel() for one in ("query", "key", "value")},
+                f"{name}.output": RowwiseParallel(output_layouts=between),
+            }
         elif name == "mlp":
             plan |= _mlp_plan(part, between)
         elif isinstance(between, Shard):
             plan[name] = SequenceParallel()
     return plan
-
-
-def _attention_plan(name: str, between: Shard | Replicate) -> dict[str, ParallelStyle]:
-    return {
-        name: PrepareModuleInput(
-            input_layouts=(between, between), desired_input_layouts=(Replicate(), Replicate())
-        ),
-        f"{name}.query": ColwiseParallel(),
-        f"{name}.key": ColwiseParallel(),
-        f"{name}.value": ColwiseParallel(),
-        f"{name}.output": RowwiseParallel(output_layouts=between),
-    }
 
 
 def _mlp_plan(mlp: nn.Module, between: Shard | Replicate) -> dict[str, ParallelStyle]:
