@@ -33,16 +33,9 @@ class _Built(dict[str, pd.DataFrame]):
 def judge(ledger: Ledger, tables: Tables, source: str, options: Mapping[str, str]) -> pd.DataFrame:
     """Compare every statement of a paper with the results of one source; raises as `Ledger.statements`.
 
-    Parameters
-    ----------
-    tables, options
-        Result tables by name, and what the checks must know of the configuration.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails``
-        if the results decide it, and ``not run`` with the reason in the note if they do not.
+    ``tables`` are result tables by name; ``options`` are what the checks must know of the configuration. The
+    result has the schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails``
+    if the results decide it, and ``not run`` with the reason in the note if they do not.
     """
     built = _Built(tables, ledger)
     records = [_judged(row, ledger, built, source, options) for row in _records(ledger.statements())]
@@ -81,7 +74,8 @@ def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame
 
     A statement fails if it fails on any source that decides it, holds if it holds on all of those,
     and is not run only if no source decides it. A source to which a statement does not apply, or
-    whose tables do not decide it, has no say.
+    whose tables do not decide it, has no say. The note is that of the sources that decide, or the reason why
+    none does; what only some of them say names the source.
 
     Parameters
     ----------
@@ -92,8 +86,7 @@ def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame
     -------
     pandas.DataFrame
         Schema `makespan.tables.JOINED_CLAIMS`, one row a statement, with the columns
-        ``reproduced_<source>`` and ``verdict_<source>`` of each source. The note is that of the sources
-        that decide, or the reason why none does; what only some of them say names the source.
+        ``reproduced_<source>`` and ``verdict_<source>`` of each source.
     """
     statements: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
     for source, ledgers in by_source.items():

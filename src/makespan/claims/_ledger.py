@@ -72,10 +72,8 @@ class Ledger:
 
         Raises
         ------
-        UnknownNameError
-            A row names a check that does not exist.
-        TraceError
-            A column is missing, a statement occurs twice, or nothing decides one and no note says why.
+        UnknownNameError, TraceError
+            A check does not exist; a column is missing, a statement occurs twice, or lacks check and note.
         """
         with resources.files(self.package).joinpath("claims.csv").open(encoding="utf-8") as stream:
             table: pd.DataFrame = pd.read_csv(stream, dtype=str, keep_default_na=False)

@@ -1,15 +1,13 @@
 """What a device, a node and a cluster are."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from makespan.errors import InputError, unknown_name
 
 __all__ = ["ClusterSpec", "Gpu", "Network", "NodeSpec", "homogeneous"]
 
 IntraKind = Literal["switch", "mesh", "pcie", "pair"]
-_INTRA_KINDS = ("switch", "mesh", "pcie", "pair")
 
 
 def _require_positive(record: object, *names: str) -> None:
@@ -53,17 +51,12 @@ class Gpu:
         if not 0 < self.memory_efficiency <= 1:
             raise InputError(f"Gpu {self.name!r}: memory_efficiency must be in (0, 1]")
 
-    @property
-    def peaks(self) -> Mapping[str, float]:
-        """Dense peaks [FLOP/s] by precision."""
-        return dict(self.peak_flop_per_s)
-
     def peak(self, precision: str) -> float:
         """Return the dense peak [FLOP/s] of a precision; raises `UnknownNameError` where there is none."""
-        try:
-            return self.peaks[precision]
-        except KeyError:
-            raise unknown_name(f"precision of device {self.name!r}", precision, self.peaks) from None
+        peaks = dict(self.peak_flop_per_s)
+        if precision not in peaks:
+            raise unknown_name(f"precision of device {self.name!r}", precision, peaks)
+        return peaks[precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +105,8 @@ class NodeSpec:
     def __post_init__(self) -> None:
         names = [f.name for f in fields(self) if f.type in ("int", "float", int, float)]
         _require_positive(self, *names)
-        if self.intra_kind not in _INTRA_KINDS:
-            raise unknown_name("intra_kind", self.intra_kind, _INTRA_KINDS)
+        if self.intra_kind not in get_args(IntraKind):
+            raise unknown_name("intra_kind", self.intra_kind, get_args(IntraKind))
         if self.n_nics * self.gpus_per_nic < self.n_gpus:
             raise InputError(
                 f"NodeSpec {self.name!r}: {self.n_nics} network cards for {self.gpus_per_nic} "

@@ -86,7 +86,7 @@ def memory_estimate(
     """Decide whether a plan fits in memory.
 
     The activation counts follow Korthikanti et al. 2022, section 4; the states follow
-    Rajbhandari et al. 2020, section 3.
+    Rajbhandari et al. 2020, section 3. A plan whose structure does not fit has no byte counts.
 
     Parameters
     ----------
@@ -95,11 +95,6 @@ def memory_estimate(
     node, placement
         Kind of node (on a mixed cluster the one with the least memory), and where the plan runs; nodes filled
         one after another if not given.
-
-    Returns
-    -------
-    Verdict
-        Structure is checked first; a plan that fails there has no byte counts.
     """
     bound = workload.for_plan(plan)
     place = placement or Placement.packed(plan.n_gpus, node.n_gpus)

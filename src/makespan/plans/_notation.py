@@ -68,11 +68,9 @@ def read_plan(
 
     Raises
     ------
-    NotationError
-        The text is not a plan.
-    PlanError
-        The degrees do not multiply to ``n_gpus``, the batch cannot be split over the replicas and
-        their passes, or the options contradict each other.
+    NotationError, PlanError
+        The text is not a plan; the degrees do not multiply to ``n_gpus``, the batch cannot be split over the
+        replicas and their passes, or the options contradict each other.
     """
     start, options = _parse(text)
     fields: dict[str, Any] = {"cpu_threads": cpu_threads, **_start_fields(start, n_gpus), **options}

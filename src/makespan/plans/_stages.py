@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 from makespan.errors import PlanError
 from makespan.plans._plan import ExecutionPlan
-from makespan.workloads import Layer, ModelSpec, head, layers
+from makespan.workloads import Head, Layer, ModelSpec, head, layers
 
 __all__ = ["Stage", "chunk_layers", "stages"]
 
@@ -79,20 +79,16 @@ def stages(model: ModelSpec, plan: ExecutionPlan) -> tuple[Stage, ...]:
 @lru_cache(maxsize=4096)
 def _stages(model: ModelSpec, pp: int, chunks: tuple[range, ...]) -> tuple[Stage, ...]:
     all_layers, ends = layers(model), head(model)
-    counted = sum(layer.parameters for layer in all_layers)
-    counted += ends.embedding_parameters + ends.head_parameters
-    scale = model.parameters / counted
-    held = [tuple(all_layers[index] for chunk in chunks[stage::pp] for index in chunk) for stage in range(pp)]
+    own = ends.embedding_parameters + ends.head_parameters
+    scale = model.parameters / (own + sum(layer.parameters for layer in all_layers))
+    held = [[all_layers[index] for chunk in chunks[stage::pp] for index in chunk] for stage in range(pp)]
     return tuple(
-        _stage(model, part, scale, is_first=stage == 0, is_last=stage == pp - 1)
+        _stage(ends, part, scale, is_first=stage == 0, is_last=stage == pp - 1)
         for stage, part in enumerate(held)
     )
 
 
-def _stage(
-    model: ModelSpec, held: tuple[Layer, ...], scale: float, *, is_first: bool, is_last: bool
-) -> Stage:
-    ends = head(model)
+def _stage(ends: Head, held: list[Layer], scale: float, *, is_first: bool, is_last: bool) -> Stage:
     parameters = sum(layer.parameters for layer in held)
     parameters += ends.embedding_parameters * is_first + ends.head_parameters * is_last
     return Stage(

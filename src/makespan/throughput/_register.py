@@ -164,11 +164,7 @@ def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None)
     """Fetch a registered file from its pinned commit into ``directory``, unless it is there already.
 
     The file that comes back is checked; a failed fetch leaves nothing behind. ``opener`` opens an address.
-
-    Raises
-    ------
-    MissingDataError, OfflineError, ChecksumError
-        The data set has no address, it did not answer, or what came is not the registered content.
+    Raises `MissingDataError` without address, `OfflineError` without answer, `ChecksumError` for wrong files.
     """
     target = Path(directory) / dataset.path
     if target.is_file():

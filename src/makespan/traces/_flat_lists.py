@@ -1,10 +1,9 @@
 """Readers of public traces that are one list of jobs: Helios, and the pods of openb.
 
-Formats: the data descriptions of Hu et al., "Characterization and Prediction of Deep Learning
-Workloads in Large-Scale GPU Datacenters", SC 2021 (times are local, without a zone), and of Weng et
-al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
-ATC 2023 (CPUs and shares of a GPU in thousandths, memory in MiB, times in seconds from an
-undisclosed origin). Beside them, the daily quotas of Helios and the nodes of openb.
+Formats: the data descriptions of Hu et al., "Characterization and Prediction of Deep Learning Workloads",
+SC 2021 (times are local, without a zone), and of Weng et al., "Beware of Fragmentation", ATC 2023 (CPUs and
+shares of a GPU in thousandths, memory in MiB, times in seconds from an undisclosed origin). Beside them, the
+daily quotas of Helios and the nodes of openb.
 """
 
 import re

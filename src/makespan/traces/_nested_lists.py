@@ -1,16 +1,14 @@
 """Readers of public traces whose jobs have parts: attempts in Philly, tasks and instances in PAI.
 
-Formats: the data descriptions of Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for
-DNN Training Workloads", ATC 2019 (nested JSON; an open end of the last attempt means that the job
-still ran when the trace was taken), and of Weng et al., "MLaaS in the Wild: Workload Analysis and
-Scheduling in Large-Scale Heterogeneous GPU Clusters", NSDI 2022 (CPU and GPU requests are percentages
-of one device and hold for each instance of a task; the files come without header line, one with the
-published names is accepted).
+Formats: the data descriptions of Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters", ATC 2019
+(nested JSON; an open end of the last attempt means that the job still ran when the trace was taken), and of
+Weng et al., "MLaaS in the Wild", NSDI 2022 (CPU and GPU requests are percentages of one device and hold for
+each instance of a task; the files come without header line, one with the published names is accepted).
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -59,19 +57,6 @@ _SECONDS = "a time in seconds, or nothing"
 
 
 # --- Philly -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempts:
-    """What the attempts of one job add up to."""
-
-    n_gpus: int = 0
-    duration_s: float = float("nan")
-    is_open: bool = False
-    n_incomplete: int = 0
-    n_reversed: int = 0
-    changes_gpus: bool = False
-    unknown_machine: bool = False
 
 
 def read_philly_jobs(
@@ -125,7 +110,6 @@ def _row(row: int, entry: Any, machines: Mapping[str, int] | None, where: str) -
     if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
         accepted = "a list of objects with start_time, end_time, detail"
         raise cell_error(where, row, "attempts", attempts, accepted)
-    found = _attempts(row, attempts, machines, where)
     return {
         "job_id": str(entry["jobid"]),
         "submit_time_s": _time(row, "submitted_time", entry["submitted_time"], where),
@@ -134,15 +118,14 @@ def _row(row: int, entry: Any, machines: Mapping[str, int] | None, where: str) -
         "status": entry["status"],
         "n_attempts": len(attempts),
         ROW: row,
-        **{name: getattr(found, name) for name in _Attempts.__slots__},
+        **_attempts(row, attempts, machines, where),
     }
 
 
 def _attempts(
     row: int, attempts: Sequence[dict[str, Any]], machines: Mapping[str, int] | None, where: str
-) -> _Attempts:
-    if not attempts:
-        return _Attempts()
+) -> dict[str, object]:
+    """Add up the attempts of one job."""
     spans = [
         [_time(row, name, attempt.get(name), where) for name in ("start_time", "end_time")]
         for attempt in attempts
@@ -151,16 +134,16 @@ def _attempts(
     forward = [length for length in lengths if length >= 0]
     held = [_gpus(row, attempt, where) for attempt in attempts]
     counts = [sum(gpus.values()) for gpus in held]
-    return _Attempts(
-        n_gpus=counts[-1],
-        duration_s=sum(forward) if forward else (lengths[0] if lengths else float("nan")),
-        is_open=spans[-1][0] == spans[-1][0] and spans[-1][1] != spans[-1][1],
-        n_incomplete=len(spans) - len(lengths),
-        n_reversed=len(lengths) - len(forward),
-        changes_gpus=len(set(counts)) > 1,
-        unknown_machine=machines is not None
-        and any(count > machines.get(name, 0) for gpus in held for name, count in gpus.items()),
-    )
+    parts = [part for gpus in held for part in gpus.items()]
+    return {
+        "n_gpus": counts[-1] if counts else 0,
+        "duration_s": sum(forward) if forward else lengths[0] if lengths else math.nan,
+        "is_open": bool(spans) and not math.isnan(spans[-1][0]) and math.isnan(spans[-1][1]),
+        "n_incomplete": len(spans) - len(lengths),
+        "n_reversed": len(lengths) - len(forward),
+        "changes_gpus": len(set(counts)) > 1,
+        "unknown_machine": machines is not None and any(n > machines.get(name, 0) for name, n in parts),
+    }
 
 
 def _gpus(row: int, attempt: Mapping[str, Any], where: str) -> dict[str, int]:
@@ -178,7 +161,7 @@ def _gpus(row: int, attempt: Mapping[str, Any], where: str) -> dict[str, int]:
 def _time(row: int, column: str, value: object, where: str) -> float:
     """Return a time of the trace in seconds, NaN where it is missing."""
     if value in _MISSING:
-        return float("nan")
+        return math.nan
     try:
         return (datetime.fromisoformat(str(value)) - datetime(1970, 1, 1)).total_seconds()
     except (ValueError, TypeError):

@@ -139,7 +139,7 @@ def statistics(name: str = "base") -> WorkloadStatistics:
 def generate_jobs(
     variant: str, n_jobs: int, seed: int, times: ReferenceTimes, *, stats: WorkloadStatistics | None = None
 ) -> JobTrace:
-    """Generate a workload.
+    """Generate a workload; raises `TraceError` if the source has no throughput for a request.
 
     Parameters
     ----------
@@ -153,11 +153,6 @@ def generate_jobs(
         Steps follow from nominal durations by them.
     stats
         Statistics to draw from; the packaged ones of the Base trace if not given.
-
-    Raises
-    ------
-    InputError, TraceError
-        The variant is unknown, a count is below 1, or the source has no throughput for a request.
     """
     if variant not in VARIANTS or n_jobs < 1:
         raise InputError(

@@ -4,7 +4,7 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
-from makespan.workloads._layers import Layer, head, layers
+from makespan.workloads._layers import Head, Layer, head, layers
 from makespan.workloads._spec import BoundWorkload, JobSpec, ModelSpec, Workload
 from makespan.workloads._zoo import (
     model,
@@ -18,6 +18,7 @@ from makespan.workloads._zoo import (
 
 __all__ = [
     "BoundWorkload",
+    "Head",
     "JobSpec",
     "Layer",
     "ModelSpec",
