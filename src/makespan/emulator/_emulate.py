@@ -42,10 +42,9 @@ class NoiseModel:
 
     Parameters
     ----------
-    sigma_run_single_node, sigma_run_multi_node
-        Standard deviation of the logarithm of one measured iteration [1]; assumptions.
-    samples
-        Iterations averaged in a row; that of the published traces.
+    sigma_run_single_node, sigma_run_multi_node, samples
+        Standard deviation of the logarithm of one measured iteration [1], an assumption, and how many
+        a row averages, as in the published traces.
     sigma_environment
         Standard deviation of the logarithm that a whole row shares [1]; published rows that the
         model considers equivalent differ by 0.6 to 3.5 %.
@@ -56,9 +55,7 @@ class NoiseModel:
     samples: int = 19
     sigma_environment: float = 0.02
 
-    def factors(
-        self, rng: np.random.Generator, n_terms: int, *, multi_node: bool, scale: float
-    ) -> NDArray[np.float64]:
+    def factors(self, rng: np.random.Generator, n_terms: int, *, multi_node: bool, scale: float) -> _Array:
         """Draw one factor for each term of a row, (n_terms,); their mean is 1."""
         run = self.sigma_run_multi_node if multi_node else self.sigma_run_single_node
         sigma = scale * run / math.sqrt(self.samples)
@@ -157,14 +154,10 @@ class Explanation:
     ----------
     point
         The point, with its micro-batch size resolved.
-    feasible, reason, warnings
-        The memory verdict.
-    memory_bytes, host_memory_bytes
-        Memory by component [B].
+    feasible, reason, warnings, memory_bytes, host_memory_bytes
+        The memory verdict, and memory by component [B].
     terms_s
         Terms of the iteration [s]; they add up to `iter_time_s`.
-    calibration
-        The constants used.
     """
 
     point: Point
@@ -210,8 +203,8 @@ def emulate(
 
     Parameters
     ----------
-    workload, points, cluster
-        What is trained, in which plans and placements (for example of `trace_points`), and where.
+    points
+        Plans in placements, for example of `trace_points`.
     calibration
         Constants; the shipped level L1 if not given.
     seed, noise

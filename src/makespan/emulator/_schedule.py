@@ -60,7 +60,7 @@ def pipeline_time_s(
         for stage in range(p):
             while position[stage] < len(orders[stage]):
                 kind, k = orders[stage][position[stage]]
-                ready = _ready_at(finished, edges, stage, p, kind, k)
+                ready = _ready_at(finished, edges, stage, kind, k)
                 if ready is None:
                     break
                 duration = forward_s[stage] if kind == "F" else backward_s[stage]
@@ -72,20 +72,14 @@ def pipeline_time_s(
 
 
 def _ready_at(
-    finished: dict[tuple[int, str, int], float],
-    edges: list[float],
-    stage: int,
-    n_stages: int,
-    kind: str,
-    k: int,
+    finished: dict[tuple[int, str, int], float], edges: list[float], stage: int, kind: str, k: int
 ) -> float | None:
     """Return when the input of an operation has arrived; None if it is not known yet."""
-    if kind == "F":
-        source, edge = stage - 1, edges[stage - 1] if stage else 0.0
-    else:
-        source, edge = stage + 1, edges[stage] if stage < n_stages - 1 else 0.0
-    if source in (-1, n_stages):
-        return 0.0 if kind == "F" else finished.get((stage, "F", k))
+    if kind == "F" and stage == 0:
+        return 0.0
+    if kind == "B" and stage == len(edges):
+        return finished.get((stage, "F", k))
+    source, edge = (stage - 1, edges[stage - 1]) if kind == "F" else (stage + 1, edges[stage])
     done = finished.get((source, kind, k))
     return None if done is None else done + edge
 

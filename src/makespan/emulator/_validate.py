@@ -196,7 +196,7 @@ def validate(data: Observations) -> Validation:
     )
 
 
-def _judge(data: Observations, protocol: Protocol, rows: NDArray[np.bool_] | None = None) -> Agreement:
+def _judge(data: Observations, protocol: Protocol, rows: _Mask | None = None) -> Agreement:
     chosen = data.clean if rows is None else rows
     return agreement(data, protocol.predicted_s, chosen & protocol.held_out)
 
@@ -223,15 +223,8 @@ def _table(figures: Mapping[str, Agreement], points_per_s: float) -> pd.DataFram
             value = float(getattr(figures[target.protocol], target.metric))
         met = target.reached_by(value, target.must)
         aimed = met and target.reached_by(value, target.aim)
-        records.append(
-            {
-                "protocol": target.protocol,
-                "metric": target.metric,
-                "reached": value,
-                "must": target.must,
-                "aim": float("nan") if target.aim is None else target.aim,
-                "reference": target.reference,
-                "verdict": "aim" if aimed else "must" if met else "missed",
-            }
-        )
-    return pd.DataFrame(records)
+        aim = float("nan") if target.aim is None else target.aim
+        verdict = "aim" if aimed else "must" if met else "missed"
+        records.append((target.protocol, target.metric, value, target.must, aim, target.reference, verdict))
+    columns = ["protocol", "metric", "reached", "must", "aim", "reference", "verdict"]
+    return pd.DataFrame(records, columns=columns)

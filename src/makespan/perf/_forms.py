@@ -312,22 +312,10 @@ def _extended_comparable(points: Points) -> tuple[Bools, Bools]:
     return reported, reported
 
 
+_EXTENDED = "k_bwd k_sync k_zero k_opt k_cpu k_off k_const k_net k_fwd k_pp k_const3 k_opt3"
 EXTENDED = Form(
     name="extended",
-    parameters=(
-        "k_bwd",
-        "k_sync",
-        "k_zero",
-        "k_opt",
-        "k_cpu",
-        "k_off",
-        "k_const",
-        "k_net",
-        "k_fwd",
-        "k_pp",
-        "k_const3",
-        "k_opt3",
-    ),
+    parameters=tuple(_EXTENDED.split()),
     phases=_extended_phases,
     comparable=_extended_comparable,
 )

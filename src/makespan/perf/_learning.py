@@ -112,8 +112,6 @@ class TableFit:
 
     Parameters
     ----------
-    fit
-        The fit.
     frame
         The feasible rows of the table, with a new index.
     fitted, predicted_s
@@ -244,10 +242,8 @@ class Learner:
     rows
         Schema `makespan.tables.THROUGHPUT`, one workload, with a new index; may have infeasible rows,
         which are runs that fail. Flagged rows are known once they ran, but not fitted.
-    first
-        Fit to the sampled rows.
-    reasons
-        Why each row is known, (n_rows,); empty where it has not run.
+    first, reasons
+        Fit to the sampled rows, and why each row is known, (n_rows,); empty where it has not run.
     runs_by_preset
         Whether runs after the sampled ones split their batch as the preset of the workload says, or as
         the fit to the sampled rows found.

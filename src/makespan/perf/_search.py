@@ -158,9 +158,9 @@ def sensitivity_families(
     if threads and threads[0] < 1:
         raise InputError(f"cpu_threads {threads[0]}; accepted: at least 1 a GPU")
     pairs = [pair for count in counts for pair in _candidates(fit, cluster, count, threads)]
-    columns = SENSITIVITY_FAMILIES.names
+    schema = SENSITIVITY_FAMILIES
     if not pairs:
-        return SENSITIVITY_FAMILIES.validate(pd.DataFrame(columns=columns), where="sensitivity")
+        return schema.validate(pd.DataFrame(columns=schema.names), where="sensitivity")
     times = fit.predict(points_from_plans(pairs, fit.points.workload, fit.environment))
     frame = pd.DataFrame(
         {
@@ -176,8 +176,7 @@ def sensitivity_families(
     keys = ["order", "gpus", "cpu_threads"]
     by = [*keys, "throughput_samples_per_s"]
     frame = frame.sort_values(by, ascending=[True, True, True, False], kind="stable")
-    best = frame.drop_duplicates(keys)[columns]
-    return SENSITIVITY_FAMILIES.validate(best, where="sensitivity")
+    return schema.validate(frame.drop_duplicates(keys)[schema.names], where="sensitivity")
 
 
 def _checked_counts(gpu_counts: Iterable[int], cluster: ClusterSpec) -> list[int]:
