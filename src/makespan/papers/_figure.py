@@ -50,11 +50,8 @@ class FigureEntry:
     def inputs(self, source: str) -> dict[str, str]:
         """Return the files that the figure reads, by the name under which the drawing function finds them."""
         results = {table: f"results/{source}/{self.paper}/{table}.csv" for table in self.tables}
-        printed = {
-            f"published_{artifact}": f"config/published/{self.paper}_{artifact}.csv"
-            for artifact in self.published
-        }
-        return results | printed
+        directory = f"config/published/{self.paper}"
+        return results | {f"published_{name}": f"{directory}_{name}.csv" for name in self.published}
 
     def options(self, settings: object) -> dict[str, Any]:
         """Return the options of the drawing function, those from the configuration looked up."""
@@ -93,7 +90,5 @@ def _entry(paper: str, name: str, raw: dict[str, Any]) -> FigureEntry:
             f"papers/{paper}/figures.yaml: figure {name!r} has unknown or missing keys: {wrong}; "
             f"accepted: {', '.join(sorted(known))}"
         )
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()
-    }
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items()}
     return FigureEntry(paper, name, **values)

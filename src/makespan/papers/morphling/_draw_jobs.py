@@ -208,11 +208,9 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("speed-up over the job alone on all GPUs")
-    handles: list[Patch | Line2D] = [
-        Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs
-    ]
-    handles.append(Line2D([], [], color="black", lw=1.6, label="published"))
-    return finished(figure, source, handles, ncols=3)
+    boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
+    mark = Line2D([], [], color="black", lw=1.6, label="published")
+    return finished(figure, source, [*boxes, mark], ncols=3)
 
 
 def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str]) -> None:

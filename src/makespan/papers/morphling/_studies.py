@@ -15,15 +15,7 @@ from makespan.throughput import ReferenceTimes
 from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
 from makespan.workloads import JobSpec
 
-__all__ = [
-    "STUDIES",
-    "large_models_study",
-    "load_study",
-    "perturbed_arrivals",
-    "rounds_study",
-    "scale_study",
-    "seeded_lists",
-]
+__all__ = ["STUDIES", "perturbed_arrivals", "scale_study", "seeded_lists"]
 
 Jobs = tuple[JobSpec, ...]
 Study = tuple[pd.DataFrame, pd.DataFrame]
