@@ -1,24 +1,5 @@
 """Every exception that the package raises on purpose.
 
-::
-
-    MakespanError
-    +-- InputError                 what the user gave cannot be used
-    |   +-- NotationError          text of a plan or placement cannot be read
-    |   +-- UnknownNameError       no model, device, cluster, ... of that name
-    |   +-- PlanError              degrees or batch of an execution plan contradict each other
-    |   +-- InfeasiblePlanError    a plan is well formed but cannot run here
-    |   +-- TraceError             a table has a wrong column, row or value
-    |   +-- ConfigError            a configuration key or value is not accepted
-    +-- DataError                  a data file cannot be had
-    |   +-- MissingDataError       it is not where it should be
-    |   +-- ChecksumError          its content is not the registered one
-    |   +-- OfflineError           it could not be fetched
-    +-- FitError                   a performance model cannot be fitted to the data
-    +-- TrainingError              a training run failed
-        +-- CheckpointError        there is no usable checkpoint for the run
-        +-- WorkerError            a training process died; the message is its own
-
 A message says what was found, what is accepted, and where.
 """
 

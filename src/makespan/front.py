@@ -15,17 +15,7 @@ from makespan.sim import Policy
 from makespan.studies import Case, Run, Scenario, comparison, read_trace, run, run_all, scenario
 from makespan.workloads import workload as load_workload
 
-__all__ = [
-    "Run",
-    "Scenario",
-    "compare",
-    "emulate",
-    "fit",
-    "rank_plans",
-    "read_trace",
-    "scenario",
-    "simulate",
-]
+__all__ = ["Run", "Scenario", "compare", "emulate", "fit", "rank_plans", "read_trace", "scenario", "simulate"]
 
 
 def simulate(scenario: Scenario, policy: str | Policy = "morphling-work") -> Run:
@@ -59,12 +49,8 @@ def compare(
 
     Parameters
     ----------
-    scenario
-        What is simulated, see `makespan.scenario`.
-    policies
-        Policies, or names of them.
-    baseline
-        Name of the policy that ratios compare with; the first one unless given.
+    policies, baseline
+        Policies or names of them, and the name of that which ratios compare with, the first unless given.
     n_processes
         Simulations at the same time; chosen by processors and jobs unless given.
 
@@ -125,10 +111,8 @@ def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "exte
     ----------
     table
         Schema `makespan.tables.THROUGHPUT`, of one workload.
-    cluster_name
-        Cluster whose constants enter the model.
-    form
-        Form of the model, a key of `makespan.perf.FORMS`.
+    cluster_name, form
+        Cluster whose constants enter the model, and form of that, a key of `makespan.perf.FORMS`.
 
     Returns
     -------

@@ -64,14 +64,10 @@ def option(description: str, *, unit: str = "", source: str = "", changes: str =
 
     Parameters
     ----------
-    description
-        What the value means.
     unit
         Unit of the value; empty for names, switches and pure numbers.
-    source
-        Where the default comes from: a section of a paper, a data sheet, a choice.
-    changes
-        Tables and figures that depend on the option.
+    source, changes
+        Where the default comes from (a section of a paper, a data sheet, a choice), and what depends on it.
     limits
         Constraints in the words of `pydantic.Field`, for example ``ge=1``.
     """

@@ -169,7 +169,7 @@ def test_editing_the_pipeline_concerns_the_scripts_that_train_and_no_other(chang
 
 
 def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
-    schema = '\nNEW = TableSchema("new", _columns(("a", "int", "1", "a number")))\n'
+    schema = '\nNEW = table_schema("new", ("a", "int", "1", "a number"))\n'
     assert changed("tables/_catalogue.py", "", schema) == set()
     entry = '_MODULES = {\n    "mine": "makespan.policies._shortest",'
     assert changed("policies/_registry.py", "_MODULES = {", entry, chosen=["fifo"]) == set()

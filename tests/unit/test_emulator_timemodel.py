@@ -145,7 +145,7 @@ def test_features_are_cached_and_named() -> None:
     codes = table.codes(points)
     assert codes[0] == codes[1]
     assert tuple(table.features(codes)) == FEATURE_NAMES
-    assert table.plan(int(codes[0])).micro_batch_size == 4
+    assert table.plans[codes[0]].micro_batch_size == 4
 
 
 @pytest.mark.parametrize("name", ["modern"])

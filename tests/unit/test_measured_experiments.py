@@ -12,8 +12,8 @@ from makespan.papers.morphling import (
     TABLE2_SUMMARY,
     fit_workload,
     measured_fig7,
-    measured_table2,
 )
+from makespan.papers.morphling._performance import measured_table2
 from makespan.perf import load_environment
 from makespan.profiling._rates import MachineRates, environment_text
 from makespan.tables import THROUGHPUT

@@ -31,25 +31,18 @@ class _Built(dict[str, pd.DataFrame]):
 
 
 def judge(ledger: Ledger, tables: Tables, source: str, options: Mapping[str, str]) -> pd.DataFrame:
-    """Compare every statement of a paper with the results of one source.
+    """Compare every statement of a paper with the results of one source; raises as `Ledger.statements`.
 
     Parameters
     ----------
-    tables
-        Result tables by name; a statement about a table that is absent is not judged.
-    options
-        What the checks must know of the configuration.
+    tables, options
+        Result tables by name, and what the checks must know of the configuration.
 
     Returns
     -------
     pandas.DataFrame
         Schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails``
         if the results decide it, and ``not run`` with the reason in the note if they do not.
-
-    Raises
-    ------
-    UnknownNameError, TraceError
-        The ledger is malformed, see `Ledger.statements`.
     """
     built = _Built(tables, ledger)
     records = [_judged(row, ledger, built, source, options) for row in _records(ledger.statements())]

@@ -65,15 +65,10 @@ class Ledger:
     tables: Mapping[str, TableSchema]
 
     def statements(self) -> pd.DataFrame:
-        """Read the statements and how each is checked.
+        """Read the statements and how each is checked: the columns of ``claims.csv``, all text.
 
-        Returns
-        -------
-        pandas.DataFrame
-            Columns ``artifact, statement, published, tolerance, check, subject, limit, sources,
-            fails_on, note``, all text. ``sources`` names the only sources that decide a statement, if
-            not all do; ``fails_on`` those on which it is known to fail. Without a ``check`` the note
-            says why nothing decides it.
+        ``sources`` names the only sources that decide a statement, if not all do; ``fails_on`` those on
+        which it is known to fail. Without a ``check`` the note says why nothing decides it.
 
         Raises
         ------
@@ -87,9 +82,8 @@ class Ledger:
         where = f"{self.package}: claims.csv"
         missing = [name for name in _COLUMNS if name not in table.columns]
         if missing:
-            raise TraceError(
-                f"{where}: lacks column(s) {', '.join(missing)}; required: {', '.join(_COLUMNS)}"
-            )
+            required = ", ".join(_COLUMNS)
+            raise TraceError(f"{where}: lacks column(s) {', '.join(missing)}; required: {required}")
         self._check_rows(table, where)
         return table[list(_COLUMNS)]
 

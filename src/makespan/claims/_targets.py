@@ -39,11 +39,6 @@ class Target:
         ``<=`` or ``>=``, and the threshold in the unit of the column.
     kind
         What the goal guards: ``prediction``, ``schedule``, ``lead`` or ``live``.
-
-    Raises
-    ------
-    UnknownNameError
-        Statistic or comparison does not exist.
     """
 
     name: str
@@ -100,13 +95,7 @@ def _equal(cell: object, text: str) -> bool:
 
 
 def read_targets(path: str | Path) -> list[Target]:
-    """Read a list of goals: a CSV file whose columns are the fields of `Target`.
-
-    Raises
-    ------
-    MissingDataError, TraceError, UnknownNameError
-        There is no such file, a column is missing, a threshold is no number, or a statistic is unknown.
-    """
+    """Read a list of goals, a CSV file; raises `TraceError` unless its columns are the fields of `Target`."""
     names = [field.name for field in fields(Target)]
     try:
         table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -116,8 +105,7 @@ def read_targets(path: str | Path) -> list[Target]:
         raise TraceError(f"{path}: found columns {', '.join(table.columns)}; accepted: {', '.join(names)}")
     try:
         return [
-            _target(dict(zip(names, map(str, cells), strict=True)))
-            for cells in table.itertuples(index=False, name=None)
+            _target({str(name): str(cell) for name, cell in row.items()}) for row in table.to_dict("records")
         ]
     except ValueError as error:
         raise TraceError(f"{path}: column 'threshold': {error}; accepted: a number") from None
@@ -130,16 +118,8 @@ def _target(cells: dict[str, str]) -> Target:
 def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataFrame:
     """Compare goals with what was built in a directory of results.
 
-    Returns
-    -------
-    pandas.DataFrame
-        Columns ``kind, name, value, goal, state``, one row a goal; ``state`` is ``met``, ``missed``
-        or ``not built``, and the value is then NaN.
-
-    Raises
-    ------
-    TraceError
-        A table that was built has no row or several for a goal.
+    The table has the columns ``kind, name, value, goal, state``, one row a goal; ``state`` is ``met``,
+    ``missed`` or ``not built``, and the value is then NaN. Raises as `Target.value`.
     """
     rows = []
     for target in targets:

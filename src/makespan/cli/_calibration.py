@@ -1,6 +1,6 @@
 """The verbs ``calibrate`` and ``validate``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -65,12 +65,11 @@ def calibrate_command(
     fit = calibrate(clean)
     click.echo("\n".join(_fit_lines(fit)))
     if output is not None:
-        provenance = source or f"robust fit to the clean rows of {traces.name or traces}"
+        given = output.stem, clean, source or f"robust fit to the clean rows of {traces.name or traces}"
         if level == "L1":
-            made = calibration_set(output.stem, clean, provenance)
+            made = calibration_set(*given)
         else:
-            shipped = load_calibration(CALIBRATION)
-            made = refined_set(output.stem, clean, provenance, level, shipped)
+            made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
         click.echo(f"{output}: level {level}, {made.n_rows} rows behind it")
 
@@ -130,10 +129,10 @@ def _text(frame: pd.DataFrame, decimals: int) -> str:
 def _observations(directory: Path, where: ClusterSpec) -> Observations:
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory; expected measured traces")
-    sources: Sequence[ThroughputSource] = (
+    sources: list[ThroughputSource] = [
         PublishedSource(directory, TRACE_CPU_THREADS),
         MeasuredSource(directory),
-    )
+    ]
     for source in sources:
         try:
             keys = source.workload_keys()

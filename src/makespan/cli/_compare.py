@@ -1,6 +1,5 @@
 """The verb ``compare``."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ from makespan.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from makespan.studies import Run
 
 __all__ = ["compare_command"]
 
@@ -88,7 +85,9 @@ def compare_command(
     from makespan.tables import COMPARISON, write_csv
 
     names = _names(policies)
-    base = names[0] if baseline is None else _baseline(baseline, names)
+    base = names[0] if baseline is None else baseline
+    if base not in names:
+        raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
     check_target(output, is_directory=False)
     scenario = assemble(**request)
     click.echo(scenario.report, err=True)
@@ -106,8 +105,10 @@ def compare_command(
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
     click.echo(f"{scenario.title}\n{setting}\n")
     click.echo(_text(table))
-    click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{_verdict(done)}")
     wrong = [item for item in done if item.violations]
+    verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
+    n_events = sum(item.n_events for item in done)
+    click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed")
     for item in wrong:
         click.echo("\n".join(verdict_lines(item)))
     if output is not None:
@@ -123,17 +124,6 @@ def _names(text: str) -> tuple[str, ...]:
     if text.strip() == _ALL:
         return policy_names()
     return tuple(policy(name).name for name in dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _baseline(name: str, names: Sequence[str]) -> str:
-    if name not in names:
-        raise InputError(f"--baseline {name!r} does not take part; accepted: {', '.join(names)}")
-    return name
-
-
-def _verdict(done: "Sequence[Run]") -> str:
-    possible, events = sum(not item.violations for item in done), sum(item.n_events for item in done)
-    return f"schedules: {possible} of {len(done)} possible, {events} events replayed"
 
 
 def _text(table: "pd.DataFrame") -> str:

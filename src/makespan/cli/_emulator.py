@@ -81,8 +81,7 @@ def emulate_command(
             )
         else:
             path = output / f"{spec.key}.csv"
-            frame = emulate(spec, points, where, constants, seed=seed, noise=noise)
-            write_csv(frame, path, THROUGHPUT)
+            write_csv(emulate(spec, points, where, constants, seed=seed, noise=noise), path, THROUGHPUT)
         click.echo(f"{path}: {len(points)} rows, {EMULATED_NOTE}")
 
 
@@ -106,10 +105,9 @@ def _select(
             f"no point of the trace grid of {spec.key!r} has plans {plans!r} and placements "
             f"{placements!r}; give both by name to emulate points outside the grid"
         )
-    if cpu_threads is not None:
-        changed = (Point(p.plan.with_cpu_threads(cpu_threads), p.placement) for p in points)
-        return list(dict.fromkeys(changed))
-    return points
+    if cpu_threads is None:
+        return points
+    return list(dict.fromkeys(Point(p.plan.with_cpu_threads(cpu_threads), p.placement) for p in points))
 
 
 @click.command("explain")

@@ -249,15 +249,12 @@ class Progress:
         now = time.perf_counter()
         if now < self._next:
             return
+        rows = zip(self._names, shares, done, strict=True)
         if self._panel is not None:
-            self._panel.show([self._line(*row) for row in zip(self._names, shares, done, strict=True)])
+            self._panel.show([self._line(*row) for row in rows])
             self._next = time.perf_counter() + _POLICY_FRAME_S
         else:
-            going = [
-                f"{name} {share:.0%}"
-                for name, share, run in zip(self._names, shares, done, strict=True)
-                if share > 0 and run is None
-            ]
+            going = [f"{name} {share:.0%}" for name, share, run in rows if share > 0 and run is None]
             self._write(f"{len(self._told)}/{len(self._names)} policies done; {', '.join(going)}")
             self._next = now + _LINE_S
 

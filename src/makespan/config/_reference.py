@@ -73,15 +73,8 @@ def _row(key: str, field: FieldInfo, value: Any, inner: type[BaseModel] | None) 
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     is_entry = "[]" in key
     default = "see the file" if inner is not None or is_entry else f"`{json.dumps(value)}`"
-    described = [str(extra.get(name, "")) for name in ("unit", "source", "changes")]
-    return (
-        f"`{key}`",
-        _type(field.annotation),
-        default,
-        described[0],
-        field.description or "",
-        *described[1:],
-    )
+    unit, *rest = (str(extra.get(name, "")) for name in ("unit", "source", "changes"))
+    return f"`{key}`", _type(field.annotation), default, unit, field.description or "", *rest
 
 
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -118,13 +118,7 @@ def settings_model() -> type[Settings]:
 
 
 def check_settings(values: Mapping[str, Any]) -> Settings:
-    """Check merged values, as read from YAML, and turn them into settings.
-
-    Raises
-    ------
-    ConfigError
-        Names each offending key, what was found and what is accepted, one line each.
-    """
+    """Turn merged values, as read from YAML, into settings; raises `ConfigError`, one line a bad key."""
     text = json.dumps(values, default=str)
     try:
         return settings_model().model_validate_json(text)
@@ -134,18 +128,9 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(overrides: Sequence[str | Path] = (), root: str | Path = ".") -> Settings:
-    """Read the default files of a checkout (``root``), then the overrides in order, and check the result.
-
-    Raises
-    ------
-    MissingDataError, ConfigError
-        A file does not exist or is no YAML mapping, or the merged options are not accepted.
-    """
+    """Read the default files of a checkout (``root``), then the overrides in order, and check the result."""
     files = [Path(root) / name for name in DEFAULT_FILES] + [Path(name) for name in overrides]
-    merged: dict[str, Any] = {}
-    for path in files:
-        merged = merge(merged, _read(path))
-    return check_settings(merged)
+    return check_settings(reduce(merge, map(_read, files), {}))
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,12 +162,8 @@ def published_directory(settings: Settings, environment: Mapping[str, str] = os.
     """Return the directory with the published files, or the one that receives fetched files.
 
     The option ``throughput.published.directory`` comes first, the variable ``MAKESPAN_PUBLISHED_DIR`` second,
-    and with ``throughput.published.fetch`` the directory of fetched files third.
-
-    Raises
-    ------
-    MissingDataError
-        None is given, or the one given is no directory; says what to do.
+    and with ``throughput.published.fetch`` the directory of fetched files third. Raises `MissingDataError` if
+    none is given, or the one given is no directory.
     """
     published = settings.throughput.published
     named = published.directory or environment.get(PUBLISHED_VARIABLE)

@@ -65,8 +65,7 @@ class Published(Block):
         changes=EVERYTHING,
     )
     fetch: bool = option(
-        "whether files are fetched from their pinned commits when no directory is given",
-        changes="",
+        "whether files are fetched from their pinned commits when no directory is given", changes=""
     )
     fetched_directory: str = option(
         "where fetched files are kept", source="a choice", changes="", min_length=1

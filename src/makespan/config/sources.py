@@ -17,12 +17,7 @@ __all__ = ["missing_datasets", "paper_datasets", "paper_files", "published_datas
 def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, Dataset]:
     """Return the registered trace of each configured workload, by its key and in their order.
 
-    Paths of the register count from ``root``.
-
-    Raises
-    ------
-    MissingDataError
-        A workload has no registered trace.
+    Paths of the register count from ``root``. Raises `MissingDataError` for a workload without entry.
     """
     known: dict[str, Dataset] = {}
     for entry in _register(settings, root):
@@ -49,13 +44,7 @@ def paper_datasets(settings: Settings, paper: str, root: str | Path = ".") -> li
 
 
 def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
-    """Return the files that the published source reads, one a workload; fetched ones may not exist yet.
-
-    Raises
-    ------
-    MissingDataError
-        No directory is configured, or it lacks a file; says what to do.
-    """
+    """Return the files that the published source reads, one a workload; fetched ones may not exist yet."""
     return _paths(settings, published_datasets(settings, root).values())
 
 
@@ -73,7 +62,7 @@ def missing_datasets(settings: Settings) -> dict[str, Dataset]:
 
 
 def _register(settings: Settings, root: str | Path) -> tuple[Dataset, ...]:
-    return tuple(read_register(Path(root) / settings.throughput.published.register_file))
+    return read_register(Path(root) / settings.throughput.published.register_file)
 
 
 def _paths(settings: Settings, datasets: Iterable[Dataset]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,6 @@ __all__ = [
 ]
 _LEVELS = ("L0", "L1", "L1a", "L2", "L3")
 _SUFFIX = ".toml"
-_HEADER = "# Calibrated constants of the testbed emulator. Written by `makespan calibrate`.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +112,7 @@ def theta_mapping(theta: NDArray[np.float64]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants for one workload.
-
-    Parameters
-    ----------
-    identifier
-        Name of the set and, after a slash, which fit of it.
-    level
-        ``L0`` public constants; ``L1`` fitted on other models; ``L1a`` with one anchor row;
-        ``L2`` with a few rows; ``L3`` with all rows of the model.
-    theta
-        The constants by name.
-    compute_scale
-        Anchor of the workload, a factor on its compute time [1].
-    excluded_models
-        Models that the fit did not see.
-    """
+    """Constants for one workload, of one fit of a set; ``compute_scale`` is its anchor [1]."""
 
     identifier: str
     level: str
@@ -151,8 +136,11 @@ class CalibrationSet:
 
     Parameters
     ----------
-    name, level, source
-        Key, calibration level (see `Calibration`), and what was fitted to what.
+    name, source
+        Key, and what was fitted to what.
+    level
+        ``L0`` public constants; ``L1`` fitted on other models; ``L1a`` with one anchor row;
+        ``L2`` with a few rows; ``L3`` with all rows of the model.
     data_digest, n_rows
         BLAKE2b digest and number of the measured rows behind the fit; empty and 0 at level L0.
     constants
@@ -223,43 +211,24 @@ def load_calibration(name: str = "L1") -> CalibrationSet:
         No calibration has that name; there is no such file; the file is not a calibration.
     """
     if name == "L0":
-        return CalibrationSet(
-            name="L0",
-            level="L0",
-            source="public constants: the priors of the calibration, nothing fitted",
-            data_digest="",
-            n_rows=0,
-            constants=theta_mapping(prior_theta()),
-        )
+        source = "public constants: the priors of the calibration, nothing fitted"
+        return CalibrationSet("L0", "L0", source, "", 0, theta_mapping(prior_theta()))
     if name in calibration_names():
         resource = resources.files("makespan.emulator").joinpath(f"presets/{name}{_SUFFIX}")
         return _parse(name, resource.read_text("utf-8"), f"preset {name}")
     if not name.endswith(_SUFFIX):
         raise unknown_name("calibration", name, [*calibration_names(), f"a path ending in {_SUFFIX}"])
     try:
-        with open(name, encoding="utf-8") as handle:  # noqa: PTH123 - the name may be any path text
-            text = handle.read()
+        return _parse(name, Path(name).read_text("utf-8"), name)
     except OSError as error:
         raise MissingDataError(f"{name}: calibration cannot be read: {error.strerror}") from None
-    return _parse(name, text, name)
 
 
 def _parse(name: str, text: str, where: str) -> CalibrationSet:
     try:
         entry = tomllib.loads(text)
-        return CalibrationSet(
-            name=name,
-            level=entry["level"],
-            source=entry["source"],
-            data_digest=entry["data_digest"],
-            n_rows=entry["n_rows"],
-            constants=entry["constants"],
-            without=entry.get("without", {}),
-            refined=entry.get("refined", {}),
-            anchors=entry.get("anchors", {}),
-            active_bounds=tuple(entry.get("active_bounds", ())),
-        )
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        return CalibrationSet(name=name, **entry | {"active_bounds": tuple(entry.get("active_bounds", ()))})
+    except (tomllib.TOMLDecodeError, TypeError, AttributeError) as error:
         raise InputError(f"{where}: not a calibration: {error!r}; see `makespan calibrate`") from None
 
 
@@ -267,22 +236,18 @@ def calibration_text(calibration: CalibrationSet) -> str:
     """Return a calibration as TOML, byte-identical for equal calibrations."""
     source = calibration.source.replace("\\", "/").replace('"', "'").replace("\n", " ")
     lines = [
-        _HEADER,
+        "# Calibrated constants of the testbed emulator. Written by `makespan calibrate`.\n",
         f'level = "{calibration.level}"',
         f'source = "{source}"',
         f'data_digest = "{calibration.data_digest}"',
         f"n_rows = {calibration.n_rows}",
         f"active_bounds = [{', '.join(repr(name) for name in calibration.active_bounds)}]",
     ]
-    lines += _section("constants", calibration.constants)
-    for key in sorted(calibration.without):
-        lines += _section(f'without."{key}"', calibration.without[key])
-    for key in sorted(calibration.refined):
-        lines += _section(f'refined."{key}"', calibration.refined[key])
-    if calibration.anchors:
-        lines += _section("anchors", calibration.anchors)
+    tables = {"constants": calibration.constants}
+    tables |= {f'without."{key}"': values for key, values in sorted(calibration.without.items())}
+    tables |= {f'refined."{key}"': values for key, values in sorted(calibration.refined.items())}
+    tables |= {"anchors": calibration.anchors} if calibration.anchors else {}
+    for title, values in tables.items():
+        numbers = (f"{name} = {float(f'{value:.6g}')!r}" for name, value in values.items())
+        lines += ["", f"[{title}]", *numbers]
     return "\n".join(lines) + "\n"
-
-
-def _section(title: str, values: Mapping[str, float]) -> list[str]:
-    return ["", f"[{title}]", *(f"{name} = {float(f'{value:.6g}')!r}" for name, value in values.items())]

@@ -10,9 +10,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from makespan.emulator._calibration import Calibration, CalibrationSet, load_calibration
-from makespan.emulator._features import Features, FeatureTable, feature_table
+from makespan.emulator._features import Features, feature_table
 from makespan.emulator._points import Point
-from makespan.emulator._timemodel import TERM_NAMES, phases, predict_terms
+from makespan.emulator._timemodel import TERM_NAMES, phases, predict, predict_terms
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.plans import write_plan
@@ -28,7 +28,6 @@ __all__ = [
     "emulate",
     "explain",
     "iteration_time_s",
-    "row_generator",
     "row_seed",
 ]
 
@@ -43,10 +42,9 @@ class NoiseModel:
 
     Parameters
     ----------
-    sigma_run_single_node, sigma_run_multi_node
-        Standard deviation of the logarithm of one measured iteration [1]; assumptions.
-    samples
-        Iterations averaged in a row; that of the published traces.
+    sigma_run_single_node, sigma_run_multi_node, samples
+        Standard deviation of the logarithm of one measured iteration [1], an assumption, and how many
+        a row averages, as in the published traces.
     sigma_environment
         Standard deviation of the logarithm that a whole row shares [1]; published rows that the
         model considers equivalent differ by 0.6 to 3.5 %.
@@ -57,9 +55,7 @@ class NoiseModel:
     samples: int = 19
     sigma_environment: float = 0.02
 
-    def factors(
-        self, rng: np.random.Generator, n_terms: int, *, multi_node: bool, scale: float
-    ) -> NDArray[np.float64]:
+    def factors(self, rng: np.random.Generator, n_terms: int, *, multi_node: bool, scale: float) -> _Array:
         """Draw one factor for each term of a row, (n_terms,); their mean is 1."""
         run = self.sigma_run_multi_node if multi_node else self.sigma_run_single_node
         sigma = scale * run / math.sqrt(self.samples)
@@ -137,8 +133,7 @@ def row_seed(global_seed: int, cluster: str, workload: str, point: Point) -> int
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_SEED_BYTES).digest(), "big")
 
 
-def row_generator(global_seed: int, cluster: str, workload: str, point: Point) -> np.random.Generator:
-    """Return the random generator of a row."""
+def _row_generator(global_seed: int, cluster: str, workload: str, point: Point) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(row_seed(global_seed, cluster, workload, point)))
 
 
@@ -159,14 +154,10 @@ class Explanation:
     ----------
     point
         The point, with its micro-batch size resolved.
-    feasible, reason, warnings
-        The memory verdict.
-    memory_bytes, host_memory_bytes
-        Memory by component [B].
+    feasible, reason, warnings, memory_bytes, host_memory_bytes
+        The memory verdict, and memory by component [B].
     terms_s
         Terms of the iteration [s]; they add up to `iter_time_s`.
-    calibration
-        The constants used.
     """
 
     point: Point
@@ -194,8 +185,7 @@ def iteration_time_s(
     constants = calibration.for_workload(workload)
     table = feature_table(workload, cluster)
     codes = table.codes(points)
-    terms = predict_terms(constants.vector, table.features(codes), constants.compute_scale)
-    total = np.asarray(sum(terms[name] for name in TERM_NAMES))
+    total = predict(constants.vector, table.features(codes), constants.compute_scale)
     return np.where(table.feasible(codes), total, np.nan)
 
 
@@ -213,8 +203,8 @@ def emulate(
 
     Parameters
     ----------
-    workload, points, cluster
-        What is trained, in which plans and placements (for example of `trace_points`), and where.
+    points
+        Plans in placements, for example of `trace_points`.
     calibration
         Constants; the shipped level L1 if not given.
     seed, noise
@@ -235,14 +225,14 @@ def emulate(
     codes = table.codes(points)
     x = table.features(codes)
     terms = predict_terms(constants.vector, x, constants.compute_scale)
-    if kinds.anomalies is not None:
-        terms = _half_batches(terms, x, points, kinds.anomalies)
+    if kinds.anomalies is not None and kinds.anomalies.half_batch_when_short:
+        terms = _half_batches(terms, x, points)
     if noise > 0 or kinds.stragglers is not None or kinds.anomalies is not None:
         terms = _disturbed(terms, workload, points, cluster.name, seed, noise, kinds)
-    frame = _frame(workload, points, terms, x, table, codes)
+    frame = _frame(workload, points, terms, x, table.feasible(codes))
     if kinds.anomalies is not None and kinds.anomalies.missing_share:
         kept = [
-            row_generator(seed, f"missing:{cluster.name}", workload.key, point).random()
+            _row_generator(seed, f"missing:{cluster.name}", workload.key, point).random()
             >= kinds.anomalies.missing_share
             for point in points
         ]
@@ -250,12 +240,8 @@ def emulate(
     return frame
 
 
-def _half_batches(
-    terms: dict[str, _Array], x: Features, points: Sequence[Point], anomalies: Anomalies
-) -> dict[str, _Array]:
+def _half_batches(terms: dict[str, _Array], x: Features, points: Sequence[Point]) -> dict[str, _Array]:
     """Let data-parallel rows that need accumulation run one micro-batch."""
-    if not anomalies.half_batch_when_short:
-        return terms
     affected = np.array([not point.plan.is_model_parallel for point in points]) & (x["microbatches"] > 1)
     divisor = np.where(affected, x["microbatches"], 1.0)
     return {name: values / divisor if name in _COMPUTE_TERMS else values for name, values in terms.items()}
@@ -274,7 +260,7 @@ def _disturbed(
     extra = np.zeros(len(points))
     compute_rows = [TERM_NAMES.index(name) for name in _COMPUTE_TERMS]
     for column, point in enumerate(points):
-        rng = row_generator(seed, cluster, workload.key, point)
+        rng = _row_generator(seed, cluster, workload.key, point)
         n_nodes = point.placement.n_nodes
         factors[:, column] = kinds.noise.factors(rng, len(TERM_NAMES), multi_node=n_nodes > 1, scale=noise)
         if kinds.stragglers is not None:
@@ -293,10 +279,8 @@ def _frame(
     points: Sequence[Point],
     terms: dict[str, _Array],
     x: Features,
-    table: FeatureTable,
-    codes: NDArray[np.int64],
+    feasible: NDArray[np.bool_],
 ) -> pd.DataFrame:
-    feasible = table.feasible(codes)
     total = np.asarray(sum(terms[name] for name in TERM_NAMES))
     styles = np.array([workload.for_plan(point.plan).stack.phase_style for point in points], dtype=np.str_)
     columns = np.full((3, len(points)), np.nan)
@@ -333,10 +317,10 @@ def explain(
     constants = (calibration or load_calibration()).for_workload(workload)
     table = feature_table(workload, cluster)
     code = table.codes([point])
-    verdict = table.verdict(int(code[0]))
+    verdict = table.verdicts[code[0]]
     terms = predict_terms(constants.vector, table.features(code), constants.compute_scale)
     return Explanation(
-        point=Point(table.plan(int(code[0])), point.placement),
+        point=Point(table.plans[code[0]], point.placement),
         feasible=verdict.feasible,
         reason=verdict.reason,
         warnings=verdict.warnings,

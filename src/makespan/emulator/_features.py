@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.emulator._geometry import Boundary, Geometry, geometry
+from makespan.emulator._geometry import Geometry, geometry
 from makespan.emulator._points import Point
 from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.plans import (
@@ -26,10 +26,8 @@ __all__ = [
     "FEATURE_NAMES",
     "FeatureTable",
     "Features",
-    "feature_row",
     "feature_table",
     "stage_features",
-    "stage_nodes",
 ]
 
 Features = dict[str, NDArray[np.float64]]
@@ -84,7 +82,7 @@ class _Setting:
         return self.bound.model.parameters / (self.plan.tp * self.plan.pp)
 
 
-def stage_nodes(cluster: ClusterSpec, n_nodes: int) -> tuple[NodeSpec, ...]:
+def _stage_nodes(cluster: ClusterSpec, n_nodes: int) -> tuple[NodeSpec, ...]:
     """Return the kinds of node of a placement: the first nodes, or one for all where they are equal."""
     return cluster.nodes[:1] if cluster.is_homogeneous else cluster.nodes[:n_nodes]
 
@@ -160,8 +158,12 @@ def _transfer_features(setting: _Setting) -> dict[str, float]:
     latency_s = inter_s = intra_s = 0.0
     for stage, boundary in zip(held[:-1], setting.layout.boundaries, strict=True):
         volume = crossings * plan.micro_batch_size * stage.boundary_bytes
-        inter, intra, latency = _one_boundary(volume, boundary, setting, cluster)
-        inter_s, intra_s, latency_s = inter_s + inter, intra_s + intra, latency_s + crossings * latency
+        if boundary.crosses_nodes:
+            inter_s += volume / boundary.bandwidth_bytes_per_s
+            latency_s += crossings * cluster.network.latency_s
+        else:
+            intra_s += volume / boundary.bandwidth_bytes_per_s
+            latency_s += crossings * setting.nodes[0].intra_latency_s
     return {
         "transfer_inter_s": inter_s,
         "transfer_intra_s": intra_s,
@@ -170,24 +172,17 @@ def _transfer_features(setting: _Setting) -> dict[str, float]:
     }
 
 
-def _one_boundary(
-    volume: float, boundary: Boundary, setting: _Setting, cluster: ClusterSpec
-) -> tuple[float, float, float]:
-    seconds = volume / boundary.bandwidth_bytes_per_s
-    if boundary.crosses_nodes:
-        return seconds, 0.0, cluster.network.latency_s
-    return 0.0, seconds, setting.nodes[0].intra_latency_s
-
-
 def _exchange_features(setting: _Setting) -> dict[str, float]:
     """Gradient exchange: plain ring, partitioned passes, and the hierarchical alternative."""
     plan, stack, group = setting.plan, setting.bound.stack, setting.layout.data
     held, share = setting.held_parameters, (plan.dp - 1) / plan.dp
     is_plain, is_partitioned = float(plan.zero_stage == 0), float(plan.zero_stage in (1, 2))
-    buckets = _bucket_count(held * stack.gradient_bytes)
     one_pass = share * held * stack.partitioned_bytes
     local, across = group.n_local, group.n_nodes
     volume = held * stack.gradient_bytes
+    rest = max(volume - _FIRST_BUCKET_BYTES, 0.0)  # in buckets of equal size
+    buckets = 1 + int(np.ceil(rest / DEFAULT_MEMORY_RULES.bucket_bytes))
+    card_bytes = _RING_PASSES * (across - 1) / across * (volume / local)
     return {
         "ring_bytes": is_plain * _RING_PASSES * share * volume,
         "scatter_bytes": is_partitioned * one_pass,
@@ -204,23 +199,14 @@ def _exchange_features(setting: _Setting) -> dict[str, float]:
         "overlaps": float(stack.overlaps_gradients),
         "hierarchical": is_plain * float(stack.hierarchical_collectives and group.crosses_nodes),
         "hierarchical_intra_bytes": _RING_PASSES * (local - 1) / local * volume,
-        "hierarchical_card_s": _RING_PASSES
-        * (across - 1)
-        / across
-        * (volume / local)
-        / group.card_bandwidth_bytes_per_s,
+        "hierarchical_card_s": card_bytes / group.card_bandwidth_bytes_per_s,
     }
-
-
-def _bucket_count(volume_bytes: float) -> int:
-    """Count the buckets of an exchange: one small, the rest of equal size."""
-    rest = max(volume_bytes - _FIRST_BUCKET_BYTES, 0.0)
-    return 1 + int(np.ceil(rest / DEFAULT_MEMORY_RULES.bucket_bytes))
 
 
 def _optimizer_features(setting: _Setting) -> dict[str, float]:
     plan, stack = setting.plan, setting.bound.stack
-    on_host = float(plan.offload)
+    on_host, is_fused = float(plan.offload), float(stack.fused_optimizer)
+    on_device = 1.0 - on_host
     shard = setting.held_parameters / (plan.dp if plan.zero_stage else 1)
     streaming = setting.streaming_bytes_per_s
     local = max(setting.point.placement.gpus_per_node)
@@ -228,18 +214,14 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
     threads = min(float(plan.cpu_threads), node.cpu_threads / local)
     pcie = min(kind.pcie_bandwidth_bytes_per_s for kind in setting.nodes)
     host_bandwidth = min(kind.host_bandwidth_bytes_per_s for kind in setting.nodes)
-    is_slow = float(stack.host_optimizer == "slow")
     return {
-        "device_update_fused_s_per_b": (1.0 - on_host) * float(stack.fused_optimizer) * shard / streaming,
-        "device_update_unfused_s_per_b": (1.0 - on_host)
-        * float(not stack.fused_optimizer)
-        * shard
-        / streaming,
+        "device_update_fused_s_per_b": on_device * is_fused * shard / streaming,
+        "device_update_unfused_s_per_b": on_device * (1.0 - is_fused) * shard / streaming,
         "host_parameters": on_host * shard,
         "host_threads": threads,
         "host_thread_rate": node.adam_rate_per_thread * threads,
         "host_memory_rate": host_bandwidth / (_HOST_BYTES_PER_PARAMETER * local),
-        "host_is_slow": is_slow,
+        "host_is_slow": float(stack.host_optimizer == "slow"),
         "host_link_s": on_host * stack.partitioned_bytes * shard / pcie,
         "offloaded_parameters": on_host * setting.held_parameters,
         "on_host": on_host,
@@ -249,14 +231,10 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
 def _constant_features(setting: _Setting) -> dict[str, float]:
     plan = setting.plan
     node, local = setting.nodes[0], max(setting.point.placement.gpus_per_node)
-    decodes = setting.bound.model.family == "vit"
-    workers = plan.cpu_threads * local
+    decoded = float(setting.bound.model.family == "vit") * plan.replica_batch_size * local
     return {
         "microbatches": float(plan.n_microbatches),
-        "loader_s": float(decodes)
-        * plan.replica_batch_size
-        * local
-        / (node.loader_rate_per_thread * workers),
+        "loader_s": decoded / (node.loader_rate_per_thread * (plan.cpu_threads * local)),
         "steps": 1.0,
         "further_nodes": float(setting.point.placement.n_nodes - 1),
         "is_async": float(setting.bound.stack.phase_style == "ddp"),
@@ -265,25 +243,14 @@ def _constant_features(setting: _Setting) -> dict[str, float]:
 
 
 def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec) -> _Setting:
-    nodes = stage_nodes(cluster, point.placement.n_nodes)
+    nodes = _stage_nodes(cluster, point.placement.n_nodes)
     layout = geometry(point.placement.gpus_per_node, nodes, cluster.network, plan.pp, plan.tp, plan.dp)
     return _Setting(point, plan, workload.for_plan(plan), nodes, layout, cluster)
 
 
-def feature_row(
-    workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec
-) -> NDArray[np.float64]:
-    """Compute the features of a point, (n_features,), in the order of `FEATURE_NAMES`."""
-    setting = _setting(workload, plan, point, cluster)
-    kinds = (
-        _pipeline_work,
-        _tensor_features,
-        _transfer_features,
-        _exchange_features,
-        _optimizer_features,
-        _constant_features,
-    )
-    values = {name: value for kind in kinds for name, value in kind(setting).items()}
+def _feature_row(setting: _Setting) -> NDArray[np.float64]:
+    values = _pipeline_work(setting) | _tensor_features(setting) | _transfer_features(setting)
+    values |= _exchange_features(setting) | _optimizer_features(setting) | _constant_features(setting)
     return np.array([values[name] for name in FEATURE_NAMES])
 
 
@@ -301,20 +268,17 @@ class FeatureTable:
 
     workload: Workload
     cluster: ClusterSpec
+    plans: list[ExecutionPlan] = field(default_factory=list)  # with their micro-batch sizes resolved
+    verdicts: list[Verdict] = field(default_factory=list)
     _codes: dict[Point, int] = field(default_factory=dict)
-    _rows: list[NDArray[np.float64]] = field(default_factory=list)
-    _plans: list[ExecutionPlan] = field(default_factory=list)
-    _verdicts: list[Verdict] = field(default_factory=list)
     _matrix: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURE_NAMES))))
 
     def codes(self, points: Sequence[Point]) -> NDArray[np.int64]:
         """Return the row number of each point, adding the rows that are new, (n_points,)."""
         known = self._codes
         missing = [point for point in dict.fromkeys(points) if point not in known]
-        for point in missing:
-            self._add(point)
         if missing:
-            self._matrix = np.vstack([self._matrix, *self._rows[len(self._matrix) :]])
+            self._matrix = np.vstack([self._matrix, *(self._add(point) for point in missing)])
         return np.fromiter((known[point] for point in points), dtype=np.int64, count=len(points))
 
     def features(self, codes: NDArray[np.int64]) -> Features:
@@ -322,31 +286,22 @@ class FeatureTable:
         chosen = self._matrix[codes]
         return {name: chosen[:, index] for index, name in enumerate(FEATURE_NAMES)}
 
-    def plan(self, code: int) -> ExecutionPlan:
-        """Return the plan of a row with its micro-batch size resolved."""
-        return self._plans[code]
-
-    def verdict(self, code: int) -> Verdict:
-        """Return the memory verdict of a row."""
-        return self._verdicts[code]
-
     def feasible(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each row can run, (n_points,)."""
-        return np.array([self._verdicts[code].feasible for code in codes], dtype=bool)
+        return np.array([self.verdicts[code].feasible for code in codes], dtype=bool)
 
-    def _add(self, point: Point) -> None:
-        nodes = stage_nodes(self.cluster, point.placement.n_nodes)
+    def _add(self, point: Point) -> NDArray[np.float64]:
+        nodes = _stage_nodes(self.cluster, point.placement.n_nodes)
         smallest = min(nodes, key=lambda kind: kind.gpu.memory_bytes)
         plan = resolve_micro_batch(point.plan, self.workload, smallest)
         verdict = memory_estimate(plan, self.workload, smallest, point.placement)
+        row = np.full(len(FEATURE_NAMES), np.nan)  # stays so if the structure alone forbids the plan
         if verdict.bytes_by_component:
-            row = feature_row(self.workload, plan, point, self.cluster)
-        else:
-            row = np.full(len(FEATURE_NAMES), np.nan)  # the structure alone forbids it
-        self._codes[point] = len(self._rows)
-        self._rows.append(row)
-        self._plans.append(plan)
-        self._verdicts.append(verdict)
+            row = _feature_row(_setting(self.workload, plan, point, self.cluster))
+        self._codes[point] = len(self.plans)
+        self.plans.append(plan)
+        self.verdicts.append(verdict)
+        return row
 
 
 @lru_cache(maxsize=64)

@@ -61,12 +61,7 @@ def intra_bandwidth(node: NodeSpec, n_local: int) -> float:
 
 @lru_cache(maxsize=200_000)
 def geometry(
-    gpus_per_node: tuple[int, ...],
-    nodes: tuple[NodeSpec, ...],
-    network: Network,
-    pp: int,
-    tp: int,
-    dp: int,
+    gpus_per_node: tuple[int, ...], nodes: tuple[NodeSpec, ...], network: Network, pp: int, tp: int, dp: int
 ) -> Geometry:
     """Place the ranks of a plan and work out the bandwidth of its groups."""
     n_gpus = sum(gpus_per_node)
@@ -115,14 +110,8 @@ def _boundary(
     ranks: list[_Position], first: int, width: int, kinds: tuple[NodeSpec, ...], network: Network
 ) -> Boundary:
     senders, _ = boundary_flows(ranks, first, width, [kind.gpus_per_nic for kind in kinds])
-    if not senders:
-        return Boundary(
-            False, min(intra_bandwidth(kinds[node], _PAIR) for node, _ in ranks[first : first + width])
-        )
-    return Boundary(
-        True,
-        min(
-            kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor / count
-            for (node, _), count in senders.items()
-        ),
-    )
+    rates = [
+        kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor / count
+        for (node, _), count in senders.items()
+    ] or [intra_bandwidth(kinds[node], _PAIR) for node, _ in ranks[first : first + width]]
+    return Boundary(bool(senders), min(rates))

@@ -39,15 +39,12 @@ class Observations:
 
     Parameters
     ----------
-    workload, model, stack, plan_class, exec_plan, placement
-        Key of the workload, of its model, name of the software stack that the model's
-        data-parallel plans use, plan class, and the row in trace notation.
-    n_gpus, n_nodes, clean
-        Size of the placement, and whether no measurement anomaly was flagged.
+    stack
+        Name of the software stack that the data-parallel plans of the model use.
+    exec_plan, placement, clean
+        The row in trace notation, and whether no measurement anomaly was flagged.
     iter_time_s, forward_s, optimize_s
         Measured time and phases [s]; a phase is NaN where the stack reports no meaningful one.
-    features
-        Features of the time model.
     """
 
     workload: _Text

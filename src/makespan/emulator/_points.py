@@ -1,6 +1,6 @@
 """What is emulated: plans in placements, and the designed grid of them that makes a trace."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -58,23 +58,18 @@ def read_point(workload: Workload, exec_plan: str, placement: str, cpu_threads: 
     """
     place = Placement.parse(placement)
     plan = read_plan(
-        exec_plan,
-        n_gpus=place.n_gpus,
-        global_batch_size=workload.global_batch_size,
-        cpu_threads=cpu_threads,
+        exec_plan, n_gpus=place.n_gpus, global_batch_size=workload.global_batch_size, cpu_threads=cpu_threads
     )
     return Point(plan, place)
 
 
 def points_from_frame(workload: Workload, frame: pd.DataFrame, where: str = "points") -> list[Point]:
     """Read the columns ``exec_plan``, ``placement`` and ``cpu_threads`` of a table."""
-    rows: Iterable[tuple[str, str, int]] = zip(
-        frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True
-    )
     points = []
-    for number, (exec_plan, placement, cpu_threads) in enumerate(rows, start=1):
+    columns = (frame[name] for name in ("exec_plan", "placement", "cpu_threads"))
+    for number, (exec_plan, placement, threads) in enumerate(zip(*columns, strict=True), start=1):
         try:
-            points.append(read_point(workload, str(exec_plan), str(placement), int(cpu_threads)))
+            points.append(read_point(workload, str(exec_plan), str(placement), int(threads)))
         except InputError as error:
             raise TraceError(f"{where}: row {number}: {error}") from error
     return points

@@ -60,8 +60,8 @@ class CalibrationFit:
     ----------
     theta, std_err_log
         Constants, and standard errors of their logarithms, (n_constants,).
-    n_rows, cost
-        Measured rows used, and value of the objective.
+    cost
+        Value of the objective.
     active_bounds
         Names of the constants at their upper bound of 1.
     correlation
@@ -316,10 +316,8 @@ def calibration_set(name: str, observations: Observations, source: str) -> Calib
 
     Parameters
     ----------
-    name, source
-        Key of the set, and what the rows are.
-    observations
-        Measured rows; flagged ones are left out of the fits.
+    observations, source
+        Measured rows, of which flagged ones are left out of the fits; and what they are.
 
     Returns
     -------
@@ -351,10 +349,8 @@ def refined_set(
 
     Parameters
     ----------
-    name, source
-        Key of the set, and what the rows are.
-    observations
-        Measured rows; flagged ones are not used.
+    observations, source
+        Measured rows, of which flagged ones are not used; and what they are.
     level
         ``L1a``: one row a workload sets a factor on its compute. ``L2``: up to three rows a plan
         class. ``L3``: all rows.
@@ -372,7 +368,6 @@ def refined_set(
     everything = np.ones(len(clean), dtype=bool)
     anchors: dict[str, float] = {}
     refined: dict[str, dict[str, float]] = {}
-    used = everything
     if level == "L1a":
         rows = anchor_rows(clean)
         used = np.isin(np.arange(len(clean)), list(rows.values()))

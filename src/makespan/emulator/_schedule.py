@@ -60,7 +60,7 @@ def pipeline_time_s(
         for stage in range(p):
             while position[stage] < len(orders[stage]):
                 kind, k = orders[stage][position[stage]]
-                ready = _ready_at(finished, edges, stage, p, kind, k)
+                ready = _ready_at(finished, edges, stage, kind, k)
                 if ready is None:
                     break
                 duration = forward_s[stage] if kind == "F" else backward_s[stage]
@@ -72,20 +72,14 @@ def pipeline_time_s(
 
 
 def _ready_at(
-    finished: dict[tuple[int, str, int], float],
-    edges: list[float],
-    stage: int,
-    n_stages: int,
-    kind: str,
-    k: int,
+    finished: dict[tuple[int, str, int], float], edges: list[float], stage: int, kind: str, k: int
 ) -> float | None:
     """Return when the input of an operation has arrived; None if it is not known yet."""
-    if kind == "F":
-        source, edge = stage - 1, edges[stage - 1] if stage else 0.0
-    else:
-        source, edge = stage + 1, edges[stage] if stage < n_stages - 1 else 0.0
-    if source in (-1, n_stages):
-        return 0.0 if kind == "F" else finished.get((stage, "F", k))
+    if kind == "F" and stage == 0:
+        return 0.0
+    if kind == "B" and stage == len(edges):
+        return finished.get((stage, "F", k))
+    source, edge = (stage - 1, edges[stage - 1]) if kind == "F" else (stage + 1, edges[stage])
     done = finished.get((source, kind, k))
     return None if done is None else done + edge
 
@@ -112,10 +106,7 @@ class ExactPipeline:
 
 
 def exact_pipeline(
-    workload: Workload,
-    point: Point,
-    cluster: ClusterSpec,
-    calibration: CalibrationSet | Calibration,
+    workload: Workload, point: Point, cluster: ClusterSpec, calibration: CalibrationSet | Calibration
 ) -> ExactPipeline:
     """Work out the stage times of a point.
 
@@ -128,8 +119,8 @@ def exact_pipeline(
     theta = constants.vector
     table = feature_table(workload, cluster)
     code = table.codes([point])
-    whole = table.features(code)
-    per_stage = stage_features(workload, table.plan(int(code[0])), point.placement, cluster)
+    plan, whole = table.plans[code[0]], table.features(code)
+    per_stage = stage_features(workload, plan, point.placement, cluster)
     x: Features = {name: np.repeat(values, len(per_stage)) for name, values in whole.items()}
     x |= {name: np.array([stage[name] for stage in per_stage]) for name in per_stage[0]}
     terms = predict_terms(theta, x, constants.compute_scale)
@@ -141,5 +132,5 @@ def exact_pipeline(
         forward_s=tuple(float(value) for value in terms["forward"] + exchange),
         backward_s=tuple(float(value) for value in backward),
         transfer_s=float(transfer),
-        n_microbatches=table.plan(int(code[0])).n_microbatches,
+        n_microbatches=plan.n_microbatches,
     )

@@ -13,23 +13,11 @@ from makespan.emulator._features import Features
 __all__ = ["TERM_NAMES", "phases", "predict", "predict_terms"]
 
 _Array = NDArray[np.float64]
-TERM_NAMES = (
-    "forward",
-    "backward",
-    "recompute",
-    "tensor_exchange",
-    "stage_transfer",
-    "gradient_exchange",
-    "gradient_to_host",
-    "device_update",
-    "host_update",
-    "host_to_device",
-    "offload_overhead",
-    "parameter_gather",
-    "data_loading",
-    "node_wait",
-    "fixed",
-)
+_TERMS = """
+forward backward recompute tensor_exchange stage_transfer gradient_exchange gradient_to_host
+device_update host_update host_to_device offload_overhead parameter_gather data_loading node_wait fixed
+"""
+TERM_NAMES = tuple(_TERMS.split())
 """Names of the terms, in the order in which they are added."""
 _OPTIMIZER = ("device_update", "host_update", "host_to_device", "offload_overhead", "parameter_gather")
 
@@ -127,11 +115,7 @@ def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.
 
 def predict(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> _Array:
     """Compute the iteration time [s], (n_points,): the sum of the terms for a vector of constants."""
-    terms = predict_terms(theta, x, compute_scale)
-    total = terms[TERM_NAMES[0]]
-    for name in TERM_NAMES[1:]:
-        total = total + terms[name]
-    return total
+    return np.asarray(sum(predict_terms(theta, x, compute_scale).values()))
 
 
 def _sum(terms: dict[str, _Array], *names: str) -> _Array:
@@ -152,9 +136,8 @@ def _model_parallel(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Arr
 
 def _asynchronous(terms: dict[str, _Array], x: Features) -> tuple[_Array, _Array, _Array]:
     launch = np.minimum(x["launch_s"], terms["forward"])
-    compute = _sum(
-        terms, "forward", "backward", "recompute", "tensor_exchange", "stage_transfer", "gradient_to_host"
-    )
+    pipeline = ("forward", "backward", "recompute", "tensor_exchange", "stage_transfer")
+    compute = _sum(terms, *pipeline, "gradient_to_host")
     return launch, compute - launch, terms["gradient_exchange"] + _sum(terms, *_OPTIMIZER)
 
 

@@ -50,9 +50,8 @@ def preset_digests() -> dict[str, str]:
         folder = resources.files(package).joinpath("presets")
         for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
             if item.name.endswith(".toml"):
-                content = item.read_bytes()
-                key = f"{package.rpartition('.')[2]}/{item.name}"
-                digests[key] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+                digest = hashlib.blake2b(item.read_bytes(), digest_size=_DIGEST_BYTES).hexdigest()
+                digests[f"{package.rpartition('.')[2]}/{item.name}"] = digest
     return digests
 
 
@@ -71,6 +70,7 @@ def legacy_frame(frame: pd.DataFrame, units: str = "milliseconds") -> pd.DataFra
 def explanation_record(found: Explanation) -> dict[str, Any]:
     """Return an explanation as a record of plain values, ready for JSON."""
     plan = found.point.plan
+    terms = {name: value for name, value in found.terms_s.items() if math.isfinite(value)}
     return {
         "exec_plan": write_exec_plan(plan),
         "placement": found.point.placement.text,
@@ -81,17 +81,13 @@ def explanation_record(found: Explanation) -> dict[str, Any]:
         "reason": found.reason,
         "warnings": list(found.warnings),
         "iter_time_s": found.iter_time_s if found.feasible else None,
-        "terms_s": _finite(found.terms_s) if found.feasible else {},
+        "terms_s": terms if found.feasible else {},
         "memory_bytes": found.memory_bytes,
         "host_memory_bytes": found.host_memory_bytes,
         "calibration": found.calibration.identifier,
         "calibration_level": found.calibration.level,
         "note": EMULATED_NOTE,
     }
-
-
-def _finite(values: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def write_trace(

@@ -31,7 +31,6 @@ __all__ = [
     "Validation",
     "agreement",
     "predict_speed",
-    "relative_errors",
     "targets",
     "validate",
 ]
@@ -61,14 +60,9 @@ class Agreement:
     by_model: dict[str, float]
 
 
-def relative_errors(predicted_s: _Array, measured_s: _Array) -> _Array:
-    """Return the error of each prediction, relative to the measurement [1]."""
-    return np.asarray(np.abs(predicted_s / measured_s - 1.0))
-
-
 def agreement(data: Observations, predicted_s: _Array, mask: _Mask) -> Agreement:
     """Compare predictions with measurements."""
-    errors = 100.0 * relative_errors(predicted_s, data.iter_time_s)
+    errors = 100.0 * np.abs(predicted_s / data.iter_time_s - 1.0)
     chosen = errors[mask]
     regrets, pairs, apart = _ranking(data, predicted_s, mask)
     return Agreement(
@@ -116,20 +110,10 @@ def _ranking(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure of the validation should reach.
-
-    Parameters
-    ----------
-    protocol, metric
-        Name of the protocol, and a field of `Agreement` or ``points_per_s``.
-    must, aim
-        Bound that has to hold, and goal; None without one.
-    reference, source
-        What an earlier study of the same structure reached, and where the target comes from.
-    """
+    """What a figure of the validation has to and should reach, and an earlier study of the structure did."""
 
     protocol: str
-    metric: str
+    metric: str  # a field of `Agreement` or ``points_per_s``
     must: float
     reference: float
     source: str
@@ -155,22 +139,9 @@ def targets() -> tuple[Target, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Result of `validate`.
+    """Result of `validate`: the figures of all protocols, and one row a target in ``table``."""
 
-    Parameters
-    ----------
-    table
-        One row a target: ``protocol, metric, reached, must, aim, reference, verdict``; the verdict
-        is ``aim``, ``must`` or ``missed``.
-    agreements
-        By protocol, all figures.
-    anchors
-        By workload, the factor on compute used at level L1a.
-    active_bounds
-        Constants at their bound of 1 in the fit to all models.
-    """
-
-    table: pd.DataFrame
+    table: pd.DataFrame  # verdict: aim, must or missed
     agreements: Mapping[str, Agreement]
     anchors: Mapping[str, float]
     active_bounds: tuple[str, ...]
@@ -225,7 +196,7 @@ def validate(data: Observations) -> Validation:
     )
 
 
-def _judge(data: Observations, protocol: Protocol, rows: NDArray[np.bool_] | None = None) -> Agreement:
+def _judge(data: Observations, protocol: Protocol, rows: _Mask | None = None) -> Agreement:
     chosen = data.clean if rows is None else rows
     return agreement(data, protocol.predicted_s, chosen & protocol.held_out)
 
@@ -252,15 +223,8 @@ def _table(figures: Mapping[str, Agreement], points_per_s: float) -> pd.DataFram
             value = float(getattr(figures[target.protocol], target.metric))
         met = target.reached_by(value, target.must)
         aimed = met and target.reached_by(value, target.aim)
-        records.append(
-            {
-                "protocol": target.protocol,
-                "metric": target.metric,
-                "reached": value,
-                "must": target.must,
-                "aim": float("nan") if target.aim is None else target.aim,
-                "reference": target.reference,
-                "verdict": "aim" if aimed else "must" if met else "missed",
-            }
-        )
-    return pd.DataFrame(records)
+        aim = float("nan") if target.aim is None else target.aim
+        verdict = "aim" if aimed else "must" if met else "missed"
+        records.append((target.protocol, target.metric, value, target.must, aim, target.reference, verdict))
+    columns = ["protocol", "metric", "reached", "must", "aim", "reference", "verdict"]
+    return pd.DataFrame(records, columns=columns)

@@ -4,13 +4,7 @@ Presets are data (``presets/*.toml``); each entry names its source. Bandwidths a
 direction unless a name says otherwise.
 """
 
-from makespan.hardware._catalogue import (
-    cluster,
-    cluster_from,
-    cluster_names,
-    gpu,
-    node,
-)
+from makespan.hardware._catalogue import cluster, cluster_from, cluster_names, gpu, node
 from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
 
 __all__ = [

@@ -8,13 +8,7 @@ from makespan.errors import InputError
 from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
 from makespan.presets import preset_entry, read_preset
 
-__all__ = [
-    "cluster",
-    "cluster_from",
-    "cluster_names",
-    "gpu",
-    "node",
-]
+__all__ = ["cluster", "cluster_from", "cluster_names", "gpu", "node"]
 
 
 _PACKAGE = "makespan.hardware"
@@ -56,18 +50,8 @@ def cluster(name: str) -> ClusterSpec:
 def cluster_from(name: str, entry: Mapping[str, Any]) -> ClusterSpec:
     """Build a cluster of equal nodes that the catalogue does not have.
 
-    Parameters
-    ----------
-    name
-        What to call cluster, node and device.
-    entry
-        ``n_nodes``, and the tables ``gpu``, ``node`` and ``network`` with the fields of the entries
-        in the presets.
-
-    Raises
-    ------
-    InputError
-        A field is missing, is not known, or has a value out of range.
+    Cluster, node and device are called ``name``; ``entry`` has ``n_nodes``, and the tables ``gpu``, ``node``
+    and ``network`` with the fields of the presets. Raises `InputError` for missing, unknown and wrong fields.
     """
     try:
         device = _gpu(name, entry["gpu"])

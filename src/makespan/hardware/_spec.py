@@ -137,10 +137,8 @@ class Network:
 
     Parameters
     ----------
-    latency_s
-        One way, card to card [s].
-    oversubscription
-        Core oversubscription, at least 1.
+    latency_s, oversubscription
+        One way, card to card [s]; of the core network, at least 1.
     rdma, tcp_factor
         Whether cards use RDMA, and the share of their bandwidth reached without it [1].
     """

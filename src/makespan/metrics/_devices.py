@@ -26,18 +26,8 @@ Shapes = tuple[tuple[int, ...], ...]
 def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataFrame:
     """Return the devices held and present after each instant at which something happened.
 
-    Parameters
-    ----------
-    events
-        Table of schema `makespan.tables.EVENTS`.
-    cluster
-        The nodes of the simulation.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``time_s``, ``gpus_held``, ``gpus_present`` and ``gpu_allocation_ratio``, the first over the
-        second (0 where no device is present); each row holds until the next.
+    Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_held``, ``gpus_present`` and
+    ``gpu_allocation_ratio``, held over present (0 where no device is); each row holds until the next.
 
     Raises
     ------
@@ -134,18 +124,8 @@ def fragmentation_over_time(
     Free devices count while jobs wait and none of them could start as requested on any placement for
     which its plan is known; while nobody waits, or somebody could start, none count.
 
-    Parameters
-    ----------
-    events, jobs
-        Table of schema `makespan.tables.EVENTS`, and the trace.
-    cluster, catalogue
-        Of the simulation.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``time_s``, ``gpus_free``, ``gpus_fragmented`` and ``fragmentation_ratio``, the fragmented
-        over all devices present; each row holds until the next.
+    Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_free``, ``gpus_fragmented``
+    and ``fragmentation_ratio``, the fragmented over all devices present; each row holds until the next.
 
     Raises
     ------

@@ -92,10 +92,8 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
 def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
     """Return the share of guaranteed jobs that were never wronged; NaN if there are none."""
     wronged = set(guarantee_breaches(events, outcomes)["job_id"])
-    guaranteed = outcomes.loc[outcomes["is_guaranteed"].astype(bool), "job_id"]
-    if guaranteed.empty:
-        return float("nan")
-    return 1.0 - len(wronged) / len(guaranteed)
+    n_guaranteed = int(outcomes["is_guaranteed"].astype(bool).sum())
+    return 1.0 - len(wronged) / n_guaranteed if n_guaranteed else float("nan")
 
 
 def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -124,20 +122,14 @@ class Summary:
 
     Parameters
     ----------
-    n_jobs
-        Jobs that finished.
+    n_jobs, makespan_s
+        Jobs that finished; last finish minus first submission [s].
     avg_jct_s, p50_jct_s, p95_jct_s, p99_jct_s
         Completion time: mean and percentiles, interpolated linearly [s].
-    makespan_s
-        Last finish minus first submission [s].
-    avg_queueing_delay_s
-        Mean of first start minus submission [s].
-    avg_waiting_time_s
-        Mean time without devices, also after a suspension [s].
-    avg_slowdown
-        Mean completion time over duration alone.
-    avg_finish_time_fairness, max_finish_time_fairness
-        Mean and worst; see `job_metrics` for the share.
+    avg_queueing_delay_s, avg_waiting_time_s
+        Mean of first start minus submission, and of time without devices, also after a suspension [s].
+    avg_slowdown, avg_finish_time_fairness, max_finish_time_fairness
+        Mean completion time over duration alone; mean and worst fairness, see `job_metrics` for the share.
     gpu_allocation_ratio
         Device time held over device time present, from first submission to last finish.
     reconfigurations_per_job

@@ -13,22 +13,11 @@ plan and placement::
     envelope(sensitivity_families(result.fit, cluster("a800-64"), range(1, 65)))
 """
 
-from makespan.perf._environment import (
-    Environment,
-    environment_names,
-    load_cluster,
-    load_environment,
-)
+from makespan.perf._environment import Environment, environment_names, load_cluster, load_environment
 from makespan.perf._fit import FORMS, Fit, fit
 from makespan.perf._learning import Learner, TableFit, fit_table, regret, sampling_design
 from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
-from makespan.perf._search import (
-    best_plan,
-    envelope,
-    rank_plans,
-    sensitivity_curve,
-    sensitivity_families,
-)
+from makespan.perf._search import best_plan, envelope, rank_plans, sensitivity_curve, sensitivity_families
 
 __all__ = [
     "Environment",

@@ -69,10 +69,8 @@ class Environment:
 
     Parameters
     ----------
-    name
-        Key in the presets, or path of the file.
-    cluster
-        The cluster; its nodes are equal.
+    name, cluster
+        Key in the presets, or path of the file; and the cluster, whose nodes are equal.
     constants, priors
         Shared constants, and the prior of every fitted parameter, by form and name.
     """

@@ -1,6 +1,7 @@
 """Fitting a form to observations: bounded least squares on log times from several starts."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -98,20 +99,14 @@ class Fit:
 
     Parameters
     ----------
-    form, environment
-        The form, and the shared constants and priors.
     profile
         Forward time that predictions are scaled from.
     points, measured
         The observations.
-    values, std_err
-        Fitted parameters and their standard errors, (n_parameters,).
-    identified
-        Whether the observations determine the parameter: it is off its bounds, and its standard
-        error is at most half of the prior's.
-    information, at_bound
-        Share of the prior variance that the observations removed, and whether the parameter stopped at a
-        bound.
+    values, std_err, identified, information, at_bound
+        Fitted parameters; their standard errors; whether the observations determine them (off the bounds,
+        and a standard error of at most half of the prior's); share of the prior variance that the
+        observations removed; whether they stopped at a bound; each (n_parameters,).
     residual
         Log of predicted over measured iteration time of the observations, (n,).
     cost
@@ -194,6 +189,7 @@ class _Problem:
     weights: tuple[float, float]
     centre: Floats
     spread: Floats
+    bounds: tuple[Floats, Floats]
 
     def residuals(self, z: Floats) -> Floats:
         """Weighted residuals of shape (..., 3 n + n_parameters)."""
@@ -223,11 +219,9 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     Parameters
     ----------
     form
-        Name of the form, a key of `FORMS`.
+        A key of `FORMS`.
     points, measured
         Observations; flagged rows do not belong here.
-    environment
-        Shared constants and priors.
     seed
         Of the start points.
 
@@ -239,9 +233,8 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     if form not in FORMS:
         raise unknown_name("form of the performance model", form, FORMS)
     _check_times(points, measured)
-    problem, lower, upper = _problem(FORMS[form], points, measured, environment)
-    best = _solve(problem, (lower, upper), seed)
-    return _result(problem, best, environment, measured, (lower, upper))
+    problem = _problem(FORMS[form], points, measured, environment)
+    return _result(problem, _solve(problem, seed), environment, measured)
 
 
 def _check_times(points: Points, measured: Measured) -> None:
@@ -260,9 +253,7 @@ def _priors(form: Form, environment: Environment) -> list[Prior]:
     return [table[name] for name in form.parameters]
 
 
-def _problem(
-    form: Form, points: Points, measured: Measured, environment: Environment
-) -> tuple[_Problem, Floats, Floats]:
+def _problem(form: Form, points: Points, measured: Measured, environment: Environment) -> _Problem:
     constants = environment.constants
     profile = forward_profile(points, measured, constants.assumed_backward_ratio)
     priors = _priors(form, environment)
@@ -270,59 +261,47 @@ def _problem(
     with np.errstate(invalid="ignore", divide="ignore"):
         log_compute = np.log(np.nan_to_num(measured.forward_s) + measured.overlap_sync_s)
         log_optimize = np.log(measured.optimize_s)
-        problem = _Problem(
-            form=form,
-            terms=Terms(points, profile, constants),
-            log_time=np.log(measured.iter_time_s),
-            log_compute=np.where(has_compute, log_compute, np.nan),
-            log_optimize=np.where(has_optimize, log_optimize, np.nan),
-            weights=(1.0 / constants.time_log_sd, constants.phase_weight / constants.time_log_sd),
-            centre=np.log([prior.median for prior in priors]),
-            spread=np.array([prior.log_sd for prior in priors]),
-        )
-    lower, upper = np.log([prior.low for prior in priors]), np.log([prior.high for prior in priors])
-    return problem, lower, upper
+    return _Problem(
+        form=form,
+        terms=Terms(points, profile, constants),
+        log_time=np.log(measured.iter_time_s),
+        log_compute=np.where(has_compute, log_compute, np.nan),
+        log_optimize=np.where(has_optimize, log_optimize, np.nan),
+        weights=(1.0 / constants.time_log_sd, constants.phase_weight / constants.time_log_sd),
+        centre=np.log([prior.median for prior in priors]),
+        spread=np.array([prior.log_sd for prior in priors]),
+        bounds=(np.log([prior.low for prior in priors]), np.log([prior.high for prior in priors])),
+    )
 
 
-def _solve(problem: _Problem, bounds: tuple[Floats, Floats], seed: int) -> Floats:
-    rng = np.random.default_rng(seed)
+def _solve(problem: _Problem, seed: int) -> Floats:
+    rng, bounds = np.random.default_rng(seed), problem.bounds
     offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
     offsets[0] = 0.0
     starts = np.clip(problem.centre + offsets, bounds[0] + _STEP, bounds[1] - _STEP)
-    found = [_descend(problem, start, bounds, _SEARCH_TOLERANCE) for start in starts]
+    descend = partial(least_squares, problem.residuals, bounds=bounds, step=_STEP, scale=problem.spread)
+    found = [descend(start, tolerance=_SEARCH_TOLERANCE) for start in starts]
     best = min(found, key=lambda pair: pair[1])[0]
-    return _descend(problem, best, bounds, _FINAL_TOLERANCE)[0]
+    return descend(best, tolerance=_FINAL_TOLERANCE)[0]
 
 
-def _descend(
-    problem: _Problem, start: Floats, bounds: tuple[Floats, Floats], tolerance: float
-) -> tuple[Floats, float]:
-    return least_squares(problem.residuals, start, bounds, _STEP, tolerance=tolerance, scale=problem.spread)
-
-
-def _result(
-    problem: _Problem,
-    z: Floats,
-    environment: Environment,
-    measured: Measured,
-    bounds: tuple[Floats, Floats],
-) -> Fit:
+def _result(problem: _Problem, z: Floats, environment: Environment, measured: Measured) -> Fit:
     values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
+    lower, upper = problem.bounds
     log_sd = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     information = np.clip(1.0 - (log_sd / problem.spread) ** 2, 0.0, 1.0)
-    at_bound = (z - bounds[0] < 10 * _STEP) | (bounds[1] - z < 10 * _STEP)
-    points, n = problem.terms.points, len(problem.log_time)
+    at_bound = (z - lower < 10 * _STEP) | (upper - z < 10 * _STEP)
     return Fit(
         form=problem.form,
         environment=environment,
         profile=problem.terms.profile,
-        points=points,
+        points=problem.terms.points,
         measured=measured,
         values=values,
         std_err=values * log_sd,
         identified=(log_sd <= _DETERMINED * problem.spread) & ~at_bound,
         information=information,
         at_bound=at_bound,
-        residual=rows[:n] / problem.weights[0],
+        residual=rows[: len(measured)] / problem.weights[0],
         cost=0.5 * float(rows @ rows),
     )

@@ -14,7 +14,6 @@ from makespan.perf._points import Points
 __all__ = [
     "EXTENDED",
     "Form",
-    "PARAMETER_UNIT",
     "PUBLISHED",
     "Phases",
     "Profile",
@@ -25,8 +24,7 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-PARAMETER_UNIT = 1e9
-"""Costs a parameter are fitted in seconds per 1e9 parameters, so that they are of order one."""
+_PARAMETER_UNIT = 1e9  # costs a parameter are fitted per 1e9 parameters, so that they are of order one
 
 _HALF = 2  # bytes of one 16-bit activation
 _ALL_REDUCES = 4  # a layer: two forward, two backward (Shoeybi et al. 2019, section 3)
@@ -38,21 +36,11 @@ Values = dict[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The forward time of a model, from one profiled run.
-
-    Parameters
-    ----------
-    time_s, samples
-        Forward time of so many samples on one device.
-    n_micro
-        Passes it was taken in; 0 if the time is free of the fixed cost of a pass.
-    origin
-        How it was obtained.
-    """
+    """The forward time of so many samples of a model on one device, from one profiled run."""
 
     time_s: float
     samples: float
-    n_micro: float
+    n_micro: float  # passes it was taken in; 0 if the time is free of the fixed cost of a pass
     origin: str
 
     @property
@@ -85,8 +73,8 @@ class Terms:
 
     @cached_property
     def parameters(self) -> float:
-        """Parameters of the model in `PARAMETER_UNIT`."""
-        return self.points.workload.model.parameters / PARAMETER_UNIT
+        """Parameters of the model, in 1e9."""
+        return self.points.workload.model.parameters / _PARAMETER_UNIT
 
     @cached_property
     def gradient_bytes(self) -> Floats:
@@ -109,12 +97,8 @@ class Terms:
     @cached_property
     def boundary_bytes(self) -> Floats:
         """Bytes that cross one stage boundary in both directions for one replica's batch."""
-        return (
-            _HALF
-            * _DIRECTIONS
-            * self._tokens_times_hidden(every_layer=False)
-            * self.points.replica_batch_size
-        )
+        volume = _HALF * _DIRECTIONS * self._tokens_times_hidden(every_layer=False)
+        return volume * self.points.replica_batch_size
 
     @cached_property
     def bubble_factor(self) -> Floats:
@@ -141,18 +125,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form of the performance model.
+    """One form of the performance model: `Phases` of n points from parameters (..., n_parameters).
 
-    Parameters
-    ----------
-    name
-        ``published`` or ``extended``.
-    parameters
-        Names of the fitted parameters, in the order of the last axis of ``theta``.
-    phases
-        From parameters of shape (..., n_parameters) and terms of n points to `Phases`.
-    comparable
-        For which points the reported compute and optimiser phases mean what the form predicts.
+    ``comparable`` says where the reported compute and optimiser phases mean what the form predicts.
     """
 
     name: str
@@ -195,7 +170,8 @@ def _published_phases(theta: Floats, terms: Terms) -> Phases:
     overlapped = np.where(points.is_model_parallel, 1.0, 1.0 / points.n_micro) * backward
     sync = p_norm(overlapped, _exchange_s(terms), k["k_sync"])
     compute = forward + (backward - overlapped) + sync + _model_parallel_s(terms)
-    optimize = k["k_opt"] * terms.parameters / _shards(terms)
+    shards = np.where(points.is_zero, points.dp, points.tp * points.pp)
+    optimize = k["k_opt"] * terms.parameters / shards
     swap = terms.gradient_bytes / points.dp / terms.constants.pcie_bandwidth_bytes_per_s
     host = k["k_opt_off"] * terms.parameters / (points.dp * points.cpu_threads)
     off_compute = compute - sync + p_norm(sync, swap, k["k_off"])
@@ -220,17 +196,8 @@ def _model_parallel_s(terms: Terms) -> Floats:
     return np.asarray(terms.bubble_factor * (tensor + point_to_point))
 
 
-def _shards(terms: Terms) -> Floats:
-    points = terms.points
-    return np.asarray(np.where(points.is_zero, points.dp, points.tp * points.pp))
-
-
 def _published_comparable(points: Points) -> tuple[Bools, Bools]:
-    """Compare the optimiser phase of replicated and model-parallel plans alone.
-
-    The other phases contain exposed gathers, or lack the exchange, which this form does not tell
-    apart.
-    """
+    """Compare the optimiser phase of replicated and model-parallel plans: others contain gathers."""
     none = np.zeros(len(points), dtype=bool)
     return none, reported_phases(points) & (points.is_data_parallel | points.is_model_parallel)
 
@@ -256,7 +223,8 @@ def _extended_phases(theta: Floats, terms: Terms) -> Phases:
         return Phases(total, compute, optimize)
     pipeline, exchange, update = _model_parallel(k, terms)
     with_exchange = pipeline + exchange
-    reported = pipeline if _exchange_is_apart(terms) else with_exchange
+    is_apart = points.workload.model_parallel_stack.phase_style == "3d"
+    reported = pipeline if is_apart else with_exchange
     parallel = points.is_model_parallel
     return Phases(
         np.where(parallel, with_exchange + update + k["k_const3"], total),
@@ -267,10 +235,6 @@ def _extended_phases(theta: Floats, terms: Terms) -> Phases:
 
 def _choose(mask: Bools, new: tuple[Floats, Floats], old: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
     return np.where(mask, new[0], old[0]), np.where(mask, new[1], old[1])
-
-
-def _exchange_is_apart(terms: Terms) -> bool:
-    return terms.points.workload.model_parallel_stack.phase_style == "3d"
 
 
 def _ring_s(k: Values, terms: Terms, stragglers: bool = True, partitioned: bool = False) -> Floats:
@@ -348,22 +312,10 @@ def _extended_comparable(points: Points) -> tuple[Bools, Bools]:
     return reported, reported
 
 
+_EXTENDED = "k_bwd k_sync k_zero k_opt k_cpu k_off k_const k_net k_fwd k_pp k_const3 k_opt3"
 EXTENDED = Form(
     name="extended",
-    parameters=(
-        "k_bwd",
-        "k_sync",
-        "k_zero",
-        "k_opt",
-        "k_cpu",
-        "k_off",
-        "k_const",
-        "k_net",
-        "k_fwd",
-        "k_pp",
-        "k_const3",
-        "k_opt3",
-    ),
+    parameters=tuple(_EXTENDED.split()),
     phases=_extended_phases,
     comparable=_extended_comparable,
 )

@@ -53,7 +53,7 @@ def sampling_design(frame: pd.DataFrame, workload: str) -> Bools:
     Returns
     -------
     numpy.ndarray
-        Mask of the sampled rows, (n_rows,).
+        Mask, (n_rows,).
     """
     usable = np.flatnonzero((frame["feasible"] & frame["clean"]).to_numpy(dtype=bool))
     pairs = dict(
@@ -70,21 +70,16 @@ def sampling_design(frame: pd.DataFrame, workload: str) -> Bools:
 
 
 def _data_parallel_rows(members: dict[int, Pair], placements: tuple[str, ...]) -> list[int]:
-    exact = [
-        row
-        for text in placements
-        for row, (_, placement) in members.items()
-        if placement == Placement.parse(text)
-    ]
+    wanted = [Placement.parse(text) for text in placements]
+    exact = [row for place in wanted for row, pair in members.items() if pair[1] == place]
+
+    def size(plan: ExecutionPlan, placement: Placement) -> tuple[int, int, int]:
+        return placement.n_gpus, placement.n_nodes, plan.cpu_threads
+
     if len(exact) >= min(2, len(placements)) or not members:
         return exact[: len(placements)]
-    ordered = sorted(members, key=lambda row: (*_size(members[row]), row))
+    ordered = sorted(members, key=lambda row: (*size(*members[row]), row))
     return list(dict.fromkeys((ordered[-1], ordered[0], ordered[(len(ordered) - 1) // 2])))[: len(placements)]
-
-
-def _size(pair: Pair) -> tuple[int, int, int]:
-    plan, placement = pair
-    return placement.n_gpus, placement.n_nodes, plan.cpu_threads
 
 
 def _model_parallel_rows(members: dict[int, Pair]) -> list[int]:
@@ -117,8 +112,6 @@ class TableFit:
 
     Parameters
     ----------
-    fit
-        The fit.
     frame
         The feasible rows of the table, with a new index.
     fitted, predicted_s
@@ -172,9 +165,7 @@ def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Enviro
     frame
         Schema `makespan.tables.THROUGHPUT`; other workloads and infeasible rows are left out.
     workload, form
-        Key of the workload, and form of the model, a key of `FORMS`.
-    environment
-        Shared constants and priors.
+        Key of the workload, and a key of `FORMS`.
 
     Raises
     ------
@@ -193,14 +184,9 @@ def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Enviro
 
 
 def _micro_batch_variants(spec: Workload) -> list[Workload]:
-    """Return the workload with each cap on the micro-batches of a pipeline that its trace may have used.
-
-    Traces do not record it. Where pipelines split the batch at all, the cap of the preset and
-    one micro-batch a sample are tried, and the better fit is kept.
-    """
-    if spec.max_microbatches == 1:
-        return [spec]
-    return [spec, replace(spec, max_microbatches=spec.global_batch_size)]
+    """Return the workload with each cap on micro-batches that its trace may have used but does not record."""
+    one_a_sample = replace(spec, max_microbatches=spec.global_batch_size)
+    return [spec] if spec.max_microbatches == 1 else [spec, one_a_sample]
 
 
 def regret(frame: pd.DataFrame, predicted_s: Floats) -> pd.DataFrame:
@@ -241,14 +227,10 @@ def _chosen_plan(group: pd.DataFrame) -> dict[str, object]:
     predicted = group["predicted_s"].to_numpy(dtype=np.float64)
     plans = [str(text) for text in group["exec_plan"]]
     tied = np.flatnonzero(predicted <= predicted.min() * (1.0 + _TIE))
-    chosen = min(tied.tolist(), key=lambda row: (-_partitioning(plans[row]), plans[row]))
+    chosen = min(tied.tolist(), key=lambda row: (not plans[row].startswith("zero"), plans[row]))
     best = int(np.argmin(measured))
     lost = 100.0 * (1.0 - measured[best] / measured[chosen])
     return {"best_plan": plans[best], "chosen_plan": plans[chosen], "regret_pct": float(lost)}
-
-
-def _partitioning(text: str) -> int:
-    return int(text.startswith("zero"))
 
 
 @dataclass(slots=True)
@@ -260,10 +242,8 @@ class Learner:
     rows
         Schema `makespan.tables.THROUGHPUT`, one workload, with a new index; may have infeasible rows,
         which are runs that fail. Flagged rows are known once they ran, but not fitted.
-    first
-        Fit to the sampled rows.
-    reasons
-        Why each row is known, (n_rows,); empty where it has not run.
+    first, reasons
+        Fit to the sampled rows, and why each row is known, (n_rows,); empty where it has not run.
     runs_by_preset
         Whether runs after the sampled ones split their batch as the preset of the workload says, or as
         the fit to the sampled rows found.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,7 @@ Index = npt.NDArray[np.intp]
 _FLAGS = ("is_zero", "is_offload", "is_model_parallel")
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Load of network cards under the groups of a plan: 1 is the rate of one card, 2 half of it."""
 
     ring_load: float
@@ -92,14 +91,10 @@ class Points:
     ----------
     workload
         What is trained; the same for all points.
-    n_gpus, n_nodes, gpus_on_largest_node
-        Size and shape of the placement.
-    dp, tp, pp
-        Degrees of the plan.
+    n_gpus, n_nodes, gpus_on_largest_node, dp, tp, pp, cpu_threads
+        Size and shape of the placement, degrees of the plan, and CPU threads a GPU.
     replica_batch_size, n_micro
         Samples and passes of one replica in one optimiser step; micro-batches under a pipeline.
-    cpu_threads
-        CPU threads a GPU.
     checkpoint_fraction
         Share of the layers that recompute their activations, by the plan or by its stack.
     tokens_share
@@ -186,16 +181,12 @@ _TIMES = tuple(field.name for field in fields(Measured))
 def points_from_plans(
     pairs: Sequence[tuple[ExecutionPlan, Placement]], workload: str | Workload, environment: Environment
 ) -> Points:
-    """Build points from pairs of plan, with its micro-batch size resolved, and placement.
+    """Build points of a workload or its key; the environment says which GPUs share a network card.
 
     Parameters
     ----------
     pairs
-        Plan and placement of each point.
-    workload
-        Workload or its key.
-    environment
-        Supplies the node, which decides who shares a network card.
+        Plan, with its micro-batch size resolved, and placement of each point.
     """
     spec = load_workload(workload) if isinstance(workload, str) else workload
     per_nic = environment.node.gpus_per_nic
@@ -224,40 +215,29 @@ def _row(plan: ExecutionPlan, placement: Placement, spec: Workload, gpus_per_nic
         plan.zero_stage > 0 and not plan.offload,
         plan.offload,
         plan.is_model_parallel,
-        loads.ring_load,
-        loads.tp_load,
-        loads.tp_local_share,
-        loads.pp_load,
-        loads.pp_local_hops,
+        *loads,
     )
 
 
 def plans_from_table(frame: pd.DataFrame, spec: Workload) -> list[tuple[ExecutionPlan, Placement]]:
     """Read plan and placement of every row of a throughput table; micro-batches stay unresolved."""
-    pairs = []
-    for text, place, threads in zip(
-        frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True
-    ):
+    pairs, batch = [], spec.global_batch_size
+    rows = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True)
+    for text, place, threads in rows:
         placement = Placement.parse(str(place))
-        plan = read_plan(
-            str(text),
-            n_gpus=placement.n_gpus,
-            global_batch_size=spec.global_batch_size,
-            cpu_threads=int(threads),
-        )
+        n_gpus, count = placement.n_gpus, int(threads)
+        plan = read_plan(str(text), n_gpus=n_gpus, global_batch_size=batch, cpu_threads=count)
         pairs.append((plan, placement))
     return pairs
 
 
 def points_from_table(frame: pd.DataFrame, workload: str | Workload, environment: Environment) -> Points:
-    """Read the points of a throughput table, in its order.
+    """Read the points of a throughput table, in its order, for a workload or its key.
 
     Parameters
     ----------
     frame
         Schema `makespan.tables.THROUGHPUT`; feasible rows of one workload.
-    workload
-        Workload or its key.
     environment
         Supplies the node for the micro-batch rule and the network cards.
 
@@ -283,10 +263,5 @@ def points_from_table(frame: pd.DataFrame, workload: str | Workload, environment
 
 def measured_from_table(frame: pd.DataFrame) -> Measured:
     """Read the measured columns of a throughput table; a phase of 0 was not reported."""
-    phases = [
-        frame[name].to_numpy(dtype=np.float64) for name in ("forward_s", "overlap_sync_s", "optimize_s")
-    ]
-    return Measured(
-        frame["iter_time_s"].to_numpy(dtype=np.float64),
-        *(np.where(phase > 0, phase, np.nan) for phase in phases),
-    )
+    time, *phases = (frame[name].to_numpy(dtype=np.float64) for name in _TIMES)
+    return Measured(time, *(np.where(phase > 0, phase, np.nan) for phase in phases))

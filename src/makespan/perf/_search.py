@@ -49,10 +49,7 @@ class RankedPlan:
 
 
 def feasible_plans(
-    workload: Workload,
-    placement: Placement,
-    node: NodeSpec,
-    cpu_threads: int | None = None,
+    workload: Workload, placement: Placement, node: NodeSpec, cpu_threads: int | None = None
 ) -> list[ExecutionPlan]:
     """Return the plans of a workload that fit in memory on a placement, with resolved micro-batches."""
     plans = enumerate_plans(
@@ -85,16 +82,14 @@ def rank_plans(
 
     Parameters
     ----------
-    fit
-        Fitted model of the workload.
-    placement, cluster
-        Devices on each node, and where; decides memory. The nodes must be of one kind.
+    cluster
+        Decides memory; its nodes must be of one kind.
     cpu_threads
         CPU threads a GPU; the node's threads divided by its GPUs if not given. Ignored for
         ``plans``, which carry their own.
     plans
-        Candidates; all structurally valid plans of the workload's families if not given. Those
-        that do not fit in memory are left out in either case.
+        Candidates, of which those that fit in memory are ranked; all plans of the workload's
+        families if not given.
 
     Returns
     -------
@@ -141,12 +136,8 @@ def sensitivity_families(
 
     Parameters
     ----------
-    fit
-        Fitted model of the workload.
-    cluster
-        Nodes of one kind; placements are packed on as few of them as possible.
-    gpu_counts
-        Numbers of GPUs to use exactly.
+    cluster, gpu_counts
+        Nodes of one kind, and how many of their GPUs to use exactly, on as few nodes as possible.
     cpu_threads
         Further CPU threads a GPU at which the offload families are predicted, beside the
         node's threads divided by its GPUs; numbers for which a node lacks threads are left out.
@@ -167,28 +158,25 @@ def sensitivity_families(
     if threads and threads[0] < 1:
         raise InputError(f"cpu_threads {threads[0]}; accepted: at least 1 a GPU")
     pairs = [pair for count in counts for pair in _candidates(fit, cluster, count, threads)]
-    columns = SENSITIVITY_FAMILIES.names
+    schema = SENSITIVITY_FAMILIES
     if not pairs:
-        return SENSITIVITY_FAMILIES.validate(pd.DataFrame(columns=columns), where="sensitivity")
+        return schema.validate(pd.DataFrame(columns=schema.names), where="sensitivity")
     times = fit.predict(points_from_plans(pairs, fit.points.workload, fit.environment))
     frame = pd.DataFrame(
         {
             "model": fit.workload,
             "plan_family": [plan.plan_family.title for plan, _ in pairs],
+            "order": [list(PlanFamily).index(plan.plan_family) for plan, _ in pairs],
             "gpus": [plan.n_gpus for plan, _ in pairs],
             "cpu_threads": [plan.cpu_threads for plan, _ in pairs],
             "plan": [write_exec_plan(plan) for plan, _ in pairs],
             "throughput_samples_per_s": fit.points.workload.global_batch_size / times,
         }
     )
-    order = {family.title: number for number, family in enumerate(PlanFamily)}
-    frame["order"] = frame["plan_family"].map(order)
     keys = ["order", "gpus", "cpu_threads"]
-    frame = frame.sort_values(
-        [*keys, "throughput_samples_per_s"], ascending=[True, True, True, False], kind="stable"
-    )
-    best = frame.drop_duplicates(keys)[columns]
-    return SENSITIVITY_FAMILIES.validate(best, where="sensitivity")
+    by = [*keys, "throughput_samples_per_s"]
+    frame = frame.sort_values(by, ascending=[True, True, True, False], kind="stable")
+    return schema.validate(frame.drop_duplicates(keys)[schema.names], where="sensitivity")
 
 
 def _checked_counts(gpu_counts: Iterable[int], cluster: ClusterSpec) -> list[int]:
@@ -235,12 +223,9 @@ def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) ->
     limits = sorted(set(gpu_counts)) if gpu_counts is not None else list(range(1, largest + 1))
     records = []
     for model, part in usual.groupby("model", sort=False):
-        by_gpus = part.sort_values(
-            ["gpus", "throughput_samples_per_s"], ascending=[True, False], kind="stable"
-        )
-        gpus = by_gpus["gpus"].to_numpy()
-        rate = by_gpus["throughput_samples_per_s"].to_numpy()
-        plans = by_gpus["plan"].to_numpy()
+        columns = ["gpus", "throughput_samples_per_s"]
+        part = part.sort_values(columns, ascending=[True, False], kind="stable")
+        gpus, rate, plans = (part[name].to_numpy() for name in (*columns, "plan"))
         best = np.maximum.accumulate(rate)
         for limit in limits:
             end = int(np.searchsorted(gpus, limit, side="right"))

@@ -90,13 +90,11 @@ def memory_estimate(
 
     Parameters
     ----------
-    plan, workload
-        The plan, with its micro-batch size resolved, and what is trained.
+    plan
+        The plan, with its micro-batch size resolved.
     node, placement
         Kind of node (on a mixed cluster the one with the least memory), and where the plan runs; nodes filled
         one after another if not given.
-    rules
-        Software defaults.
 
     Returns
     -------
@@ -106,10 +104,15 @@ def memory_estimate(
     bound = workload.for_plan(plan)
     place = placement or Placement.packed(plan.n_gpus, node.n_gpus)
     problem = _structural_problem(plan, bound, node, place)
-    warnings = _warnings(plan, bound)
+    odd = bound.model.heads % plan.tp
+    warnings = (f"tp={plan.tp} does not divide {bound.model.heads} attention heads",) if odd else ()
     if problem:
         return Verdict(False, {}, {}, problem, warnings)
-    device = _fullest_stage(plan, bound, node, rules)
+    per_stage = (
+        _stage_bytes(plan, bound, index, stage, node, rules)
+        for index, stage in enumerate(stages(bound.model, plan))
+    )
+    device = max(per_stage, key=lambda parts: sum(parts.values()))
     host = _host_bytes(plan, bound, place)
     used, host_used = sum(device.values()), sum(host.values())
     reason = ""
@@ -146,29 +149,8 @@ def _structural_problem(
     return ""
 
 
-def _warnings(plan: ExecutionPlan, bound: BoundWorkload) -> tuple[str, ...]:
-    if bound.model.heads % plan.tp:
-        return (f"tp={plan.tp} does not divide {bound.model.heads} attention heads",)
-    return ()
-
-
-def _fullest_stage(
-    plan: ExecutionPlan, bound: BoundWorkload, node: NodeSpec, rules: MemoryRules
-) -> dict[str, float]:
-    per_stage = [
-        _stage_bytes(plan, bound, index, stage, node, rules)
-        for index, stage in enumerate(stages(bound.model, plan))
-    ]
-    return max(per_stage, key=lambda parts: sum(parts.values()))
-
-
 def _stage_bytes(
-    plan: ExecutionPlan,
-    bound: BoundWorkload,
-    index: int,
-    stage: Stage,
-    node: NodeSpec,
-    rules: MemoryRules,
+    plan: ExecutionPlan, bound: BoundWorkload, index: int, stage: Stage, node: NodeSpec, rules: MemoryRules
 ) -> dict[str, float]:
     activations = _activation_bytes(plan, bound, index, stage)
     logits = plan.micro_batch_size * stage.logit_bytes / plan.tp
@@ -237,10 +219,7 @@ def _host_bytes(plan: ExecutionPlan, bound: BoundWorkload, placement: Placement)
 
 @lru_cache(maxsize=65536)
 def resolve_micro_batch(
-    plan: ExecutionPlan,
-    workload: Workload,
-    node: NodeSpec,
-    rules: MemoryRules = DEFAULT_MEMORY_RULES,
+    plan: ExecutionPlan, workload: Workload, node: NodeSpec, rules: MemoryRules = DEFAULT_MEMORY_RULES
 ) -> ExecutionPlan:
     """Choose the micro-batch size by the rule of the plan's stack.
 
@@ -248,13 +227,6 @@ def resolve_micro_batch(
     alone start from the whole batch of a replica and halve it until it fits in memory, and
     model-parallel plans split the batch into as many micro-batches as the workload's traces used,
     at most. If no micro-batch fits, the smallest one tried comes back; `memory_estimate` then says why.
-
-    Parameters
-    ----------
-    plan, workload, node
-        A plan, what is trained, and on which kind of node.
-    rules
-        Software defaults.
     """
     if plan.grad_accum_steps > 1:
         return plan
@@ -264,8 +236,9 @@ def resolve_micro_batch(
         steps = max(count for count in range(1, most + 1) if batch % count == 0)
         return plan.with_micro_batch(batch // steps)
     resolved = plan.with_micro_batch(batch)
-    while not memory_estimate(resolved, workload, node, None, rules).feasible:
-        if resolved.micro_batch_size % 2:
-            break
+    while (
+        resolved.micro_batch_size % 2 == 0
+        and not memory_estimate(resolved, workload, node, None, rules).feasible
+    ):
         resolved = plan.with_micro_batch(resolved.micro_batch_size // 2)
     return resolved

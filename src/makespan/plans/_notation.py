@@ -50,11 +50,7 @@ _OFFLOADED = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
 
 
 def read_plan(
-    text: str,
-    *,
-    n_gpus: int,
-    global_batch_size: int,
-    cpu_threads: int = DEFAULT_CPU_THREADS,
+    text: str, *, n_gpus: int, global_batch_size: int, cpu_threads: int = DEFAULT_CPU_THREADS
 ) -> ExecutionPlan:
     """Read a plan.
 
@@ -160,12 +156,7 @@ def _suffix_field(match: re.Match[str]) -> dict[str, Any]:
 def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -> str:
     """Write a plan so that reading the text beside its devices and global batch gives it back.
 
-    Parameters
-    ----------
-    plan
-        Any plan.
-    cpu_threads
-        CPU threads a GPU that stand beside the text, as in `read_plan`; others are written.
+    ``cpu_threads`` stand beside the text, as in `read_plan`; others are written.
 
     Examples
     --------
@@ -235,24 +226,18 @@ def enumerate_plans(
 ) -> list[ExecutionPlan]:
     """Return every plan of the given families whose structure is valid; memory is not looked at.
 
+    Each has the whole batch of a replica as one micro-batch; they come in the order of the families, then by
+    pipeline and tensor degree.
+
     Parameters
     ----------
     n_gpus, global_batch_size
         Devices that each plan must use, and samples an optimiser step, which the data-parallel degree must
         divide.
-    families
-        Families to search.
     n_layers, heads, max_tp
         Bounds: layers and attention heads of the model (a multiple of the tensor-parallel degree), and the
         largest tensor-parallel degree, usually the devices of a node.
-    cpu_threads
-        CPU threads a GPU.
 
-    Returns
-    -------
-    list of ExecutionPlan
-        With the whole batch of a replica as one micro-batch, in the order of the families, then by
-        pipeline and tensor degree.
     """
     texts: list[str] = []
     for family in dict.fromkeys(PlanFamily(family) for family in families):
@@ -273,11 +258,9 @@ def enumerate_plans(
 
 
 def _degree_texts(n_gpus: int, family: PlanFamily, n_layers: int, heads: int, max_tp: int) -> list[str]:
-    texts = []
-    for pp in range(1, min(n_gpus, n_layers) + 1):
-        for tp in range(1, min(n_gpus // pp, max_tp) + 1):
-            dp, rest = divmod(n_gpus, pp * tp)
-            if rest or heads % tp or _degrees_family(dp) is not family:
-                continue
-            texts.append(f"{pp}-{tp}-{dp}")
-    return texts
+    return [
+        f"{pp}-{tp}-{n_gpus // (pp * tp)}"
+        for pp in range(1, min(n_gpus, n_layers) + 1)
+        for tp in range(1, min(n_gpus // pp, max_tp) + 1)
+        if n_gpus % (pp * tp) == 0 and heads % tp == 0 and _degrees_family(n_gpus // (pp * tp)) is family
+    ]

@@ -4,21 +4,14 @@ Ranks fill the nodes in order; tensor rank runs fastest, then data, then pipelin
 traffic evenly over the cards of its members on a node.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from makespan.errors import NotationError, PlanError
 
-__all__ = [
-    "Placement",
-    "RankGroups",
-    "boundary_flows",
-    "card_loads",
-    "cards_by_node",
-    "enumerate_placements",
-]
+__all__ = ["Placement", "RankGroups", "boundary_flows", "card_loads", "cards_by_node", "enumerate_placements"]
 
 _SEPARATOR = "-"
 Position = tuple[int, int]
@@ -30,13 +23,8 @@ Cards = dict[int, tuple[set[int], int]]
 class Placement:
     """Devices of a job on each node that holds at least one, as a multiset.
 
-    The order of the nodes has no meaning: counts are sorted on construction, so equal
+    The order of the nodes has no meaning: counts, at least 1, are sorted on construction, so equal
     placements compare equal.
-
-    Raises
-    ------
-    PlanError
-        No node, or a count below 1.
     """
 
     gpus_per_node: tuple[int, ...]
@@ -50,7 +38,8 @@ class Placement:
     def parse(cls, text: str) -> "Placement":
         """Read a placement: one digit a node, or counts joined by ``-``.
 
-        A single node with ten devices or more is written with a trailing ``-``, as ``16-``.
+        A single node with ten devices or more is written with a trailing ``-``, as ``16-``; raises
+        `NotationError` for other texts.
 
         Examples
         --------
@@ -59,10 +48,6 @@ class Placement:
         >>> Placement.parse("16-16").n_gpus
         32
 
-        Raises
-        ------
-        NotationError
-            The text is not a placement.
         """
         stripped = text.strip()
         joined = _SEPARATOR in stripped
@@ -106,13 +91,7 @@ class Placement:
 
 @lru_cache(maxsize=4096)
 def enumerate_placements(n_gpus: int, gpus_per_node: int, n_nodes: int) -> tuple[Placement, ...]:
-    """Return every placement of some devices on a cluster of equal nodes.
-
-    Returns
-    -------
-    tuple of Placement
-        All multisets, fewest nodes first, then by counts; empty if they do not fit.
-    """
+    """Return every placement on a cluster of equal nodes: fewest nodes first, then by counts."""
     found = [Placement(counts) for counts in _partitions(n_gpus, gpus_per_node, n_nodes)]
     return tuple(sorted(found, key=lambda p: (p.n_nodes, p.gpus_per_node)))
 
@@ -120,12 +99,10 @@ def enumerate_placements(n_gpus: int, gpus_per_node: int, n_nodes: int) -> tuple
 def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:
     if total == 0:
         yield ()
-        return
-    if parts == 0:
-        return
-    for first in range(min(total, largest), 0, -1):
-        for rest in _partitions(total - first, first, parts - 1):
-            yield (first, *rest)
+    elif parts > 0:
+        for first in range(min(total, largest), 0, -1):
+            for rest in _partitions(total - first, first, parts - 1):
+                yield (first, *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +141,12 @@ def card_loads(groups: Iterable[Cards]) -> dict[Position, float]:
 
     A load of 1 is all the traffic that one group has at a node.
     """
-    load: dict[Position, float] = {}
+    load: defaultdict[Position, float] = defaultdict(float)
     for by_node in groups:
         if len(by_node) > 1:
             for node, (cards, _) in by_node.items():
                 for card in cards:
-                    load[node, card] = load.get((node, card), 0.0) + 1.0 / len(cards)
+                    load[node, card] += 1.0 / len(cards)
     return load
 
 

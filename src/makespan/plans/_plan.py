@@ -11,6 +11,10 @@ __all__ = ["DEFAULT_CPU_THREADS", "ExecutionPlan", "PlanFamily"]
 DEFAULT_CPU_THREADS = 8
 """CPU threads a GPU that a job asks for unless it says otherwise (Morphling, workload table)."""
 
+_COUNTS = (
+    "dp", "tp", "pp", "global_batch_size", "micro_batch_size", "grad_accum_steps", "interleave",
+    "cpu_threads", "zero_stage",
+)  # fmt: skip
 _SCHEDULES = ("1f1b", "gpipe", "interleaved")
 _CHECKPOINT_METHODS = ("full", "selective")
 
@@ -63,7 +67,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """How a job uses its devices; checked on construction.
+    """How a job uses its devices; raises `PlanError` if its values contradict each other.
 
     Parameters
     ----------
@@ -94,10 +98,6 @@ class ExecutionPlan:
     family
         Family of the plan; derived from the degrees if not given.
 
-    Raises
-    ------
-    PlanError
-        Degrees, batch sizes or options contradict each other.
     """
 
     dp: int = 1
@@ -133,19 +133,8 @@ class ExecutionPlan:
             _check_family(self)
 
     def _check_ranges(self) -> None:
-        lowest = {"zero_stage": 0}
-        for name in (
-            "dp",
-            "tp",
-            "pp",
-            "global_batch_size",
-            "micro_batch_size",
-            "grad_accum_steps",
-            "interleave",
-            "cpu_threads",
-            "zero_stage",
-        ):
-            value, least = getattr(self, name), lowest.get(name, 1)
+        for name in _COUNTS:
+            value, least = getattr(self, name), int(name != "zero_stage")
             if value < least:
                 raise PlanError(f"{name} is {value}; accepted: a whole number >= {least}")
         if self.zero_stage > 3:

@@ -57,11 +57,7 @@ def chunk_layers(n_layers: int, plan: ExecutionPlan) -> tuple[range, ...]:
     The split of everything that knows pipelines: executor, time model and memory estimate. Chunk k
     belongs to pipeline stage k mod *p*; without interleaving, chunks are stages. The partition of the
     plan decides, or else a split as even as possible.
-
-    Raises
-    ------
-    PlanError
-        There are fewer layers than chunks, or the partition does not add up to the layers.
+    Raises `PlanError` for fewer layers than chunks and for partitions that do not add up to the layers.
     """
     count, sizes = plan.n_chunks, plan.partition
     if count > n_layers:

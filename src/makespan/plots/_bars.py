@@ -48,8 +48,6 @@ def plot_ratio_bars(
     ----------
     table
         One row a trace and policy: columns ``trace, policy`` and those that the metrics name.
-    source, looks, titles
-        As in the package.
     metrics
         One row of panels each: column of the time [s], column of the ratio, label.
     note, published_label
@@ -112,9 +110,9 @@ def _published_marks(axes: Axes, marks: pd.DataFrame | None, policies: list[str]
         return
     for name, number in zip(marks["policy"], marks[value], strict=True):
         if name in policies and np.isfinite(number):
-            y = policies.index(name)
-            axes.vlines(number / HOUR, y - 0.45, y + 0.45, color="white", lw=2.6, zorder=3)
-            axes.vlines(number / HOUR, y - 0.45, y + 0.45, color="black", lw=1.4, zorder=4)
+            x, y = number / HOUR, policies.index(name)
+            axes.vlines(x, y - 0.45, y + 0.45, color="white", lw=2.6, zorder=3)
+            axes.vlines(x, y - 0.45, y + 0.45, color="black", lw=1.4, zorder=4)
 
 
 @styled
@@ -131,16 +129,13 @@ def plot_grouped_bars(
     ----------
     table
         Columns ``panel, group, series, value``; combinations without a row have no bar.
-    source, titles
-        As in the package.
     series
         Looks of the series, in the order of the bars.
     label
         What the values are.
     """
     require_columns(table, "panel", "group", "series", "value", figure="groups")
-    names = list(dict.fromkeys(table["panel"]))
-    groups = list(dict.fromkeys(table["group"]))
+    names, groups = (list(dict.fromkeys(table[column])) for column in ("panel", "group"))
     shown = dict(titles or {})
     figure = new_figure(ONE_COLUMN_IN * max(1.0, len(names)), 2.3)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -163,9 +158,8 @@ def _bar_groups(
     width = 0.8 / len(series)
     for position, group in enumerate(groups):
         for number, (key, look) in enumerate(series.items()):
-            if (group, key) not in values:
-                continue
-            value = float(values[group, key])
-            x = position + (number - (len(series) - 1) / 2) * width
-            axes.bar(x, value, 0.92 * width, color=look.colour, lw=0, zorder=2)
-            axes.text(x, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5.5)
+            if (group, key) in values:
+                value = float(values[group, key])
+                x = position + (number - (len(series) - 1) / 2) * width
+                axes.bar(x, value, 0.92 * width, color=look.colour, lw=0, zorder=2)
+                axes.text(x, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5.5)

@@ -48,8 +48,6 @@ def plot_bands(
     ----------
     table
         One row a simulation: ``policy, seed, avg_jct_s, makespan_s`` and the parameter.
-    source, looks
-        As in the package.
     parameter, label
         Column of the parameter, and what it is.
     """
@@ -71,14 +69,11 @@ def plot_bands(
 
 
 def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bool = True) -> list[Line2D]:
-    shown = [look_of(looks, name) for name in ordered(policies, looks)]
-    return [
-        Line2D(
-            [], [], color=look.colour, ls=look.line, marker=look.marker if with_marker else "",
-            label=look.title,
-        )
-        for look in shown
-    ]  # fmt: skip
+    def line(look: Look) -> Line2D:
+        marker = look.marker if with_marker else ""
+        return Line2D([], [], color=look.colour, ls=look.line, marker=marker, label=look.title)
+
+    return [line(look_of(looks, name)) for name in ordered(policies, looks)]
 
 
 def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look: Look) -> None:
@@ -124,8 +119,6 @@ def plot_costs(
     ----------
     table
         One row a simulation: ``policy, jobs, gpus`` and the columns of the metrics.
-    source, looks
-        As in the package.
     metrics
         One panel each: column, factor to the unit that is shown, label.
     """
@@ -163,8 +156,6 @@ def plot_cdf(
     ----------
     table
         One row a job: columns ``policy, jct_s`` and, for several panels, ``trace``.
-    source, looks, titles
-        As in the package.
     """
     require_columns(table, "policy", "jct_s", figure="cdf")
     traces = list(dict.fromkeys(table["trace"])) if "trace" in table.columns else [""]

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -54,8 +55,6 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     table
         Columns ``model, plan_family, form, avg_error_pct, max_error_pct, published_avg_error_pct,
         published_max_error_pct`` [%]; a row without held-out rows shows the published mark only.
-    source
-        Name of the throughput source.
     form, other_form
         Forms of the performance model shown as filled bars and as outlines.
     """
@@ -81,14 +80,6 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
         handles.append(Line2D([], [], label="printed in the paper", **mark))
     handles.append(Line2D([], [], color=_OTHER, ls=(0, (4, 3)), lw=0.7, label="claimed bound of the average"))
     return finished(figure, source, handles, ncols=min(len(handles), 5))
-
-
-def _signed_sqrt(value: Numbers) -> Numbers:
-    return np.asarray(np.sign(value) * np.sqrt(np.abs(value)))
-
-
-def _signed_square(value: Numbers) -> Numbers:
-    return np.asarray(np.sign(value) * np.square(value))
 
 
 def _ticks_pct(largest: float) -> list[float]:
@@ -132,7 +123,8 @@ def _error_panel(
     if kind == "avg":
         axes.axhline(_CLAIM_PCT, color=_OTHER, ls=(0, (4, 3)), lw=0.7, zorder=1)
     axes.grid(visible=False, axis="x")
-    axes.set_yscale("function", functions=(_signed_sqrt, _signed_square))
+    signed_sqrt = (lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: np.sign(y) * np.square(y))
+    axes.set_yscale("function", functions=signed_sqrt)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(plain_numbers())
     axes.set_yticks(_ticks_pct(axes.get_ylim()[1]))
@@ -148,8 +140,8 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     ----------
     table
         Columns ``model, plan_family, form, fitted, clean, measured_s, predicted_s``.
-    source, form
-        Name of the throughput source, and form of the performance model to show.
+    form
+        Form of the performance model to show.
     """
     needed = ("model", "plan_family", "form", "fitted", "clean", "measured_s", "predicted_s")
     require_columns(table, *needed, figure="prediction")
@@ -162,10 +154,9 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     )
     free.legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
     made = "emulated" if source == "emulated" else "measured"
-    figure.supxlabel(f"{made} iteration time [s]", fontsize=7)
-    break_or_space = "\n" if figure.get_figheight() < _LOW_IN else " "
-    figure.supylabel(f"predicted iteration time [s],{break_or_space}{form} form", fontsize=7)
-    return finished(figure, source, strip=False)
+    gap = "\n" if figure.get_figheight() < _LOW_IN else " "
+    label = f"predicted iteration time [s],{gap}{form} form"
+    return _labelled(figure, source, f"{made} iteration time [s]", label)
 
 
 def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
@@ -198,9 +189,13 @@ def _log_axes(axes: Axes, low: float, high: float) -> None:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     few = math.log10(high / low) < 1.7
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
-        axis.set_major_formatter(plain_numbers())
-        axis.set_minor_formatter(NullFormatter())
+        _log_ticks(axis, few)
+
+
+def _log_ticks(axis: Axis, few: bool) -> None:
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axis.set_major_formatter(plain_numbers())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
@@ -227,8 +222,6 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     table
         Columns ``model, plan_family, gpus, throughput_samples_per_s``; the rows of family `ENVELOPE` are the
         best plan with at most that many GPUs. Rows of no throughput are left out.
-    source
-        Name of the throughput source.
     """
     require_columns(table, "model", "plan_family", "gpus", "throughput_samples_per_s", figure="sensitivity")
     shown = table[table["throughput_samples_per_s"] > 0]
@@ -243,8 +236,12 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
         handles.append(Line2D([], [], ls="none", label="fewer GPUs are faster", **faint))
     handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
     free.legend(handles=handles, loc="center", labelspacing=0.4)
-    figure.supxlabel("GPUs", fontsize=7)
-    figure.supylabel("throughput [samples/s]", fontsize=7)
+    return _labelled(figure, source, "GPUs", "throughput [samples/s]")
+
+
+def _labelled(figure: Figure, source: str, across: str, upwards: str) -> Figure:
+    figure.supxlabel(across, fontsize=7)
+    figure.supylabel(upwards, fontsize=7)
     return finished(figure, source, strip=False)
 
 
@@ -292,9 +289,7 @@ def _log2_axes(axes: Axes, largest: int) -> None:
     axes.xaxis.set_major_formatter(plain_numbers())
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if math.log10(high / low) < 2.0 else (1.0,)))
-    axes.yaxis.set_major_formatter(plain_numbers())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    _log_ticks(axes.yaxis, math.log10(high / low) < 2.0)
 
 
 @styled
@@ -305,8 +300,6 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     ----------
     table
         Columns ``model, gpus, cpu_threads, throughput_samples_per_s``, of the best plan.
-    source
-        Name of the throughput source.
     """
     needed = ("model", "gpus", "cpu_threads", "throughput_samples_per_s")
     require_columns(table, *needed, figure="sensitivity_cpu")
@@ -321,12 +314,8 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
         _log2_axes(axes, int(table["cpu_threads"].max()))
 
     figure, free = model_panels(ordered(table["model"], MODEL_TITLES), 1.55, draw)
-    titles = {gpus: f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs" for gpus in counts}
-    handles = [
-        Line2D([], [], color=colours.get(gpus, "grey"), marker="o", ms=3, lw=1, label=titles[gpus])
-        for gpus in counts
-    ]
+    line: dict[str, Any] = {"marker": "o", "ms": 3, "lw": 1}
+    titles = {gpus: f"{gpus} GPU{'s' * (gpus != 1)}" for gpus in counts}
+    handles = [Line2D([], [], color=colours.get(n, "grey"), label=titles[n], **line) for n in counts]
     free.legend(handles=handles, loc="center", labelspacing=0.4)
-    figure.supxlabel("CPU threads a GPU", fontsize=7)
-    figure.supylabel("offload throughput [samples/s]", fontsize=7)
-    return finished(figure, source, strip=False)
+    return _labelled(figure, source, "CPU threads a GPU", "offload throughput [samples/s]")

@@ -45,8 +45,6 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
     table
         ``time_s`` and one column a plan family with the GPUs that its plans hold from then on; for
         several panels also ``policy``. The mean of each of many equal spans of time is drawn.
-    source, titles
-        As in the package.
     n_gpus
         GPUs of the cluster, drawn as a line.
     """
@@ -135,16 +133,8 @@ def job_spans(events: pd.DataFrame) -> pd.DataFrame:
     The simulation allocates numbers of GPUs on nodes; which ones they are is chosen here, the
     lowest free ones first.
 
-    Parameters
-    ----------
-    events
-        Events table of a simulation, with ``nodes`` as ``node:devices`` joined by spaces.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``: restarting until ``ready_s``,
-        running afterwards.
+    Takes the events of a simulation. Returns ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``:
+    restarting until ``ready_s``, running afterwards.
     """
     require_columns(events, "time_s", "seq", "kind", "job_id", "nodes", "family", figure="gantt")
     rows = events[events["kind"].isin(_TRACKED)].sort_values(["time_s", "seq"])

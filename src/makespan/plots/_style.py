@@ -71,10 +71,8 @@ class Look:
 
     Parameters
     ----------
-    title
-        Name in legends.
-    colour, marker, line
-        Of bars, points and lines, with the dash pattern of these.
+    title, colour, marker, line
+        Name in legends; of bars, points and lines, with the dash pattern of these.
     strength
         From 0 (white) to 1: how much of the colour bars have.
     """
@@ -205,16 +203,10 @@ def finished(
 
     Parameters
     ----------
-    figure
-        The figure with all panels drawn; it is returned.
-    source
-        Name of the throughput source.
-    handles
-        Legend entries; none for a figure that has its legend elsewhere.
+    handles, legend
+        Legend entries, none for a figure that has its legend elsewhere, and further options of the legend.
     strip
         Whether a strip at the lower edge is kept free; not needed beside an x label.
-    legend
-        Further options of the legend.
     """
     if handles:
         figure.legend(handles=handles, **({"loc": "outside upper center"} | legend))
@@ -222,11 +214,9 @@ def finished(
     if isinstance(engine, ConstrainedLayoutEngine) and strip:
         share = 0.13 / figure.get_figheight()
         engine.set(rect=(0.0, share, 1.0, 1.0 - share))
-    label = _SOURCE_LABELS.get(source, source)
-    figure.text(
-        0.995, 0.02 / figure.get_figheight(), f"source: {label}",
-        ha="right", va="bottom", fontsize=5.5, color="#707070",
-    )  # fmt: skip
+    note = f"source: {_SOURCE_LABELS.get(source, source)}"
+    place: dict[str, Any] = {"ha": "right", "va": "bottom"}
+    figure.text(0.995, 0.02 / figure.get_figheight(), note, fontsize=5.5, color="#707070", **place)
     return figure
 
 
@@ -241,9 +231,8 @@ def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[
     with ExitStack() as stack, style():
         new_pdf, new_png, new_csv = (stack.enter_context(atomic_path(path)) for path in (pdf, png, csv))
         _settle(figure)
-        figure.savefig(
-            new_pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
-        )
+        undated = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+        figure.savefig(new_pdf, format="pdf", metadata=undated)
         figure.savefig(new_png, format="png", metadata={"Software": None})
         new_csv.write_text(table.to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="\n")
     return pdf, png, csv

@@ -140,9 +140,8 @@ def _throughput(
     if source != "measured":
         raise unknown_name("source of throughput", source, SOURCE_NAMES)
     if measured_dir is None:
-        raise MissingDataError(
-            "source measured: accepted: a directory with the tables as --measured-dir (measured_dir)"
-        )
+        accepted = "a directory with the tables as --measured-dir (measured_dir)"
+        raise MissingDataError(f"source measured: accepted: {accepted}")
     return MeasuredSource(Path(measured_dir))
 
 

@@ -61,15 +61,12 @@ class TableCatalogue:
         frames
             Tables of schema `makespan.tables.THROUGHPUT`, as a sequence or by workload.
         predicted
-            By workload: predicted iteration times [s], one for each row of its table, NaN allowed
-            where the row cannot run. A workload that is absent is predicted without error.
+            Predicted iteration times [s] of each row, by workload; without error where absent.
         known
-            By workload: whether each row was measured beforehand, so that policies know its time and may
+            Whether each row was measured beforehand, by workload, so that policies know its time and may
             rely on it for a guarantee. Where it is absent, guarantees rely on the predictions.
-        node
-            Kind of node on which host memory is estimated; without it, it counts as nothing.
-        gpu_type
-            Name of the devices that the tables hold for; None if they hold for any.
+        node, gpu_type
+            Kind of node for the estimate of host memory, and devices that the tables hold for, if not any.
 
         Raises
         ------
@@ -114,12 +111,7 @@ class TableCatalogue:
         return self._index.get(configuration.key) is configuration
 
     def find(
-        self,
-        workload_key: str,
-        plan: str,
-        placement: str,
-        cpu_threads: int,
-        gpu_types: tuple[str, ...] = (),
+        self, workload_key: str, plan: str, placement: str, cpu_threads: int, gpu_types: tuple[str, ...] = ()
     ) -> Configuration | None:
         """Return one configuration by its labels, or None if it may not run; see `makespan.sim.Catalogue`."""
         labels = (workload_key, plan, placement, cpu_threads)
@@ -234,10 +226,8 @@ def _seen(
     times = truth if predicted is None else [float(value) for value in predicted]
     if known is None:
         return [(time_s, True) for time_s in times]
-    marks = [bool(mark) for mark in known]
-    return [
-        (exact_s if mark else time_s, mark) for exact_s, time_s, mark in zip(truth, times, marks, strict=True)
-    ]
+    rows_seen = zip(truth, times, known, strict=True)
+    return [(exact_s if mark else time_s, bool(mark)) for exact_s, time_s, mark in rows_seen]
 
 
 def _read_rows(
@@ -258,18 +248,13 @@ def _read_row(
     gpu_type: str | None,
 ) -> Configuration:
     plan_text, placement_text, cpu_threads, iter_time_s, provenance = values
+    batch = spec.global_batch_size
     try:
         placement = Placement.parse(placement_text)
-        plan = read_plan(
-            plan_text,
-            n_gpus=placement.n_gpus,
-            global_batch_size=spec.global_batch_size,
-            cpu_threads=cpu_threads,
-        )
+        plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
     except InputError as error:
-        raise TraceError(
-            f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}: {error}"
-        ) from error
+        where = f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}"
+        raise TraceError(f"{where}: {error}") from error
     return Configuration(
         workload=spec.key,
         plan=plan_text,

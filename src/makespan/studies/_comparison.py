@@ -16,39 +16,22 @@ _CONFIDENCE = 0.95
 _SETTING = ["trace", "restart_delay_s", "rounds"]
 
 _FURTHER = (
-    "p95_jct_s",
-    "avg_queueing_delay_s",
-    "avg_waiting_time_s",
-    "avg_slowdown",
-    "avg_finish_time_fairness",
-    "max_finish_time_fairness",
+    *("p95_jct_s", "avg_queueing_delay_s", "avg_waiting_time_s", "avg_slowdown"),
+    *("avg_finish_time_fairness", "max_finish_time_fairness"),
 )
 _RATIOS = {"jct_ratio": "avg_jct_s", "makespan_ratio": "makespan_s"}
 _MEASURES = (
-    "avg_jct_s",
-    "makespan_s",
-    "p50_jct_s",
-    "p99_jct_s",
-    "gpu_allocation_ratio",
-    "reconfigurations_per_job",
+    *("avg_jct_s", "makespan_s", "p50_jct_s", "p99_jct_s"),
+    *("gpu_allocation_ratio", "reconfigurations_per_job"),
 )
 
 
 def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
     """Return one row a simulation, with ratios to a baseline.
 
-    Parameters
-    ----------
-    runs
-        Simulations.
-    baseline
-        Name of the policy to compare with, within the same scenario, restart delay and given round. Ratios
-        are missing where it did not run; above 1, a policy takes longer.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`.
+    The baseline is the policy of this name in the same scenario, restart delay and given round. Ratios are
+    missing where it did not run; above 1, a policy takes longer. Returns schema
+    `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`.
     """
     listed = list(runs)
     table = pd.DataFrame([_row(run) for run in listed], columns=[*COMPARISON.names, *_FURTHER])
@@ -72,9 +55,8 @@ def _row(run: Run) -> dict[str, Any]:
         "wall_s": float(run.result.wall_s),
         **dict.fromkeys(_RATIOS, float("nan")),
     }
-    return given | {
-        name: getattr(found, name) for name in (*COMPARISON.names, *_FURTHER) if name not in given
-    }
+    names = [name for name in (*COMPARISON.names, *_FURTHER) if name not in given]
+    return given | {name: getattr(found, name) for name in names}
 
 
 def measures(run: Run) -> dict[str, float]:
@@ -85,19 +67,9 @@ def measures(run: Run) -> dict[str, float]:
 def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
     """Return geometric means and their 95 % confidence intervals, because times are positive and skewed.
 
-    Parameters
-    ----------
-    rows
-        One row a simulation, all values positive.
-    by, columns
-        Columns that name a group, and those that are averaged.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
-        each column of values ``<column>_mean``, ``_low`` and ``_high``. The interval is that of Student's t
-        for the mean of the logarithms, and missing for a single row.
+    One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
+    each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is that of Student's t
+    for the mean of the logarithms, and missing for a single row.
     """
     keys = [rows[name] for name in by]
     table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()

@@ -31,16 +31,12 @@ def generated_jobs(
 
     Parameters
     ----------
-    name
-        One of `GENERATED`.
-    n_jobs
-        Jobs; None for 10 of ``naive``, and as many as the Base trace has of the others.
+    name, n_jobs
+        One of `GENERATED`, and jobs; None for 10 of ``naive``, and as many as the Base trace has of others.
     seed, times
         Of all random choices; iteration times of the source.
-    max_gpus
-        GPUs of the cluster; None for no limit.
-    span_s
-        Of ``naive``: time from the first to the last submission [s].
+    max_gpus, span_s
+        GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs

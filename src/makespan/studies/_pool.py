@@ -44,12 +44,8 @@ def run_all(
 
     Parameters
     ----------
-    cases
-        What to run.
-    n_processes
-        Simulations at the same time; None to choose by processors and jobs.
-    progress
-        Who is told how far they are.
+    n_processes, progress
+        Simulations at the same time, None to choose by processors and jobs; who is told how far they are.
     is_strict
         Whether an impossible schedule is an error, or left to the caller in `Run.violations`.
     can_spawn

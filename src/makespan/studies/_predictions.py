@@ -43,10 +43,8 @@ def predictions(
 
     Parameters
     ----------
-    tables
-        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
-    jobs
-        Whose requests are known.
+    tables, jobs
+        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload, and jobs whose requests are known.
     cluster, form
         Name of the cluster, whose constants enter the performance model, and form of that.
     mode

@@ -90,10 +90,8 @@ class Case:
     ----------
     scenario, policy
         What is simulated, and who decides: a policy, or the name of one.
-    keeps_tables
-        Whether its events and outcomes are handed back.
-    repeats
-        How often it is run again to see whether the schedule is the same.
+    keeps_tables, repeats
+        Whether its tables are handed back, and how often it is run again to compare schedules.
     """
 
     scenario: Scenario
@@ -175,17 +173,8 @@ def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] 
     )
     delay_s = restart_cost(scenario.restart_delay_s).expected_s
     metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
-    return Run(
-        scenario.name,
-        chosen.name,
-        delay_s,
-        length_s,
-        scenario.interval_s,
-        metrics,
-        result,
-        tuple(violations),
-        len(result.events),
-    )
+    settings = scenario.name, chosen.name, delay_s, length_s, scenario.interval_s
+    return Run(*settings, metrics, result, tuple(violations), len(result.events))
 
 
 def resolved(policy: str | Policy) -> Policy:

@@ -25,7 +25,7 @@ from makespan.tables._catalogue import (
 )
 from makespan.tables._describe import tables_page
 from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
-from makespan.tables._schema import Column, TableSchema, columns
+from makespan.tables._schema import Column, TableSchema, table_schema
 
 __all__ = [
     "CLAIMS",
@@ -48,8 +48,8 @@ __all__ = [
     "Column",
     "TableSchema",
     "atomic_path",
-    "columns",
     "read_csv",
+    "table_schema",
     "tables_page",
     "write_csv",
     "write_text",

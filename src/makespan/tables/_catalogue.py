@@ -1,6 +1,6 @@
 """The schemas that several papers use; those of one paper alone stand in that paper."""
 
-from makespan.tables._schema import Column, TableSchema, columns
+from makespan.tables._schema import table_schema
 
 __all__ = [
     "CLAIMS",
@@ -22,253 +22,221 @@ __all__ = [
     "THROUGHPUT",
 ]
 
-THROUGHPUT = TableSchema(
+THROUGHPUT = table_schema(
     "throughput",
-    columns(
-        ("workload", "text", "", "key of the workload"),
-        ("exec_plan", "text", "", "execution plan in trace notation"),
-        ("placement", "text", "", "GPUs on each node, one digit a node"),
-        ("cpu_threads", "int", "1", "CPU threads a GPU"),
-        ("global_batch_size", "int", "samples", "samples an optimiser step"),
-        ("iter_time_s", "float", "s", "time of one optimiser step; missing if infeasible", True),
-        ("forward_s", "float", "s", "reported forward phase, where there is one", True),
-        ("overlap_sync_s", "float", "s", "reported backward and synchronisation phase", True),
-        ("optimize_s", "float", "s", "reported optimiser phase", True),
-        ("feasible", "bool", "", "whether the plan can run in this placement"),
-        ("clean", "bool", "", "whether no measurement anomaly was found"),
-        ("flag", "text", "", "the anomaly, empty for clean rows"),
-        ("provenance", "text", "", "emulated, published, measured or interpolated"),
-    ),
+    ("workload", "text", "", "key of the workload"),
+    ("exec_plan", "text", "", "execution plan in trace notation"),
+    ("placement", "text", "", "GPUs on each node, one digit a node"),
+    ("cpu_threads", "int", "1", "CPU threads a GPU"),
+    ("global_batch_size", "int", "samples", "samples an optimiser step"),
+    ("iter_time_s", "float", "s", "time of one optimiser step; missing if infeasible", True),
+    ("forward_s", "float", "s", "reported forward phase, where there is one", True),
+    ("overlap_sync_s", "float", "s", "reported backward and synchronisation phase", True),
+    ("optimize_s", "float", "s", "reported optimiser phase", True),
+    ("feasible", "bool", "", "whether the plan can run in this placement"),
+    ("clean", "bool", "", "whether no measurement anomaly was found"),
+    ("flag", "text", "", "the anomaly, empty for clean rows"),
+    ("provenance", "text", "", "emulated, published, measured or interpolated"),
 )
 
-FIT = TableSchema(
+FIT = table_schema(
     "fit",
-    columns(
-        ("workload", "text", "", "key of the workload"),
-        ("form", "text", "", "form of the performance model"),
-        ("parameter", "text", "", "name of the fitted parameter"),
-        ("value", "float", "", "fitted value", True),
-        ("std_err", "float", "", "standard error of the value", True),
-        ("identified", "bool", "", "whether the observations determine the parameter"),
-    ),
+    ("workload", "text", "", "key of the workload"),
+    ("form", "text", "", "form of the performance model"),
+    ("parameter", "text", "", "name of the fitted parameter"),
+    ("value", "float", "", "fitted value", True),
+    ("std_err", "float", "", "standard error of the value", True),
+    ("identified", "bool", "", "whether the observations determine the parameter"),
 )
 
-SENSITIVITY = TableSchema(
+SENSITIVITY = table_schema(
     "sensitivity",
-    columns(
-        ("model", "text", "", "key of the workload"),
-        ("gpus", "int", "1", "GPUs at the most"),
-        ("best_plan", "text", "", "fastest feasible plan, empty if none"),
-        ("throughput_samples_per_s", "float", "samples/s", "its throughput, 0 if none"),
-    ),
+    ("model", "text", "", "key of the workload"),
+    ("gpus", "int", "1", "GPUs at the most"),
+    ("best_plan", "text", "", "fastest feasible plan, empty if none"),
+    ("throughput_samples_per_s", "float", "samples/s", "its throughput, 0 if none"),
 )
 
-SENSITIVITY_FAMILIES = TableSchema(
+SENSITIVITY_FAMILIES = table_schema(
     "sensitivity_families",
-    columns(
-        ("model", "text", "", "key of the workload"),
-        ("plan_family", "text", "", "family of execution plans"),
-        ("gpus", "int", "1", "GPUs used"),
-        ("cpu_threads", "int", "1", "CPU threads a GPU"),
-        ("plan", "text", "", "fastest feasible plan of the family"),
-        ("throughput_samples_per_s", "float", "samples/s", "its throughput"),
-    ),
+    ("model", "text", "", "key of the workload"),
+    ("plan_family", "text", "", "family of execution plans"),
+    ("gpus", "int", "1", "GPUs used"),
+    ("cpu_threads", "int", "1", "CPU threads a GPU"),
+    ("plan", "text", "", "fastest feasible plan of the family"),
+    ("throughput_samples_per_s", "float", "samples/s", "its throughput"),
 )
 
-REQUESTS = TableSchema(
+REQUESTS = table_schema(
     "requests",
-    columns(
-        ("job_id", "text", "", "name of the job in the trace"),
-        ("submit_time_s", "float", "s", "submission, counted from the first one of the trace"),
-        ("n_gpus", "int", "1", "GPUs requested"),
-        ("n_cpus", "int", "1", "CPUs requested, 0 if the trace does not say"),
-        ("duration_s", "float", "s", "time for which the job held its GPUs"),
-        ("tenant", "text", "", "virtual cluster, user or class of service"),
-        ("status", "text", "", "how the job ended, in the words of the trace"),
-    ),
+    ("job_id", "text", "", "name of the job in the trace"),
+    ("submit_time_s", "float", "s", "submission, counted from the first one of the trace"),
+    ("n_gpus", "int", "1", "GPUs requested"),
+    ("n_cpus", "int", "1", "CPUs requested, 0 if the trace does not say"),
+    ("duration_s", "float", "s", "time for which the job held its GPUs"),
+    ("tenant", "text", "", "virtual cluster, user or class of service"),
+    ("status", "text", "", "how the job ended, in the words of the trace"),
 )
 
-JOBS = TableSchema(
+JOBS = table_schema(
     "jobs",
-    columns(
-        ("job_id", "text", "", "name of the job, unique"),
-        ("submit_time_s", "float", "s", "when it enters the system"),
-        ("workload", "text", "", "key of what it trains"),
-        ("n_gpus", "int", "1", "GPUs requested"),
-        ("n_cpus", "int", "1", "CPU threads requested"),
-        ("plan", "text", "", "execution plan requested, in trace notation"),
-        ("steps", "int", "1", "optimiser steps to run"),
-        ("is_guaranteed", "bool", "", "whether it must run at least as fast as requested"),
-        ("tenant", "text", "", "owner of a quota, empty if there is none"),
-        ("duration_s", "float", "s", "run time stated for the request, where there is one", True),
-    ),
+    ("job_id", "text", "", "name of the job, unique"),
+    ("submit_time_s", "float", "s", "when it enters the system"),
+    ("workload", "text", "", "key of what it trains"),
+    ("n_gpus", "int", "1", "GPUs requested"),
+    ("n_cpus", "int", "1", "CPU threads requested"),
+    ("plan", "text", "", "execution plan requested, in trace notation"),
+    ("steps", "int", "1", "optimiser steps to run"),
+    ("is_guaranteed", "bool", "", "whether it must run at least as fast as requested"),
+    ("tenant", "text", "", "owner of a quota, empty if there is none"),
+    ("duration_s", "float", "s", "run time stated for the request, where there is one", True),
 )
 
-PREDICTIONS = TableSchema(
+PREDICTIONS = table_schema(
     "predictions",
-    columns(
-        ("workload", "text", "", "key of the workload"),
-        ("exec_plan", "text", "", "execution plan in trace notation"),
-        ("placement", "text", "", "GPUs on each node, one digit a node"),
-        ("cpu_threads", "int", "1", "CPU threads a GPU"),
-        ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
-        ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
-        ("reason", "text", "", "why it is known: sampled, requested, tried first, trusted; empty if not"),
-    ),
+    ("workload", "text", "", "key of the workload"),
+    ("exec_plan", "text", "", "execution plan in trace notation"),
+    ("placement", "text", "", "GPUs on each node, one digit a node"),
+    ("cpu_threads", "int", "1", "CPU threads a GPU"),
+    ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
+    ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
+    ("reason", "text", "", "why it is known: sampled, requested, tried first, trusted; empty if not"),
 )
 
-FAILURES = TableSchema(
+FAILURES = table_schema(
     "failures",
-    columns(
-        ("time_s", "float", "s", "when"),
-        ("node_id", "int", "1", "number of the node in the cluster"),
-        ("kind", "text", "", "failed or joined"),
-    ),
+    ("time_s", "float", "s", "when"),
+    ("node_id", "int", "1", "number of the node in the cluster"),
+    ("kind", "text", "", "failed or joined"),
 )
 
-EVENTS = TableSchema(
+EVENTS = table_schema(
     "events",
-    columns(
-        ("time_s", "float", "s", "simulated time"),
-        ("seq", "int", "1", "running number; makes the order total"),
-        ("kind", "text", "", "what happened, a value of EventKind"),
-        ("job_id", "text", "", "job concerned, empty for node events"),
-        ("nodes", "text", "", "node:devices held after the event, joined by spaces"),
-        ("n_gpus", "int", "1", "devices held after the event"),
-        ("plan", "text", "", "execution plan after the event, empty without devices"),
-        ("reason", "text", "", "why it happened"),
-        ("family", "text", "", "family of the plan"),
-        ("cpu_threads", "int", "1", "CPU threads a GPU after the event"),
-        ("iter_time_s", "float", "s", "time of a step after the event; missing without devices", True),
-        ("steps_left", "float", "1", "steps still to run; missing for node events", True),
-    ),
+    ("time_s", "float", "s", "simulated time"),
+    ("seq", "int", "1", "running number; makes the order total"),
+    ("kind", "text", "", "what happened, a value of EventKind"),
+    ("job_id", "text", "", "job concerned, empty for node events"),
+    ("nodes", "text", "", "node:devices held after the event, joined by spaces"),
+    ("n_gpus", "int", "1", "devices held after the event"),
+    ("plan", "text", "", "execution plan after the event, empty without devices"),
+    ("reason", "text", "", "why it happened"),
+    ("family", "text", "", "family of the plan"),
+    ("cpu_threads", "int", "1", "CPU threads a GPU after the event"),
+    ("iter_time_s", "float", "s", "time of a step after the event; missing without devices", True),
+    ("steps_left", "float", "1", "steps still to run; missing for node events", True),
 )
 
-OUTCOMES = TableSchema(
+OUTCOMES = table_schema(
     "outcomes",
-    columns(
-        ("job_id", "text", "", "job"),
-        ("submit_time_s", "float", "s", "submission"),
-        ("workload", "text", "", "key of the workload"),
-        ("n_gpus", "int", "1", "devices requested"),
-        ("plan", "text", "", "plan requested"),
-        ("steps", "int", "1", "steps requested"),
-        ("is_guaranteed", "bool", "", "whether the job is guaranteed"),
-        ("tenant", "text", "", "owner of the job"),
-        ("reference_iter_time_s", "float", "s", "time of a step as requested"),
-        ("first_start_s", "float", "s", "first time with devices"),
-        ("finish_time_s", "float", "s", "end of the last step"),
-        ("n_restarts", "int", "1", "restart delays begun after the first start"),
-        ("attained_service_gpu_s", "float", "GPU s", "device time received, restarts included"),
-        ("waiting_time_s", "float", "s", "time without devices"),
-        ("running_time_s", "float", "s", "time with devices and progress"),
-        ("restart_time_s", "float", "s", "time with devices but without progress"),
-    ),
+    ("job_id", "text", "", "job"),
+    ("submit_time_s", "float", "s", "submission"),
+    ("workload", "text", "", "key of the workload"),
+    ("n_gpus", "int", "1", "devices requested"),
+    ("plan", "text", "", "plan requested"),
+    ("steps", "int", "1", "steps requested"),
+    ("is_guaranteed", "bool", "", "whether the job is guaranteed"),
+    ("tenant", "text", "", "owner of the job"),
+    ("reference_iter_time_s", "float", "s", "time of a step as requested"),
+    ("first_start_s", "float", "s", "first time with devices"),
+    ("finish_time_s", "float", "s", "end of the last step"),
+    ("n_restarts", "int", "1", "restart delays begun after the first start"),
+    ("attained_service_gpu_s", "float", "GPU s", "device time received, restarts included"),
+    ("waiting_time_s", "float", "s", "time without devices"),
+    ("running_time_s", "float", "s", "time with devices and progress"),
+    ("restart_time_s", "float", "s", "time with devices but without progress"),
 )
 
-JOB_METRICS = TableSchema(
+JOB_METRICS = table_schema(
     "job_metrics",
-    columns(
-        ("job_id", "text", "", "job"),
-        ("jct_s", "float", "s", "finish minus submission"),
-        ("queueing_delay_s", "float", "s", "first start minus submission"),
-        ("run_alone_s", "float", "s", "duration alone, at once, as requested"),
-        ("slowdown", "float", "1", "completion time over duration alone"),
-        ("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
-        ("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
-    ),
+    ("job_id", "text", "", "job"),
+    ("jct_s", "float", "s", "finish minus submission"),
+    ("queueing_delay_s", "float", "s", "first start minus submission"),
+    ("run_alone_s", "float", "s", "duration alone, at once, as requested"),
+    ("slowdown", "float", "1", "completion time over duration alone"),
+    ("finish_time_fairness", "float", "1", "completion time over that with an equal static share"),
+    ("n_reconfigurations", "int", "1", "restart delays begun, the first start included"),
 )
 
-COMPARISON = TableSchema(
+COMPARISON = table_schema(
     "comparison",
-    columns(
-        ("trace", "text", "", "name of the trace"),
-        ("policy", "text", "", "name of the policy"),
-        ("restart_delay_s", "float", "s", "restart delay of every start and change"),
-        ("interval_s", "float", "s", "length of a round; missing if asked after each event", True),
-        ("jobs", "int", "1", "jobs that finished"),
-        ("avg_jct_s", "float", "s", "mean completion time", True),
-        ("p50_jct_s", "float", "s", "median completion time", True),
-        ("p99_jct_s", "float", "s", "99th percentile of completion time", True),
-        ("makespan_s", "float", "s", "last finish minus first submission", True),
-        ("gpu_allocation_ratio", "float", "1", "device time held over device time present", True),
-        ("reconfigurations_per_job", "float", "1", "restart delays a job, first start included", True),
-        ("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
-        ("jct_ratio", "float", "1", "mean completion time over that of the baseline", True),
-        ("makespan_ratio", "float", "1", "makespan over that of the baseline", True),
-        ("wall_s", "float", "s", "wall clock time of the simulation"),
-    ),
+    ("trace", "text", "", "name of the trace"),
+    ("policy", "text", "", "name of the policy"),
+    ("restart_delay_s", "float", "s", "restart delay of every start and change"),
+    ("interval_s", "float", "s", "length of a round; missing if asked after each event", True),
+    ("jobs", "int", "1", "jobs that finished"),
+    ("avg_jct_s", "float", "s", "mean completion time", True),
+    ("p50_jct_s", "float", "s", "median completion time", True),
+    ("p99_jct_s", "float", "s", "99th percentile of completion time", True),
+    ("makespan_s", "float", "s", "last finish minus first submission", True),
+    ("gpu_allocation_ratio", "float", "1", "device time held over device time present", True),
+    ("reconfigurations_per_job", "float", "1", "restart delays a job, first start included", True),
+    ("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
+    ("jct_ratio", "float", "1", "mean completion time over that of the baseline", True),
+    ("makespan_ratio", "float", "1", "makespan over that of the baseline", True),
+    ("wall_s", "float", "s", "wall clock time of the simulation"),
 )
 
-LIVE = TableSchema(
+LIVE = table_schema(
     "live",
-    (
-        Column("policy", "text", "", "name of the policy"),
-        Column("jobs", "int", "1", "jobs that finished"),
-        Column("live_avg_jct_s", "float", "s", "mean completion time of the live run"),
-        Column("simulated_avg_jct_s", "float", "s", "mean completion time of the simulation"),
-        Column("jct_difference_pct", "float", "%", "simulated over live mean completion time, less 100"),
-        Column("live_makespan_s", "float", "s", "last finish minus first submission, live"),
-        Column("simulated_makespan_s", "float", "s", "last finish minus first submission, simulated"),
-        Column("makespan_difference_pct", "float", "%", "simulated over live makespan, less 100"),
-        Column("restart_delay_s", "float", "s", "restart delay as profiled; used to simulate"),
-        Column("live_restart_delay_s", "float", "s", "mean of the live run: time held without steps", True),
-        Column("n_restarts", "int", "1", "restarts after first starts, live"),
-        Column("simulated_n_restarts", "int", "1", "restarts after first starts, simulated"),
-        Column("live_gpu_allocation_ratio", "float", "1", "slot time held over slot time present, live"),
-        Column("profile_drift_pct", "float", "%", "mean change of step times, profile after over before"),
-    ),
+    ("policy", "text", "", "name of the policy"),
+    ("jobs", "int", "1", "jobs that finished"),
+    ("live_avg_jct_s", "float", "s", "mean completion time of the live run"),
+    ("simulated_avg_jct_s", "float", "s", "mean completion time of the simulation"),
+    ("jct_difference_pct", "float", "%", "simulated over live mean completion time, less 100"),
+    ("live_makespan_s", "float", "s", "last finish minus first submission, live"),
+    ("simulated_makespan_s", "float", "s", "last finish minus first submission, simulated"),
+    ("makespan_difference_pct", "float", "%", "simulated over live makespan, less 100"),
+    ("restart_delay_s", "float", "s", "restart delay as profiled; used to simulate"),
+    ("live_restart_delay_s", "float", "s", "mean of the live run: time held without steps", True),
+    ("n_restarts", "int", "1", "restarts after first starts, live"),
+    ("simulated_n_restarts", "int", "1", "restarts after first starts, simulated"),
+    ("live_gpu_allocation_ratio", "float", "1", "slot time held over slot time present, live"),
+    ("profile_drift_pct", "float", "%", "mean change of step times, profile after over before"),
 )
 
-LIVE_JOBS = TableSchema(
+LIVE_JOBS = table_schema(
     "live_jobs",
-    (
-        Column("policy", "text", "", "name of the policy"),
-        Column("job_id", "text", "", "job"),
-        Column("workload", "text", "", "key of the workload"),
-        Column("steps", "int", "1", "optimiser steps"),
-        Column("submit_time_s", "float", "s", "submission"),
-        Column("live_first_start_s", "float", "s", "first time with slots, live"),
-        Column("simulated_first_start_s", "float", "s", "first time with slots, simulated"),
-        Column("live_jct_s", "float", "s", "completion time, live"),
-        Column("simulated_jct_s", "float", "s", "completion time, simulated"),
-        Column("n_restarts", "int", "1", "restarts after the first start, live"),
-        Column("simulated_n_restarts", "int", "1", "restarts after the first start, simulated"),
-        Column("final_loss", "float", "1", "loss of the last step", True),
-    ),
+    ("policy", "text", "", "name of the policy"),
+    ("job_id", "text", "", "job"),
+    ("workload", "text", "", "key of the workload"),
+    ("steps", "int", "1", "optimiser steps"),
+    ("submit_time_s", "float", "s", "submission"),
+    ("live_first_start_s", "float", "s", "first time with slots, live"),
+    ("simulated_first_start_s", "float", "s", "first time with slots, simulated"),
+    ("live_jct_s", "float", "s", "completion time, live"),
+    ("simulated_jct_s", "float", "s", "completion time, simulated"),
+    ("n_restarts", "int", "1", "restarts after the first start, live"),
+    ("simulated_n_restarts", "int", "1", "restarts after the first start, simulated"),
+    ("final_loss", "float", "1", "loss of the last step", True),
 )
 
-CLAIMS = TableSchema(
+CLAIMS = table_schema(
     "claims",
-    columns(
-        ("paper", "text", "", "paper that makes the statement"),
-        ("artifact", "text", "", "table or figure"),
-        ("statement", "text", "", "the statement in our words"),
-        ("published", "text", "", "published value"),
-        ("reproduced", "text", "", "value found here"),
-        ("tolerance", "text", "", "what counts as agreement"),
-        ("verdict", "text", "", "holds, fails or not run"),
-        ("note", "text", "", "explanation"),
-    ),
+    ("paper", "text", "", "paper that makes the statement"),
+    ("artifact", "text", "", "table or figure"),
+    ("statement", "text", "", "the statement in our words"),
+    ("published", "text", "", "published value"),
+    ("reproduced", "text", "", "value found here"),
+    ("tolerance", "text", "", "what counts as agreement"),
+    ("verdict", "text", "", "holds, fails or not run"),
+    ("note", "text", "", "explanation"),
 )
 
-JOINED_CLAIMS = TableSchema(
+JOINED_CLAIMS = table_schema(
     "joined_claims",
-    columns(
-        ("paper", "text", "", "paper that makes the statement"),
-        ("artifact", "text", "", "table or figure"),
-        ("statement", "text", "", "the statement in our words"),
-        ("published", "text", "", "published value"),
-        ("tolerance", "text", "", "what counts as agreement"),
-        (
-            "verdict",
-            "text",
-            "",
-            "over all sources: fails if one says so, holds if all that decide it do, else not run; "
-            "reproduced_<source> and verdict_<source> of each source follow",
-        ),
-        ("note", "text", "", "explanation"),
+    ("paper", "text", "", "paper that makes the statement"),
+    ("artifact", "text", "", "table or figure"),
+    ("statement", "text", "", "the statement in our words"),
+    ("published", "text", "", "published value"),
+    ("tolerance", "text", "", "what counts as agreement"),
+    (
+        "verdict",
+        "text",
+        "",
+        "over all sources: fails if one says so, holds if all that decide it do, else not run; "
+        "reproduced_<source> and verdict_<source> of each source follow",
     ),
+    ("note", "text", "", "explanation"),
 )
 
 SCHEMAS = (

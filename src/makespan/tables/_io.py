@@ -14,25 +14,14 @@ __all__ = ["atomic_path", "read_csv", "write_csv", "write_text"]
 def write_csv(frame: pd.DataFrame, path: str | Path, schema: TableSchema | None = None) -> None:
     """Write a table as CSV without its index, atomically and byte-identical for equal tables.
 
-    If a schema is given, the table is checked first and its columns are put in schema order.
-
-    Raises
-    ------
-    TraceError
-        The table does not follow ``schema``.
+    If a schema is given, the table is checked first, see `TableSchema.validate`.
     """
     checked = frame if schema is None else schema.validate(frame, where=str(path))
     write_text(checked.to_csv(index=False, lineterminator="\n"), path)
 
 
 def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
-    """Read and check a CSV table, see `TableSchema.validate`.
-
-    Raises
-    ------
-    MissingDataError, TraceError
-        There is no such file, or it is empty or does not follow the schema.
-    """
+    """Read and check a CSV table, see `TableSchema.validate`; raises `MissingDataError` if there is none."""
     try:
         frame: pd.DataFrame = pd.read_csv(
             path, dtype=object, encoding="utf-8-sig", keep_default_na=False, na_values=["", "nan"]

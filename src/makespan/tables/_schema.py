@@ -8,7 +8,7 @@ import pandas as pd
 
 from makespan.errors import TraceError
 
-__all__ = ["Column", "TableSchema", "columns"]
+__all__ = ["Column", "TableSchema", "table_schema"]
 
 Kind = Literal["text", "int", "float", "bool"]
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
@@ -43,13 +43,8 @@ class TableSchema:
     def validate(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Check a table, whose values may still be text, and convert its columns to their types.
 
-        Required columns come first, in schema order, then any further ones; the index is new. ``where`` is
-        the file or producer, for messages.
-
-        Raises
-        ------
-        TraceError
-            A column is missing or a value has the wrong type; names row and column.
+        Required columns come first, in schema order, then any further ones; the index is new. Raises
+        `TraceError`, which names ``where`` (file or producer), row and column.
         """
         missing = [name for name in self.names if name not in frame.columns]
         if missing:
@@ -65,28 +60,24 @@ class TableSchema:
         return result
 
 
-def columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
-    """Return one `Column` a row of its arguments."""
-    return tuple(Column(*row) for row in rows)
+def table_schema(name: str, *rows: tuple[Any, ...]) -> TableSchema:
+    """Return the schema of a table; each row has the fields of a `Column`."""
+    return TableSchema(name, tuple(Column(*row) for row in rows))
 
 
 def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:
     if column.kind == "text":
         return values.astype(object).where(values.notna(), "").astype(str)
     if column.kind == "bool":
-        return _convert_bool(values, column, where)
+        text = values.astype(str).str.lower()
+        _raise_first(~text.isin([*_TRUE, *_FALSE]), values, column, where)
+        return text.isin(_TRUE).astype(bool)
     numbers = pd.to_numeric(values, errors="coerce").astype("float64")
     wrong = numbers.isna() & (values.notna() | (not column.nullable))
     if column.kind == "int":
         wrong |= numbers.notna() & (numbers != np.floor(numbers))
     _raise_first(wrong, values, column, where)
     return numbers.astype("int64") if column.kind == "int" else numbers
-
-
-def _convert_bool(values: pd.Series, column: Column, where: str) -> pd.Series:
-    text = values.astype(str).str.lower()
-    _raise_first(~text.isin([*_TRUE, *_FALSE]), values, column, where)
-    return text.isin(_TRUE).astype(bool)
 
 
 def _raise_first(wrong: "pd.Series[bool]", values: pd.Series, column: Column, where: str) -> None:

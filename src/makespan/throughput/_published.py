@@ -11,6 +11,7 @@ import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,13 +59,7 @@ _SLOW_FORWARD_RATIO = 1.25
 # Below this ratio [1] the row cannot have run the whole batch.
 _HALF_BATCH_RATIO = 1.3
 
-_DATA_PARALLEL = (
-    PlanFamily.DP,
-    PlanFamily.GC,
-    PlanFamily.ZERO_DP,
-    PlanFamily.ZERO_OFFLOAD,
-    PlanFamily.ZERO_OFFLOAD_GC,
-)
+_DATA_PARALLEL = tuple(family for family in PlanFamily if not family.is_model_parallel)
 
 Bools = npt.NDArray[np.bool_]
 
@@ -86,11 +81,7 @@ class PublishedSource:
     directory: Path
     default_cpu_threads: int
     register: tuple[Dataset, ...] = field(default=(), repr=False)
-
-    @property
-    def name(self) -> str:
-        """First part of every result path."""
-        return "published"
+    name: ClassVar[str] = "published"
 
     def workload_keys(self) -> tuple[str, ...]:
         """Return the workloads whose trace file is in the directory."""
@@ -260,8 +251,8 @@ def flag_anomalies(frame: pd.DataFrame, spec: Workload) -> pd.DataFrame:
     rows = _rows(frame.iloc[ran], spec)
     flag = np.full(len(frame), FLAG_FAILED, dtype=object)
     flag[ran] = ""
-    flag[ran[_slow_forward(rows, _SLOW_FORWARD_RATIO)]] = FLAG_SLOW_FORWARD
-    flag[ran[_half_batch(rows, _HALF_BATCH_RATIO)]] = FLAG_HALF_BATCH
+    flag[ran[_slow_forward(rows)]] = FLAG_SLOW_FORWARD
+    flag[ran[_half_batch(rows)]] = FLAG_HALF_BATCH
     return frame.assign(clean=flag == "", flag=flag.astype(str))
 
 
@@ -286,14 +277,14 @@ def _rows(frame: pd.DataFrame, spec: Workload) -> _Rows:
     )
 
 
-def _slow_forward(rows: _Rows, limit: float) -> Bools:
+def _slow_forward(rows: _Rows) -> Bools:
     slow = np.zeros(len(rows.family), dtype=bool)
     for family in _DATA_PARALLEL:
         members = rows.family == family
         odd = np.flatnonzero(members & rows.is_odd)
         ratios = [_forward_ratio(rows, members & ~rows.is_odd, int(row)) for row in odd]
         known = np.array([ratio for ratio in ratios if np.isfinite(ratio)])
-        if known.size and float(np.median(known)) > limit:
+        if known.size and float(np.median(known)) > _SLOW_FORWARD_RATIO:
             slow[odd] = True
     return slow
 
@@ -303,11 +294,11 @@ def _forward_ratio(rows: _Rows, peers: Bools, row: int) -> float:
     return float(rows.forward_s[row] / np.median(reference)) if reference.size else float("nan")
 
 
-def _half_batch(rows: _Rows, limit: float) -> Bools:
+def _half_batch(rows: _Rows) -> Bools:
     short = np.zeros(len(rows.family), dtype=bool)
     for family in _DATA_PARALLEL:
         members = (rows.family == family) & rows.is_single_node & (rows.compute_s > 0)
         one, two = members & (rows.n_gpus == 1), members & (rows.n_gpus == 2)
         if one.any() and two.any():
-            short[one] = rows.compute_s[one] < limit * float(np.median(rows.compute_s[two]))
+            short[one] = rows.compute_s[one] < _HALF_BATCH_RATIO * float(np.median(rows.compute_s[two]))
     return short

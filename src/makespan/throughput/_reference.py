@@ -21,12 +21,7 @@ def placement_order(counts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], float]]) -> str:
     """Return the plan that stands for a requested one: itself if it was measured, else the fastest.
 
-    Parameters
-    ----------
-    plan
-        What was asked for.
-    measured
-        Plan, devices a node (largest first) and iteration time [s] of the runs on as many devices.
+    ``measured``: plan, devices a node (largest first) and iteration time [s] of runs on as many devices.
     """
     rows = list(measured)
     if any(name == plan for name, _, _ in rows):
@@ -53,12 +48,7 @@ class ReferenceTimes:
 
     The requested plan counts on its measured placement with the fewest nodes. Where that plan was
     not measured with as many GPUs, the fastest plan measured with them counts instead, see
-    Morphling, section 7.3. Configurations are chosen by the same rule, see `reference_plan`.
-
-    Parameters
-    ----------
-    tables
-        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload key.
+    Morphling, section 7.3. ``tables`` are throughput tables (schema `THROUGHPUT`) by workload key.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -79,12 +69,8 @@ class ReferenceTimes:
     def requested(self, workload_key: str, n_gpus: int, plan: str) -> Reference:
         """Return the reference configuration of a request.
 
-        Raises
-        ------
-        UnknownNameError
-            The workload has no throughput table.
-        TraceError
-            Nothing was measured with that many GPUs.
+        Raises `UnknownNameError` for workloads without table, `TraceError` if nothing was measured with that
+        many GPUs.
         """
         rows = self._with(workload_key, n_gpus)
         text = write_plan(

@@ -8,11 +8,12 @@ names, or fetched from the pinned commit.
 import csv
 import hashlib
 import logging
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -77,9 +78,7 @@ class Dataset:
     @property
     def address(self) -> str:
         """Address of the file at the pinned commit, empty if it cannot be fetched."""
-        return self.url.format(
-            repository=self.repository, commit=self.commit, upstream_path=self.upstream_path
-        )
+        return self.url.format(**asdict(self))
 
 
 def read_register(path: str | Path) -> tuple[Dataset, ...]:
@@ -108,19 +107,13 @@ def read_register(path: str | Path) -> tuple[Dataset, ...]:
 
 
 def _entry(row: dict[str, str], number: int, path: str | Path) -> Dataset:
-    digits, relative = row["sha256"], PurePosixPath(row["path"])
+    relative = PurePosixPath(row["path"])
+    is_inside = not relative.is_absolute() and ".." not in relative.parts
+    is_digest = re.fullmatch("[0-9a-f]{64}", row["sha256"]) is not None
     for column, is_good, accepted in (
         ("size_bytes", row["size_bytes"].isdigit(), "a whole number of bytes"),
-        (
-            "sha256",
-            len(digits) == 64 and not set(digits) - set("0123456789abcdef"),
-            "64 lower-case hexadecimal digits",
-        ),
-        (
-            "path",
-            not relative.is_absolute() and ".." not in relative.parts,
-            "a relative path that stays inside the directory",
-        ),
+        ("sha256", is_digest, "64 lower-case hexadecimal digits"),
+        ("path", is_inside, "a relative path that stays inside the directory"),
     ):
         if not is_good:
             raise cell_error(str(path), number, column, row[column], accepted)
@@ -139,12 +132,7 @@ def find_dataset(register: Iterable[Dataset], name: str) -> Dataset:
 def locate(dataset: Dataset, directory: str | Path) -> Path:
     """Find a registered file in a directory with the published files or a clone of the repository.
 
-    Its content is not checked, see `verify`.
-
-    Raises
-    ------
-    MissingDataError
-        Neither layout has the file.
+    Its content is not checked, see `verify`; raises `MissingDataError` if neither layout has the file.
     """
     base = Path(directory)
     candidates = [base / dataset.path, base / dataset.upstream_path]
@@ -161,13 +149,7 @@ def locate(dataset: Dataset, directory: str | Path) -> Path:
 
 
 def verify(dataset: Dataset, directory: str | Path) -> Path:
-    """Find a registered file, see `locate`, and check its content.
-
-    Raises
-    ------
-    MissingDataError, ChecksumError
-        The file is not there, or its content is not the registered one.
-    """
+    """Find a registered file, see `locate`, and check its content; raises `ChecksumError` if it differs."""
     path = locate(dataset, directory)
     check_content(dataset, path)
     return path
@@ -181,15 +163,7 @@ def check_content(dataset: Dataset, path: Path) -> None:
 def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None) -> Path:
     """Fetch a registered file from its pinned commit into ``directory``, unless it is there already.
 
-    Parameters
-    ----------
-    opener
-        Opens an address; the standard library's by default.
-
-    Returns
-    -------
-    pathlib.Path
-        The checked file. A failed fetch leaves nothing behind.
+    The file that comes back is checked; a failed fetch leaves nothing behind. ``opener`` opens an address.
 
     Raises
     ------

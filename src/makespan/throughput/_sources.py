@@ -5,7 +5,7 @@ made. Each result path begins with the name of its source.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pandas as pd
 
@@ -49,8 +49,6 @@ class EmulatedSource:
 
     Parameters
     ----------
-    cluster
-        Hardware that is emulated.
     calibration
         Name of the calibrated constants.
     seed, noise
@@ -61,11 +59,7 @@ class EmulatedSource:
     calibration: str
     seed: int
     noise: float
-
-    @property
-    def name(self) -> str:
-        """First part of every result path."""
-        return "emulated"
+    name: ClassVar[str] = "emulated"
 
     def workload_keys(self) -> tuple[str, ...]:
         """Return every workload of the zoo."""
@@ -73,15 +67,9 @@ class EmulatedSource:
 
     def load(self, workload_key: str) -> pd.DataFrame:
         """Emulate the trace points of one workload."""
-        spec = workload(workload_key)
-        frame = emulate(
-            spec,
-            trace_points(spec, self.cluster),
-            self.cluster,
-            load_calibration(self.calibration),
-            seed=self.seed,
-            noise=self.noise,
-        )
+        spec, calibration = workload(workload_key), load_calibration(self.calibration)
+        points = trace_points(spec, self.cluster)
+        frame = emulate(spec, points, self.cluster, calibration, seed=self.seed, noise=self.noise)
         failed = ~frame["feasible"].astype(bool)
         frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
         return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")

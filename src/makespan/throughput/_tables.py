@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 
@@ -23,11 +24,7 @@ class MeasuredSource:
     """Tables measured on the user's own devices: a file ``<workload>.csv`` each, in the canonical schema."""
 
     directory: Path
-
-    @property
-    def name(self) -> str:
-        """First part of every result path."""
-        return "measured"
+    name: ClassVar[str] = "measured"
 
     def workload_keys(self) -> tuple[str, ...]:
         """Return the workloads that have a file."""
@@ -95,14 +92,14 @@ def canonical_rows(frame: pd.DataFrame, workload: Workload, where: str) -> pd.Da
     """
     cells = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], frame["feasible"], strict=True)
     texts = [_canonical(row, cell, workload, where) for row, cell in enumerate(cells, 1)]
-    plans, placements = ([text[part] for text in texts] for part in (0, 1))
+    plans, placements = zip(*texts, strict=True)
     result = frame.assign(exec_plan=plans, placement=placements)
     _reject_duplicates(result, where)
     return result
 
 
 def _canonical(row: int, cell: tuple[str, str, int, bool], workload: Workload, where: str) -> tuple[str, str]:
-    plan_text, placement_text, cpu_threads, feasible = cell
+    plan_text, placement_text, cpu_threads, feasible = *cell[:2], int(cell[2]), cell[3]
     try:
         placement = Placement.parse(placement_text)
     except InputError as error:
@@ -111,16 +108,11 @@ def _canonical(row: int, cell: tuple[str, str, int, bool], workload: Workload, w
     # A run that failed may have asked for more replicas than the batch has samples.
     batch = workload.global_batch_size if feasible else placement.n_gpus
     try:
-        plan = read_plan(
-            plan_text,
-            n_gpus=placement.n_gpus,
-            global_batch_size=batch,
-            cpu_threads=int(cpu_threads),
-        )
+        plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
     except InputError as error:
         accepted = f"{PLAN_TEXTS}, for the {placement.n_gpus} GPU(s) of placement {placement.text} ({error})"
         raise cell_error(where, row, "exec_plan", plan_text, accepted) from error
-    return write_plan(plan, cpu_threads=int(cpu_threads)), placement.text
+    return write_plan(plan, cpu_threads=cpu_threads), placement.text
 
 
 def _reject_duplicates(frame: pd.DataFrame, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from makespan.errors import cell_error
-from makespan.tables import Column, TableSchema
+from makespan.tables import table_schema
 from makespan.traces._cells import (
     ROW,
     Finding,
@@ -31,18 +31,16 @@ from makespan.units import MS
 
 __all__ = ["EASYSCALE_JOBS", "read_easyscale_jobs", "read_oobleck_nodes"]
 
-EASYSCALE_JOBS = TableSchema(
+EASYSCALE_JOBS = table_schema(
     "easyscale_jobs",
-    (
-        Column("job_id", "text", "", "name of the job, unique"),
-        Column("submit_time_s", "float", "s", "when it enters the system"),
-        Column("workload", "text", "", "what it trains"),
-        Column("max_parallelism", "int", "1", "logical workers"),
-        Column("micro_batch_size", "int", "samples", "samples a logical worker and step"),
-        Column("epochs", "float", "1", "passes over the data"),
-        Column("is_heterogeneous", "bool", "", "whether it may run on mixed GPU types"),
-        Column("home_gpu", "text", "", "GPU type that it prefers"),
-    ),
+    ("job_id", "text", "", "name of the job, unique"),
+    ("submit_time_s", "float", "s", "when it enters the system"),
+    ("workload", "text", "", "what it trains"),
+    ("max_parallelism", "int", "1", "logical workers"),
+    ("micro_batch_size", "int", "samples", "samples a logical worker and step"),
+    ("epochs", "float", "1", "passes over the data"),
+    ("is_heterogeneous", "bool", "", "whether it may run on mixed GPU types"),
+    ("home_gpu", "text", "", "GPU type that it prefers"),
 )
 
 _EASYSCALE = (
@@ -56,14 +54,9 @@ def read_easyscale_jobs(
 ) -> tuple[pd.DataFrame, ReadReport]:
     """Read an EasyScale job list: schema `EASYSCALE_JOBS`, and the report.
 
-    Parameters
-    ----------
-    path
-        CSV file.
-    dedup
-        What becomes of a name that occurs again: ``"rename"`` keeps every row in order of submission and
-        numbers the later ones; ``"artifact"`` does as the released simulator, where a later row replaces
-        the earlier one at its position and nothing is sorted.
+    ``dedup`` says what becomes of a name that occurs again: ``"rename"`` keeps every row in order of
+    submission and numbers the later ones; ``"artifact"`` does as the released simulator, where a later row
+    replaces the earlier one at its position and nothing is sorted.
     """
     where, findings = str(path), list[Finding]()
     cells = _easyscale_cells(path, findings)
@@ -141,9 +134,8 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     for number, line in enumerate(lines, 1):
         time_ms, event, node = _event(line, number, where)
         if time_ms < before:
-            raise cell_error(
-                where, number, "time", time_ms, f"times that do not fall; the row above has {before}"
-            )
+            accepted = f"times that do not fall; the row above has {before}"
+            raise cell_error(where, number, "time", time_ms, accepted)
         before = time_ms
         _check_node(number, event, node, slots, gone, where)
         if event == "add":
@@ -174,6 +166,5 @@ def _check_node(row: int, event: str, node: str, slots: dict[str, int], gone: se
     if event == "add" and (node in slots or node in gone):
         raise cell_error(where, row, "node", node, "a node that was not added before")
     if event == "remove" and node not in slots:
-        raise cell_error(
-            where, row, "node", node, f"a node that is there: {', '.join(sorted(slots)) or 'none'}"
-        )
+        accepted = f"a node that is there: {', '.join(sorted(slots)) or 'none'}"
+        raise cell_error(where, row, "node", node, accepted)

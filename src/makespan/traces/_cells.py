@@ -68,13 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """Account of one file: rows (of nested files: jobs) read, rows kept, and a finding for each difference.
-
-    Raises
-    ------
-    TraceError
-        The dropped rows do not account for the difference between read and kept ones.
-    """
+    """Account of a file: rows (of nested files: jobs) read, rows kept, and a finding for each difference."""
 
     where: str
     n_read: int
@@ -160,10 +154,7 @@ def _note_line_ends(content: bytes, findings: list[Finding]) -> None:
 
 
 def read_cells(
-    path: str | Path,
-    required: Sequence[str],
-    findings: list[Finding],
-    header: Sequence[str] | None = None,
+    path: str | Path, required: Sequence[str], findings: list[Finding], header: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read the required columns of a CSV trace as stripped text, with row numbers in column `ROW`.
 

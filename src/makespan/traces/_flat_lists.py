@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.tables import Column, TableSchema
+from makespan.tables import table_schema
 from makespan.traces._cells import (
     ROW,
     Finding,
@@ -54,15 +54,13 @@ _MILLI = 1000.0
 _MIB = GIB / 1024
 _SECONDS = "a time in seconds, or nothing"
 
-NODE_LIST = TableSchema(
+NODE_LIST = table_schema(
     "node_list",
-    (
-        Column("node_id", "text", "", "name of the node"),
-        Column("n_gpus", "int", "1", "GPUs of the node"),
-        Column("n_cpus", "int", "1", "CPUs of the node"),
-        Column("memory_bytes", "float", "B", "host memory"),
-        Column("gpu", "text", "", "type of its GPUs, empty if it has none"),
-    ),
+    ("node_id", "text", "", "name of the node"),
+    ("n_gpus", "int", "1", "GPUs of the node"),
+    ("n_cpus", "int", "1", "CPUs of the node"),
+    ("memory_bytes", "float", "B", "host memory"),
+    ("gpu", "text", "", "type of its GPUs, empty if it has none"),
 )
 
 
@@ -191,10 +189,8 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
             "gpu": cells["model"].mask(is_missing(cells["model"]), ""),
         }
     )
-    same = table.duplicated()
-    kept = drop(
-        table.assign(**{ROW: cells[ROW]}), same, "node occurs again with the same resources", findings
-    )
+    same, table = table.duplicated(), table.assign(**{ROW: cells[ROW]})
+    kept = drop(table, same, "node occurs again with the same resources", findings)
     again = kept["node_id"].duplicated()
     refuse(cells.loc[kept.index], again, "sn", "one row a node, or equal ones", where)
     report = finish_report(where, len(cells), len(kept), findings)

@@ -74,12 +74,7 @@ def read_jobs(path: str | Path) -> JobTrace:
     """Read a job trace that names models and plans, in either of two forms.
 
     The canonical form has the columns of `JOBS`; the form of the Morphling artifact is recognised
-    by its column ``submission_time``.
-
-    Returns
-    -------
-    JobTrace
-        Plans and workloads in canonical notation, jobs in order of submission.
+    by its column ``submission_time``. Plans and workloads come back in canonical notation.
 
     Raises
     ------
@@ -117,8 +112,9 @@ def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, finding
 
 def _spec(row: tuple[object, ...]) -> JobSpec:
     values: dict[str, Any] = dict(zip(JOBS.names, row, strict=True))
-    duration_s = float(values.pop("duration_s"))
-    return JobSpec(**values, duration_s=None if math.isnan(duration_s) else duration_s)
+    if math.isnan(values["duration_s"]):
+        values["duration_s"] = None
+    return JobSpec(**values)
 
 
 def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
@@ -153,15 +149,13 @@ def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
 
 
 def _workloads(cells: pd.DataFrame, column: str, where: str) -> list[str]:
-    keys: dict[str, str] = {}
+    keys = []
     for row, name in zip(cells[ROW], cells[column], strict=True):
-        if name not in keys:
-            try:
-                keys[name] = resolve_workload_key(name)
-            except InputError as error:
-                accepted = ", ".join(workload_keys())
-                raise cell_error(where, int(row), column, name, accepted) from error
-    return [keys[name] for name in cells[column]]
+        try:
+            keys.append(resolve_workload_key(name))
+        except InputError as error:
+            raise cell_error(where, int(row), column, name, ", ".join(workload_keys())) from error
+    return keys
 
 
 def _plans(

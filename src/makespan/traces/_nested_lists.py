@@ -79,17 +79,9 @@ def read_philly_jobs(
 ) -> RequestTrace:
     """Read the job log of the Philly trace (``cluster_job_log``); the tenant is the virtual cluster.
 
-    The duration is the sum over complete attempts; the GPUs are those of the last attempt.
-
-    Parameters
-    ----------
-    path
-        The JSON file.
-    machines
-        GPUs of each machine, see `read_philly_machines`; if given, jobs on unknown machines or on
-        more GPUs of a machine than it has are dropped.
-    keep_cancelled
-        Whether jobs that their user killed are kept.
+    The duration is the sum over complete attempts; the GPUs are those of the last attempt. With ``machines``
+    (GPUs of each, see `read_philly_machines`), jobs on unknown machines or on more GPUs of a machine than it
+    has are dropped; ``keep_cancelled`` keeps jobs that their user killed.
     """
     where, findings = str(path), list[Finding]()
     entries = _entries(read_raw(path, findings), where)
@@ -114,9 +106,8 @@ def _entries(text: str, where: str) -> list[Any]:
     try:
         entries = json.loads(text)
     except json.JSONDecodeError as error:
-        raise TraceError(
-            f"{where}: line {error.lineno}, column {error.colno}: no JSON: {error.msg}"
-        ) from None
+        place = f"line {error.lineno}, column {error.colno}"
+        raise TraceError(f"{where}: {place}: no JSON: {error.msg}") from None
     if not isinstance(entries, list) or not entries:
         raise TraceError(f"{where}: found {type(entries).__name__}; accepted: a JSON list with a job or more")
     return entries
@@ -224,13 +215,8 @@ def read_pai_jobs(
     devices. It holds them from the first start to the last end of its instances, or of its tasks
     where the instance table is not given.
 
-    Parameters
-    ----------
-    jobs, tasks, instances
-        ``pai_job_table``, ``pai_task_table`` and, optionally, ``pai_instance_table``.
-    machines
-        GPUs of each machine, see `read_pai_machines`; with ``instances``, jobs on unknown machines
-        are dropped.
+    The files are ``pai_job_table``, ``pai_task_table`` and, optionally, ``pai_instance_table``; with the last
+    and ``machines`` (GPUs of each, see `read_pai_machines`), jobs on unknown machines are dropped.
     """
     where, findings = str(jobs), list[Finding]()
     cells = read_cells(jobs, _JOB, findings, header=_JOB)

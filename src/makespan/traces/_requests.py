@@ -75,11 +75,6 @@ class WorkloadMapping:
         Tenants whose jobs are guaranteed.
     max_gpus
         Requests beyond are left out and reported; None keeps all.
-
-    Raises
-    ------
-    InputError
-        There is no offer, or a weight is not positive.
     """
 
     offers: tuple[Request, ...]
@@ -102,12 +97,8 @@ class WorkloadMapping:
 def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: ReferenceTimes) -> JobTrace:
     """Give every request a workload and a plan; its steps fill the recorded duration.
 
-    The report holds the findings of the reader and those of the mapping.
-
-    Raises
-    ------
-    TraceError
-        No request is left, or the source has no throughput for an offer.
+    The report holds the findings of the reader and those of the mapping. Raises `TraceError` if no request is
+    left, or the source has no throughput for an offer.
     """
     table, findings = trace.table, list(trace.report.findings)
     if mapping.max_gpus is not None:
@@ -119,16 +110,13 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
         reason = "no offer with as many GPUs; the next smaller count is taken (rows of the cleaned table)"
         findings.append(Finding("repaired", reason, tuple(changed)))
     before = trace.report
-    logged = len(before.findings)
-    report = finish_report(before.where, before.n_read, len(table), findings, logged=logged)
+    report = finish_report(before.where, before.n_read, len(table), findings, logged=len(before.findings))
     return JobTrace(_jobs(table, chosen, mapping, times), report)
 
 
 def _choose(counts: Sequence[int], mapping: WorkloadMapping) -> tuple[list[Request], list[int]]:
-    by_gpus: dict[int, list[Request]] = {}
-    for offer in mapping.offers:
-        by_gpus.setdefault(offer.n_gpus, []).append(offer)
-    offered = sorted(by_gpus)
+    offered = sorted({offer.n_gpus for offer in mapping.offers})
+    by_gpus = {count: [offer for offer in mapping.offers if offer.n_gpus == count] for count in offered}
     shares = {
         count: np.cumsum([offer.weight for offer in offers]) / sum(offer.weight for offer in offers)
         for count, offers in by_gpus.items()

@@ -7,7 +7,6 @@ Changes of load, models, guarantees, plans, arrivals and size take jobs and retu
 of submission; what is not named stays as it is. The random ones take a seed.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from makespan.errors import InputError, unknown_name
+from makespan.presets import read_preset
 from makespan.throughput import ReferenceTimes
 from makespan.traces._cells import finish_report
 from makespan.traces._jobs import JobTrace
@@ -115,20 +115,15 @@ def statistics(name: str = "base") -> WorkloadStatistics:
     names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
     if name not in names:
         raise unknown_name("workload statistics", name, names)
-    data = tomllib.loads(folder.joinpath(f"{name}.toml").read_text("utf-8"))
+    data = read_preset("makespan.traces", name)
     return WorkloadStatistics(
-        n_jobs=data["n_jobs"],
-        span_s=data["span_s"],
-        cpus_per_gpu=data["cpus_per_gpu"],
-        gpu_hours=data["gpu_hours"],
+        **{key: data[key] for key in ("n_jobs", "span_s", "cpus_per_gpu", "gpu_hours")},
         guaranteed_share=data["guaranteed_jobs"] / data["n_jobs"],
         large=tuple(data["large"]),
         arrivals_per_hour=tuple(data["arrivals_per_hour"]),
         duration_share=tuple(data["durations"]["share"]),
         duration_s=tuple(data["durations"]["time_s"]),
-        heaviness={
-            key: (location, spread) for key, (location, spread) in data["heaviness"]["workloads"].items()
-        },
+        heaviness={key: tuple(pair) for key, pair in data["heaviness"]["workloads"].items()},
         heaviness_per_log_gpus=data["heaviness"]["per_log_gpus"],
         requests=tuple(
             Request(entry["workload"], n_gpus, plan, weight)
@@ -142,12 +137,7 @@ def statistics(name: str = "base") -> WorkloadStatistics:
 
 
 def generate_jobs(
-    variant: str,
-    n_jobs: int,
-    seed: int,
-    times: ReferenceTimes,
-    *,
-    stats: WorkloadStatistics | None = None,
+    variant: str, n_jobs: int, seed: int, times: ReferenceTimes, *, stats: WorkloadStatistics | None = None
 ) -> JobTrace:
     """Generate a workload.
 
@@ -158,15 +148,15 @@ def generate_jobs(
         the requested GPUs; ``mt``, where part of the jobs is guaranteed. Steps and arrivals of one
         seed are the same in all variants.
     n_jobs
-        Jobs; they are spread over the same span of time whatever their number.
+        They are spread over the same span of time whatever their number.
     times
-        Iteration times of the throughput source; steps follow from nominal durations by them.
+        Steps follow from nominal durations by them.
     stats
         Statistics to draw from; the packaged ones of the Base trace if not given.
 
     Raises
     ------
-    InputError, UnknownNameError, TraceError
+    InputError, TraceError
         The variant is unknown, a count is below 1, or the source has no throughput for a request.
     """
     if variant not in VARIANTS or n_jobs < 1:
@@ -176,11 +166,11 @@ def generate_jobs(
         )
     known = stats or statistics()
     base = _base(n_jobs, np.random.default_rng([seed, n_jobs]), times, known)
-    jobs = {
-        "base": lambda: base,
-        "bp": lambda: with_best_plan(base, times),
-        "mt": lambda: with_guarantees(base, known.guaranteed_share, seed),
-    }[variant]()
+    jobs = base
+    if variant == "bp":
+        jobs = with_best_plan(base, times)
+    elif variant == "mt":
+        jobs = with_guarantees(base, known.guaranteed_share, seed)
     where = f"generated {variant} workload, seed {seed}"
     return JobTrace(jobs, finish_report(where, len(jobs), len(jobs), ()))
 
@@ -334,11 +324,10 @@ def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) ->
     if not (np.isfinite(std_s) and std_s >= 0):
         raise InputError(f"standard deviation of arrivals {std_s}; accepted: a finite time in s, 0 or more")
     shifts = _rng(seed, "arrivals").normal(0.0, std_s, len(listed))
-    moved = (
+    return _ordered(
         replace(job, submit_time_s=max(0.0, job.submit_time_s + float(shift)))
         for job, shift in zip(listed, shifts, strict=True)
     )
-    return _ordered(moved)
 
 
 def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 600.0) -> Jobs:

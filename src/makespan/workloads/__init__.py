@@ -5,12 +5,7 @@ A *model* is an architecture, a *stack* is what the training software does with 
 """
 
 from makespan.workloads._layers import Layer, head, layers
-from makespan.workloads._spec import (
-    BoundWorkload,
-    JobSpec,
-    ModelSpec,
-    Workload,
-)
+from makespan.workloads._spec import BoundWorkload, JobSpec, ModelSpec, Workload
 from makespan.workloads._zoo import (
     model,
     model_keys,

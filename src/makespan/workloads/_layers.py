@@ -8,8 +8,7 @@ section 4; what differs between model families is data (``presets/families.toml`
 from dataclasses import dataclass
 from functools import cache
 
-from makespan.errors import unknown_name
-from makespan.presets import read_preset
+from makespan.presets import preset_entry
 from makespan.workloads._spec import BlockSpec, ModelSpec
 
 __all__ = ["Head", "Layer", "head", "layers"]
@@ -96,29 +95,14 @@ class _FamilyCounts:
 
 
 @cache
-def _families() -> dict[str, _FamilyCounts]:
-    return {
-        name: _FamilyCounts(**entry) for name, entry in read_preset("makespan.workloads", "families").items()
-    }
-
-
-def _family_counts(model: ModelSpec) -> _FamilyCounts:
-    families = _families()
-    if model.family not in families:
-        raise unknown_name("model family", model.family, families)
-    return families[model.family]
+def _family_counts(family: str) -> _FamilyCounts:
+    return _FamilyCounts(**preset_entry("makespan.workloads", "families", "model family", family))
 
 
 @cache
 def layers(model: ModelSpec) -> tuple[Layer, ...]:
-    """Return the layers of a model with the sequence lengths in use, first to last.
-
-    Raises
-    ------
-    UnknownNameError
-        There are no counts for the model's family.
-    """
-    counts = _family_counts(model)
+    """Return the layers of a model, first to last; raises `UnknownNameError` for families without counts."""
+    counts = _family_counts(model.family)
     encoder_bytes = [_input_bytes(block) for block in model.blocks if block.kind == "enc"]
     travelling = encoder_bytes[0] if any(block.kind == "dec" for block in model.blocks) else 0.0
     return tuple(
@@ -138,12 +122,11 @@ def _layer(block: BlockSpec, counts: _FamilyCounts, travelling_bytes: float) -> 
     kv_inner = block.kv_heads * block.kv_channels
     attention_weights = block.hidden * (2 * inner + 2 * kv_inner)
     ffn_weights = (3 if block.gated else 2) * block.hidden * block.ffn
-    is_decoder = block.kind == "dec"
-    n_attentions = 2 if is_decoder else 1
+    cross = int(block.kind == "dec")
+    n_attentions = 1 + cross
     weights = n_attentions * attention_weights + ffn_weights
     attention_flop = n_attentions * 2 * _FLOP_PER_MAC * block.seq**2 * inner
     token_channels, scores = block.seq * block.hidden, block.heads * block.seq**2
-    cross = 1 if is_decoder else 0
     return Layer(
         kind=block.kind,
         parameters=weights
@@ -159,7 +142,7 @@ def _layer(block: BlockSpec, counts: _FamilyCounts, travelling_bytes: float) -> 
         attention_bytes=scores * (counts.attention_per_score + cross * counts.cross_attention_per_score),
         input_bytes=_input_bytes(block),
         boundary_bytes=_input_bytes(block) + travelling_bytes,
-        n_all_reduces=3 if is_decoder else 2,
+        n_all_reduces=2 + cross,
         n_kernels=counts.kernels + cross * counts.cross_kernels,
     )
 
@@ -177,7 +160,7 @@ def head(model: ModelSpec) -> Head:
         patch_weights = first.hidden * 3 * 16**2
         return Head(patch_weights + positions, last.hidden * model.vocab, 0.0, 0.0)
     table = model.vocab * first.hidden
-    transform = _family_counts(model).head_matrices * last.hidden**2
+    transform = _family_counts(model.family).head_matrices * last.hidden**2
     return Head(
         embedding_parameters=table + positions,
         head_parameters=transform + (0 if model.tied_head else table),

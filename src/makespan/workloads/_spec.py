@@ -250,7 +250,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One row of a job trace; checked on construction.
+    """One row of a job trace; raises `InputError` for empty names, wrong times and wrong counts.
 
     Parameters
     ----------
@@ -267,10 +267,6 @@ class JobSpec:
     duration_s
         Run time that the trace states for the request [s]; information only, the engine never reads it.
 
-    Raises
-    ------
-    InputError
-        A name is empty, a time is negative or not a number, or a count is below its least value.
     """
 
     job_id: str

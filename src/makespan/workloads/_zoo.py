@@ -81,10 +81,9 @@ def workload(name: str) -> Workload:
     key = resolve_workload_key(name)
     read = read_preset(_PACKAGE, "workloads")[key]
     entry: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
-    stacks: dict[str, Any] = {
-        role: stack(entry.pop(role)) for role in ("data_parallel_stack", "model_parallel_stack")
-    }
-    return Workload(key=key, model=model(entry.pop("model")), **stacks, **entry)
+    for role in ("data_parallel_stack", "model_parallel_stack"):
+        entry[role] = stack(entry[role])
+    return Workload(key=key, model=model(entry.pop("model")), **entry)
 
 
 def _small_workload(key: str) -> Workload:

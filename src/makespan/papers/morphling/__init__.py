@@ -6,7 +6,7 @@ Below ``results/<source>/morphling/`` a run writes
 - of `table2_rows`, `table2`, `table2_summary`: tables of these names, of predictions and the paper's cells
 - of `sensitivity`: ``sensitivity.csv`` and ``sensitivity_families.csv``
 - of `fig7`, `fig8`: one throughput table, or those of the jobs, with the paper's cells
-- of `measured_table2`, `measured_fig7`: the same on profiled workloads, with the repeatability
+- of `table2_results`, `measured_fig7`: the same on profiled workloads, with the repeatability
 - of `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
 - of `makespan.studies.predictions`: ``predictions.csv``
 - of `run_experiment`: the tables of `EXPERIMENT_TABLES`, from a `makespan.studies.Scenario` a job list
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING, fig9, fig9_summary
     from makespan.papers.morphling._performance import (
         fit_workload,
-        measured_table2,
         sensitivity,
         table2,
         table2_results,
@@ -39,50 +38,30 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._settings import Morphling as SETTINGS
     from makespan.papers.morphling._settings_simulation import EXPERIMENT_TABLES
     from makespan.papers.morphling._tables import (
-        ALLOCATION,
         FIG7,
-        FIG8,
         FIG9,
         FIG9_SUMMARY,
-        JCT,
-        LARGE_MODELS,
-        LOAD,
-        PERTURBED,
-        ROUNDS,
-        SCALE,
         SCHEMAS,
-        STUDY,
         TABLE2,
         TABLE2_ROWS,
         TABLE2_SUMMARY,
-        TABLE4,
         read_published,
     )
     from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
-    "ALLOCATION",
     "EXPERIMENT_TABLES",
     "FIG7",
-    "FIG8",
     "FIG9",
     "FIG9_SUMMARY",
-    "JCT",
-    "LARGE_MODELS",
     "LEDGER",
-    "LOAD",
     "OTHER_SEED",
-    "PERTURBED",
-    "ROUNDS",
-    "SCALE",
     "SCHEMAS",
     "SETTINGS",
-    "STUDY",
     "SWITCHING",
     "TABLE2",
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",
-    "TABLE4",
     "Stage",
     "fig7",
     "fig8",
@@ -91,7 +70,6 @@ __all__ = [
     "fit_workload",
     "generated_workloads",
     "measured_fig7",
-    "measured_table2",
     "published_workloads",
     "read_published",
     "run_experiment",

@@ -9,17 +9,7 @@ import pandas as pd
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
 from makespan.papers.morphling._fig7 import MORPHLING
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
-from makespan.papers.morphling._tables import (
-    FIG7,
-    FIG8,
-    FIG9,
-    LARGE_MODELS,
-    LOAD,
-    PERTURBED,
-    PUBLISHED,
-    TABLE2,
-    TABLE4,
-)
+from makespan.papers.morphling._tables import PUBLISHED, SCHEMAS, TABLE4
 from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]
@@ -46,9 +36,7 @@ def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
 def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
     curves, families = tables["sensitivity"], tables["sensitivity_families"]
     used = curves[number(curves, "throughput_samples_per_s") > 0]
-    names = dict(
-        zip(zip(families["model"], families["plan"], strict=True), families["plan_family"], strict=True)
-    )
+    names = families.set_index(["model", "plan"])["plan_family"].to_dict()
     pairs = zip(used["model"], used["best_plan"], strict=True)
     found = pd.DataFrame({"model": model, "family": names.get((model, plan), plan)} for model, plan in pairs)
     if found.empty:
@@ -128,8 +116,7 @@ def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
     own, simple = float(sums[MORPHLING]), float(sums["Simple"])
     if math.isnan(own) or math.isnan(simple):
         return None
-    text = f"{own / simple:.2f}x ({own:.2f} against {simple:.2f})"
-    return Finding(text, own >= claim.limit * simple)
+    return Finding(f"{own / simple:.2f}x ({own:.2f} against {simple:.2f})", own >= claim.limit * simple)
 
 
 def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
@@ -176,9 +163,8 @@ def _beats_rivals(tables: Tables, claim: Claim) -> Finding | None:
     shorter = sum(ratio > 1 for ratio in ratios.values())
     least, most = (pick(ratios, key=lambda key: ratios[key]) for pick in (min, max))
     found = f"up to {ratios[most]:.2f}x, {shorter} of {len(ratios)} comparisons"
-    return Finding(
-        found, shorter == len(ratios), f"most {_named(most)}, least {ratios[least]:.2f}x {_named(least)}"
-    )
+    note = f"most {_named(most)}, least {ratios[least]:.2f}x {_named(least)}"
+    return Finding(found, shorter == len(ratios), note)
 
 
 def _named(key: tuple[str, float, str]) -> str:
@@ -274,22 +260,7 @@ LEDGER = Ledger(
     paper="Morphling",
     package="makespan.papers.morphling",
     checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={
-        schema.name: schema
-        for schema in (
-            TABLE2,
-            SENSITIVITY,
-            SENSITIVITY_FAMILIES,
-            FIG7,
-            FIG8,
-            TABLE4,
-            PERTURBED,
-            LOAD,
-            LARGE_MODELS,
-            FIG9,
-            LIVE,
-        )
-    }
+    tables={schema.name: schema for schema in (*SCHEMAS, SENSITIVITY, SENSITIVITY_FAMILIES, LIVE)}
     | {"getting_started": TABLE4, "table4_published": PUBLISHED["table4"]},
 )
 """What the paper states; checks know the form of the performance model as the option ``form``."""

@@ -67,9 +67,8 @@ def getting_started(
     n_processes: int = 1,
 ) -> pd.DataFrame:
     """Run every policy on the short job list; schema `TABLE4`."""
-    short = [
-        replace(scenarios[NAIVE], restart_delay_s=delay_s, interval_s=interval_s) for delay_s in delays_s
-    ]
+    naive = replace(scenarios[NAIVE], interval_s=interval_s)
+    short = [replace(naive, restart_delay_s=delay_s) for delay_s in delays_s]
     return _table(run_all([Case(scenario, name) for scenario in short for name in policies], n_processes))
 
 
@@ -117,10 +116,8 @@ def run_experiment(
         A key of `EXPERIMENT_TABLES`.
     scenarios, times
         From `makespan.studies.read_scenarios` and `read_times`.
-    drawn
-        Of a study over seeds: what draws its job lists.
-    options
-        What the function of the experiment takes.
+    drawn, options
+        Of a study over seeds: what draws its job lists; what the function of the experiment takes.
 
     Raises
     ------

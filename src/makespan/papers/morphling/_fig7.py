@@ -67,12 +67,8 @@ def fig7(
         Schema `makespan.tables.THROUGHPUT`, one workload.
     stages
         Resource limits in order, or mappings with the fields of `Stage`.
-    published
-        The paper's cells.
-    cluster_name
-        Cluster on which the job runs, or path of an environment file.
-    form
-        Form of the performance model that Morphling asks.
+    cluster_name, form
+        Cluster on which the job runs, or path of an environment file, and form of the performance model.
 
     Returns
     -------
@@ -96,9 +92,8 @@ def fig7(
         for strategy, rule in _RULES.items()
         for stage in limits
     ]
-    table = pd.DataFrame(records).merge(
-        published.drop(columns="source", errors="ignore"), how="left", on=["strategy", "stage"]
-    )
+    printed = published.drop(columns="source", errors="ignore")
+    table = pd.DataFrame(records).merge(printed, how="left", on=["strategy", "stage"])
     table["published_plan"] = table["published_plan"].fillna("")
     return FIG7.validate(table, where="fig7")
 
@@ -120,9 +115,8 @@ class _Job:
     def rows(self, stage: Stage) -> dict[str, int]:
         """Look up the row of each plan of a stage."""
         table = self.throughput
-        here = table[
-            (table["placement"] == stage.placement.text) & (table["cpu_threads"] == stage.cpu_threads)
-        ]
+        at_threads = table["cpu_threads"] == stage.cpu_threads
+        here = table[(table["placement"] == stage.placement.text) & at_threads]
         if here.empty:
             raise TraceError(
                 f"stage {stage.name!r}: the throughput table has no row with placement "

@@ -34,8 +34,6 @@ def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame)
         Throughput table of each job, schema `makespan.tables.THROUGHPUT`; the key is the job.
     gpus
         GPUs to divide; each job gets at least one.
-    published
-        The paper's cells.
 
     Returns
     -------
@@ -61,9 +59,8 @@ def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame)
         for scheduler, division in divisions.items()
         for job, count in zip(jobs, division, strict=True)
     ]
-    table = pd.DataFrame(records).merge(
-        published.drop(columns="source", errors="ignore"), how="left", on=["scheduler", "job"]
-    )
+    printed = published.drop(columns="source", errors="ignore")
+    table = pd.DataFrame(records).merge(printed, how="left", on=["scheduler", "job"])
     table["published_plan"] = table["published_plan"].fillna("")
     return FIG8.validate(table, where="fig8")
 
@@ -109,11 +106,8 @@ def _best_division(
     """Maximise the summed speed-up; of equal divisions the most even one."""
 
     def gain(division: tuple[int, ...]) -> tuple[float, int]:
-        total = sum(
-            curves[job][count].throughput / curves[job][gpus].throughput
-            for job, count in zip(jobs, division, strict=True)
-        )
-        return total, -max(division)
+        pairs = zip((curves[job] for job in jobs), division, strict=True)
+        return sum(curve[n].throughput / curve[gpus].throughput for curve, n in pairs), -max(division)
 
     cuts = itertools.combinations(range(1, gpus), len(jobs) - 1)
     ends = ((0, *between, gpus) for between in cuts)

@@ -30,14 +30,13 @@ def fig9(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
     TraceError
         The runs have different numbers of steps.
     """
-    names = list(losses)
-    reference = np.asarray(losses[names[0]], dtype=float)
+    arrays = {name: np.asarray(values, dtype=float) for name, values in losses.items()}
+    first, reference = next(iter(arrays.items()))
     records: list[pd.DataFrame] = []
-    for name in names:
-        values = np.asarray(losses[name], dtype=float)
+    for name, values in arrays.items():
         if len(values) != len(reference):
             raise TraceError(
-                f"fig9: run {name!r} has {len(values)} steps, run {names[0]!r} has {len(reference)}"
+                f"fig9: run {name!r} has {len(values)} steps, run {first!r} has {len(reference)}"
             )
         distance = np.abs(values - reference)
         columns = {"run": name, "step": range(len(values)), "loss": values, "abs_difference": distance}
@@ -46,16 +45,9 @@ def fig9(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
 
 
 def fig9_summary(table: pd.DataFrame, costs: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Sum up every run, with the paper's runs below; schema `FIG9_SUMMARY`.
+    """Sum up every run of `fig9`, with the paper's runs below; schema `FIG9_SUMMARY`.
 
-    Parameters
-    ----------
-    table
-        Result of `fig9`.
-    costs
-        Columns ``run, restarts, restart_s, step_s``, one row a run.
-    published
-        The paper's cells.
+    Costs have one row a run: ``run, restarts, restart_s, step_s``.
     """
     grouped = table.groupby("run", sort=False)["abs_difference"]
     own = grouped.agg(mean_abs_difference="mean", max_abs_difference="max").reset_index()

@@ -41,8 +41,6 @@ def fit_workload(
         Schema `makespan.tables.THROUGHPUT`, one workload.
     environment
         Name of the constants that all models of a cluster share, or path of a file with them.
-    forms
-        Forms of the performance model.
 
     Returns
     -------
@@ -105,24 +103,13 @@ def _family(plan: str, placement: str, batch: int) -> str:
 def table2_rows(rows: Iterable[pd.DataFrame], published: pd.DataFrame) -> pd.DataFrame:
     """Join the rows of several workloads, with plan families called as in the paper.
 
-    Parameters
-    ----------
-    rows
-        Second tables of `fit_workload`.
-    published
-        The paper's cells; models that these do not have are left out.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``.
+    Takes the second tables of `fit_workload`; models of which the paper has no cells are left out. Returns
+    schema `TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``.
     """
     joined = pd.concat(list(rows), ignore_index=True)
     kept = joined[joined["model"].isin(set(published["model"]))]
-    names = [
-        _reported_family(model, family, published)
-        for model, family in zip(kept["model"], kept["plan_family"], strict=True)
-    ]
+    cells = zip(kept["model"], kept["plan_family"], strict=True)
+    names = [_reported_family(model, family, published) for model, family in cells]
     return TABLE2_ROWS.validate(kept.assign(plan_family=names), where="table2_rows")
 
 
@@ -135,18 +122,9 @@ def _reported_family(model: str, family: str, published: pd.DataFrame) -> str:
 def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Summarise prediction errors for every model, plan family and form.
 
-    Parameters
-    ----------
-    rows
-        Result of `table2_rows`.
-    published
-        The paper's cells.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `TABLE2`, then ``published_avg_error_pct, published_max_error_pct`` [%]. Errors are over clean
-        rows that were not fitted. A cell that only the paper has comes with no held-out rows and no error.
+    Takes the result of `table2_rows`. Returns schema `TABLE2`, then ``published_avg_error_pct`` and
+    ``published_max_error_pct`` [%]. Errors are over clean rows that were not fitted. A cell that only the
+    paper has comes with no held-out rows and no error.
     """
     measured = pd.DataFrame(
         [dict(zip(_GROUP, key, strict=True)) | _errors(part) for key, part in rows.groupby(_GROUP)]
@@ -159,14 +137,9 @@ def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     table[counts] = table[counts].fillna(0)
     models = {model: number for number, model in enumerate(dict.fromkeys(published["model"]))}
     families = {family: number for number, family in enumerate(_FAMILIES)}
-    order = pd.DataFrame(
-        {
-            "model": table["model"].map(models),
-            "family": table["plan_family"].map(families),
-            "form": table["form"],
-        }
-    ).sort_values(["model", "family", "form"], kind="stable")
-    return TABLE2.validate(table.loc[order.index], where="table2")
+    ranks = {"model": table["model"].map(models), "plan_family": table["plan_family"].map(families)}
+    order = table.assign(**ranks).sort_values(_GROUP, kind="stable").index
+    return TABLE2.validate(table.loc[order], where="table2")
 
 
 def _errors(part: pd.DataFrame) -> dict[str, float]:
@@ -223,7 +196,24 @@ def table2_results(
     published: str | None,
     records: Iterable[Mapping[str, Any]],
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return the tables of `measured_table2`, or of the paper's workloads if there is a file of its cells."""
+    """Summarise prediction errors of the paper's workloads, or of profiled ones without a file of its cells.
+
+    Parameters
+    ----------
+    rows, throughput
+        Second tables of `fit_workload`, and the throughput table, of each workload.
+    published
+        Path of the paper's cells.
+    records
+        Record beside each throughput table: ``workload``, and ``points`` with their keys and
+        ``repeatability_pct``, the mean relative difference between two runs [%].
+
+    Returns
+    -------
+    tuple of pandas.DataFrame
+        All rows (schema `TABLE2_ROWS`), errors a plan family (`TABLE2`, then the paper's cells) and errors a
+        workload and over all (`TABLE2_SUMMARY`); the last two with ``repeatability_pct`` [%] if profiled.
+    """
     if published is None:
         return measured_table2(rows, throughput, records)
     cells = read_published("table2", published)
@@ -234,28 +224,10 @@ def table2_results(
 def measured_table2(
     rows: Sequence[pd.DataFrame], throughput: Iterable[pd.DataFrame], records: Iterable[Mapping[str, Any]]
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Summarise prediction errors on profiled workloads, with the repeatability beside them.
-
-    Parameters
-    ----------
-    rows
-        Second tables of `fit_workload`, one a workload.
-    throughput
-        Throughput table of each workload.
-    records
-        Record beside each throughput table: ``workload``, and ``points`` with their keys and
-        ``repeatability_pct``, the mean relative difference between two runs [%].
-
-    Returns
-    -------
-    tuple of pandas.DataFrame
-        All rows (schema `TABLE2_ROWS`), errors a plan family (`TABLE2`, then empty cells of the paper), and
-        errors a workload and over all (`TABLE2_SUMMARY`). The last two end in ``repeatability_pct`` [%].
-    """
+    """Summarise prediction errors on profiled workloads, with the repeatability beside them."""
     joined = TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where="table2_rows")
-    noise = pd.concat(
-        [_noise(frame, record) for frame, record in zip(throughput, records, strict=True)], ignore_index=True
-    )
+    parts = [_noise(frame, record) for frame, record in zip(throughput, records, strict=True)]
+    noise = pd.concat(parts, ignore_index=True)
     cells = joined[["model", "plan_family"]].drop_duplicates().assign(**dict.fromkeys(_PRINTED, math.nan))
     by_family = noise.groupby(["model", "plan_family"], as_index=False)["repeatability_pct"].mean()
     errors = table2(joined, cells).merge(by_family, how="left", on=["model", "plan_family"])
@@ -268,16 +240,10 @@ def measured_table2(
 
 def _noise(throughput: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
     batch = int(throughput["global_batch_size"].iloc[0])
-    rows = [
-        (
-            record["workload"],
-            _family(point["exec_plan"], point["placement"], batch),
-            point["repeatability_pct"],
-        )
-        for point in record["points"]
-    ]
-    columns = ["model", "plan_family", "repeatability_pct"]
-    return pd.DataFrame(rows, columns=columns).astype({"repeatability_pct": float})
+    points = pd.DataFrame(record["points"], columns=["exec_plan", "placement", "repeatability_pct"])
+    cells = zip(points["exec_plan"], points["placement"], strict=True)
+    named = points.assign(model=record["workload"], plan_family=[_family(*cell, batch) for cell in cells])
+    return named.astype({"repeatability_pct": float})
 
 
 def sensitivity(
@@ -293,10 +259,8 @@ def sensitivity(
     ----------
     tables
         One throughput table a workload, schema `makespan.tables.THROUGHPUT`.
-    cluster_name
-        Where plans run; its constants enter the performance model.
-    form
-        Form of the performance model.
+    cluster_name, form
+        Where plans run, whose constants enter the performance model, and form of that.
     max_gpus
         Curves go from 1 to this many GPUs.
     cpu_threads

@@ -51,26 +51,21 @@ class Fig7Stage(Block):
 
     name: str = _of_fig7("label of the stage", min_length=1)
     placement: PlacementText = _of_fig7("GPUs on each node", unit="GPU")
-    cpu_threads: int = option(
-        "CPU threads a GPU",
-        unit="threads",
-        source="trace of the batch-16 runs of the artifact",
-        changes="fig7",
-        ge=1,
+    cpu_threads: int = _of_fig7(
+        "CPU threads a GPU", unit="threads", source="trace of the batch-16 runs of the artifact", ge=1
     )
 
 
 class Fig7(Block):
     """Adaptation of one job to a shrinking resource limit."""
 
-    workload: WorkloadKey = option(
-        "workload of the job", source="Morphling, Fig. 7: LLaMA-2-7B, global batch 16", changes="fig7"
+    workload: WorkloadKey = _of_fig7(
+        "workload of the job", source="Morphling, Fig. 7: LLaMA-2-7B, global batch 16"
     )
-    stage_duration_s: float = option(
-        "how long each limit lasts", unit="s", source="Morphling, Fig. 7: 30 minutes", changes="fig7", gt=0
+    stage_duration_s: float = _of_fig7(
+        "how long each limit lasts", unit="s", source="Morphling, Fig. 7: 30 minutes", gt=0
     )
     stages: tuple[Fig7Stage, ...] = _of_fig7("the limits in order", min_length=1)
-
     profiled_stages: tuple[Fig7Stage, ...] = option(
         "the limits of the workload that is profiled where no tables of measurements are given",
         source="after Morphling, Fig. 7",
@@ -167,12 +162,10 @@ class Fig9(Block):
         """Return what the experiment is given, as plain values."""
         plans = {one.name: one.plan(self.global_batch_size) for one in self.plans}
         degrees = ["dp", "tp", "pp", "grad_accum_steps", "zero_stage", "offload", "checkpoint_fraction"]
-        fields = [*degrees, "global_batch_size", "micro_batch_size"]
+        keys = [*degrees, "global_batch_size", "micro_batch_size"]
         return {
             "model": self.model.model_dump(),
-            "plans": {
-                name: {field: getattr(plan, field) for field in fields} for name, plan in plans.items()
-            },
+            "plans": {name: {key: getattr(plan, key) for key in keys} for name, plan in plans.items()},
             "switches": [[switch.step, switch.name] for switch in self.switches],
             "options": self.model_dump(include={"steps", "learning_rate", "seed", "data_seed"}),
             "other_seed": self.other_seed,
@@ -230,11 +223,8 @@ class Morphling(PaperSettings):
 
     @model_validator(mode="after")
     def _curves_and_jobs_have_input(self) -> "Morphling":
-        for name, used in (
-            ("sensitivity", self.sensitivity.workloads),
-            ("simulation", self.simulation.workloads),
-        ):
-            missing = sorted(set(used) - set(self.workloads))
+        for name, block in (("sensitivity", self.sensitivity), ("simulation", self.simulation)):
+            missing = sorted(set(block.workloads) - set(self.workloads))
             if missing:
                 raise ValueError(f"{name}.workloads among workloads (not there: {', '.join(missing)})")
         return self

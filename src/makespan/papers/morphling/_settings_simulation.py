@@ -31,6 +31,9 @@ Seed = Annotated[int, Field(ge=0)]
 _chosen = partial(option, source="a choice")
 _seeds = partial(_chosen, "seeds of the job lists", min_length=1)
 _policies = partial(_chosen, "policies", min_length=1)
+_figures = partial(option, source="Morphling, simulation figures", min_length=1)
+_compared = partial(option, source="Morphling, Table 4", min_length=1)
+_of_naive = partial(option, changes="getting_started")
 _of_all = partial(option, changes="all tables of simulations")
 
 
@@ -39,14 +42,11 @@ class JobLists(Block):
 
     jobs: int = option("jobs of each list", source="Morphling, section 7.3: 406", changes="table4", ge=2)
     seed: int = _chosen("seed of models, durations and arrivals", changes="table4", ge=0)
-    naive_jobs: int = option(
-        "jobs of the short list", source="artifact, naive list: 10", changes="getting_started", ge=2
-    )
-    naive_span_s: float = option(
+    naive_jobs: int = _of_naive("jobs of the short list", source="artifact, naive list: 10", ge=2)
+    naive_span_s: float = _of_naive(
         "time from the first to the last submission of the short list",
         unit="s",
         source="artifact, naive list: 5586 s",
-        changes="getting_started",
         gt=0,
     )
 
@@ -68,27 +68,17 @@ class Perturbed(Block):
 class Load(Block):
     """Arrival rates."""
 
-    factors: tuple[PositiveTime, ...] = option(
-        "arrival rates over that of the list",
-        source="Morphling, simulation figures",
-        changes="load",
-        min_length=1,
-    )
+    factors: tuple[PositiveTime, ...] = _figures("arrival rates over that of the list", changes="load")
     seeds: tuple[Seed, ...] = _seeds(changes="load")
-    policies: tuple[PolicyName, ...] = _policies(source="Morphling, Table 4", changes="load")
+    policies: tuple[PolicyName, ...] = _compared("policies", changes="load")
 
 
 class LargeModels(Block):
     """Shares of large models."""
 
-    shares: tuple[Share, ...] = option(
-        "shares of jobs that train large models",
-        source="Morphling, simulation figures",
-        changes="large_models",
-        min_length=1,
-    )
+    shares: tuple[Share, ...] = _figures("shares of jobs that train large models", changes="large_models")
     seeds: tuple[Seed, ...] = _seeds(changes="large_models")
-    policies: tuple[PolicyName, ...] = _policies(source="Morphling, Table 4", changes="large_models")
+    policies: tuple[PolicyName, ...] = _compared("policies", changes="large_models")
 
 
 class Rounds(Block):
@@ -111,8 +101,8 @@ class ScaleSize(Block):
 class Scale(Block):
     """Larger clusters with more jobs."""
 
-    sizes: tuple[ScaleSize, ...] = option(
-        "sizes", source="Morphling, scalability: 10x jobs, 8x GPUs", changes="scale", min_length=1
+    sizes: tuple[ScaleSize, ...] = _figures(
+        "sizes", source="Morphling, scalability: 10x jobs, 8x GPUs", changes="scale"
     )
     policies: tuple[PolicyName, ...] = _policies(changes="scale")
 
@@ -142,21 +132,15 @@ class Simulation(Block):
         source="released simulator: 60 s",
         ge=0,
     )
-    traces: tuple[TraceName, ...] = option(
+    traces: tuple[TraceName, ...] = _compared(
         "job lists: user-chosen plans, best plans, guarantees for a part; figures over time show the first",
-        source="Morphling, Table 4",
         changes="table4, perturbed",
-        min_length=1,
     )
-    policies: tuple[PolicyName, ...] = option(
-        "policies that are compared",
-        source="Morphling, Table 4",
-        changes="table4, getting_started",
-        min_length=1,
+    policies: tuple[PolicyName, ...] = _compared(
+        "policies that are compared", changes="table4, getting_started"
     )
-    shown: tuple[PolicyName, ...] = option(
+    shown: tuple[PolicyName, ...] = _chosen(
         "policies whose GPUs are drawn over time; of the first one also who held which",
-        source="a choice",
         changes="allocation, gantt",
         min_length=1,
     )
@@ -193,11 +177,7 @@ class Simulation(Block):
 
     def drawn(self, experiment: str) -> dict[str, Any]:
         """Return how many job lists an experiment draws, and how far the authors' are shifted instead."""
-        studies: dict[str, Load | LargeModels | Rounds] = {
-            "load": self.load,
-            "large_models": self.large_models,
-            "rounds": self.rounds,
-        }
-        if experiment not in studies:
+        if experiment not in ("load", "large_models", "rounds"):
             return {}
-        return {"seeds": list(studies[experiment].seeds), "std_s": self.perturbed.std_s}
+        study: Load | LargeModels | Rounds = getattr(self, experiment)
+        return {"seeds": list(study.seeds), "std_s": self.perturbed.std_s}

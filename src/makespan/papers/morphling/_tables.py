@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import unknown_name
-from makespan.tables import COMPARISON, TableSchema, columns, read_csv
+from makespan.tables import COMPARISON, TableSchema, read_csv, table_schema
 
 __all__ = [
     "ALLOCATION",
@@ -55,12 +55,10 @@ _RUN = (
 )
 
 
-def _schema(name: str, *rows: tuple[object, ...]) -> TableSchema:
-    return TableSchema(name, columns(*rows))
-
-
-TABLE2 = _schema("table2", _MODEL, _FAMILY, _FORM, ("n_fit", "int", "1", "rows used in the fit"), *_ERRORS)
-TABLE2_ROWS = _schema(
+TABLE2 = table_schema(
+    "table2", _MODEL, _FAMILY, _FORM, ("n_fit", "int", "1", "rows used in the fit"), *_ERRORS
+)
+TABLE2_ROWS = table_schema(
     "table2_rows",
     _MODEL,
     ("exec_plan", "text", "", "execution plan in trace notation"),
@@ -72,7 +70,7 @@ TABLE2_ROWS = _schema(
     ("predicted_s", "float", "s", "iteration time of the fitted model"),
     ("error_pct", "float", "%", "relative error of the prediction"),
 )
-TABLE2_SUMMARY = _schema(
+TABLE2_SUMMARY = table_schema(
     "table2_summary",
     ("scope", "text", "", "all, all but vit, or the key of a workload"),
     _FORM,
@@ -83,7 +81,7 @@ TABLE2_SUMMARY = _schema(
     ("regret_mean_pct", "float", "%", "mean throughput lost by the model's pick", True),
     ("regret_max_pct", "float", "%", "largest of the same", True),
 )
-FIG7 = _schema(
+FIG7 = table_schema(
     "fig7",
     _STRATEGY,
     _STAGE,
@@ -93,7 +91,7 @@ FIG7 = _schema(
     ("throughput_samples_per_s", "float", "samples/s", "throughput, 0 if nothing can run"),
     ("published_iter_time_s", "float", "s", "value in the paper's figure", True),
 )
-FIG8 = _schema(
+FIG8 = table_schema(
     "fig8",
     _SCHEDULER,
     _JOB,
@@ -106,26 +104,26 @@ TABLE4 = TableSchema(
     "table4",
     tuple(
         replace(
-            column,
-            name=f"{column.name}_to_morphling",
-            description=column.description.replace("the baseline", "morphling"),
+            one,
+            name=f"{one.name}_to_morphling",
+            description=one.description.replace("the baseline", "morphling"),
         )
-        if column.name in ("jct_ratio", "makespan_ratio")
-        else column
-        for column in COMPARISON.columns
+        if one.name in ("jct_ratio", "makespan_ratio")
+        else one
+        for one in COMPARISON.columns
     ),
 )
-JCT = _schema(
+JCT = table_schema(
     "jct", _TRACE, _POLICY, ("job_id", "text", "", "job"), ("jct_s", "float", "s", "completion time")
 )
-ALLOCATION = _schema(
+ALLOCATION = table_schema(
     "allocation",
     _POLICY,
     ("time_s", "float", "s", "time since the first submission"),
     _FAMILY,
     ("gpus", "int", "1", "devices that its plans hold from then on"),
 )
-PERTURBED = _schema(
+PERTURBED = table_schema(
     "perturbed",
     _TRACE,
     _POLICY,
@@ -137,17 +135,19 @@ PERTURBED = _schema(
     ("makespan_std_s", "float", "s", "its standard deviation", True),
     ("sla_attainment", "float", "1", "share of guarantees kept, the least of all shifts", True),
 )
-LOAD = _schema("load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN)
-LARGE_MODELS = _schema(
+LOAD = table_schema(
+    "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
+)
+LARGE_MODELS = table_schema(
     "large_models", _POLICY, ("large_share", "float", "1", "share of jobs that train large models"), *_RUN
 )
-ROUNDS = _schema(
+ROUNDS = table_schema(
     "rounds",
     _POLICY,
     ("interval_s", "float", "s", "length of a round; missing or 0 if asked after each event", True),
     *_RUN,
 )
-STUDY = _schema(
+STUDY = table_schema(
     "study",
     ("parameter", "text", "", "what is varied"),
     ("value", "float", "", "its value"),
@@ -160,7 +160,7 @@ STUDY = _schema(
     ("makespan_low_s", "float", "s", "lower end of its 95 % confidence interval", True),
     ("makespan_high_s", "float", "s", "upper end of it", True),
 )
-SCALE = _schema(
+SCALE = table_schema(
     "scale",
     _POLICY,
     ("jobs", "int", "1", "jobs of the trace"),
@@ -168,14 +168,14 @@ SCALE = _schema(
     ("wall_s", "float", "s", "wall clock time of the simulation"),
     ("decision_wall_s", "float", "s", "wall clock time of the policy, a decision"),
 )
-FIG9 = _schema(
+FIG9 = table_schema(
     "fig9",
     ("run", "text", "", "name of the plan, or of the run that switches or has another seed"),
     ("step", "int", "1", "optimiser steps done before"),
     ("loss", "float", "1", "mean loss of the global batch"),
     ("abs_difference", "float", "1", "distance to the loss of the first run at that step"),
 )
-FIG9_SUMMARY = _schema(
+FIG9_SUMMARY = table_schema(
     "fig9_summary",
     ("run", "text", "", "name of the run; the paper's runs have its name in front"),
     ("kind", "text", "", "reference, plan, switching, other seed, or published of each"),
@@ -229,7 +229,9 @@ _CELLS = {
     ),
 }
 PUBLISHED = {
-    artifact: _schema(f"published_{artifact}", *cells, ("source", "text", "", "where the cell is printed"))
+    artifact: table_schema(
+        f"published_{artifact}", *cells, ("source", "text", "", "where the cell is printed")
+    )
     for artifact, cells in _CELLS.items()
 }
 

@@ -26,14 +26,8 @@ def generated_workloads(
 ) -> dict[str, pd.DataFrame]:
     """Generate all job lists; schema `makespan.tables.JOBS`, by name.
 
-    Parameters
-    ----------
-    tables
-        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload; only these are requested.
-    seed, n_jobs
-        Seed of all lists, and jobs of each but the short one.
-    naive_jobs, naive_span_s
-        Jobs of the short list, and time from its first to its last submission [s].
+    Only workloads of the throughput tables (schema `makespan.tables.THROUGHPUT`, by workload) are requested.
+    The short list has jobs and a span of its own, the time from its first to its last submission [s].
     """
     times = ReferenceTimes(tables)
     lists = {NAIVE: generated_jobs(NAIVE, naive_jobs, seed, times, span_s=naive_span_s)}
@@ -73,7 +67,6 @@ def _published_list(dataset: Dataset, directory: str | Path, workloads: Collecti
     if not kept:
         raise TraceError(f"{dataset.path}: no job trains {', '.join(sorted(workloads))}")
     if len(kept) < len(jobs):
-        _LOG.warning(
-            "%s: %d of %d jobs train other workloads", dataset.path, len(jobs) - len(kept), len(jobs)
-        )
+        others = len(jobs) - len(kept)
+        _LOG.warning("%s: %d of %d jobs train other workloads", dataset.path, others, len(jobs))
     return jobs_table(kept)
