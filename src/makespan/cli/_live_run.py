@@ -25,10 +25,8 @@ class _EventLines:
         plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
         left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
-        text = (
-            f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16} {plan:<14} {left:<16}"
-        )
-        click.echo(f"{text} {queue}", err=True)
+        what = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
+        click.echo(f"{what} {plan:<14} {left:<16} {queue}", err=True)
 
 
 @click.command("live")
@@ -107,16 +105,13 @@ def live_command(
 
 def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
     row = comparison.to_dict("records")[0]
-    lines = [
-        f"{'job':<16} {'steps':>6} {'live JCT':>10} {'simulated':>10} {'difference':>11} {'restarts':>9}"
-    ]
+    titles = f"{'live JCT':>10} {'simulated':>10} {'difference':>11} {'restarts':>9}"
+    lines = [f"{'job':<16} {'steps':>6} {titles}"]
     for job in jobs.to_dict("records"):
         live_s, simulated_s = job["live_jct_s"], job["simulated_jct_s"]
-        lines.append(
-            f"{job['job_id']:<16} {job['steps']:>6} {live_s:>8.1f} s {simulated_s:>8.1f} s "
-            f"{100 * (simulated_s / live_s - 1):>+9.1f} % {job['n_restarts']:>4}"
-            f" ({job['simulated_n_restarts']})"
-        )
+        what, difference = f"{job['job_id']:<16} {job['steps']:>6}", 100 * (simulated_s / live_s - 1)
+        restarts = f"{job['n_restarts']:>4} ({job['simulated_n_restarts']})"
+        lines.append(f"{what} {live_s:>8.1f} s {simulated_s:>8.1f} s {difference:>+9.1f} % {restarts}")
     for title, name, what in (("average JCT", "avg_jct", "jct"), ("makespan", "makespan", "makespan")):
         live_s, simulated_s = row[f"live_{name}_s"], row[f"simulated_{name}_s"]
         difference = row[f"{what}_difference_pct"]

@@ -19,7 +19,7 @@ from makespan.profiling import (
     profile_table,
     profiling_launcher,
 )
-from makespan.runtime import describe_machine
+from makespan.runtime import LocalLauncher, describe_machine
 from makespan.tables import THROUGHPUT, write_csv, write_text
 from makespan.workloads import small_workload_keys, workload
 
@@ -80,12 +80,11 @@ def profile_command(
     """
     places = [Placement.parse(text) for text in placements]
     if several := [place.text for place in places if place.n_nodes > 1]:
-        raise click.BadParameter(
-            f"{', '.join(several)}: several nodes need a job; see the rule profile_nodes"
-        )
-    procedure = Procedure(warmup, steps, repetitions)
-    environment = environment or _measured_environment(keys, places, cpu_threads, device, output)
-    node, launcher = load_environment(environment).node, profiling_launcher(device, cpu_threads)
+        found = ", ".join(several)
+        raise click.BadParameter(f"{found}: several nodes need a job; see the rule profile_nodes")
+    procedure, launcher = Procedure(warmup, steps, repetitions), profiling_launcher(device, cpu_threads)
+    environment = environment or _measured_environment(keys, places, cpu_threads, launcher, output)
+    node = load_environment(environment).node
     for key in keys:
         spec = workload(key)
         batches = profile_batches(profile_points(spec, places, cpu_threads), None)
@@ -93,25 +92,18 @@ def profile_command(
         table, record = profile_table(parts, spec), profile_record(parts)
         write_csv(table, output / f"{key}.csv", THROUGHPUT)
         write_text(json.dumps(record, indent=1) + "\n", output / f"{key}.json")
-        click.echo(_summary(key, int(table["feasible"].sum()), len(table), record["repeatability_pct"]))
+        noise_pct = record["repeatability_pct"]
+        noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
+        count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
+        click.echo(f"{key}: {count}; two runs of a point differ by {noise}")
 
 
 def _measured_environment(
-    keys: tuple[str, ...],
-    places: list[Placement],
-    cpu_threads: int,
-    device: Literal["auto", "cpu", "cuda"],
-    output: Path,
+    keys: tuple[str, ...], places: list[Placement], cpu_threads: int, launcher: LocalLauncher, output: Path
 ) -> str:
     """Measure the machine, write ``environment.toml`` and return its path."""
     processes = min(2, max(place.n_gpus for place in places))
-    launcher = profiling_launcher(device, cpu_threads)
     rates = measure_rates([workload(key) for key in keys], processes, cpu_threads, launcher)
     path = output / "environment.toml"
     write_text(environment_text(rates, f"measured on {describe_machine()['processor']}"), path)
     return str(path)
-
-
-def _summary(key: str, n_feasible: int, n_points: int, repeatability_pct: float | None) -> str:
-    noise = "not known" if repeatability_pct is None else f"{repeatability_pct:.1f} %"
-    return f"{key}: {n_feasible} of {n_points} points ran; two runs of a point differ by {noise}"

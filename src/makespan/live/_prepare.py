@@ -119,27 +119,23 @@ def process_trainer(
         key: max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
         for key, table in setting.tables.items()
     }
-    return ProcessTrainer(
-        directory / "jobs", where.nodes[0], launch_on, setting.seeds, every, is_here=is_here
-    )
+    jobs, node = directory / "jobs", where.nodes[0]
+    return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
 
 
 def measure_tables(
     spec: LiveWorkload, n_slots: int, node: NodeSpec, launch_on: LaunchOn, settings: LiveSettings
 ) -> dict[str, pd.DataFrame]:
-    """Profile every plan of a live workload.
-
-    Runs that need few slots are measured side by side on all of them, because that is how they will
-    run: processes share caches and memory.
-    """
+    """Profile every plan of a live workload, side by side on all slots, because so the jobs will run."""
     procedure = Procedure(settings.warmup_steps, settings.steps, settings.repetitions)
     parts: dict[str, list[dict[str, Any]]] = {key: [] for key in spec.workloads}
-    for size in sorted(spec.slots):
+
+    def measure(key: str, slots: Slots) -> dict[str, Any]:
+        size = len(slots)
         points = [ProfilePoint(plan, Placement((size,)), 1) for plan in spec.plans[size]]
+        return measure_points(workload(key), points, node, launch_on(slots), procedure)
 
-        def measure(key: str, slots: Slots, points: Sequence[ProfilePoint] = points) -> dict[str, Any]:
-            return measure_points(workload(key), points, node, launch_on(slots), procedure)
-
+    for size in sorted(spec.slots):
         for part in _side_by_side(measure, list(spec.workloads), size, n_slots):
             parts[part["workload"]].append(part)
     return {key: profile_table([_joined(found)], workload(key)) for key, found in parts.items()}
@@ -165,8 +161,7 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for point in part["points"]:
             key = (point["exec_plan"], point["placement"])
-            known = by_key.setdefault(key, {**point, "runs": []})
-            known["runs"] = [*known["runs"], *point["runs"]]
+            by_key.setdefault(key, {**point, "runs": []})["runs"].extend(point["runs"])
     return {**parts[0], "points": list(by_key.values())}
 
 
@@ -174,15 +169,13 @@ def measure_restarts_s(
     spec: LiveWorkload, n_slots: int, node: NodeSpec, launch_on: LaunchOn, settings: LiveSettings
 ) -> list[float]:
     """Measure what a start, a stop and a continuation under another plan cost."""
-    overheads_s: list[float] = []
-    for size in sorted(spec.slots):
 
-        def measure(key: str, slots: Slots, size: int = size) -> list[float]:
-            return _restarts_s(key, spec.plans[size], slots, node, launch_on, settings.restart_steps)
+    def measure(key: str, slots: Slots) -> list[float]:
+        return _restarts_s(key, spec.plans[len(slots)], slots, node, launch_on, settings.restart_steps)
 
-        for found in _side_by_side(measure, list(spec.workloads)[:1], size, n_slots):
-            overheads_s += found
-    return overheads_s
+    first = list(spec.workloads)[:1]
+    found = (_side_by_side(measure, first, size, n_slots) for size in sorted(spec.slots))
+    return [overhead_s for results in found for result in results for overhead_s in result]
 
 
 def _restarts_s(
@@ -195,9 +188,7 @@ def _restarts_s(
             point = ProfilePoint(plans[turn % len(plans)], Placement((len(slots),)), 1)
             plan = point_plan(point, workload(key), node)
             job = TrainingJob(model_of(workload(key)), plan, n_steps * (turn + 1))
-            began = time.monotonic()
-            result = train(
-                job, launcher=launch_on(slots), checkpoint_dir=directory, resume=directory if turn else None
-            )
+            began, source = time.monotonic(), directory if turn else None
+            result = train(job, launcher=launch_on(slots), checkpoint_dir=directory, resume=source)
             overheads_s.append(time.monotonic() - began - steady_wall_s(result))
     return overheads_s

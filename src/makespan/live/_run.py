@@ -65,10 +65,8 @@ def run_live(
     ----------
     setting, policy, cluster, trainer
         What to run, what decides, one node whose devices are the slots, and what trains.
-    directory
-        Where the state is kept; None to keep none.
-    observers
-        Who is told of every event, in the time of the policy.
+    directory, observers
+        Where the state is kept, None to keep none; who is told of every event, in the time of the policy.
 
     Raises
     ------
@@ -121,11 +119,10 @@ def compare_live(
     found = validate_schedule(events, jobs, cluster, catalogue, delay_s, extra_steps=0)
     all_tables = (events, outcomes, simulated.events, simulated.outcomes)
     tables = [_on_wall(table, setting.scale) for table in all_tables]
-    losses = engine.final_losses
     overheads_s = [value / setting.scale for value in engine.overheads_s]
     return LiveResult(
         comparison=_comparison(setting, profiled, cluster, tables, overheads_s),
-        jobs=_job_table(setting.policy, tables[1], tables[3], losses),
+        jobs=_job_table(setting.policy, tables[1], tables[3], engine.final_losses),
         live_events=tables[0],
         live_outcomes=tables[1],
         simulated_events=tables[2],
@@ -141,10 +138,8 @@ def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
 
 def _drift_pct(before: LiveSetting, mean: LiveSetting) -> float:
     """Mean relative change of the step times from the first profile to the second [%]."""
-    changes = [
-        2 * (mean.tables[key]["iter_time_s"] / table["iter_time_s"] - 1)
-        for key, table in before.tables.items()
-    ]
+    name, tables = "iter_time_s", before.tables.items()
+    changes = [2 * (mean.tables[key][name] / table[name] - 1) for key, table in tables]
     return 100 * float(pd.concat(changes).mean())
 
 
@@ -214,12 +209,10 @@ def live_experiment(
 
     Parameters
     ----------
-    policy, workload
-        What decides, and the name of a live workload.
+    policy, workload, n_slots, seed
+        What decides, the name of a live workload, devices to use, and which jobs.
     directory
         Where state and checkpoints are kept until the end; then it is removed.
-    n_slots, seed
-        Devices to use; which jobs.
     launcher, device
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
     observe, tell

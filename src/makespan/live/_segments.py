@@ -150,8 +150,7 @@ class Executor:
         while self._active and time.monotonic() < deadline:
             for segment in self._active.values():
                 end_it(segment)
-            end = self.next_end(0.1)
-            if end is not None:
+            if (end := self.next_end(0.1)) is not None:
                 ends.append(end)
         return ends
 
@@ -183,16 +182,12 @@ def _local_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
 
 
 def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
-    """Choose launchers inside an allocation of Slurm: a slot is a task with its device.
-
-    Every segment is a step of its own, to which Slurm gives cores and devices that no other step has.
-    """
+    """Choose launchers inside an allocation of Slurm: a slot is a task with a device that no other has."""
 
     def launcher(slots: tuple[int, ...]) -> Launcher:
-        options = ["--nodes=1", "--exact", "--cpus-per-task=1", "--mem=0"]
-        if device == "cuda":
-            options.append(f"--gres=gpu:{len(slots)}")
-        return SlurmLauncher(device, tuple(options), threads_per_process=1)
+        gpus = (f"--gres=gpu:{len(slots)}",) if device == "cuda" else ()
+        options = ("--nodes=1", "--exact", "--cpus-per-task=1", "--mem=0", *gpus)
+        return SlurmLauncher(device, options, threads_per_process=1)
 
     return launcher
 
@@ -208,10 +203,7 @@ def slots_of(launcher: str, device: str) -> LaunchOn:
 
 
 def steady_wall_s(result: RunResult) -> float:
-    """Return the wall time that the steps of a run take once they are warm [s].
-
-    The first step of new processes is slow, and that belongs to what a restart costs.
-    """
+    """Wall time of as many steps once they are warm [s]; a slow first one belongs to the restart."""
     return len(result.times) * median(step.step_s for step in result.times) if result.times else 0.0
 
 
@@ -246,14 +238,9 @@ class ProcessTrainer:
         name, key = segment.job.job_id, segment.job.workload
         checkpoints = self._checkpoints(segment.job)
         checkpoints.mkdir(parents=True, exist_ok=True)
-        job = TrainingJob(
-            model_of(workload(key)),
-            configuration_plan(segment.configuration, self._node),
-            segment.job.steps,
-            seed=self._seeds[name],
-            data_seed=self._seeds[name],
-            checkpoint_every=self._checkpoint_every.get(key, 0),
-        )
+        model, plan = model_of(workload(key)), configuration_plan(segment.configuration, self._node)
+        seed, every = self._seeds[name], self._checkpoint_every.get(key, 0)
+        job = TrainingJob(model, plan, segment.job.steps, seed, seed, checkpoint_every=every)
         saved = self.saved_steps(segment.job)
         if saved >= segment.job.steps:  # it ended with its last step, but nobody was there to note it
             return SegmentResult(saved, 0, 0.0, float("nan"))

@@ -31,22 +31,17 @@ _SETTING = "setting.json"
 
 @dataclass(frozen=True, slots=True)
 class LiveWorkload:
-    """Statistics of a live workload; fields as in the preset.
-
-    Shares of the jobs that train each small workload and that ask for a number of slots, plans that are
-    asked for in turn by number of slots, the log-normal run time alone as requested [s], and the mean
-    time between submissions [s].
-    """
+    """Statistics of a live workload; fields as in the preset."""
 
     name: str
     jobs: int
     seed: int
-    workloads: Mapping[str, float]
-    slots: Mapping[int, float]
-    plans: Mapping[int, tuple[str, ...]]
-    median_duration_s: float
+    workloads: Mapping[str, float]  # share of the jobs that train each
+    slots: Mapping[int, float]  # share of the jobs that ask for so many
+    plans: Mapping[int, tuple[str, ...]]  # asked for in turn, by number of slots
+    median_duration_s: float  # log-normal, alone as requested
     duration_log_sd: float
-    mean_interval_s: float
+    mean_interval_s: float  # between submissions
     source: str
 
     def fitting(self, n_slots: int) -> "LiveWorkload":
@@ -164,9 +159,8 @@ class LiveSetting:
         """Write the setting where the run keeps its state."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["jobs"] = [asdict(job) for job in self.jobs]
-        values["tables"] = {
-            key: json.loads(table.to_json(orient="split")) for key, table in self.tables.items()
-        }
+        tables = self.tables.items()
+        values["tables"] = {key: json.loads(table.to_json(orient="split")) for key, table in tables}
         write_json(values, directory / _SETTING)
 
     @classmethod
@@ -185,9 +179,8 @@ class LiveSetting:
 
     def catalogue(self) -> Catalogue:
         """Catalogue of what may run, with times as policies see them."""
-        return TableCatalogue.from_tables(
-            [table.assign(iter_time_s=table["iter_time_s"] * self.scale) for table in self.tables.values()]
-        )
+        name, tables = "iter_time_s", self.tables.values()
+        return TableCatalogue.from_tables([one.assign(**{name: one[name] * self.scale}) for one in tables])
 
     def scaled_jobs(self) -> list[JobSpec]:
         """List the jobs with submission times as policies see them."""
@@ -200,17 +193,14 @@ class LiveSetting:
             there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
             there.index = table.index
             times = [name for name in table.columns if name.endswith("_s")]
-            means[key] = table.assign(
-                **{name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
-            )
+            mean = {name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
+            means[key] = table.assign(**mean)
         return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
         """Check that a run which was left is the one that is asked for."""
         wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
         for name, value in wanted.items():
-            if getattr(self, name) != value:
-                raise InputError(
-                    f"the run that was left has {name} {getattr(self, name)!r}, asked for is {value!r}; "
-                    "accepted: the same, or another directory"
-                )
+            if (left := getattr(self, name)) != value:
+                found = f"the run that was left has {name} {left!r}, asked for is {value!r}"
+                raise InputError(f"{found}; accepted: the same, or another directory")

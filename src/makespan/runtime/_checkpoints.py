@@ -33,10 +33,8 @@ class Checkpoint:
     ----------
     path, step, save_s
         Its directory, steps done, and the time that writing it took [s].
-    values
-        Plain values that its writer left in the manifest.
-    checksums
-        Digest of every file by name.
+    values, checksums
+        Plain values that its writer left in the manifest; digest of every file by name.
     """
 
     path: Path
@@ -81,9 +79,7 @@ def finish_checkpoint(
     Parameters
     ----------
     directory, keep
-        Directory of checkpoints, and how many of the newest stay there.
-    step, save_s, values
-        Fields of the `Checkpoint`.
+        Directory of checkpoints, and how many of the newest stay; the others are fields of `Checkpoint`.
     """
     partial = directory / _PARTIAL
     files = sorted(path for path in partial.rglob("*") if path.is_file())
@@ -107,13 +103,9 @@ def finish_checkpoint(
 
 def _complete(directory: Path) -> list[Path]:
     """Directories of complete checkpoints by step, and of one step in the order of writing."""
-    named = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step-*"))
-    keyed = [
-        (int(match[1]), int(match[2] or 0), path)
-        for match, path in named
-        if match and (path / _MANIFEST).is_file()
-    ]
-    return [path for _, _, path in sorted(keyed)]
+    whole = [path for path in directory.glob("step-*") if (path / _MANIFEST).is_file()]
+    keyed = [(match, path) for path in whole if (match := _NAME.fullmatch(path.name))]
+    return [path for _, _, path in sorted((int(one[1]), int(one[2] or 0), path) for one, path in keyed)]
 
 
 def _digest(path: Path) -> str:

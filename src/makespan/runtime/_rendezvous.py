@@ -96,12 +96,9 @@ def join(
 
     Parameters
     ----------
-    directory, who
-        Directory of the run, and this process.
-    members
-        Ranks of those who meet, in the order of their ranks in the group; None for all.
-    meeting
-        Number of the meeting, another one each time.
+    members, meeting
+        Ranks of those who meet, in the order of their ranks in the group, None for all; number of the
+        meeting, another one each time.
     """
     import torch
     import torch.distributed as dist

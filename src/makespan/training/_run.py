@@ -50,10 +50,9 @@ def train(
 
     Parameters
     ----------
-    launcher
-        Where the processes run; None for `LocalLauncher` on CPU.
-    run_dir
-        Directory for `read_progress` and `request_stop`; None for a temporary one.
+    launcher, run_dir
+        Where the processes run, None for `LocalLauncher` on CPU; directory for `read_progress` and
+        `request_stop`, None for a temporary one.
     checkpoint_dir
         Where a checkpoint is written at the end, at a stop request and every
         ``job.checkpoint_every`` steps. None for no checkpoints.
