@@ -79,9 +79,10 @@ class Group:
 class Sia:
     """Adapt the devices of all jobs to each other; the kind of plan stays as requested.
 
-    The sum over jobs of worth to the power *p* < 0 is minimised; with age *T* and *N* restarts of *D* s each, a
-    restart damps the worth by (T - N D) / (T + D). Deviation: jobs keep their batch size, so worth is throughput
-    and not goodput; and ``queueing_penalty`` is 1.1 in the original, larger here as restart delays are long.
+    Minimises the sum over jobs of worth to the power *p* < 0; with age *T* and *N* restarts of *D* s each, a
+    restart damps the worth by (T - N D) / (T + D). Deviation: jobs keep their batch size, so worth is
+    throughput and not goodput; and ``queueing_penalty`` is 1.1 in the original, larger here as restart delays
+    are long.
     """
 
     power: float = -0.5  # exponent of fairness; the more negative, the more the slowest jobs count
