@@ -206,3 +206,15 @@ def test_nothing_that_the_workflow_makes_is_tracked():
         if relative(path).startswith(("results/", "data/", "logs/"))
     ]
     assert set(made) <= {"results/README.md", "data/README.md"}
+
+
+def test_every_name_that_a_workflow_script_imports_is_there() -> None:
+    lost = []
+    for path in SCRIPTS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("makespan"):
+                found = importlib.import_module(str(node.module))
+                lost += [
+                    f"{path.name}: {alias.name}" for alias in node.names if not hasattr(found, alias.name)
+                ]
+    assert not lost

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._settings_simulation import EXPERIMENT_TABLES
     from makespan.papers.morphling._tables import (
         FIG7,
+        FIG8,
         FIG9,
         FIG9_SUMMARY,
         SCHEMAS,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXPERIMENT_TABLES",
     "FIG7",
+    "FIG8",
     "FIG9",
     "FIG9_SUMMARY",
     "LEDGER",
