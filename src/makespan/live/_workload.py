@@ -129,31 +129,17 @@ def _apportion(shares: Mapping[Any, float], total: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class LiveSetting:
-    """What a live run is given; all times on the wall.
-
-    Parameters
-    ----------
-    policy, workload, n_slots, seed
-        Names; slots of the machine; which jobs.
-    restart_delay_s
-        Measured mean of what a start or a change costs [s].
-    scale
-        Seconds that policies see in a second on the wall.
-    jobs, seeds
-        The trace, and the seed of each job's training by its name.
-    tables
-        Throughput tables just measured, by workload.
-    """
+    """What a live run is given; all times on the wall."""
 
     policy: str
     workload: str
     n_slots: int
     seed: int
-    restart_delay_s: float
-    scale: float
+    restart_delay_s: float  # measured mean of a start or a change
+    scale: float  # seconds that policies see in a second on the wall
     jobs: tuple[JobSpec, ...]
-    seeds: Mapping[str, int]
-    tables: Mapping[str, pd.DataFrame]
+    seeds: Mapping[str, int]  # of each job's training, by its name
+    tables: Mapping[str, pd.DataFrame]  # throughput just measured, by workload
 
     def save(self, directory: Path) -> None:
         """Write the setting where the run keeps its state."""

@@ -13,20 +13,11 @@ __all__ = ["POLICIES", "AntMan"]
 class AntMan:
     """Run guaranteed jobs as requested and best-effort jobs on left-overs, first come first served.
 
-    A guaranteed job takes free devices, or those of best-effort jobs: the latest start goes first, and
-    no more than needed. It accepts no placement that is slower than its request, and keeps its
-    devices to the end. A best-effort job never displaces anybody.
-
-    Deviation: the original lets jobs share a device, best-effort ones in the idle moments of guaranteed
-    ones; here a device belongs to one job, so a best-effort job in the way is suspended.
-
-    Parameters
-    ----------
-    max_slowdown
-        Ratio of predicted steps up to which a best-effort job accepts a placement on more nodes.
+    Deviation: the original lets jobs share a device; here a best-effort job in the way is suspended, latest
+    start first. Best-effort jobs accept more nodes up to ``max_slowdown`` times the predicted step.
     """
 
-    max_slowdown: float = 1.5
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which best-effort jobs accept more nodes
     name: str = "antman"
     title: str = "AntMan"
     interval_s: float | None = None

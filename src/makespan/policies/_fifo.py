@@ -11,11 +11,7 @@ __all__ = ["POLICIES", "Fifo"]
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """Jobs start in the order of submission, as requested, and run to the end.
-
-    The first job that does not fit stops all behind it. Among the placements on which the requested
-    plan may run, the one on the fewest nodes is taken, on the nodes that it fills best.
-    """
+    """Jobs start in the order of submission, as requested; one that does not fit stops all behind it."""
 
     name: str = "fifo"
     title: str = "FIFO"

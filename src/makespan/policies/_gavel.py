@@ -14,11 +14,7 @@ __all__ = ["POLICIES", "Gavel", "fair_shares"]
 
 
 def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
-    """Share of time that each job of a size should run, from the number of jobs by size: water filling.
-
-    All jobs' devices rise together until each has its size or nothing is left. Between two sizes the level
-    rises as far as the devices left carry all jobs that still rise.
-    """
+    """Share of time that each job of a size should run, from the number of jobs by size: water filling."""
     if sum(size * number for size, number in sizes.items()) <= n_gpus:  # nothing to share out
         return dict.fromkeys(sizes, 1.0)
     levels, numbers = (np.array(values) for values in zip(*sorted(sizes.items()), strict=True))
@@ -34,30 +30,14 @@ def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
 class Gavel:
     """Give all jobs the same share of the cluster's time, as far as they can use it.
 
-    Water filling gives each job the share of time in which it should hold what it asked for, so that the
-    least share, counted in devices, is as large as possible, then the next one. A job's priority is this
-    share over the share of its time in the system that it has held devices. Waiting jobs are served by
-    priority; one may displace running jobs of clearly lower priority whose turn is over.
-
-    Deviation: all devices are of one type here, so shares have no second index. A turn lasts
-    several restart delays, because a restart costs a multiple of what it did in the original's cluster.
-
-    Parameters
-    ----------
-    turn_s
-        Least time with devices before a job can be displaced [s].
-    turn_delays
-        The same in restart delays; the larger of both counts.
-    advantage
-        Factor by which the priority of the displacing job must be larger.
-    max_slowdown
-        Ratio of predicted steps up to which a job accepts a placement on more nodes.
+    Deviation: one type of device, so shares have no second index; and a job is displaced only after a turn of
+    ``turn_s`` or ``turn_delays`` restart delays, the larger, by one with ``advantage`` times its priority.
     """
 
-    turn_s: float = 360.0
-    turn_delays: float = 3.0
-    advantage: float = 2.0
-    max_slowdown: float = 1.5
+    turn_s: float = 360.0  # least time with devices before a job can be displaced
+    turn_delays: float = 3.0  # the same in restart delays; the larger of both counts
+    advantage: float = 2.0  # least ratio of priorities at which a job displaces another
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
     name: str = "gavel"
     title: str = "Gavel"
     interval_s: float | None = 360.0

@@ -32,10 +32,7 @@ class Menu:
 
 
 def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
-    """How many jobs of each menu take each choice, at the least total cost up to a relative gap.
-
-    A job may also be given nothing, at cost 0.
-    """
+    """How many jobs of each menu take each choice, at the least total cost up to a relative gap."""
     counts = _greedy(menus, n_gpus)
     cost = _cost(menus, counts)
     price = _price(menus, n_gpus)
@@ -118,10 +115,7 @@ def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
 
 
 def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int, int, int]]:
-    """Next steps of the jobs of a menu: saving a device, menu, place, new place.
-
-    Saving and new place are negated, so that the least entry of a heap is the best step.
-    """
+    """Next steps of the jobs of a menu: negated saving a device, menu, place, negated new place."""
     menu = menus[i]
     g0, c0 = (menu.sizes[old - 1], menu.costs[old - 1]) if old else (0, 0.0)
     for new in range(old + 1, len(menu.sizes) + 1):

@@ -14,10 +14,7 @@ Fit = tuple[Configuration, tuple[int, ...]]  # what runs, and its nodes in the o
 
 
 def can_starve(cluster: ClusterSpec, catalogue: Catalogue) -> bool:
-    """Whether a node could run out of CPU threads or host memory before it runs out of devices.
-
-    Where it cannot, placing need not look at them. The answer errs towards True.
-    """
+    """Whether a node could run out of CPU threads or host memory before devices; errs towards True."""
     items = [item for key in catalogue.workloads for item in catalogue.all(key)]
     threads = max((item.cpu_threads for item in items), default=0)
     host_bytes = max((item.host_memory_bytes_per_gpu for item in items), default=0.0)
@@ -57,13 +54,9 @@ def _split(plan: str, n_gpus: int) -> tuple[int, int] | None:
 class Room:
     """Free devices of every node, private to one decision; placing is best fit.
 
-    Each share of a configuration, largest first, goes to the node with the fewest free devices
-    that can take it, and to the first such node. Nodes with equally many free devices are the bits
-    of one number, so the cost of a placement does not grow with the cluster.
-
-    ``gpus``, free devices by node, becomes the room's own, like ``cpus`` and ``host_bytes``, free threads and
-    memory [B], None where they never run out. ``levels`` and ``of_type`` are the nodes by free devices and by
-    type as in `ClusterView`; the former follow from ``gpus``, the latter is for configurations with types.
+    Each share, largest first, goes to the first node with the fewest free devices that can take it. Nodes
+    with equally many free devices are the bits of one number, so the cost does not grow with the cluster.
+    ``cpus`` and ``host_bytes`` are None where they never run out.
     """
 
     __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")

@@ -15,10 +15,7 @@ Key = tuple[Any, ...]
 def acceptable(
     options: tuple[Configuration, ...], steps: float, delay_s: float, max_stretch: float
 ) -> tuple[Configuration, ...]:
-    """Options on which a run of so many steps takes at most ``max_stretch`` times as long as on the first.
-
-    The restart delay [s] that every run begins with is counted; the first option has the fewest nodes.
-    """
+    """Options on which a run, restart delay included, takes at most ``max_stretch`` times the first's."""
     limit_s = max_stretch * (delay_s + steps * options[0].predicted_iter_time_s)
     chosen = tuple(option for option in options if delay_s + steps * option.predicted_iter_time_s <= limit_s)
     return options if len(chosen) == len(options) else chosen
@@ -32,10 +29,8 @@ def serve(
 ) -> Decision:
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
-    A job that was refused makes every later job refused that has the same options and finds no
-    other victims, so a long queue of equal jobs costs one trial. The order must be total and put victims
-    behind those they yield to; options are preferred first. ``victims`` are the running jobs that a job may
-    displace, first to go first; they join the queue of the same decision.
+    The order must be total and put victims behind those they yield to. ``victims`` are the running jobs that
+    a job may displace, first to go first; a refused job makes later ones with the same options refused.
     """
     room = Room.of(view, is_tight=True)
     queue = sorted((*order(job), job.index, job) for job in view.pending)
@@ -70,8 +65,7 @@ def preempt(
 ) -> tuple[Room, Fit, list[JobView]] | None:
     """Room after running jobs lost their devices, what then fits, and who they are; None if all are too few.
 
-    Victims are given up in the order given until one of the options fits; then each is spared again
-    whose devices turn out not to be needed, the last given up first.
+    Victims are given up in order until an option fits, then spared again if not needed, the last first.
     """
     held = [(job, job.allocation) for job in victims if job.allocation is not None]
     trial = room.copy()

@@ -11,17 +11,9 @@ __all__ = ["POLICIES", "ShortestJobFirst", "ShortestRemainingTimeFirst"]
 
 @dataclass(frozen=True, slots=True)
 class ShortestJobFirst:
-    """Start waiting jobs in the order of their run time as requested.
+    """Start waiting jobs in the order of their run time as requested; short ones may pass others."""
 
-    Short jobs that fit may pass longer ones that do not; a job keeps its devices to the end.
-
-    Parameters
-    ----------
-    max_stretch
-        Ratio of predicted whole runs, restart delays included, up to which a job accepts more nodes.
-    """
-
-    max_stretch: float = 1.0
+    max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
     name: str = "sjf"
     title: str = "SJF"
     interval_s: float | None = None
@@ -50,19 +42,10 @@ class ShortestJobFirst:
 
 @dataclass(frozen=True, slots=True)
 class ShortestRemainingTimeFirst:
-    """Serve jobs by remaining time, and displace running ones that have more left.
+    """Serve jobs by remaining time, and displace running ones that have more left."""
 
-    Parameters
-    ----------
-    min_advantage
-        A job displaces only jobs whose remaining time exceeds its own by this many restart delays,
-        so that the delay which the displaced job pays is never the larger part.
-    max_stretch
-        Ratio of predicted whole runs, restart delays included, up to which a job accepts more nodes.
-    """
-
-    min_advantage: float = 2.0
-    max_stretch: float = 1.0
+    min_advantage: float = 2.0  # restart delays that a displaced job must have left more
+    max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
     name: str = "srtf"
     title: str = "SRTF"
     interval_s: float | None = None

@@ -14,11 +14,7 @@ __all__ = ["POLICIES", "Sia", "Sizes"]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One device count of a kind of job.
-
-    ``options`` are the configurations with that many devices, fewest nodes first; ``speed`` is the predicted
-    throughput over that of the smallest size, times the devices of the smallest.
-    """
+    """One device count of a kind of job: its configurations, fewest nodes first, and normalised speed."""
 
     n_gpus: int
     options: tuple[Configuration, ...]
@@ -29,11 +25,8 @@ class Size:
 class Sizes:
     """All sizes of each kind of request, computed once a kind.
 
-    A data-parallel plan keeps its name and takes any number of devices; a plan that splits the model
-    keeps its tensor and pipeline degree and changes the number of replicas. Inside a node, counts
-    are powers of two; beyond, whole nodes; what the job asked for is always among them. Counts
-    that bring no speed are left out, and so are placements on more nodes whose steps take more than
-    ``max_slowdown`` times as long.
+    Inside a node, counts are powers of two; beyond, whole nodes; what the job asked for is always among them.
+    Left out are counts that bring no speed, and placements slower than ``max_slowdown`` allows.
     """
 
     gpus_per_node: int
@@ -75,11 +68,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that are alike, so that only the number of them at each size counts.
-
-    Running jobs are alone in their group; waiting jobs of one kind share one, first come first. Costs are
-    what a job contributes to the objective at each size, less what one without devices does.
-    """
+    """Jobs that are alike, and the cost of each size less that of none; a running job is alone."""
 
     jobs: tuple[JobView, ...]
     sizes: tuple[Size, ...]
@@ -90,29 +79,16 @@ class Group:
 class Sia:
     """Adapt the devices of all jobs to each other; the kind of plan stays as requested.
 
-    The worth of a size is its normalised speed, damped for a running job that would have to restart:
-    with age *T* and *N* restarts of *D* seconds each, the factor is (T - N D) / (T + D). The sum
-    over all jobs of worth to the power *p* is minimised, *p* < 0, where a job without devices
-    counts as ``queueing_penalty``. Unlike in the original, jobs do not change their batch size
-    (the plan keeps the global batch), so worth is throughput and not goodput.
-
-    Parameters
-    ----------
-    power
-        Exponent *p* of fairness; the more negative, the more the slowest jobs count.
-    queueing_penalty
-        What a job without devices contributes. Deviation: the original uses 1.1; with long restart
-        delays a larger one shortens the average completion time.
-    gap
-        Accepted relative distance of a solution from the optimum.
-    max_slowdown
-        Ratio of predicted steps up to which a job accepts a placement on more nodes.
+    Minimises the sum over jobs of worth to the power *p* < 0; with age *T* and *N* restarts of *D* s each, a
+    restart damps the worth by (T - N D) / (T + D). Deviation: jobs keep their batch size, so worth is
+    throughput and not goodput; and ``queueing_penalty`` is 1.1 in the original, larger here as restart delays
+    are long.
     """
 
-    power: float = -0.5
-    queueing_penalty: float = 4.0
-    gap: float = 0.01
-    max_slowdown: float = 1.5
+    power: float = -0.5  # exponent of fairness; the more negative, the more the slowest jobs count
+    queueing_penalty: float = 4.0  # what a job without devices contributes
+    gap: float = 0.01  # accepted relative distance from the optimum
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
     name: str = "sia"
     title: str = "Sia"
     interval_s: float | None = 60.0
@@ -170,11 +146,7 @@ def _n_gpus(job: JobView) -> int:
 def _realise(
     view: ClusterView, groups: Iterable[Group], counts: Iterable[Sequence[int]]
 ) -> dict[str, Allocation | None]:
-    """Place what the knapsack chose; jobs whose size stays keep their nodes.
-
-    Large jobs are placed first. A job that does not fit at its size keeps what it holds, or takes the
-    largest smaller size that fits.
-    """
+    """Place what the knapsack chose, large jobs first; what does not fit stays or shrinks."""
     room = Room.of(view, is_tight=True)
     targets: list[tuple[JobView, tuple[Size, ...]]] = []
     changes: dict[str, Allocation | None] = {}

@@ -54,26 +54,14 @@ class CpuDemands:
 
 @dataclass(frozen=True, slots=True)
 class Synergy:
-    """Start jobs in the order of submission with the devices and plan that they ask for.
+    """Start jobs in the order of submission, with the fewest CPU threads that suffice.
 
-    A job is given the fewest CPU threads with which it runs nearly at its best, more than its fair
-    share if it gains from them and fewer if it does not; if a node lacks them it falls back
-    towards the fair share. Jobs that fit may pass jobs that do not. Host memory is part of each
-    configuration and is reserved with it.
-
-    Deviation: the original takes threads back from running jobs at no cost; here any change costs a
-    restart, so a job keeps what it started with.
-
-    Parameters
-    ----------
-    tolerance
-        Loss of speed at which a job counts as running at its best.
-    max_slowdown
-        Ratio of predicted steps up to which a job accepts a placement on more nodes.
+    Deviation: the original takes threads back from running jobs at no cost; here any change costs a restart,
+    so a job keeps what it started with.
     """
 
-    tolerance: float = 0.05
-    max_slowdown: float = 1.5
+    tolerance: float = 0.05  # loss of speed at which a job counts as running at its best
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
     name: str = "synergy"
     title: str = "Synergy"
     interval_s: float | None = None

@@ -14,26 +14,13 @@ __all__ = ["POLICIES", "Tiresias"]
 class Tiresias:
     """Serve the jobs that have received the least device time, in a few queues.
 
-    Service is devices times time. A job enters the first queue and sinks to the next when its service
-    passes a threshold; inside a queue, whoever started first goes first, so that jobs of one queue
-    never displace each other. A job may displace jobs of later queues, those of the last queue and
-    the latest start first.
-
-    Parameters
-    ----------
-    thresholds_gpu_s
-        Service at which a job sinks to the next queue [GPU s], ascending.
-    promotion
-        A job that has waited this many times as long as it has run goes back to the first queue;
-        None never promotes.
-    max_slowdown
-        Ratio of predicted steps up to which a job accepts a placement on more nodes; models that suffer
-        more are consolidated.
+    A job sinks a queue at each of ``thresholds_gpu_s``, and returns to the first once it has waited
+    ``promotion`` times as long as it has run; None never promotes.
     """
 
-    thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)
+    thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)  # ascending
     promotion: float | None = None
-    max_slowdown: float = 1.5
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
     name: str = "tiresias"
     title: str = "Tiresias"
     interval_s: float | None = None

@@ -20,36 +20,19 @@ _FLOP_PER_MAC = 2
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a model, per sample and forward pass.
-
-    Parameters
-    ----------
-    kind, parameters
-        ``enc``, ``dec``, ``causal`` or ``vit``, and weights of the layer.
-    flop, attention_flop
-        Matrix products of the whole layer, and those of the attention core in it [FLOP].
-    replicated_bytes, sharded_bytes, attention_bytes
-        Bytes kept for the backward pass: those that tensor parallelism leaves on every rank,
-        those it divides, and the attention scores (divided as well) [B]. Element-wise kernels
-        move a multiple of them.
-    input_bytes, boundary_bytes
-        The layer's input at 16 bit, which full checkpointing keeps and one all-reduce of tensor parallelism
-        moves, and what crosses a pipeline boundary behind the layer [B].
-    n_all_reduces, n_kernels
-        All-reduces of tensor parallelism and device kernels in one forward pass.
-    """
+    """One layer of a model, per sample and forward pass."""
 
     kind: str
-    parameters: int
-    flop: float
-    attention_flop: float
-    replicated_bytes: float
-    sharded_bytes: float
-    attention_bytes: float
-    input_bytes: float
-    boundary_bytes: float
-    n_all_reduces: int
-    n_kernels: int
+    parameters: int  # weights of the layer
+    flop: float  # matrix products
+    attention_flop: float  # those of the attention core in them
+    replicated_bytes: float  # kept for the backward pass on every rank of a tensor group
+    sharded_bytes: float  # kept, divided between the ranks
+    attention_bytes: float  # kept scores, divided as well
+    input_bytes: float  # at 16 bit; kept by full checkpointing, moved by an all-reduce
+    boundary_bytes: float  # across a pipeline boundary behind the layer
+    n_all_reduces: int  # of tensor parallelism, in one forward pass
+    n_kernels: int  # in one forward pass
 
     def kept_bytes(self, tp: int, *, sequence_parallel: bool = False, fused_attention: bool = False) -> float:
         """Return the bytes kept for the backward pass on one rank of a tensor group."""
@@ -60,19 +43,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before the first and behind the last layer, per sample.
+    """What stands before the first and behind the last layer, per sample."""
 
-    Parameters
-    ----------
-    embedding_parameters, head_parameters
-        Weights of the input embedding (with positions) and of the output head; a tied head
-        has none of its own.
-    flop, logit_bytes
-        Matrix product of the output head [FLOP]; logits at 16 bit and their fp32 copy [B].
-    """
-
-    embedding_parameters: int
-    head_parameters: int
+    embedding_parameters: int  # with positions
+    head_parameters: int  # a tied head has none of its own
     flop: float
     logit_bytes: float
 

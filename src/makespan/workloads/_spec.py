@@ -24,27 +24,17 @@ class MaySplit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """A run of equal transformer layers.
-
-    Parameters
-    ----------
-    n_layers, kind
-        How many layers, and ``enc``, ``dec`` (self and cross attention), ``causal`` or ``vit``.
-    seq, hidden, heads, kv_heads, ffn
-        Tokens a sample, hidden size, attention heads, key/value heads, feed-forward size.
-    gated, kv_channels
-        Whether the feed-forward part has a gate, that is three matrices; size of one attention head.
-    """
+    """A run of equal transformer layers."""
 
     n_layers: int
-    kind: BlockKind
-    seq: int
+    kind: BlockKind  # ``dec`` has self and cross attention
+    seq: int  # tokens a sample
     hidden: int
     heads: int
     kv_heads: int
-    ffn: int
-    gated: bool
-    kv_channels: int
+    ffn: int  # feed-forward size
+    gated: bool  # whether the feed-forward part has a gate, that is three matrices
+    kv_channels: int  # size of one attention head
 
     def __post_init__(self) -> None:
         if self.kind not in _BLOCK_KINDS:
@@ -58,31 +48,16 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model architecture.
-
-    Parameters
-    ----------
-    key, title, family
-        Key in the zoo, name for people, and family such as ``bert`` or ``llama``.
-    blocks
-        Runs of equal layers, first to last.
-    vocab, tied_head
-        Rows of the output head (vocabulary, or classes of an image model), and whether the embedding has the
-        same weights.
-    max_positions
-        Rows of a learned position table; 0 without one.
-    parameters, source
-        Published parameter count, used for communication and optimiser volumes, and where it comes from.
-    """
+    """A model architecture."""
 
     key: str
     title: str
-    family: str
+    family: str  # such as ``bert`` or ``llama``
     blocks: tuple[BlockSpec, ...]
-    vocab: int
-    tied_head: bool
-    max_positions: int
-    parameters: int
+    vocab: int  # rows of the output head, or classes of an image model
+    tied_head: bool  # whether the embedding has the same weights
+    max_positions: int  # rows of a learned position table; 0 without one
+    parameters: int  # published count, used for communication and optimiser volumes
     source: str
 
     def __post_init__(self) -> None:
@@ -121,46 +96,21 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What the training software does, as far as it changes time or memory.
-
-    Parameters
-    ----------
-    name, version, source
-        Key, the vintage that it describes, and where the facts come from.
-    gradient_bytes, partitioned_bytes
-        Bytes of one gradient exchanged under plain data parallelism, and of one gradient or parameter under a
-        partitioned optimiser.
-    overlaps_gradients
-        Whether the exchange runs in buckets beside the backward pass.
-    fused_optimizer, host_optimizer
-        Whether the device optimiser is one fused kernel; ``fused`` or ``slow``, the one used under offload.
-    fused_attention
-        Whether attention scores stay out of memory.
-    sequence_parallel
-        Whether tensor parallelism also shards the norm and dropout layers.
-    full_checkpointing
-        Whether every layer recomputes its activations, whatever the plan says.
-    hierarchical_collectives
-        Whether the exchange may reduce inside the nodes first, where that is faster.
-    phase_style
-        Which work the reported phase columns contain: ``ddp``, ``zero`` or ``3d``.
-    calibrated
-        Whether measured rows stand behind the constants of this stack.
-    """
+    """What the training software does, as far as it changes time or memory."""
 
     name: str
-    version: str
-    gradient_bytes: int
-    overlaps_gradients: bool
-    partitioned_bytes: int
-    fused_optimizer: bool
-    host_optimizer: Literal["fused", "slow"]
-    fused_attention: bool
-    sequence_parallel: bool
-    full_checkpointing: bool
-    hierarchical_collectives: bool
-    phase_style: Literal["ddp", "zero", "3d"]
-    calibrated: bool
+    version: str  # the vintage that it describes
+    gradient_bytes: int  # of one gradient exchanged under plain data parallelism
+    overlaps_gradients: bool  # whether the exchange runs in buckets beside the backward pass
+    partitioned_bytes: int  # of one gradient or parameter under a partitioned optimiser
+    fused_optimizer: bool  # whether the device optimiser is one fused kernel
+    host_optimizer: Literal["fused", "slow"]  # the one used under offload
+    fused_attention: bool  # whether attention scores stay out of memory
+    sequence_parallel: bool  # whether tensor parallelism also shards norm and dropout layers
+    full_checkpointing: bool  # whether every layer recomputes, whatever the plan says
+    hierarchical_collectives: bool  # whether the exchange may reduce inside the nodes first
+    phase_style: Literal["ddp", "zero", "3d"]  # which work the reported phase columns contain
+    calibrated: bool  # whether measured rows stand behind the constants
     source: str
 
     def __post_init__(self) -> None:
@@ -184,46 +134,21 @@ class BoundWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a job trains.
-
-    Parameters
-    ----------
-    key, aliases
-        Key in the zoo and other names accepted for it.
-    model, precision
-        The architecture, and the precision of the matrix products.
-    global_batch_size
-        Samples an optimiser step; constant under reconfiguration.
-    families
-        Plan families that users of this workload choose from (values of ``PlanFamily``).
-    data_parallel_stack, model_parallel_stack
-        Software of plans without and with tensor or pipeline parallelism.
-    model_parallel_seq
-        Sequence length of each block under model-parallel plans, where it differs.
-    max_microbatches
-        Most micro-batches a pipeline is given in the traces.
-    trace_cpu_threads
-        CPU threads a GPU that the published traces cover, first those of rows that do not say;
-        empty if not known.
-    used_for_calibration
-        Whether the configuration behind the published traces is clear enough to fit to them.
-    source
-        Where the batch and the stacks come from.
-    """
+    """What a job trains."""
 
     key: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...]  # other names accepted for it
     model: ModelSpec
     global_batch_size: int
     precision: str
-    families: tuple[str, ...]
+    families: tuple[str, ...]  # plan families that users choose from, values of ``PlanFamily``
     data_parallel_stack: Stack
-    model_parallel_stack: Stack
+    model_parallel_stack: Stack  # of plans with tensor or pipeline parallelism
     max_microbatches: int
     source: str
-    model_parallel_seq: tuple[int, ...] = ()
-    trace_cpu_threads: tuple[int, ...] = ()
-    used_for_calibration: bool = True
+    model_parallel_seq: tuple[int, ...] = ()  # of each block under such plans, where it differs
+    trace_cpu_threads: tuple[int, ...] = ()  # a GPU in published traces, first of rows that do not say
+    used_for_calibration: bool = True  # whether what is behind published traces is clear enough
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1 or self.max_microbatches < 1:
@@ -250,35 +175,18 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One row of a job trace; raises `InputError` for empty names, wrong times and wrong counts.
-
-    Parameters
-    ----------
-    job_id, submit_time_s
-        Name, unique in its trace, and when the job enters the system [s].
-    workload, plan
-        Key of what it trains, and execution plan that the user asks for, in trace notation.
-    n_gpus, n_cpus, steps
-        Devices and CPU threads that the user asks for, and optimiser steps to run.
-    is_guaranteed
-        Whether the job must run at least as fast as with what it asks for; otherwise it is best-effort.
-    tenant
-        Owner of a quota, empty if there is none.
-    duration_s
-        Run time that the trace states for the request [s]; information only, the engine never reads it.
-
-    """
+    """One row of a job trace; raises `InputError` for empty names, wrong times and wrong counts."""
 
     job_id: str
-    submit_time_s: float
+    submit_time_s: float  # when the job enters the system
     workload: str
     n_gpus: int
     n_cpus: int
-    plan: str
+    plan: str  # that the user asks for, in trace notation
     steps: int
-    is_guaranteed: bool = False
-    tenant: str = ""
-    duration_s: float | None = None
+    is_guaranteed: bool = False  # whether it must run as fast as with what it asks for
+    tenant: str = ""  # owner of a quota
+    duration_s: float | None = None  # as the trace states; the engine never reads it
 
     def __post_init__(self) -> None:
         for name in ("job_id", "workload", "plan"):

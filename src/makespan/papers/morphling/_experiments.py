@@ -30,11 +30,7 @@ def compare_policies(
     shown: Collection[str],
     n_processes: int = 1,
 ) -> dict[str, pd.DataFrame]:
-    """Run every policy on every job list at every restart delay, two of them twice.
-
-    Returns schema `TABLE4`, then further metrics; at the first delay `JCT` of every job; on the first list
-    `ALLOCATION` of the policies ``shown``, and the events of the first of these.
-    """
+    """Run every policy on every job list at every restart delay, two of them twice."""
     cases = [
         Case(
             replace(scenarios[trace], restart_delay_s=delay_s, interval_s=interval_s),

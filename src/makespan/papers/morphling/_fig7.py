@@ -176,11 +176,7 @@ def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) 
 
 
 def _fastest(job: _Job, stage: Stage, learner: Learner, cluster_name: str) -> Callable[[Fit], list[int]]:
-    """Return what chooses the row of a stage that is expected to be fastest, if any can run.
-
-    A plan that has run is expected to take what it took, one that failed is not expected to run, and any
-    other takes what the model predicts.
-    """
+    """Return what chooses the row of a stage that is expected to be fastest, if any can run."""
     rows, cluster = job.rows(stage), load_cluster(cluster_name)
     plans = list(_candidates(job, stage, rows))
 

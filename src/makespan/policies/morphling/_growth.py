@@ -12,10 +12,7 @@ Step = tuple[float, Configuration]
 
 
 def grow(schedule: Schedule, table: OptionTable, price: float, context: Context) -> None:
-    """Carry out the steepest step that fits, until none is worth its devices.
-
-    The price is the seconds of waiting that one more device second costs all others.
-    """
+    """Carry out the steepest step that fits, until none is worth its devices at the price of waiting."""
     room = schedule.room
     steps = {
         task: _steps(schedule, task, slot, table, price, context) for task, slot in schedule.slots.items()
@@ -33,11 +30,7 @@ def grow(schedule: Schedule, table: OptionTable, price: float, context: Context)
 def _steps(
     schedule: Schedule, task: Task, slot: Slot, table: OptionTable, price: float, context: Context
 ) -> list[Step]:
-    """List larger configurations that pay, with their gain a device, the steepest first.
-
-    The gain is the share of the remaining time that is saved; a running job pays its restart, and
-    the device time beyond what the job would use anyway is paid at the price.
-    """
+    """List larger configurations that pay, with the share of time saved a device, the steepest first."""
     left_s = slot.finish_s - context.now_s
     least_s = context.tuning.min_saving_s
     if slot is task.held:
@@ -62,11 +55,7 @@ def _steps(
 
 
 def passes_gate(job: JobView, context: Context) -> bool:
-    """Whether a running job has run long enough to restart once more for its own good.
-
-    Of its time ``T`` since it started, the share ``(T - N delay) / T`` that it will not have spent
-    on its ``N`` reconfigurations, the next one included, must reach a bound.
-    """
+    """Whether ``(T - N delay) / T`` of a running job, the next restart included, reaches the gate's bound."""
     if job.first_start_s is None or not context.tuning.gate_share:
         return True
     elapsed_s = context.now_s - job.first_start_s

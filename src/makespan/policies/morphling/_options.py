@@ -12,20 +12,10 @@ __all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "undominated"]
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """What a policy may choose for a job; the ablations take one or both away.
+    """What a policy may choose for a job; the ablations take one or both away."""
 
-    Parameters
-    ----------
-    plan
-        Whether it may choose the execution plan. Otherwise a job keeps the kind of plan that it
-        asked for: its way of data parallelism, or its tensor and pipeline degrees, with the
-        data-parallel degree following the devices.
-    resources
-        Whether it may choose the number of devices. Otherwise a job gets as many as it asked for.
-    """
-
-    plan: bool = True
-    resources: bool = True
+    plan: bool = True  # otherwise the kind asked for, data-parallel degree following the devices
+    resources: bool = True  # otherwise as many devices as asked for
 
 
 FULL_FREEDOM = Freedom()
@@ -44,11 +34,7 @@ class OptionTable:
     )
 
     def of(self, job: JobSpec) -> tuple[Configuration, ...]:
-        """Return the options of a job, by devices, nodes and counts; never none.
-
-        The fastest plan that is allowed on each placement, without placements that another one beats
-        in every respect. A guaranteed job has those only that are as fast as its request.
-        """
+        """Return the options of a job, by devices, nodes and counts; never none."""
         key = (job.workload, job.plan, job.n_gpus, job.is_guaranteed)
         found = self._known.get(key)
         if found is None:

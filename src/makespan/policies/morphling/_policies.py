@@ -22,6 +22,10 @@ from makespan.sim import Catalogue, ClusterView, Decision, JobView
 
 __all__ = ["POLICIES", "Morphling", "MorphlingWork"]
 
+_REFERENCES = (
+    "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
@@ -32,18 +36,10 @@ class PolicyState:
     arrivals: Arrivals
 
 
-def _initial_state(cluster: ClusterSpec, catalogue: Catalogue, freedom: Freedom) -> PolicyState:
-    fitting = catalogue.on(cluster)
-    return PolicyState(OptionTable(fitting, freedom), can_starve(cluster, fitting), Arrivals())
-
-
 def _decide(
     view: ClusterView, state: PolicyState, tuning: Tuning, steps_left: Callable[[JobView], float]
 ) -> tuple[Decision, PolicyState]:
-    """Start what fits, let blocked jobs preempt others where that pays, hand out what is left.
-
-    The steps that jobs have left are known or estimated.
-    """
+    """Start what fits, let blocked jobs preempt others where that pays, hand out what is left."""
     now_s, delay_s, n_gpus = view.time_s, view.restart_delay_s, max(view.n_gpus, 1)
     waiting, running = (
         [Task(job, state.options.of(job.spec), steps_left(job), now_s) for job in jobs]
@@ -64,46 +60,36 @@ def _decide(
 
 
 @dataclass(frozen=True, slots=True)
-class Morphling:
-    """Choose devices and plans together by sensitivity curves, expecting of jobs what they showed.
-
-    Run times are heavy-tailed, so a job that has run for long will probably run on for as long
-    again. The policy expects of each job a short time at its requested speed plus a share of the
-    time that it has run so far, and treats that as `makespan.policies.morphling.MorphlingWork`
-    treats the true work. Of jobs from which it expects equally much, it serves the one with the
-    steepest normalised curve first.
-
-    Parameters
-    ----------
-    freedom, tuning
-        What may be chosen for a job, less in the ablations; parameters.
-    expected_s
-        Time that a job is expected to run at its requested speed when it is new [s].
-    expected_share
-        Share of the time that it has run which a job is expected to run on.
-    look_again_s
-        While devices are free beside running jobs and nobody waits, decide at multiples of this time
-        [s] even if nothing happens: what is expected of a job grows as it runs, and with it what more
-        devices are worth.
-    """
+class _Variant:
+    """What both variants have."""
 
     freedom: Freedom = FULL_FREEDOM
+    tuning: Tuning = CLAIRVOYANT
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
+        """Return an empty table of options and no arrivals."""
+        fitting = catalogue.on(cluster)
+        return PolicyState(OptionTable(fitting, self.freedom), can_starve(cluster, fitting), Arrivals())
+
+
+@dataclass(frozen=True, slots=True)
+class Morphling(_Variant):
+    """Choose devices and plans together by sensitivity curves, expecting of jobs what they showed.
+
+    Run times are heavy-tailed, so a job that has run for long will probably run on for as long again. Of jobs
+    from which equally much is expected, the one with the steepest normalised curve is served first.
+    """
+
     tuning: Tuning = NON_CLAIRVOYANT
-    expected_s: float = 60.0
-    expected_share: float = 0.25
-    look_again_s: float = 900.0
+    expected_s: float = 60.0  # that a new job is expected to run at its requested speed
+    expected_share: float = 0.25  # of the time that it has run, which it is expected to run on
+    look_again_s: float = 900.0  # decide again while devices are free and nobody waits
     name: str = "morphling"
     title: str = "Morphling"
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = True
-    references: tuple[str, ...] = (
-        "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
-    )
-
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
-        """Return an empty table of options and no arrivals."""
-        return _initial_state(cluster, catalogue, self.freedom)
+    references: tuple[str, ...] = _REFERENCES
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Schedule all known jobs by estimates and return what changes."""
@@ -125,33 +111,15 @@ def _next_multiple(time_s: float, every_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class MorphlingWork:
-    """Choose devices and plans together, knowing how many steps each job has left.
+class MorphlingWork(_Variant):
+    """Choose devices and plans together, knowing how many steps each job has left."""
 
-    On a tentative schedule: start what fits, little work first; let blocked jobs preempt others
-    where all known jobs together gain; hand what is free to the jobs that gain most. All changes of
-    a decision are made at once.
-
-    Parameters
-    ----------
-    freedom, tuning
-        What may be chosen for a job, less in the ablations; parameters.
-    """
-
-    freedom: Freedom = FULL_FREEDOM
-    tuning: Tuning = CLAIRVOYANT
     name: str = "morphling-work"
     title: str = "Morphling (work-aware)"
     interval_s: float | None = None
     is_clairvoyant: bool = True
     honours_guarantees: bool = True
-    references: tuple[str, ...] = (
-        "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
-    )
-
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
-        """Return an empty table of options and no arrivals."""
-        return _initial_state(cluster, catalogue, self.freedom)
+    references: tuple[str, ...] = _REFERENCES
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Schedule all known jobs and return what changes."""

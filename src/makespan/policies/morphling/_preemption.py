@@ -16,11 +16,7 @@ _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], ind
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """What becomes of the known jobs if a schedule is carried out and nobody else arrives.
-
-    The cost is the sum of finish times plus the weighted time of the last [s]. A blocked job waits until it
-    starts, or up to the end of the others if it never fits [s].
-    """
+    """Sum of finish times plus weighted last one, and waits of blocked jobs [s], if nobody else arrives."""
 
     cost_s: float
     waits_s: dict[Task, float]
@@ -31,8 +27,8 @@ def look_ahead(
 ) -> Lookahead | None:
     """Run all known jobs to their end by list scheduling: blocked ones start in order as others finish.
 
-    Blocked jobs beyond the first ``max_foreseen`` count as ending when the last of these starts. None as
-    soon as it is clear that the cost is not below the limit [s].
+    Beyond ``max_foreseen`` they count as ending when the last of these starts. None at or above the limit
+    [s].
     """
     now_s, tuning = context.now_s, context.tuning
     heap: list[_Run] = [
@@ -78,12 +74,7 @@ def _start(room: Room, waiting: Iterable[Task], ready_s: float) -> tuple[list[tu
 
 
 def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[Schedule, list[Task]]:
-    """Carry out the preemption that is worth most, again and again until none pays.
-
-    Each of the first blocked jobs is tried with each of its choices; the lookahead tells what a
-    schedule is worth, the jobs that lose and those that wait behind included. A job that preempted others
-    does not lose its devices again in the same decision. Returns the schedule and who is still blocked.
-    """
+    """Carry out the preemption that is worth most until none pays; return who is still blocked too."""
     tuning = context.tuning
     winners: set[Task] = set()
     ahead = look_ahead(schedule, blocked, context)
@@ -133,9 +124,7 @@ def displace(
 ) -> tuple[Schedule, list[Task]] | None:
     """Return a copy in which a job holds a configuration, and who lost everything for it.
 
-    The nodes are those on which the least is destroyed. Whoever loses devices there is moved or
-    shrunk if that ends earlier than waiting for the job to finish. None if there are not enough
-    nodes, or a guaranteed job could not be kept.
+    None if there are not enough nodes, or a guaranteed job could not be kept.
     """
     runtime_s = delay_s + task.steps * item.predicted_iter_time_s
     chosen = _cheapest_nodes(schedule, item, set(protected), delay_s, runtime_s)
@@ -205,11 +194,7 @@ Residents = list[tuple[float, int, Task, int]]
 
 
 def _residents(schedule: Schedule, protected: set[Task], delay_s: float, runtime_s: float) -> list[Residents]:
-    """List for every node who could be removed: cost a device [s], index, job, devices there.
-
-    Removing a job costs a restart; one on several nodes hardly finds as many again, so it also
-    waits for the newcomer.
-    """
+    """List for every node who could be removed: cost a device [s], index, job, devices there."""
     residents: list[Residents] = [[] for _ in schedule.room.gpus]
     for task, slot in schedule.slots.items():
         if task in protected:

@@ -32,12 +32,7 @@ class Slot:
 
 
 class Task:
-    """A job as a decision sees it.
-
-    ``steps`` are those left, known or estimated; ``held`` is what it holds now; ``area_gpu_s`` the least
-    device time in which it can finish; ``choices`` the options that it would start with, the preferred one
-    first, and ``least_gpus`` the devices of the smallest of them; ``rank`` the sort key of the queue.
-    """
+    """A job as a decision sees it; ``choices`` are what it starts with, ``area_gpu_s`` least device time."""
 
     __slots__ = (
         "area_gpu_s",
@@ -71,10 +66,7 @@ class Task:
 
 
 class Schedule:
-    """Tentative schedule: what every job would hold; changed in place, copied for trials.
-
-    ``start_s`` is when a job that starts or changes now would make progress: now plus the restart delay [s].
-    """
+    """Tentative schedule, copied for trials; jobs that start or change progress from ``start_s`` [s]."""
 
     __slots__ = ("room", "slots", "start_s")
 
@@ -147,10 +139,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the parts of one decision share: time and restart delay [s], price, parameters.
-
-    The price is the seconds of waiting that one device second of a starting job costs all others.
-    """
+    """What the parts of one decision share: time and delay [s], price of a device second, parameters."""
 
     now_s: float
     delay_s: float
@@ -166,9 +155,8 @@ class Context:
 def price_tasks(tasks: Iterable[Task], delay_s: float, price: float, tolerance: float) -> None:
     """Set the least area of waiting jobs, and the options that they would start with.
 
-    A device second costs others ``price`` seconds of waiting, so a job that takes ``g`` devices for
-    ``T`` seconds costs ``T (1 + price g)`` in all. Free devices favour the fastest option, scarce
-    ones the option of the least area; options up to ``tolerance`` times the least cost are acceptable.
+    ``g`` devices for ``T`` s cost ``T (1 + price g)``; up to ``tolerance`` times the least cost is
+    acceptable.
     """
     for task in tasks:
         steps = task.steps
@@ -188,10 +176,7 @@ def price_tasks(tasks: Iterable[Task], delay_s: float, price: float, tolerance: 
 
 
 def rank_tasks(tasks: Iterable[Task], now_s: float, tuning: Tuning, critical_tasks: frozenset[Task]) -> None:
-    """Set the sort keys of waiting jobs: critical ones, then little work first, with ageing.
-
-    The area of a guaranteed job counts less, and that of a job counts less the longer it waits.
-    """
+    """Set the sort keys of waiting jobs: critical ones, then little work first, with ageing."""
     for task in tasks:
         waited_s = now_s - task.job.spec.submit_time_s
         area = task.area_gpu_s / (1.0 + waited_s / tuning.ageing_s)
@@ -203,11 +188,7 @@ def rank_tasks(tasks: Iterable[Task], now_s: float, tuning: Tuning, critical_tas
 def critical(
     waiting: Sequence[Task], running: Iterable[Task], context: Context, n_gpus: int
 ) -> frozenset[Task]:
-    """Return the waiting jobs, already priced, that decide when the schedule ends.
-
-    Such a job takes longer by itself, on its fastest option, than the cluster needs for all other
-    known work; if it comes last, the cluster idles beside it.
-    """
+    """Return the waiting jobs, already priced, that alone take longer than all other known work."""
     tuning = context.tuning
     if tuning.critical_ratio == inf:
         return frozenset()
