@@ -19,15 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveClock:
-    """Time of a live run: wall time since its beginning, pauses left out, times a scale.
-
-    Parameters
-    ----------
-    scale
-        Seconds of the schedule in a second on the wall.
-    start_s
-        Time of the schedule at which it begins [s].
-    """
+    """Time of a live run: wall time since its beginning, pauses left out, times a scale."""
 
     def __init__(self, scale: float = 1.0, start_s: float = 0.0) -> None:
         self.scale = scale
@@ -61,26 +53,8 @@ class LiveEngine(Engine):
     """Runs a trace for real: decisions as in the simulator, everything else as it happens.
 
     Arrivals and requests for decisions wait in the queue of the simulator. What the simulator
-    foresees, restarts that are over and last steps, comes from the processes.
-
-    Parameters
-    ----------
-    cluster, catalogue, policy, restart_delay_s, interval_s
-        As in the simulator, in the time of the schedule; the delay is what policies reckon with.
-    executor
-        Runs the jobs.
-    clock
-        The time.
-    save
-        Called after something happened, and now and then.
-
-    Attributes
-    ----------
-    jobs, final_losses
-        All jobs by name, and the newest loss of each.
-    overheads_s
-        Of each segment that ended well: the time that its job held devices for it, less that of
-        as many warm steps [s].
+    foresees, restarts that are over and last steps, comes from the processes. ``overheads_s`` is, of each
+    segment that ended well, the time that its job held devices for it, less that of as many warm steps [s].
     """
 
     def __init__(
@@ -130,15 +104,7 @@ class LiveEngine(Engine):
         self.request_decision()
 
     def wait_again(self, job: LiveJob, reason: str | None) -> None:
-        """Put a job that was submitted before in the queue, with the steps of its newest checkpoint.
-
-        Parameters
-        ----------
-        job
-            The job.
-        reason
-            Why it lost its devices; None if it had none.
-        """
+        """Queue a job with the steps of its newest checkpoint; a reason says how it lost devices."""
         self._count(job, self._executor.trainer.saved_steps(job.spec))
         self.cluster_state.submit(job)
         if reason is not None:
@@ -165,7 +131,7 @@ class LiveEngine(Engine):
     def _turn(self) -> None:
         self._executor.reconcile(self._targets())
         self._save_now_and_then()
-        end = self._executor.next_end(self._patience_wall_s())
+        end = self._executor.next_end(min(self._clock.wall_s(self.queue.next_time_s()), _POLL_WALL_S))
         now_s = self._clock.now_s()
         self._handle_due(now_s)
         self.cluster_state.advance(now_s)
@@ -185,9 +151,6 @@ class LiveEngine(Engine):
             time_s, (handler, first, second) = self.queue.pop()
             self.cluster_state.advance(time_s)
             handler(first, second)
-
-    def _patience_wall_s(self) -> float:
-        return min(self._clock.wall_s(self.queue.next_time_s()), _POLL_WALL_S)
 
     def _targets(self) -> dict[str, Target]:
         return {
@@ -232,7 +195,9 @@ class LiveEngine(Engine):
             self.finish(job)
         elif self._is_current(end.segment):
             reason = "stopped from outside" if end.error is None else str(end.error).splitlines()[0]
-            self._interrupt(job, reason)
+            self.evict([job])
+            self.record(EventKind.INTERRUPTED, job, reason)
+            self.request_decision()
 
     def _note_end(self, end: SegmentEnd) -> None:
         job = self.jobs[end.segment.job.job_id]
@@ -270,11 +235,6 @@ class LiveEngine(Engine):
 
     def _count(self, job: LiveJob, done: int) -> None:
         self.cluster_state.set_steps_left(job, float(job.spec.steps - done))
-
-    def _interrupt(self, job: LiveJob, reason: str) -> None:
-        self.evict([job])
-        self.record(EventKind.INTERRUPTED, job, reason)
-        self.request_decision()
 
     def hold(self, job: JobView, allocation: Allocation) -> None:
         """Give devices to a job, and note since when it holds them."""

@@ -46,13 +46,7 @@ def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Read a state file; None if there is none.
-
-    Raises
-    ------
-    TrainingError
-        The file is not one of this version.
-    """
+    """Read a state file of this version; None if there is none."""
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -65,16 +59,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
-    """Bring an engine with the same jobs to where a run was left.
-
-    Jobs that held devices wait again, from their newest checkpoints; the time in between does not
-    count. What the policy remembered beyond the view is lost.
-
-    Raises
-    ------
-    TrainingError
-        The jobs are others.
-    """
+    """Bring an engine with the same jobs to where a run was left; all of them wait again."""
     if set(state["jobs"]) != set(engine.jobs):
         raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
     engine.rows[:] = [tuple(row) for row in state["rows"]]

@@ -11,14 +11,7 @@ from makespan.sim._accounts import Violation
 from makespan.sim._catalogue import Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
-from makespan.sim._events import (
-    Event,
-    EventKind,
-    NodeEvent,
-    NodeEventKind,
-    Observer,
-    read_failures,
-)
+from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer, read_failures
 from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
 from makespan.sim._simulate import (
     SimulationResult,

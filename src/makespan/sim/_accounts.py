@@ -19,14 +19,9 @@ _SLACK = 1e-9  # of the simulated time
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something in a schedule that is not possible.
+    """Something in a schedule that is not possible: the rule that it breaks, and where.
 
-    Parameters
-    ----------
-    rule
-        Key of the rule that is broken, see `validate_schedule`.
-    time_s, seq, job_id
-        Row of the events table, NaN and -1 where no single row is at fault; job concerned, or empty.
+    Where no single row is at fault, ``time_s`` [s] is NaN and ``seq`` is -1.
     """
 
     rule: str
@@ -159,8 +154,7 @@ class JobAccount:
         self.first_start_s = self.finish_s = math.nan
         self.starts = 0
         self.waiting_s = self.running_s = self.restart_s = self.held_gpu_s = 0.0
-        self._rules = rules
-        self._nodes = nodes
+        self._rules, self._nodes, self._report = rules, nodes, rules.report
         self._total = float(job.steps + rules.extra_steps)
         self._left = self._total
         self._held: Configuration | None = None
@@ -222,7 +216,8 @@ class JobAccount:
         if abs(row.time_s - self._ready_s) > _slack_s(row.time_s):
             self._report("restart", row, f"ready at {row.time_s} s; accepted: {self._ready_s} s")
         self._saw_ready = True
-        self._check_held(row)
+        if _read_shares(row.nodes) != self._shares:
+            self._report("row", row, f"nodes {row.nodes!r} differ from those that the job was given")
 
     def _suspend(self, row: Row) -> None:
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
@@ -243,9 +238,8 @@ class JobAccount:
             self._report("restart", row, f"finished without being ready; accepted: after {self._ready_s} s")
         self._settle(row)
         if abs(self._left) > self._tolerance(row.time_s):
-            self._report(
-                "progress", row, f"finished with {self._left!r} of {self._total} steps left; accepted: 0"
-            )
+            found = f"finished with {self._left!r} of {self._total} steps left"
+            self._report("progress", row, f"{found}; accepted: 0")
         self._left = 0.0
         self.state, self.finish_s = "finished", row.time_s
 
@@ -294,10 +288,6 @@ class JobAccount:
         nodes = self._nodes
         return sorted((count, nodes.gpu_type(node), node) for node, count in self._shares.items())
 
-    def _check_held(self, row: Row) -> None:
-        if _read_shares(row.nodes) != self._shares:
-            self._report("row", row, f"nodes {row.nodes!r} differ from those that the job was given")
-
     def _settle(self, row: Row) -> None:
         """Close the account of what is held: its time and its progress."""
         held_s = row.time_s - self._since_s
@@ -326,18 +316,13 @@ class JobAccount:
         return lost_s / self._held.iter_time_s
 
     def _tolerance(self, time_s: float) -> float:
-        fastest_s = (
-            self._held.iter_time_s if self._held else self._rules.catalogue.requested(self.job).iter_time_s
-        )
-        return _SLACK * self._total + _SLACK_S + _slack_s(time_s) / fastest_s
+        fastest = self._held or self._rules.catalogue.requested(self.job)
+        return _SLACK * self._total + _SLACK_S + _slack_s(time_s) / fastest.iter_time_s
 
     def _check_round(self, row: Row) -> None:
         every_s = self._rules.interval_s
         if every_s is not None and abs(row.time_s / every_s - round(row.time_s / every_s)) > _SLACK_S:
             self._report("round", row, f"a decision at {row.time_s} s; accepted: multiples of {every_s} s")
-
-    def _report(self, rule: str, row: Row, message: str) -> None:
-        self._rules.report(rule, row, message)
 
 
 def _slack_s(time_s: float) -> float:

@@ -24,27 +24,20 @@ class Configuration:
     Parameters
     ----------
     plan, family
-        Labels in tables and figures, how the job runs and what kind of way that is; the engine
-        does not read them.
+        Labels in tables and figures; the engine does not read them.
     cpu_threads, host_memory_bytes_per_gpu
-        CPU threads, and host memory [B], that the job takes on a node for each of its GPUs there.
+        What the job takes on a node for each of its GPUs there; memory in B.
     iter_time_s, provenance
-        Time of a unit of work, an optimiser step [s], and its source; what the engine runs by. Policies
-        must not read it.
-    predicted_iter_time_s
-        The same as a performance model predicts it [s]; what policies decide by.
-    is_known
-        Whether a policy may rely on the prediction for a guarantee: it was measured beforehand, or
-        predictions are trusted in general.
+        Time of an optimiser step [s], by which the engine runs, and its source; not for policies.
+    predicted_iter_time_s, is_known
+        The same as predicted [s], by which policies decide, and whether guarantees may rely on it.
     gpu_types
-        Names of the devices, one for each entry of ``placement.gpus_per_node``; entries with equally
-        many devices in alphabetical order. Empty if any device will do.
+        Names of devices, one for each entry of ``placement.gpus_per_node``, equally many devices in
+        alphabetical order; empty if any device will do.
     key
-        What tells it from all others of its catalogue; nothing but the catalogue looks inside. By
-        default the labels, devices and threads.
+        What tells it from all others of its catalogue; by default labels, devices and threads.
     counts, types_by_count
-        Devices a node, largest first, the order in which placing is easiest; and the name of each
-        count's devices, empty where any will do.
+        Devices a node, largest first, and the names of each count's devices, empty where any will do.
 
     Raises
     ------
@@ -73,9 +66,8 @@ class Configuration:
         """Derive the counts that policies read in their inner loops."""
         shares = self.placement.gpus_per_node
         types = self.gpu_types or ("",) * len(shares)
-        if len(types) != len(shares) or sorted(zip(shares, types, strict=True)) != list(
-            zip(shares, types, strict=True)
-        ):
+        pairs = list(zip(shares, types, strict=False))
+        if len(types) != len(shares) or sorted(pairs) != pairs:
             raise InputError(
                 f"configuration on {self.placement.text}: gpu_types are {self.gpu_types}; accepted: one name "
                 "a node, in alphabetical order where nodes give equally many devices"
@@ -114,17 +106,9 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A configuration on certain nodes.
+    """A configuration on certain nodes, aligned with ``placement.gpus_per_node`` (smallest share first).
 
-    Parameters
-    ----------
-    nodes
-        Node numbers, aligned with ``configuration.placement.gpus_per_node`` (smallest share first).
-
-    Raises
-    ------
-    InputError
-        The number of nodes is not that of the placement, or a node occurs twice.
+    An InputError says that the number of nodes is not that of the placement, or that a node occurs twice.
     """
 
     configuration: Configuration
@@ -152,50 +136,36 @@ class Allocation:
 class Catalogue(Protocol):
     """What jobs may run as; known in advance, or planned when somebody asks.
 
-    The engine, the validator and policies call these methods and know nothing else. A catalogue gives
-    the same object for the same configuration every time, and equal answers to equal questions
-    whenever they are asked. It may build configurations when they are asked for.
+    It gives the same object for the same configuration, and equal answers to equal questions, every time.
     """
 
     @property
     def workloads(self) -> tuple[str, ...]:
         """Keys of all workloads, sorted."""
-        ...
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
         """Return all configurations of a workload by devices, nodes and counts, or raise UnknownNameError."""
-        ...
 
     def requested(self, job: JobSpec) -> Configuration:
         """Return the reference of a job: what it asked for, or what stands for that.
 
         Guarantees and slowdowns are relative to it. An InputError says why nothing can stand for a request.
         """
-        ...
 
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
         """Return the configurations that keep plan and number of devices of `requested`, it first."""
-        ...
 
     def accepts(self, configuration: Configuration) -> bool:
         """Whether a configuration is one of this catalogue, so that it may run."""
-        ...
 
     def find(
-        self,
-        workload_key: str,
-        plan: str,
-        placement: str,
-        cpu_threads: int,
-        gpu_types: tuple[str, ...] = (),
+        self, workload_key: str, plan: str, placement: str, cpu_threads: int, gpu_types: tuple[str, ...] = ()
     ) -> Configuration | None:
         """Return the configuration that a row of the events table describes, or None.
 
         The types are those of the devices held, in the order of `Configuration.gpu_types`; a configuration
         that runs on any device matches all of them.
         """
-        ...
 
     def on(self, cluster: ClusterSpec) -> "Catalogue":
         """Return the catalogue of what an empty cluster can hold; itself if that is everything."""
-        ...

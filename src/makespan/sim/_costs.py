@@ -17,33 +17,22 @@ class RestartCost(Protocol):
     @property
     def expected_s(self) -> float:
         """What policies reckon with for any change [s]."""
-        ...
 
     def __call__(self, job: JobSpec, old: Allocation | None, new: Allocation) -> float:
         """Return the time between getting an allocation and making progress on it [s].
 
         The old one is what the job held last, even if it has waited since; None at its first start.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDelays:
-    """Fixed delays by the kind of change.
+    """Fixed delays by the kind of change, finite and not negative, or an InputError.
 
     Parameters
     ----------
-    first_start_s
-        At the first start [s].
-    replan_s
-        Where the configuration changes: another plan, other numbers or types of devices [s].
-    move_s
-        Where the same configuration starts again, on other nodes or after waiting [s].
-
-    Raises
-    ------
-    InputError
-        A delay is negative or not finite.
+    first_start_s, replan_s, move_s
+        At the first start, where the configuration changes, and where the same one starts again [s].
     """
 
     first_start_s: float
@@ -83,13 +72,7 @@ class RestartDelays:
 
 
 def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
-    """Return a cost, given as such or as one delay for every start and change [s].
-
-    Raises
-    ------
-    InputError
-        The delay is negative or not finite.
-    """
+    """Return a cost, given as such or as one delay [s], not negative and finite or an InputError."""
     if not isinstance(restart_delay_s, int | float):
         return restart_delay_s
     _check_delay("restart_delay_s", restart_delay_s)

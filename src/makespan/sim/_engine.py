@@ -39,25 +39,14 @@ class Engine:
     """Runs a trace under a policy in simulated time.
 
     An engine for real runs overrides how the end of a restart and of a job become known (`foresee`)
-    and how time goes on (`run`); everything else is the same.
+    and how time goes on (`run`); everything else is the same. ``rows`` are those of the events table so far,
+    plain tuples in the order of the fields of `Event`; ``finished`` has the jobs that ended, with times [s].
 
     Parameters
     ----------
-    interval_s
-        Length of a round [s], or None to ask after each event.
-    checkpoint_interval_s
-        Running time between checkpoints [s]; None if an interruption loses no progress.
-
-    Attributes
-    ----------
-    cluster_state, view
-        State of cluster and jobs, and what policies see of it.
-    rows
-        Of the events table so far, as plain tuples in the order of the fields of `Event`.
-    finished
-        Jobs that ended, with their times [s].
-    observers
-        Who is told of every event.
+    interval_s, checkpoint_interval_s
+        Length of a round [s], None to ask after each event; running time between checkpoints [s], None if
+        an interruption loses no progress.
     """
 
     def __init__(
@@ -235,10 +224,11 @@ class Engine:
 
     def request_decision(self) -> None:
         """Ask the policy once everything of this instant has happened, or in the next round."""
-        now_s = self.view.time_s
-        self._ask_at(now_s if self.view.interval_s is None else _round_at(now_s, self.view.interval_s))
+        self._ask_at(self.view.time_s)
 
     def _ask_at(self, time_s: float) -> None:
+        if self.view.interval_s is not None:
+            time_s = _round_at(time_s, self.view.interval_s)
         if time_s not in self._ask_times:
             self._ask_times.add(time_s)
             self.queue.push(time_s, _ASK, (self._ask, None, None))
@@ -256,13 +246,9 @@ class Engine:
             self._apply(decision)
         if decision.wake_up_s is not None:
             if not decision.wake_up_s > view.time_s:
-                raise InfeasibleDecision(
-                    f"policy {self.policy.name!r} at {view.time_s} s: wake_up_s is {decision.wake_up_s!r}; "
-                    "accepted: a later time",
-                    view,
-                )
-            wanted_s = decision.wake_up_s
-            self._ask_at(wanted_s if view.interval_s is None else _round_at(wanted_s, view.interval_s))
+                found = f"at {view.time_s} s: wake_up_s is {decision.wake_up_s!r}; accepted: a later time"
+                raise InfeasibleDecision(f"policy {self.policy.name!r} {found}", view)
+            self._ask_at(decision.wake_up_s)
         self._check_idle()
 
     def _check_idle(self) -> None:
@@ -297,16 +283,8 @@ class Engine:
         if held is None:
             resources = ("", 0, "", reason, "", 0, _NAN)
         else:
-            it = held.configuration
-            resources = (
-                job._held_text,
-                it.n_gpus,
-                it.plan,
-                reason,
-                it.family,
-                it.cpu_threads,
-                it.iter_time_s,
-            )
+            it, text = held.configuration, job._held_text
+            resources = (text, it.n_gpus, it.plan, reason, it.family, it.cpu_threads, it.iter_time_s)
         self._tell(kind, job.spec.job_id, resources, job._steps_left)
 
     def _record_node(self, kind: EventKind, node: int, reason: str, n_gpus: int = 0) -> None:

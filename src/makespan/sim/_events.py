@@ -66,30 +66,22 @@ class EventQueue(Generic[T]):
 class EventKind(StrEnum):
     """Kinds of rows in the events table."""
 
-    SUBMITTED = "submitted"
-    """A job entered the queue."""
-    STARTED = "started"
-    """A waiting job was given devices; its restart delay begins."""
-    RECONFIGURED = "reconfigured"
-    """A running job changed plan, placement or nodes; its restart delay begins."""
-    READY = "ready"
-    """The restart delay is over, progress begins."""
-    SUSPENDED = "suspended"
-    """The policy took all devices of a job."""
-    INTERRUPTED = "interrupted"
-    """A job lost all its devices because one of its nodes failed or gave up devices."""
-    FINISHED = "finished"
-    """A job ran its last step."""
-    NODE_FAILED = "node_failed"
-    """A node went away."""
-    NODE_JOINED = "node_joined"
-    """A node came or came back."""
-    CAPACITY_ANNOUNCED = "capacity_announced"
-    """It became known that devices of a node will be withdrawn or returned."""
-    CAPACITY_WITHDRAWN = "capacity_withdrawn"
-    """Devices of a node went away."""
-    CAPACITY_RETURNED = "capacity_returned"
-    """Devices of a node came back."""
+    SUBMITTED = "submitted"  # a job entered the queue
+    STARTED = "started"  # a waiting job was given devices; its restart delay begins
+    RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
+    READY = "ready"  # the restart delay is over, progress begins
+    SUSPENDED = "suspended"  # the policy took all devices of a job
+    INTERRUPTED = (
+        "interrupted"  # a job lost all its devices because one of its nodes failed or gave up devices
+    )
+    FINISHED = "finished"  # a job ran its last step
+    NODE_FAILED = "node_failed"  # a node went away
+    NODE_JOINED = "node_joined"  # a node came or came back
+    CAPACITY_ANNOUNCED = (
+        "capacity_announced"  # it became known that devices of a node will be withdrawn or returned
+    )
+    CAPACITY_WITHDRAWN = "capacity_withdrawn"  # devices of a node went away
+    CAPACITY_RETURNED = "capacity_returned"  # devices of a node came back
 
 
 class Event(NamedTuple):
@@ -101,11 +93,9 @@ class Event(NamedTuple):
         When [s], and a running number that makes the order total.
     kind, job_id, reason
         A value of `EventKind`; job concerned, empty for node events; why it happened.
-    nodes
-        Devices held after the event as ``node:devices`` joined by spaces; of a node event the node.
-    n_gpus, plan, family, cpu_threads, iter_time_s
-        The configuration held after the event; 0, empty and NaN if there is none. Of a change of
-        capacity, ``n_gpus`` is how many devices it concerns.
+    nodes, n_gpus, plan, family, cpu_threads, iter_time_s
+        What is held after the event, ``node:devices`` joined by spaces and the configuration; empty, 0
+        and NaN if nothing. Of a node event the node, and how many devices it concerns.
     steps_left
         Steps still to run; NaN for node events.
     """
@@ -129,20 +119,15 @@ class Observer(Protocol):
 
     def observe(self, event: Event, view: "ClusterView") -> None:
         """Take note of an event; ``view`` is the cluster after it, valid during the call only."""
-        ...
 
 
 class NodeEventKind(StrEnum):
     """What can happen to a node."""
 
-    FAILED = "failed"
-    """It goes away with all devices."""
-    JOINED = "joined"
-    """It comes, or comes back, with all devices free."""
-    WITHDRAWN = "withdrawn"
-    """Some or all of its devices go away, perhaps with notice."""
-    RETURNED = "returned"
-    """Devices that were withdrawn come back, perhaps with notice."""
+    FAILED = "failed"  # it goes away with all devices
+    JOINED = "joined"  # it comes, or comes back, with all devices free
+    WITHDRAWN = "withdrawn"  # some or all of its devices go away, perhaps with notice
+    RETURNED = "returned"  # devices that were withdrawn come back, perhaps with notice
 
 
 _OF_CAPACITY = (NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED)
@@ -157,18 +142,15 @@ class NodeEvent:
 
     Parameters
     ----------
-    time_s
-        When it happens, or is announced [s].
+    time_s, notice_s
+        When it happens or is announced, and time from there to a change of capacity [s].
     n_gpus
         Devices withdrawn or returned; None for all that the node has or lacks.
-    notice_s
-        Time between the announcement of a change of capacity and the change [s].
 
     Raises
     ------
     InputError
-        A time or the node is negative, the kind unknown, no device is concerned, or a node that fails
-        or joins is to do so in part or with notice.
+        A value is out of range, or a node that fails or joins is to do so in part or with notice.
     """
 
     time_s: float
@@ -207,13 +189,7 @@ class NodeEvent:
 
 
 def read_failures(frame: pd.DataFrame, where: str) -> tuple[NodeEvent, ...]:
-    """Return the node events of a table of schema `FAILURES`.
-
-    Raises
-    ------
-    TraceError
-        The table does not follow the schema or a kind is unknown; names row and column.
-    """
+    """Return the node events of a table of schema `FAILURES`; a TraceError names row and column."""
     checked = FAILURES.validate(frame, where=where)
     accepted = [kind.value for kind in NodeEventKind]
     events = []

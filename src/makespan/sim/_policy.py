@@ -20,11 +20,9 @@ class Decision:
     Parameters
     ----------
     changes
-        From job to its new allocation, or None to take all devices away. A job that is absent, or
-        whose allocation is the one that it has, goes on and pays nothing.
+        From job to its new allocation, or None to take all devices away; all others go on as they are.
     wake_up_s
-        Ask again at this time [s] even if nothing happens before; None for no such wish. With rounds,
-        at the first round not before it.
+        Ask again at this time [s], or the first round after it, even if nothing happens before.
     """
 
     changes: Mapping[str, Allocation | None] = field(default_factory=dict)
@@ -34,51 +32,39 @@ class Decision:
 class Policy(Protocol):
     """A scheduling policy: an immutable object with typed fields and one pure function.
 
-    The engine calls `initial_state` once and then `decide` whenever it asks, handing back the state
-    that the previous call returned. A policy holds nothing else between calls, reads the view and
-    never writes to it, and draws no random numbers but from a generator in its state.
+    It holds nothing between calls but the state that `decide` gets back, and draws no random numbers but
+    from a generator in there.
     """
 
     @property
     def name(self) -> str:
         """Key in the registry and in tables: lower case words joined by ``-``."""
-        ...
 
     @property
     def title(self) -> str:
         """Name in figures."""
-        ...
 
     @property
     def interval_s(self) -> float | None:
         """Length of a round [s]; None to be asked after every arrival, completion and node event."""
-        ...
 
     @property
     def is_clairvoyant(self) -> bool:
         """Whether the policy reads `JobView.steps_left`; the view refuses it to all others."""
-        ...
 
     @property
     def honours_guarantees(self) -> bool:
         """Whether the engine holds it to this: no guaranteed job is suspended or slower than requested."""
-        ...
 
     @property
     def references(self) -> tuple[str, ...]:
         """Literature that the policy implements."""
-        ...
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Any:
         """Return what the policy remembers before the first decision; None if nothing."""
-        ...
 
     def decide(self, view: ClusterView, state: Any) -> tuple[Decision, Any]:
-        """Return what shall change now, and what to remember until the next call.
-
-        The view is valid during the call only; the state is what the previous call returned.
-        """
-        ...
+        """Return what shall change now, and what to remember; the view is valid during the call only."""
 
 
 class InfeasibleDecision(MakespanError):

@@ -23,14 +23,7 @@ from makespan.sim._view import JobView
 from makespan.tables import EVENTS, OUTCOMES, TableSchema
 from makespan.workloads import JobSpec
 
-__all__ = [
-    "SimulationResult",
-    "check_jobs",
-    "events_table",
-    "outcomes_table",
-    "round_length",
-    "simulate",
-]
+__all__ = ["SimulationResult", "check_jobs", "events_table", "outcomes_table", "round_length", "simulate"]
 
 _DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 
@@ -42,12 +35,9 @@ class SimulationResult:
     Parameters
     ----------
     events, outcomes
-        Tables of the schemas `makespan.tables.EVENTS` and, with a row a job in the order of submission,
-        `makespan.tables.OUTCOMES`.
-    wall_s, policy_wall_s
-        Wall clock time of the whole simulation, and its share in the policy [s].
-    n_decisions
-        How often the policy was asked.
+        Tables of the schemas `EVENTS` and, a row a job in the order of submission, `OUTCOMES`.
+    wall_s, policy_wall_s, n_decisions
+        Wall time of it all and of the policy's share [s]; how often the policy was asked.
     """
 
     events: pd.DataFrame
@@ -74,21 +64,16 @@ def simulate(
 
     Parameters
     ----------
-    jobs
-        The trace, in any order; jobs submitted at the same time queue in the order given.
-    catalogue
-        What jobs may run as, and how fast.
+    jobs, catalogue
+        The trace, in which jobs of the same time queue in the order given; what they may run as.
     restart_delay_s, interval_s
-        Time without progress after each start and each change [s], or a function of job, old and new
-        allocation; length of a round [s], None for the policy's own choice, 0 to ask after each event.
+        Cost of each start and each change [s], or a function of job, old and new allocation; length of a
+        round [s], None for the policy's own choice, 0 to ask after each event.
     failures, checkpoint_interval_s
         Nodes that fail and join, and capacity that is withdrawn and returned; running time between
-        checkpoints [s]. An interruption loses what was done since the last one, a reconfiguration
-        nothing. None if an interruption loses nothing either.
-    extra_steps
-        Work of every job beyond what it asked for; the released simulator runs one step more.
-    observers
-        Who is told of every event.
+        checkpoints [s], as an interruption loses what was done since the last one, None if nothing.
+    extra_steps, observers
+        Work of every job beyond what it asked for, as in the released simulator; who is told of events.
 
     Raises
     ------
@@ -162,16 +147,13 @@ def check_jobs(
 
     Parameters
     ----------
-    catalogue
-        What fits on the cluster, see `Catalogue.on`.
-    where
-        File or producer of the trace, for messages.
+    catalogue, where
+        What fits on the cluster, see `Catalogue.on`; file or producer of the trace, for messages.
 
     Raises
     ------
     InputError
-        A name occurs twice, the catalogue knows nothing that stands for a request, or a job asks for
-        more GPUs or CPU threads than there are; names the row (the first is 1) and the job.
+        A name occurs twice or a request cannot be met; names the row (the first is 1) and the job.
     UnknownNameError
         The catalogue lacks a workload.
     """
@@ -179,10 +161,8 @@ def check_jobs(
     known: set[tuple[str, str, int, int]] = set()
     for row, job in enumerate(jobs, start=1):
         if job.job_id in rows:
-            raise InputError(
-                f"{where}: row {row}: job name {job.job_id!r} is that of row {rows[job.job_id]}; accepted: "
-                "one row for each name"
-            )
+            found = f"job name {job.job_id!r} is that of row {rows[job.job_id]}"
+            raise InputError(f"{where}: row {row}: {found}; accepted: one row for each name")
         rows[job.job_id] = row
         key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
         if key not in known:
@@ -208,7 +188,6 @@ def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Ca
 
 
 def _check_options(checkpoint_interval_s: float | None, extra_steps: float) -> None:
-    """Refuse an interval that is not positive, and work that is negative or not finite."""
     if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
         raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
     if not (math.isfinite(extra_steps) and extra_steps >= 0):
@@ -218,12 +197,8 @@ def _check_options(checkpoint_interval_s: float | None, extra_steps: float) -> N
 def round_length(policy: Policy, interval_s: float | None) -> float | None:
     """Return the length of a round [s], or None if the policy is asked after each event.
 
-    ``interval_s`` is what the experiment wants: None for the policy's own choice, 0 for no rounds.
-
-    Raises
-    ------
-    InputError
-        The length is negative or not finite.
+    ``interval_s`` is what the experiment wants: None for the policy's own choice, 0 for no rounds. An
+    InputError says that it is negative or not finite.
     """
     length_s = policy.interval_s if interval_s is None else interval_s
     if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):

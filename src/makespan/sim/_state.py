@@ -17,20 +17,6 @@ _NAN = float("nan")
 class Nodes:
     """Free devices, CPU threads and host memory of every node; changed by `ClusterState` alone."""
 
-    __slots__ = (
-        "_capacity",
-        "free_cpus",
-        "free_gpus",
-        "free_host_bytes",
-        "gpu_types",
-        "levels",
-        "n_free_gpus",
-        "n_gpus",
-        "of_type",
-        "up",
-        "withdrawn",
-    )
-
     def __init__(self, cluster: ClusterSpec) -> None:
         self._capacity = [(node.n_gpus, node.cpu_threads, node.host_memory_bytes) for node in cluster.nodes]
         self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
@@ -71,10 +57,9 @@ class Nodes:
     def shortage(self, allocation: Allocation) -> str:
         """Return what an allocation lacks, empty if it fits."""
         configuration = allocation.configuration
-        if configuration.gpu_types:
-            wrong = self._wrong_type(allocation)
-            if wrong:
-                return wrong
+        for node, wanted in zip(allocation.nodes, configuration.gpu_types, strict=False):
+            if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
+                return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
         for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
             if not 0 <= node < len(self.up):
                 return f"there is no node {node}; accepted: 0 to {len(self.up) - 1}"
@@ -87,15 +72,8 @@ class Nodes:
                 return f"node {node} has {self.free_cpus[node]} free CPU thread(s), {cpus} are needed"
             host = count * configuration.host_memory_bytes_per_gpu
             if host and self.free_host_bytes[node] < host * (1 - 1e-9):
-                return (
-                    f"node {node} has {self.free_host_bytes[node]} B of host memory free, {host} are needed"
-                )
-        return ""
-
-    def _wrong_type(self, allocation: Allocation) -> str:
-        for node, wanted in zip(allocation.nodes, allocation.configuration.gpu_types, strict=True):
-            if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
-                return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
+                free = self.free_host_bytes[node]
+                return f"node {node} has {free} B of host memory free, {host} are needed"
         return ""
 
     def fail(self, node: int) -> None:
@@ -130,8 +108,6 @@ class Nodes:
 
 class ClusterState:
     """Jobs and nodes with the transitions between their states; the only code that writes to views."""
-
-    __slots__ = ("_pending", "_running", "nodes", "view")
 
     def __init__(
         self,

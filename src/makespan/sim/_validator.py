@@ -48,7 +48,7 @@ def validate_schedule(
     keeps_guarantees: bool = False,
     outcomes: pd.DataFrame | None = None,
 ) -> list[Violation]:
-    """Check a schedule; an empty list means that it is possible.
+    """Check a schedule by the rules of `makespan.sim._validator`; an empty list means that it is possible.
 
     Parameters
     ----------
@@ -60,11 +60,6 @@ def validate_schedule(
         Length of a round [s] if decisions must fall on multiples of it, else None or 0.
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
-
-    Returns
-    -------
-    list of Violation
-        In the order of the table, rules as described in `makespan.sim._validator`.
 
     Raises
     ------
@@ -93,7 +88,7 @@ def validate_schedule(
 def _replay(
     events: pd.DataFrame, accounts: Mapping[str, JobAccount], nodes: NodeAccounts, rules: Rules
 ) -> None:
-    columns = [events[name].tolist() for name in EVENTS.names]
+    columns = (events[name].tolist() for name in EVENTS.names)
     last: Row | None = None
     for values in zip(*columns, strict=True):
         row = Row(*values)

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, ValuesView
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -51,48 +52,21 @@ class _JobSlots:
         "waiting_since_s",
     )
 
-    spec: JobSpec
-    index: int
-    allocation: Allocation | None
-    ready_time_s: float
-    restart_count: int
-    first_start_s: float | None
-    waiting_since_s: float
-    held_since_s: float
-    generation: int
-    _held_gpu_s: float
-    _held_text: str
-    _last: Allocation | None
-    _restart_s: float
-    _running_s: float
-    _steps_left: float
-    _view: "ClusterView"
-    _waiting_s: float
-
 
 class JobView(_JobSlots):
     """A job at this moment, read-only.
 
     Attributes
     ----------
-    spec
-        The job as submitted.
-    index
-        Position in the order of submission.
-    allocation
-        What it holds, or None while it waits.
-    ready_time_s
-        When its present restart delay is or was over [s]; NaN while it waits.
-    restart_count
-        Restart delays begun after the first start: reconfigurations, and starts after a suspension.
-    first_start_s
-        When it first held devices [s], or None.
-    waiting_since_s
-        Since when it waits [s]; NaN while it runs.
-    held_since_s
-        Since when it holds its present allocation [s]; NaN while it waits.
-    generation
-        Number of allocations that it has given up.
+    spec, index
+        The job as submitted, and its position in the order of submission.
+    allocation, generation
+        What it holds, or None while it waits; number of allocations that it has given up.
+    ready_time_s, held_since_s, waiting_since_s
+        When its present restart delay is or was over, since when it holds its present allocation, since
+        when it waits [s]; NaN where it does not.
+    restart_count, first_start_s
+        Restart delays begun after the first start, and when that was [s], or None.
     """
 
     __slots__ = ()
@@ -100,23 +74,16 @@ class JobView(_JobSlots):
 
     def __init__(self, spec: JobSpec, index: int, steps: float, view: "ClusterView") -> None:
         kind = unlocked(self)
-        self.spec = spec
-        self.index = index
-        self.allocation = None
-        self.ready_time_s = _NAN
-        self.restart_count = 0
-        self.first_start_s = None
+        self.spec, self.index, self._view = spec, index, view
+        self.allocation: Allocation | None = None
+        self._last: Allocation | None = None
+        self.first_start_s: float | None = None
         self.waiting_since_s = spec.submit_time_s
-        self.held_since_s = _NAN
-        self.generation = 0
-        self._held_gpu_s = 0.0
+        self.ready_time_s = self.held_since_s = _NAN
+        self.restart_count = self.generation = 0
         self._held_text = ""
-        self._last = None
-        self._restart_s = 0.0
-        self._running_s = 0.0
         self._steps_left = steps
-        self._view = view
-        self._waiting_s = 0.0
+        self._held_gpu_s = self._restart_s = self._running_s = self._waiting_s = 0.0
         self.__class__ = kind
 
     def __repr__(self) -> str:
@@ -174,56 +141,30 @@ class JobView(_JobSlots):
 
 
 def unlocked(job: JobView) -> type[JobView]:
-    """Let a job be written to, and return the class that locks it again.
-
-    For the transitions in `ClusterState`, which run for every event: several plain writes between two
-    changes of class take a fraction of the time of as many calls of `write`.
-    """
+    """Let a job be written to, much faster than by `write`, and return the class that locks it again."""
     kind = type(job)
     write(job, "__class__", _JobSlots)
     return kind
 
 
+@dataclass(init=False, repr=False, eq=False, slots=True)
 class ClusterView:
     """The cluster at this moment, read-only.
 
     Attributes
     ----------
-    time_s
-        The simulated time [s].
-    cluster
-        All nodes that there may be, down ones too.
-    catalogue
-        What jobs may run as; holds only what fits this cluster.
+    cluster, catalogue
+        All nodes that there may be, down ones too; what jobs may run as there.
     restart_cost, restart_delay_s
         What a start or change costs, exactly, and the one number [s] to reckon with.
     interval_s
         Length of a round [s], or None where the policy is asked after each event.
-    shows_remaining_work
-        Whether `JobView.steps_left` may be read.
-    announced
-        Changes of capacity that were announced and are still to come.
-    pending
-        Jobs without devices, in the order of submission; a live collection, copy it to keep it.
-    running
-        Jobs with devices, in the order in which they last started; live as well.
+    shows_remaining_work, announced
+        Whether `JobView.steps_left` may be read; changes of capacity that are still to come.
+    pending, running
+        Jobs without devices in the order of submission, and with, as they last started; live collections.
     """
 
-    __slots__ = (
-        "_nodes",
-        "_pending",
-        "_running",
-        "announced",
-        "catalogue",
-        "cluster",
-        "interval_s",
-        "pending",
-        "restart_cost",
-        "restart_delay_s",
-        "running",
-        "shows_remaining_work",
-        "time_s",
-    )
     __setattr__ = __delattr__ = _refuse
 
     time_s: float
@@ -287,10 +228,7 @@ class ClusterView:
 
     @property
     def nodes_by_free_gpus(self) -> list[int]:
-        """Nodes by free devices, ``(max devices of a node + 1,)``, the bits of a number each; a new list.
-
-        Where a placement fits follows from it in time that hardly grows with the nodes.
-        """
+        """Nodes by free devices, ``(max devices of a node + 1,)``, the bits of a number each; a new list."""
         return self._nodes.levels.copy()
 
     @property
