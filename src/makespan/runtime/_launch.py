@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from makespan.errors import InputError, WorkerError
 from makespan.runtime._directory import RunDirectory
+from makespan.runtime._forkserver import Process, can_fork, fork_worker
 from makespan.runtime._machine import n_visible_gpus
 
 __all__ = ["Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "local_launcher"]
@@ -30,7 +31,7 @@ _PYTHON = (sys.executable,)
 _OF_ONE_PROCESS = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
                    "MAKESPAN_CPUS")  # fmt: skip
 
-_Processes = Sequence[subprocess.Popen[bytes]]
+_Processes = Sequence[Process]
 OnLoss = Literal["end", "tell"]
 
 
@@ -175,7 +176,9 @@ class LocalLauncher:
             for rank in range(launch.n_processes)
             for own in [launch.own_variables(rank, self.threads_per_process)]
         ]
-        return _run(launch, each, _Limits(self.timeout_s, self.stall_timeout_s))
+        # What uses a GPU starts from nothing: its driver does not survive a fork.
+        worker = launch.worker if self.device == "cpu" and tuple(self.interpreter) == _PYTHON else None
+        return _run(launch, each, _Limits(self.timeout_s, self.stall_timeout_s), forked=worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +226,19 @@ def _run(
     each: Sequence[tuple[Sequence[str], Mapping[str, str]]],
     limits: _Limits,
     interrupts: int = 0,
+    forked: str | Sequence[str] | None = None,
 ) -> dict[int, str]:
-    """Start one process for each command and environment, and watch them."""
+    """Start one process for each command and environment, or fork the worker, and watch them."""
     directory = RunDirectory(launch.run_dir)
     directory.prepare(launch.request)
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Process] = []
     try:
         for rank, (command, environment) in enumerate(each):
-            processes.append(_start(command, environment, directory.log_path(rank)))
+            log = directory.log_path(rank)
+            if can_fork(forked):
+                processes.append(fork_worker(forked, command[-1], environment, log))
+            else:
+                processes.append(_start(command, environment, log))
     except BaseException:
         _end(processes, 0)
         raise
@@ -317,7 +325,7 @@ def _first_cause(processes: _Processes, directory: RunDirectory, n_processes: in
     return f"the launch failed with status {processes[0].poll()}{_last_lines(directory, 0)}"
 
 
-def _cause(process: subprocess.Popen[bytes], directory: RunDirectory, rank: int, n_processes: int) -> str:
+def _cause(process: Process, directory: RunDirectory, rank: int, n_processes: int) -> str:
     report, state = directory.error(rank), process.poll()
     if report is not None:
         how = f"failed: {report['error']}\n{report['traceback']}"

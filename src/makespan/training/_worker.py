@@ -27,6 +27,9 @@ from makespan.training._job import PhaseTimes, TrainingJob, job_from, job_values
 
 __all__ = ["run_jobs"]
 
+OF_SEVERAL = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict_loader", "torch._dynamo")
+"""Modules that take long to load and that runs of several processes use: a fork server loads them once."""
+
 _TIMES = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
 
 
