@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._options import SECONDS, check_target, say, scenario_options, shown_option, verdict_lines
 from makespan.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ _LEGEND = (
     show_default="one a processor, one for short runs",
     help="Processes.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="File for the table (.csv).")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
+)
 @click.option("--quiet", is_flag=True, help="No progress, only the table.")
 @click.pass_context
 def compare_command(
@@ -103,16 +105,16 @@ def compare_command(
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
-    click.echo(f"{scenario.title}\n{setting}\n")
-    click.echo(_text(table))
+    say(f"{scenario.title}\n{setting}\n", output)
+    say(_text(table), output)
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)
-    click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed")
+    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", output)
     for item in wrong:
-        click.echo("\n".join(verdict_lines(item)))
+        say("\n".join(verdict_lines(item)), output)
     if output is not None:
-        click.echo(f"{output}: {len(table)} rows")
+        say(f"{output}: {len(table)} rows", output)
     if wrong:
         ctx.exit(1)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from makespan.cli._options import calibration_option, cluster_option, shown_option
+from makespan.cli._options import calibration_option, check_target, cluster_option, shown_option
 from makespan.emulator import (
     EMULATED_NOTE,
     LEGACY_UNITS,
@@ -70,6 +70,7 @@ def emulate_command(
     output: Path,
 ) -> None:
     """Write emulated traces, one a workload."""
+    check_target(output, is_directory=True)
     where, constants = cluster(cluster_name), load_calibration(calibration)
     chosen = workload_keys() if _ALL in names else names
     specs = [workload(name) for name in dict.fromkeys(chosen)]

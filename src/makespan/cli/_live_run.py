@@ -7,6 +7,7 @@ import click
 import pandas as pd
 
 from makespan import live
+from makespan.cli._options import check_target
 from makespan.policies import policy, policy_names
 from makespan.sim import ClusterView, Event
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
@@ -73,6 +74,7 @@ def live_command(
     quiet: bool,
 ) -> None:
     """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
+    check_target(output, is_directory=True)
     began = time.monotonic()
     work = work_dir or output / f"live-{policy_name}"
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from makespan.errors import InputError
+from makespan.files import check_target as check_file
+from makespan.files import is_stream
 
 if TYPE_CHECKING:
     from makespan.studies import Run
@@ -20,6 +22,7 @@ __all__ = [
     "calibration_option",
     "check_target",
     "cluster_option",
+    "say",
     "scenario_options",
     "shown_option",
     "verdict_lines",
@@ -128,14 +131,23 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
     """Check that a file or a directory can be written there, before the work begins."""
     if path is None:
         return
-    if path.exists() and path.is_dir() != is_directory:
-        accepted = "a directory" if is_directory else "a file"
-        raise InputError(f"--output {path}: accepted: {accepted}, there already or not")
-    parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    if not is_directory and parent == path.absolute():
+    if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
+        raise InputError(f"--output {path}: accepted: a directory, there already or not")
+    if not is_directory:
+        check_file(path)
+        if is_stream(path):
+            return
+    target = Path(os.path.realpath(path))
+    parent = next(place for place in (target, *target.parents) if place.exists())
+    if not is_directory and parent == target:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")
+
+
+def say(text: str, output: Path | None) -> None:
+    """Print for people: on the error stream if the standard output takes the table."""
+    click.echo(text, err=is_stream(output))
 
 
 def scenario_options(command: Command) -> Command:
