@@ -1,4 +1,4 @@
-"""Hook of the documentation: formulas become MathML when a page is built, so that none needs a script or a network."""
+"""Hook of the documentation: formulas become MathML when a page is built, without a script or a network."""
 
 import re
 from html import unescape

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
-LOADED = re.compile(r"<(?:script|link|img|iframe)\\b[^>]*?\\b(?:src|href)=[\"']?((?:https?:)?//[^\\s\"'>]+)")
+LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
