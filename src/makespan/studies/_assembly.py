@@ -108,7 +108,7 @@ def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = N
     base = cluster(name)
     if n_nodes is None and gpus_per_node is None:
         return base
-    node, count = base.nodes[0], n_nodes or base.n_nodes
+    node, count = base.node, n_nodes or base.n_nodes
     if gpus_per_node is not None and gpus_per_node != node.n_gpus:
         node = replace(
             node,
