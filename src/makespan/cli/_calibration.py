@@ -7,14 +7,8 @@ import click
 import numpy as np
 import pandas as pd
 
-from makespan.cli._options import (
-    CALIBRATION,
-    TRACE_CPU_THREADS,
-    check_target,
-    cluster_option,
-    say,
-    shown_option,
-)
+from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, check_target, cluster_option, shown_option
+from makespan.cli._output import say
 from makespan.emulator import (
     CONSTANTS,
     CalibrationFit,
@@ -28,6 +22,7 @@ from makespan.emulator import (
     validate,
 )
 from makespan.errors import InputError, MissingDataError
+from makespan.files import is_stream
 from makespan.hardware import ClusterSpec, cluster, cluster_names
 from makespan.tables import write_csv, write_text
 from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource
@@ -65,6 +60,7 @@ def calibrate_command(
     TRACES by one row a workload, up to three rows a plan class, or all rows.
     """
     check_target(output, is_directory=False)
+    beside = is_stream(output)  # of the table, which is alone on the standard output
     data = _observations(traces, cluster(cluster_name))
     clean = data.subset(data.clean)
     if holdout is not None:
@@ -73,7 +69,7 @@ def calibrate_command(
             raise InputError(f"--holdout {holdout!r}: no rows of that model; the traces have: {known}")
         clean = clean.subset(clean.model != holdout)
     fit = calibrate(clean)
-    say("\n".join(_fit_lines(fit)), output)
+    say("\n".join(_fit_lines(fit)), err=beside)
     if output is not None:
         given = output.stem, clean, source or f"robust fit to the clean rows of {traces.name or traces}"
         if level == "L1":
@@ -81,7 +77,7 @@ def calibrate_command(
         else:
             made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
-        say(f"{output}: level {level}, {made.n_rows} rows behind it", output)
+        say(f"{output}: level {level}, {made.n_rows} rows behind it", err=beside)
 
 
 def _fit_lines(fit: CalibrationFit) -> list[str]:
@@ -112,15 +108,16 @@ def validate_command(ctx: click.Context, cluster_name: str, output: Path | None,
     The exit status is 1 if a bound is missed.
     """
     check_target(output, is_directory=False)
+    beside = is_stream(output)  # of the table, which is alone on the standard output
     data = _observations(traces, cluster(cluster_name))
     result = validate(data)
-    say(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n", output)
-    say(_text(result.table, 3), output)
-    say("\nmean relative error [%] by model\n", output)
-    say(_text(result.by_model.reset_index(names="protocol"), 1), output)
+    say(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n", err=beside)
+    say(_text(result.table, 3), err=beside)
+    say("\nmean relative error [%] by model\n", err=beside)
+    say(_text(result.by_model.reset_index(names="protocol"), 1), err=beside)
     scales = ", ".join(f"{name} {value:.2f}" for name, value in result.anchors.items())
-    say(f"\ncompute scale of the anchors (L1a): {scales}", output)
-    say("constants at their bound: " + (", ".join(result.active_bounds) or "none"), output)
+    say(f"\ncompute scale of the anchors (L1a): {scales}", err=beside)
+    say("constants at their bound: " + (", ".join(result.active_bounds) or "none"), err=beside)
     if output is not None:
         write_csv(result.table, output)
     if not result.passed:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
 from makespan.files import check_target as check_file
 from makespan.files import is_stream
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALIBRATION",
-    "SECONDS",
     "TRACE_CPU_THREADS",
     "calibration_option",
     "check_target",
     "cluster_option",
-    "say",
     "scenario_options",
     "shown_option",
     "verdict_lines",
@@ -54,8 +53,7 @@ calibration_option = shown_option(
 )
 
 
-SECONDS: dict[str, Any] = {"type": click.FloatRange(0), "metavar": "SECONDS"}
-_COUNT: dict[str, Any] = {"type": click.IntRange(1), "metavar": "N"}
+_COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
 
 _SCENARIO = (
@@ -93,9 +91,8 @@ _SCENARIO = (
     click.option(
         "--epoch-time",
         "epoch_time_s",
-        type=click.FloatRange(0, min_open=True),
-        metavar="SECONDS",
         help="Format easyscale: duration of an epoch with all logical workers.",
+        **SECONDS | {"type": real(10**9, "32 years", above=True)},
     ),
     cluster_option,
     click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
@@ -112,7 +109,8 @@ _SCENARIO = (
     shown_option(
         "--seed",
         default=1,
-        type=click.IntRange(0),
+        type=SEED,
+        metavar="N",
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
     shown_option(
@@ -143,11 +141,6 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")
-
-
-def say(text: str, output: Path | None) -> None:
-    """Print for people: on the error stream if the standard output takes the table."""
-    click.echo(text, err=is_stream(output))
 
 
 def scenario_options(command: Command) -> Command:
