@@ -85,7 +85,10 @@ def test_every_job_leaves_its_log_and_its_cost(small_run):
 
 
 def test_no_temporary_file_is_left(small_run):
-    assert not [path for path in (small_run.root / "results").rglob(".*") if path.is_file()]
+    hidden = [path for path in (small_run.root / "results").rglob(".*") if path.is_file()]
+    sealed = [path.with_name(path.name[1:].removesuffix(".sum")) for path in hidden]
+    assert sealed and all(path.suffix == ".csv" and path.is_file() for path in sealed)
+    assert all(path.suffix == ".sum" for path in hidden)
 
 
 def test_a_second_run_has_nothing_to_do(small_run):
