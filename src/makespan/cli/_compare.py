@@ -1,11 +1,19 @@
 """The verb ``compare``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._options import (
+    SECONDS,
+    check_target,
+    decision_limit_option,
+    scenario_options,
+    shown_option,
+    verdict_lines,
+)
 from makespan.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,8 +48,8 @@ _LEGEND = (
 @shown_option(
     "--policies",
     default="morphling,morphling-work,sia,synergy,fifo",
-    metavar="NAMES",
-    help="Joined by commas, or all.",
+    metavar="NAMES|FILES",
+    help="Joined by commas, or all; files of your own like ./mine.py.",
 )
 @click.option(
     "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
@@ -54,6 +62,7 @@ _LEGEND = (
     help="Length of a round, for every policy; 0 to decide after each event.",
     **SECONDS,
 )
+@decision_limit_option
 @click.option(
     "--workers",
     type=click.IntRange(1),
@@ -69,6 +78,7 @@ def compare_command(
     /,
     policies: str,
     baseline: str | None,
+    decision_limit_s: float,
     workers: int | None,
     output: Path | None,
     quiet: bool,
@@ -84,16 +94,17 @@ def compare_command(
     from makespan.studies import scenario as assemble
     from makespan.tables import COMPARISON, write_csv
 
-    names = _names(policies)
+    chosen = _chosen(policies)
+    names = tuple(chosen)
     base = names[0] if baseline is None else baseline
     if base not in names:
         raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
     check_target(output, is_directory=False)
-    scenario = assemble(**request)
+    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     click.echo(scenario.report, err=True)
     progress = None if quiet else Progress(names)
     try:
-        cases = [Case(scenario, name) for name in names]
+        cases = [Case(scenario, given) for given in chosen.values()]
         done = run_all(cases, workers, progress=progress, is_strict=False, can_spawn=True)
     finally:
         if progress is not None:
@@ -117,13 +128,19 @@ def compare_command(
         ctx.exit(1)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Return the policies that are named, each once."""
+def _chosen(text: str) -> dict[str, str]:
+    """Return the names of policies, each with the name or file by which it was given."""
     from makespan.policies import policy, policy_names
 
-    if text.strip() == _ALL:
-        return policy_names()
-    return tuple(policy(name).name for name in dict.fromkeys(part.strip() for part in text.split(",")))
+    parts = policy_names() if text.strip() == _ALL else [part.strip() for part in text.split(",")]
+    chosen: dict[str, str] = {}
+    for given in dict.fromkeys(parts):
+        name = policy(given).name
+        if name in chosen and policy(given) is not policy(chosen[name]):
+            both = f"{chosen[name]} and {given} are both named {name!r}"
+            raise InputError(f"--policies: {both}; accepted: policies with different names")
+        chosen.setdefault(name, given)
+    return chosen
 
 
 def _text(table: "pd.DataFrame") -> str:
