@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from makespan.cli._numbers import SECONDS, real
 from makespan.cli._options import (
-    SECONDS,
     check_target,
     decision_limit_option,
     scenario_options,
     shown_option,
     verdict_lines,
 )
+from makespan.cli._output import say
 
 if TYPE_CHECKING:
     from makespan.sim import Policy
@@ -48,7 +49,7 @@ __all__ = ["policies_command", "simulate_command"]
     "pace_s",
     default=1.5,
     help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
-    **SECONDS,
+    **SECONDS | {"type": real(3600, "nobody watches longer")},
 )
 @click.pass_context
 def simulate_command(
@@ -74,14 +75,14 @@ def simulate_command(
     check_target(output, is_directory=True)
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     title = f"{by} on {scenario.title}"
-    click.echo(scenario.report, err=True)
+    say(scenario.report, err=True)
     done, wall_s = _watched(scenario, policy_name, title, quiet, pace_s)
     if output is not None:
         _write(done, output)
     lines = _summary_lines(title, scenario.predictions, done, wall_s) + verdict_lines(done)
-    click.echo("\n".join(lines))
+    say("\n".join(lines))
     if output is not None:
-        click.echo(f"{output}: events.csv, outcomes.csv")
+        say(f"{output}: events.csv, outcomes.csv")
     if done.violations:
         ctx.exit(1)
 
@@ -156,11 +157,11 @@ def policies_command() -> None:
         try:
             entry = REGISTRY[name]
         except PolicyError as error:
-            click.echo(f"{name:<{width}}  broken: {error}")
+            say(f"{name:<{width}}  broken: {error}")
             continue
-        click.echo(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
+        say(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
         for reference in entry.references:
-            click.echo(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
+            say(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
 
 
 def _needs(entry: "Policy") -> str:
