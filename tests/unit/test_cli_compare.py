@@ -81,8 +81,8 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
             "--baseline 'sia' does not take part; accepted: fifo, sjf",
         ),
         (("--workers", "0"), "Invalid value for '--workers'"),
-        (("--delay", "nan"), "restart_delay_s is nan"),
-        (("--output", "."), "--output .: accepted: a file"),
+        (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
+        (("--output", "."), ".: is a directory; accepted: a file"),
     ],
 )
 def test_mistakes_give_one_message_and_leave_nothing(

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
+from makespan.files import check_target as check_file
+from makespan.files import is_stream
 
 if TYPE_CHECKING:
     from makespan.studies import Run
 
 __all__ = [
     "CALIBRATION",
-    "SECONDS",
     "TRACE_CPU_THREADS",
     "calibration_option",
     "check_target",
@@ -51,8 +53,7 @@ calibration_option = shown_option(
 )
 
 
-SECONDS: dict[str, Any] = {"type": click.FloatRange(0), "metavar": "SECONDS"}
-_COUNT: dict[str, Any] = {"type": click.IntRange(1), "metavar": "N"}
+_COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
 
 _SCENARIO = (
@@ -90,9 +91,8 @@ _SCENARIO = (
     click.option(
         "--epoch-time",
         "epoch_time_s",
-        type=click.FloatRange(0, min_open=True),
-        metavar="SECONDS",
         help="Format easyscale: duration of an epoch with all logical workers.",
+        **SECONDS | {"type": real(10**9, "32 years", above=True)},
     ),
     cluster_option,
     click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
@@ -109,7 +109,8 @@ _SCENARIO = (
     shown_option(
         "--seed",
         default=1,
-        type=click.IntRange(0),
+        type=SEED,
+        metavar="N",
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
     shown_option(
@@ -128,11 +129,15 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
     """Check that a file or a directory can be written there, before the work begins."""
     if path is None:
         return
-    if path.exists() and path.is_dir() != is_directory:
-        accepted = "a directory" if is_directory else "a file"
-        raise InputError(f"--output {path}: accepted: {accepted}, there already or not")
-    parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    if not is_directory and parent == path.absolute():
+    if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
+        raise InputError(f"--output {path}: accepted: a directory, there already or not")
+    if not is_directory:
+        check_file(path)
+        if is_stream(path):
+            return
+    target = Path(os.path.realpath(path))
+    parent = next(place for place in (target, *target.parents) if place.exists())
+    if not is_directory and parent == target:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")
