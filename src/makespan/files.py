@@ -2,11 +2,12 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from makespan.leftovers import temporary_file
 
 __all__ = ["atomic_path", "read_json", "write_json", "write_text"]
 
@@ -19,17 +20,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with temporary_file(target.parent, target.stem, target.suffix) as temporary:
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(text: str, path: str | Path) -> None:

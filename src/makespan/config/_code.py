@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from makespan.files import write_json
+
 __all__ = ["code_hash", "used_code"]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -193,9 +195,7 @@ def _remembered() -> dict[str, Any]:
 def _remember() -> None:
     """Keep what was read for the next run, below the directory of Snakemake if there is one."""
     if _NEW and _CACHE.parent.is_dir() and os.access(_CACHE.parent, os.W_OK):
-        temporary = _CACHE.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(_remembered()), "utf-8")
-        temporary.replace(_CACHE)
+        write_json(_remembered(), _CACHE)
         _NEW.clear()
 
 
