@@ -81,7 +81,7 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
             "--baseline 'sia' does not take part; accepted: fifo, sjf",
         ),
         (("--workers", "0"), "Invalid value for '--workers'"),
-        (("--delay", "nan"), "restart_delay_s is nan"),
+        (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
         (("--output", "."), "--output .: accepted: a file"),
     ],
 )

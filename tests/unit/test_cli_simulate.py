@@ -298,8 +298,8 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--cluster", "dgx"), "unknown cluster 'dgx'"),
         (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or exact predictions"),
         (("--delay", "-1"), "Invalid value for '--delay'"),
-        (("--delay", "nan"), "restart_delay_s is nan"),
-        (("--interval", "inf"), "interval_s is inf"),
+        (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
+        (("--interval", "inf"), "Invalid value for '--interval': 'inf'"),
         (("--nodes", "0"), "Invalid value for '--nodes'"),
         (("--output", "mine.csv"), "--output mine.csv: accepted: a directory"),
         (("--output", "mine.csv/sub"), "is no directory that can be written to"),
@@ -420,5 +420,36 @@ def test_a_dumb_terminal_gets_lines(base, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_failing_run_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(LiveView, "close", lambda self: closed.append(True))
-    result = run("simulate", "--delay", "nan")
-    assert result.exit_code == 2 and closed == [True]
+    monkeypatch.setattr("makespan.studies.run", lambda *given: [][0])
+    result = run("simulate")
+    assert isinstance(result.exception, IndexError) and closed == [True]
+
+
+# --- names that could steer a terminal ----------------------------------------------------------
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e"
+
+
+@pytest.mark.parametrize("verb", ["simulate", "compare"])
+def test_names_in_a_job_list_are_printed_harmlessly(verb: str, tmp_path: Path) -> None:
+    jobs = [replace(job, job_id=f"{job.job_id}{HOSTILE}\nx", tenant=HOSTILE) for job in JOBS_LIST]
+    path = tmp_path / f"a{HOSTILE}.csv"
+    write_csv(jobs_table(jobs), path, JOBS)
+    result = run(verb, "--workload", str(path))
+    assert result.exit_code == 0, result.output
+    assert "\\x1b[2J\\x1b]0;title" in result.output
+    assert all(character.isprintable() or character == "\n" for character in result.output)
+    write_csv(jobs_table([jobs[0], jobs[0]]), path, JOBS)
+    twice = run(verb, "--workload", str(path))
+    assert twice.exit_code == 2 and len(twice.output.splitlines()) == 1
+    assert twice.output.rstrip("\n").isprintable()
+
+
+def test_frames_show_hostile_names_as_escapes(base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_view, "_FRAME_S", 0.0)
+    jobs = tuple(replace(job, job_id=f"{HOSTILE}\n{job.job_id}") for job in base.jobs[:10])
+    stream = Terminal()
+    watch(replace(base, jobs=jobs), stream)
+    shown = stream.getvalue()
+    assert "\\x1b[2J" in shown and "\x1b[2J" not in shown and "\x07" not in shown and "\n\\x1b" in shown

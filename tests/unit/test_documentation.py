@@ -1,36 +1,96 @@
-"""The code in the documentation runs as it stands, page by page."""
+"""The code and the commands of the documentation run as they stand, page by page; the site can be built."""
 
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+from makespan.cli import main
+
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
-WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+FETCHED = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//")
+RUN = {"python", "console"}
+KINDS = {*RUN, "yaml", "text"}
+SET_UP = [
+    [".", ".venv/bin/activate"],
+    ["export", "MAKESPAN_PUBLISHED_DIR=/path/to/a/directory/with/the/published/files"],
+]
+WITH_CODE = [page for page in PAGES if any(one.kind in RUN and not one.reason for one in blocks(page))]
 
 
-def name(page):
-    return str(page.relative_to(ROOT))
+def run_command(words):
+    """Run a command of the documentation, or what can be run of it in a moment."""
+    program, *arguments = words
+    if words in SET_UP or program == "snakemake":  # planned in tests/workflow/test_targets.py
+        return
+    if program == "makespan":
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    elif program == "make":
+        subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+    else:
+        pytest.fail(f"nothing says how to run {program!r}; mark the block with <!-- not run: REASON -->")
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=name)
-def test_the_python_blocks_of_a_page_run_in_order(page, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    names = {"__name__": "documentation"}
-    for number, block in enumerate(BLOCK.findall(page.read_text()), start=1):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+@pytest.mark.xdist_group("training")
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    if "makespan.training" in page.read_text():
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names, modules = {"__name__": "documentation"}, set(sys.modules)
+    for number, block in enumerate(blocks(page), start=1):
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.kind == "python" and not block.reason:
+            exec(compile(block.text, f"{page.name}, block {number}", "exec"), names)
+        elif block.kind == "console" and not block.reason:
+            for words in commands(block):
+                run_command(words)
+    for path in tmp_path.glob("*.py"):
+        assert path.stem not in modules
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is_and_why_it_is_not_run(page):
+    for block in blocks(page):
+        assert block.kind in KINDS, block
+        assert block.reason is None or len(block.reason.split()) > 3, block
+        if block.kind == "console":
+            assert commands(block), block
+            assert all(re.match(r"\$ |\s|$", line) for line in block.text.splitlines()), block
+        if block.kind == "text":
+            assert not re.search(r"^(?:\$ |>>> |import |from )", block.text, re.MULTILINE), block
+    assert page.read_text().count("```") == 2 * len(blocks(page))
+    assert page.read_text().count("<!-- not run:") == sum(one.reason is not None for one in blocks(page))
+
+
+def test_a_block_knows_why_it_is_not_run_and_where_it_is_saved(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Save this as\n`mine.py`, say:\n\n```python\na = 1\n```\n\n<!-- not run: it takes\nan hour -->\n"
+        "```console\n$ makespan live   # long\n```\n\n<!-- not run: -->\n```yaml\n```\n"
+    )
+    first, second, third = blocks(page)
+    assert first == Block("python", "a = 1\n", None, "mine.py")
+    assert (second.reason, second.file, commands(second)) == (
+        "it takes\nan hour",
+        None,
+        [["makespan", "live"]],
+    )
+    assert third.reason == ""
 
 
 def test_every_link_inside_the_project_leads_somewhere():
     links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text())]
-    assert not [(name(page), target) for page, target in links if not (page.parent / target).exists()]
+    assert not [(name_of(page), target) for page, target in links if not (page.parent / target).exists()]
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +112,7 @@ def test_no_page_of_the_site_loads_anything_from_another_host(site):
     pages = {path: path.read_text() for path in site[0].rglob("*.html")}
     assert len(pages) > len(PAGES) / 2
     assert not {str(path): LOADED.findall(text) for path, text in pages.items() if LOADED.findall(text)}
-    styles = {str(path): path.read_text() for path in site[0].rglob("*.css")}
-    assert not [
-        path for path, text in styles.items() if re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", text)
-    ]
+    assert not [str(path) for path in site[0].rglob("*.css") if FETCHED.search(path.read_text())]
     # the theme would fetch the renderer of diagrams, so there are none
     assert not [str(path) for path, text in pages.items() if 'class="mermaid' in text]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, cluster_option, shown_option
+from makespan.cli._output import say
 from makespan.emulator import (
     CONSTANTS,
     CalibrationFit,
@@ -63,7 +64,7 @@ def calibrate_command(
             raise InputError(f"--holdout {holdout!r}: no rows of that model; the traces have: {known}")
         clean = clean.subset(clean.model != holdout)
     fit = calibrate(clean)
-    click.echo("\n".join(_fit_lines(fit)))
+    say("\n".join(_fit_lines(fit)))
     if output is not None:
         given = output.stem, clean, source or f"robust fit to the clean rows of {traces.name or traces}"
         if level == "L1":
@@ -71,7 +72,7 @@ def calibrate_command(
         else:
             made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
-        click.echo(f"{output}: level {level}, {made.n_rows} rows behind it")
+        say(f"{output}: level {level}, {made.n_rows} rows behind it")
 
 
 def _fit_lines(fit: CalibrationFit) -> list[str]:
@@ -101,13 +102,13 @@ def validate_command(ctx: click.Context, cluster_name: str, output: Path | None,
     """
     data = _observations(traces, cluster(cluster_name))
     result = validate(data)
-    click.echo(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n")
-    click.echo(_text(result.table, 3))
-    click.echo("\nmean relative error [%] by model\n")
-    click.echo(_text(result.by_model.reset_index(names="protocol"), 1))
+    say(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n")
+    say(_text(result.table, 3))
+    say("\nmean relative error [%] by model\n")
+    say(_text(result.by_model.reset_index(names="protocol"), 1))
     scales = ", ".join(f"{name} {value:.2f}" for name, value in result.anchors.items())
-    click.echo(f"\ncompute scale of the anchors (L1a): {scales}")
-    click.echo("constants at their bound: " + (", ".join(result.active_bounds) or "none"))
+    say(f"\ncompute scale of the anchors (L1a): {scales}")
+    say("constants at their bound: " + (", ".join(result.active_bounds) or "none"))
     if output is not None:
         write_csv(result.table, output)
     if not result.passed:

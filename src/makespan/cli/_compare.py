@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._numbers import PROCESSES, SECONDS
+from makespan.cli._options import check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._output import say
 from makespan.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ _LEGEND = (
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=PROCESSES,
     metavar="N",
     show_default="one a processor, one for short runs",
     help="Processes.",
@@ -90,7 +92,7 @@ def compare_command(
         raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
     check_target(output, is_directory=False)
     scenario = assemble(**request)
-    click.echo(scenario.report, err=True)
+    say(scenario.report, err=True)
     progress = None if quiet else Progress(names)
     try:
         cases = [Case(scenario, name) for name in names]
@@ -103,16 +105,16 @@ def compare_command(
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
-    click.echo(f"{scenario.title}\n{setting}\n")
-    click.echo(_text(table))
+    say(f"{scenario.title}\n{setting}\n")
+    say(_text(table))
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)
-    click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed")
+    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed")
     for item in wrong:
-        click.echo("\n".join(verdict_lines(item)))
+        say("\n".join(verdict_lines(item)))
     if output is not None:
-        click.echo(f"{output}: {len(table)} rows")
+        say(f"{output}: {len(table)} rows")
     if wrong:
         ctx.exit(1)
 

@@ -7,6 +7,8 @@ import click
 import pandas as pd
 
 from makespan import live
+from makespan.cli._numbers import PROCESSES, SEED
+from makespan.cli._output import say
 from makespan.policies import policy, policy_names
 from makespan.sim import ClusterView, Event
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
@@ -26,7 +28,7 @@ class _EventLines:
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
         left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
         what = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
-        click.echo(f"{what} {plan:<14} {left:<16} {queue}", err=True)
+        say(f"{what} {plan:<14} {left:<16} {queue}", err=True)
 
 
 @click.command("live")
@@ -34,10 +36,8 @@ class _EventLines:
     "--policy", "policy_name", default="morphling", show_default=True, type=click.Choice(policy_names())
 )
 @click.option("--workload", default="live-small", show_default=True, metavar="NAME", help="Live workload.")
-@click.option(
-    "--slots", "n_slots", default=2, show_default=True, type=click.IntRange(1), help="Devices to use."
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the workload.")
+@click.option("--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Devices to use.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the workload.")
 @click.option(
     "--launcher",
     default="local",
@@ -78,7 +78,7 @@ def live_command(
 
     def tell(text: str) -> None:
         if not quiet:
-            click.echo(text, err=True)
+            say(text, err=True)
 
     try:
         result = live.live_experiment(
@@ -93,13 +93,13 @@ def live_command(
             tell=tell,
         )
     except KeyboardInterrupt:
-        click.echo(f"stopped; the same command goes on from {work}", err=True)
+        say(f"stopped; the same command goes on from {work}", err=True)
         raise click.Abort from None
     write_csv(result.comparison, output / "live.csv", LIVE)
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
     for violation in result.violations:
-        click.echo(f"not possible: {violation.job_id}: {violation.message}", err=True)
-    click.echo(_comparison_text(result.comparison, result.jobs))
+        say(f"not possible: {violation.job_id}: {violation.message}", err=True)
+    say(_comparison_text(result.comparison, result.jobs))
     tell(f"{time.monotonic() - began:.0f} s in all, profile included")
 
 

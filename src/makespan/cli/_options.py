@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALIBRATION",
-    "SECONDS",
     "TRACE_CPU_THREADS",
     "calibration_option",
     "check_target",
@@ -51,8 +51,7 @@ calibration_option = shown_option(
 )
 
 
-SECONDS: dict[str, Any] = {"type": click.FloatRange(0), "metavar": "SECONDS"}
-_COUNT: dict[str, Any] = {"type": click.IntRange(1), "metavar": "N"}
+_COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
 
 _SCENARIO = (
@@ -90,9 +89,8 @@ _SCENARIO = (
     click.option(
         "--epoch-time",
         "epoch_time_s",
-        type=click.FloatRange(0, min_open=True),
-        metavar="SECONDS",
         help="Format easyscale: duration of an epoch with all logical workers.",
+        **SECONDS | {"type": real(10**9, "32 years", above=True)},
     ),
     cluster_option,
     click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
@@ -109,7 +107,8 @@ _SCENARIO = (
     shown_option(
         "--seed",
         default=1,
-        type=click.IntRange(0),
+        type=SEED,
+        metavar="N",
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
     shown_option(

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._numbers import SECONDS, real
+from makespan.cli._options import check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._output import say
 
 if TYPE_CHECKING:
     from makespan.sim import Policy
@@ -39,7 +41,7 @@ __all__ = ["policies_command", "simulate_command"]
     "pace_s",
     default=1.5,
     help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
-    **SECONDS,
+    **SECONDS | {"type": real(3600, "nobody watches longer")},
 )
 @click.pass_context
 def simulate_command(
@@ -58,14 +60,14 @@ def simulate_command(
     check_target(output, is_directory=True)
     scenario = assemble(**request)
     title = f"{by} on {scenario.title}"
-    click.echo(scenario.report, err=True)
+    say(scenario.report, err=True)
     done, wall_s = _watched(scenario, policy_name, title, quiet, pace_s)
     if output is not None:
         _write(done, output)
     lines = _summary_lines(title, scenario.predictions, done, wall_s) + verdict_lines(done)
-    click.echo("\n".join(lines))
+    say("\n".join(lines))
     if output is not None:
-        click.echo(f"{output}: events.csv, outcomes.csv")
+        say(f"{output}: events.csv, outcomes.csv")
     if done.violations:
         ctx.exit(1)
 
@@ -136,9 +138,9 @@ def policies_command() -> None:
     width = max(map(len, REGISTRY))
     indent = " " * (width + 2)
     for entry in REGISTRY.values():
-        click.echo(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
+        say(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
         for reference in entry.references:
-            click.echo(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
+            say(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
 
 
 def _needs(entry: "Policy") -> str:

@@ -92,7 +92,7 @@ def profile(
     settings: LiveSettings,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, pd.DataFrame], float]:
-    n_slots, node = where.n_gpus, where.nodes[0]
+    n_slots, node = where.n_gpus, where.node
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
     tables = measure_tables(spec, n_slots, node, launch_on, settings)
     delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings))
@@ -119,7 +119,7 @@ def process_trainer(
         key: max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
         for key, table in setting.tables.items()
     }
-    jobs, node = directory / "jobs", where.nodes[0]
+    jobs, node = directory / "jobs", where.node
     return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
 
 

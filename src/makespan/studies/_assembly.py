@@ -35,6 +35,7 @@ __all__ = ["resized", "scenario"]
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
+_MAX_NODES, _MAX_GPUS = 10_000, 1_024
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
 
 
@@ -108,7 +109,12 @@ def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = N
     base = cluster(name)
     if n_nodes is None and gpus_per_node is None:
         return base
-    node, count = base.nodes[0], n_nodes or base.n_nodes
+    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
+        if count is not None and not 1 <= count <= most:
+            raise InputError(
+                f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
+            )
+    node, count = base.node, n_nodes or base.n_nodes
     if gpus_per_node is not None and gpus_per_node != node.n_gpus:
         node = replace(
             node,

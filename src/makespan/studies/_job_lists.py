@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from makespan.errors import TraceError
+from makespan.errors import InputError, TraceError
 from makespan.throughput import ReferenceTimes
 from makespan.traces import VARIANTS, JobTrace, WorkloadStatistics, generate_jobs, statistics
 from makespan.traces import Request as StatedRequest
@@ -14,6 +14,7 @@ __all__ = ["GENERATED", "generated_jobs", "limited_statistics"]
 GENERATED = ("naive", *VARIANTS)
 """Workloads that are known by name: a short one for getting started, and the variants of the generator."""
 
+_MAX_JOBS = 100_000
 _NAIVE_JOBS = 10
 _NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never meet
 
@@ -38,6 +39,8 @@ def generated_jobs(
     max_gpus, span_s
         GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
+    if n_jobs is not None and not 1 <= n_jobs <= _MAX_JOBS:
+        raise InputError(f"{n_jobs} jobs; accepted: from 1 to {_MAX_JOBS}, as more take hours to simulate")
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs
     if name == "naive":
