@@ -50,12 +50,12 @@ def temporary_directory(kind: str) -> Iterator[Path]:
 
 
 @contextmanager
-def temporary_file(directory: Path, stem: str, suffix: str) -> Iterator[Path]:
-    """Empty file beside a target; what is left there at the end is removed, as by `temporary_directory`."""
+def temporary_file(directory: Path, prefix: str, suffix: str) -> Iterator[Path]:
+    """Empty file ``.<name>-<random>.tmp<suffix>``, removed at the end or later like `temporary_directory`."""
     _sweep_once(str(directory))
 
     def make() -> str:
-        created, name = tempfile.mkstemp(f".tmp{suffix}", f".{stem}-", directory)
+        created, name = tempfile.mkstemp(f".tmp{suffix}", prefix, directory)
         os.close(created)
         return name
 

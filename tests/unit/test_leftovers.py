@@ -17,7 +17,7 @@ HOLDING = (
     "from makespan.leftovers import temporary_directory, temporary_file\n"
     "folder = Path(sys.argv[1])\n"
     "tempfile.tempdir = str(folder)\n"
-    "with temporary_directory('run') as one, temporary_file(folder, 'table', '.csv') as two:\n"
+    "with temporary_directory('run') as one, temporary_file(folder, '.table-', '.csv') as two:\n"
     "    (one / 'inside').touch(); print(one, two, sep='\\n', flush=True); sys.stdin.read()"
 )
 RUNNING = (

@@ -9,6 +9,7 @@ from makespan.cli._numbers import PROCESSES, SECONDS
 from makespan.cli._options import check_target, scenario_options, shown_option, verdict_lines
 from makespan.cli._output import say
 from makespan.errors import InputError
+from makespan.files import is_stream
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,9 @@ _LEGEND = (
     show_default="one a processor, one for short runs",
     help="Processes.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="File for the table (.csv).")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
+)
 @click.option("--quiet", is_flag=True, help="No progress, only the table.")
 @click.pass_context
 def compare_command(
@@ -91,6 +94,7 @@ def compare_command(
     if base not in names:
         raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
     check_target(output, is_directory=False)
+    beside = is_stream(output)  # of the table, which is alone on the standard output
     scenario = assemble(**request)
     say(scenario.report, err=True)
     progress = None if quiet else Progress(names)
@@ -105,16 +109,16 @@ def compare_command(
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
-    say(f"{scenario.title}\n{setting}\n")
-    say(_text(table))
+    say(f"{scenario.title}\n{setting}\n", err=beside)
+    say(_text(table), err=beside)
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)
-    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed")
+    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", err=beside)
     for item in wrong:
-        say("\n".join(verdict_lines(item)))
+        say("\n".join(verdict_lines(item)), err=beside)
     if output is not None:
-        say(f"{output}: {len(table)} rows")
+        say(f"{output}: {len(table)} rows", err=beside)
     if wrong:
         ctx.exit(1)
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from makespan import live
 from makespan.cli._numbers import PROCESSES, SEED
+from makespan.cli._options import check_target
 from makespan.cli._output import say
 from makespan.policies import policy, policy_names
 from makespan.sim import ClusterView, Event
@@ -73,6 +74,7 @@ def live_command(
     quiet: bool,
 ) -> None:
     """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
+    check_target(output, is_directory=True)
     began = time.monotonic()
     work = work_dir or output / f"live-{policy_name}"
 

@@ -15,15 +15,16 @@ names them.
 
 import ast
 import hashlib
-import json
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from makespan.files import write_json
+from makespan.errors import InputError
+from makespan.files import read_json, write_json
 
 __all__ = ["code_hash", "used_code"]
 
@@ -185,11 +186,10 @@ _NEW: list[Path] = []
 
 @cache
 def _remembered() -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(_CACHE.read_text("utf-8"))
-    except (OSError, ValueError):
-        found = {}
-    return found
+    with suppress(OSError, InputError):  # without it, files are read again
+        found: dict[str, Any] = read_json(_CACHE) or {}
+        return found
+    return {}
 
 
 def _remember() -> None:
