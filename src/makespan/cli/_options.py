@@ -22,6 +22,7 @@ __all__ = [
     "calibration_option",
     "check_target",
     "cluster_option",
+    "decision_limit_option",
     "scenario_options",
     "shown_option",
     "verdict_lines",
@@ -52,6 +53,22 @@ calibration_option = shown_option(
     help="Shipped constants (L0, L1), or a .toml file written by 'makespan calibrate'.",
 )
 
+
+def _decision_limit_s() -> float:
+    from makespan.sim import DECISION_LIMIT_S
+
+    return DECISION_LIMIT_S
+
+
+decision_limit_option = click.option(
+    "--decision-limit",
+    "decision_limit_s",
+    default=_decision_limit_s,
+    show_default="600",
+    help="Interrupt a policy that takes longer for one decision; 0 for no limit.",
+    **SECONDS,
+)
+"""Wall time that one call of a policy may take."""
 
 _COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)

@@ -55,14 +55,17 @@ def run_all(
 
     Raises
     ------
-    UnknownNameError
-        No policy has a name; before anything runs.
+    UnknownNameError, PolicyError
+        No policy has a name, or its file is broken; before anything runs.
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     RunError
         A simulation cannot be done, or a process died.
     """
-    listed = [replace(case, policy=resolved(case.policy)) for case in cases]
+    listed = list(cases)
+    for case in listed:
+        # Only to see whether it can be; where processes are no copies of this one, each loads its policies.
+        resolved(case.policy)
     if n_processes is None:
         is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
