@@ -8,7 +8,6 @@ import json
 import os
 import stat
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from makespan.errors import InputError, MissingDataError
+from makespan.leftovers import temporary_directory, temporary_file
 from makespan.units import format_bytes
 
 __all__ = [
@@ -73,7 +73,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     check_target(path)
     if is_stream(path):
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_directory("output") as folder:
             temporary = Path(folder, "output")
             yield temporary
             sys.stdout.flush()
@@ -85,16 +85,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     prefix, is_written = f".{target.stem}-", False
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=prefix, suffix=target.suffix, dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
-        try:
+        with temporary_file(target.parent, prefix, target.suffix) as temporary:
             yield temporary
             temporary.chmod(_mode(target))
             temporary.replace(target)
             is_written = True
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         is_ours = error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(prefix)
         if error.errno is not None and is_ours:

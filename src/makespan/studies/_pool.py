@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from makespan.errors import MakespanError
+from makespan.leftovers import end_with_parent
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.studies._runs import Case, Run, n_identical, resolved, run
 
@@ -129,7 +130,7 @@ def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | 
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
     began = {child.pid for child in multiprocessing.active_children()}
-    pool = ProcessPoolExecutor(n_processes, context, _start_worker, (cases, shares))
+    pool = ProcessPoolExecutor(n_processes, context, _start_worker, (os.getpid(), cases, shares))
     done: list[Run | None] = [None] * len(cases)
     with _stopped_at_an_error(pool, began):
         with _interrupts_later():
@@ -192,8 +193,9 @@ def _interrupts_later() -> Iterator[None]:
 _given: tuple[Sequence[Case], Shares | None] = ((), None)  # what a worker process works on
 
 
-def _start_worker(cases: Sequence[Case], shares: Shares | None) -> None:
+def _start_worker(parent: int, cases: Sequence[Case], shares: Shares | None) -> None:
     global _given
+    end_with_parent(parent)
     _given = cases, shares
 
 

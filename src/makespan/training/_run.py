@@ -2,7 +2,6 @@
 
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from makespan.errors import CheckpointError, InputError
+from makespan.leftovers import temporary_directory
 from makespan.plans import ExecutionPlan
 from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training._job import (
@@ -141,7 +141,7 @@ def _execute(
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
-        with tempfile.TemporaryDirectory(prefix="makespan-run-") as name:
+        with temporary_directory("run") as name:
             return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
     directory, plan = Path(run_dir).resolve(), jobs[0].plan
     request = {
@@ -204,7 +204,7 @@ def train_switching(
         found = f"plans change after steps {bounds[1:-1]}"
         raise InputError(f"{found}; accepted: growing numbers from 1 to {job.steps - 1}")
     if checkpoint_dir is None:
-        with tempfile.TemporaryDirectory(prefix="makespan-checkpoints-") as name:
+        with temporary_directory("checkpoints") as name:
             return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)
     results: list[RunResult] = []
     plans = [job.plan, *(plan for _, plan in switches)]
