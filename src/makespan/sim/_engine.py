@@ -18,9 +18,10 @@ from makespan.sim._events import (
     Observer,
     absent_nodes,
 )
-from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError, checked_changes
+from makespan.sim._policy import Adviser, Decision, Policy, StalledError, checked_changes, known_as
 from makespan.sim._state import ClusterState
 from makespan.sim._view import ClusterView, JobView
+from makespan.sim._watch import DECISION_LIMIT_S
 from makespan.workloads import JobSpec
 
 __all__ = ["Engine"]
@@ -47,6 +48,8 @@ class Engine:
     interval_s, checkpoint_interval_s
         Length of a round [s], None to ask after each event; running time between checkpoints [s], None if
         an interruption loses no progress.
+    decision_limit_s
+        Wall time that one call of the policy may take [s], None for no limit.
     """
 
     def __init__(
@@ -57,13 +60,15 @@ class Engine:
         restart_cost: RestartCost,
         interval_s: float | None,
         checkpoint_interval_s: float | None,
+        decision_limit_s: float | None = DECISION_LIMIT_S,
     ) -> None:
         self.policy = policy
+        self.adviser = Adviser(policy, decision_limit_s)
         self.cluster_state = ClusterState(
             cluster, catalogue, restart_cost, interval_s, shows_remaining_work=policy.is_clairvoyant
         )
         self.view: ClusterView = self.cluster_state.view
-        self.policy_state = policy.initial_state(cluster, catalogue)
+        self.policy_state = self.adviser.initial_state(cluster, catalogue)
         self.checkpoint_interval_s = checkpoint_interval_s
         self.rows: list[tuple[Any, ...]] = []
         self.observers: list[Observer] = []
@@ -101,10 +106,11 @@ class Engine:
         """Handle events until no job is left."""
         queue, pop, advance = self.queue, self.queue.pop, self.cluster_state.advance
         n_jobs, finished = len(self.arrivals), self.finished
-        while queue and len(finished) < n_jobs:
-            time_s, (handler, first, second) = pop()
-            advance(time_s)
-            handler(first, second)
+        with self.adviser.watch:
+            while queue and len(finished) < n_jobs:
+                time_s, (handler, first, second) = pop()
+                advance(time_s)
+                handler(first, second)
         if len(finished) < n_jobs:
             raise self.stalled()
 
@@ -112,7 +118,7 @@ class Engine:
         """Return the error that says who waits for ever."""
         waiting = [job.spec.job_id for job in self.view.pending]
         return StalledError(
-            f"policy {self.policy.name!r} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
+            f"{known_as(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
             f"will happen any more; the first is {waiting[0]!r}"
         )
 
@@ -239,15 +245,12 @@ class Engine:
         if self.cluster_state.is_empty:
             return
         began = time.perf_counter()
-        decision, self.policy_state = self.policy.decide(view, self.policy_state)
+        decision, self.policy_state = self.adviser.decide(view, self.policy_state)
         self.policy_wall_s += time.perf_counter() - began
         self.n_decisions += 1
         if decision.changes:
             self._apply(decision)
         if decision.wake_up_s is not None:
-            if not decision.wake_up_s > view.time_s:
-                found = f"at {view.time_s} s: wake_up_s is {decision.wake_up_s!r}; accepted: a later time"
-                raise InfeasibleDecision(f"policy {self.policy.name!r} {found}", view)
             self._ask_at(decision.wake_up_s)
         self._check_idle()
 

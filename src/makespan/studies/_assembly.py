@@ -25,6 +25,7 @@ from makespan.throughput import (
     PublishedSource,
     ReferenceTimes,
     ThroughputSource,
+    shipped_register,
 )
 from makespan.traces import JobTrace, ReadReport, WorkloadMapping, map_requests, statistics
 from makespan.traces import Request as StatedRequest
@@ -142,7 +143,7 @@ def _throughput(
     if source == "emulated":
         return EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
     if source == "published":
-        return PublishedSource(reader.published(), _CPU_THREADS)
+        return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
         raise unknown_name("source of throughput", source, SOURCE_NAMES)
     if measured_dir is None:
