@@ -27,13 +27,6 @@ __all__ = ["policies_command", "simulate_command"]
     help="Who decides; 'makespan policies' lists them.",
 )
 @scenario_options
-@click.option(
-    "--interval",
-    "interval_s",
-    show_default="the policy's own",
-    help="Length of a round; 0 to decide after each event.",
-    **SECONDS,
-)
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
 @click.option("--quiet", is_flag=True, help="No live view, only the summary.")
 @shown_option(
