@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from makespan.errors import MakespanError
+from makespan.leftovers import end_with_run
 from makespan.units import printable
 
 __all__ = ["logged_to"]
@@ -25,7 +26,8 @@ def logged_to(path: str | Path) -> Iterator[None]:
     """Send log messages to a new file while a block runs, and an expected error to the terminal in one line.
 
     A `MakespanError` becomes a `SystemExit`: its message says what to do, and a traceback would bury it.
-    Any other exception passes through, and its traceback is in the file.
+    Any other exception passes through, and its traceback is in the file. The job ends when the run of the
+    workflow that started it is killed.
     """
     handler = logging.FileHandler(path, mode="w", encoding="utf-8")
     handler.setFormatter(_Lines(_FORMAT))
@@ -33,6 +35,7 @@ def logged_to(path: str | Path) -> Iterator[None]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    end_with_run()
     try:
         yield
     except MakespanError as error:

@@ -82,7 +82,7 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
         ),
         (("--workers", "0"), "Invalid value for '--workers'"),
         (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
-        (("--output", "."), "--output .: accepted: a file"),
+        (("--output", "."), ".: is a directory; accepted: a file"),
     ],
 )
 def test_mistakes_give_one_message_and_leave_nothing(

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -350,7 +351,48 @@ def test_a_failure_in_the_second_table_leaves_neither(
     result = run("simulate", "--output", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert "No space left on device" in result.output
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+# --- published files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("throughput/roberta/placements.csv", b"\n", b"\r\n"),
+        ("throughput/bert/placements.csv", b"0.", b"1."),
+        ("workloads/naive.csv", b"1", b"2"),
+    ],
+)
+def test_published_files_are_those_of_the_register(
+    file: str, before: bytes, after: bytes, published_dir: Path, tmp_path: Path
+) -> None:
+    for folder in ("throughput", "workloads"):
+        shutil.copytree(published_dir / "morphling" / folder, tmp_path / folder)
+    options = ("--source", "published", "--published-dir", str(tmp_path), "--quiet")
+    assert run("simulate", *options).exit_code == 0
+    changed = tmp_path / file
+    changed.chmod(0o644)
+    changed.write_bytes(changed.read_bytes().replace(before, after, 1 if before != b"\n" else -1))
+    for verb in (("simulate",), ("compare", "--policies", "fifo")):
+        result = run(*verb, *options)
+        assert result.exit_code == 2
+        assert f"{changed}: data set 'morphling-" in result.output and "has sha256" in result.output
+
+
+def test_a_published_trace_under_another_name_is_held_against_the_register(
+    published_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published_dir / "morphling", tmp_path / "morphling")
+    traces = tmp_path / "morphling" / "throughput"
+    (traces / "bert").rename(traces / "bert-large")
+    changed = traces / "bert-large" / "placements.csv"
+    changed.chmod(0o644)
+    changed.write_bytes(changed.read_bytes().replace(b"0.", b"1.", 1))
+    options = ("--source", "published", "--published-dir", str(tmp_path), "--quiet")
+    result = run("simulate", *options)
+    assert result.exit_code == 2 and "data set 'morphling-throughput-bert' has sha256" in result.output
 
 
 # --- the view -----------------------------------------------------------------------------------

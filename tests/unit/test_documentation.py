@@ -4,12 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from click.testing import CliRunner
 from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
 from makespan.cli import main
+from makespan.papers import PAPERS
+from makespan.sim import EventKind
+from makespan.tables import SCHEMAS
 
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
@@ -29,6 +33,7 @@ def run_command(words):
     if words in SET_UP or program == "snakemake":  # planned in tests/workflow/test_targets.py
         return
     if program == "makespan":
+        arguments += ["--root", str(ROOT)] if arguments == ["config"] else []
         done = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     elif program == "make":
@@ -91,6 +96,61 @@ def test_a_block_knows_why_it_is_not_run_and_where_it_is_saved(tmp_path):
 def test_every_link_inside_the_project_leads_somewhere():
     links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text())]
     assert not [(name_of(page), target) for page, target in links if not (page.parent / target).exists()]
+
+
+# words of columns that mean here what they mean everywhere
+ORDINARY = """
+abs all alone avg best cpu cpus decision delay difference duration err error factor final finish first
+found gpu gpus high id is kind large left loss low max mean model morphling n note paper parameter pct
+per policy predicted ratio reason reference rows run s samples scheduler scope seed seeds seq service
+share size start status std submit threads time to validate value
+"""
+
+
+@pytest.fixture(scope="module")
+def defined():
+    """Return the terms of the glossary in lower case, and the words of which they are made."""
+    pairs = re.findall(r"\*\*(.+?)\*\*|`(\w+)`", (ROOT / "docs/reference/glossary.md").read_text())
+    terms = {(bold or code).lower() for bold, code in pairs}
+    return terms | {word for term in terms for word in re.split(r"[ _-]", term)}
+
+
+def test_every_special_word_of_a_column_is_in_the_glossary(defined):
+    schemas = [
+        *SCHEMAS,
+        *(one for name in PAPERS for one in import_module(f"makespan.papers.{name}").SCHEMAS),
+    ]
+    words = {word for schema in schemas for column in schema.names for word in column.split("_")}
+    ordinary = set(ORDINARY.split())
+    assert ordinary <= words
+    assert not {word for word in words - ordinary if not {word, word.removesuffix("s")} & defined}
+
+
+def test_every_kind_of_event_source_level_and_verdict_is_in_the_glossary(defined):
+    words = {
+        *EventKind,
+        "emulated",
+        "published",
+        "measured",
+        "interpolated",
+        "l0",
+        "l1",
+        "holds",
+        "fails",
+        "not run",
+    }
+    printed = {
+        "jct",
+        "jct/b",
+        "span/b",
+        "sla attainment",
+        "exact",
+        "fitted",
+        "clairvoyant",
+        "tolerance",
+        "placement",
+    }
+    assert words | printed <= defined
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from makespan.cli._numbers import CPU_THREADS, SEED, real
-from makespan.cli._options import calibration_option, cluster_option, shown_option
+from makespan.cli._options import calibration_option, check_target, cluster_option, shown_option
 from makespan.cli._output import say
 from makespan.emulator import (
     EMULATED_NOTE,
@@ -78,6 +78,7 @@ def emulate_command(
     output: Path,
 ) -> None:
     """Write emulated traces, one a workload."""
+    check_target(output, is_directory=True)
     where, constants = cluster(cluster_name), load_calibration(calibration)
     chosen = workload_keys() if _ALL in names else names
     specs = [workload(name) for name in dict.fromkeys(chosen)]

@@ -8,8 +8,9 @@ import pandas as pd
 
 from makespan import live
 from makespan.cli._numbers import PROCESSES, SEED
+from makespan.cli._options import check_target, decision_limit_option
 from makespan.cli._output import say
-from makespan.policies import policy, policy_names
+from makespan.policies import policy
 from makespan.sim import ClusterView, Event
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
 
@@ -33,7 +34,12 @@ class _EventLines:
 
 @click.command("live")
 @click.option(
-    "--policy", "policy_name", default="morphling", show_default=True, type=click.Choice(policy_names())
+    "--policy",
+    "policy_name",
+    default="morphling",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
 )
 @click.option("--workload", default="live-small", show_default=True, metavar="NAME", help="Live workload.")
 @click.option("--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Devices to use.")
@@ -60,6 +66,7 @@ class _EventLines:
     help="Where state and checkpoints are kept until the end; a run that was ended is continued from "
     "there. [default: OUTPUT/live-POLICY]",
 )
+@decision_limit_option
 @click.option("--quiet", is_flag=True, help="Show the result only.")
 def live_command(
     policy_name: str,
@@ -70,11 +77,14 @@ def live_command(
     device: str,
     output: Path,
     work_dir: Path | None,
+    decision_limit_s: float,
     quiet: bool,
 ) -> None:
     """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
+    check_target(output, is_directory=True)
     began = time.monotonic()
-    work = work_dir or output / f"live-{policy_name}"
+    chosen = policy(policy_name)
+    work = work_dir or output / f"live-{chosen.name}"
 
     def tell(text: str) -> None:
         if not quiet:
@@ -82,7 +92,7 @@ def live_command(
 
     try:
         result = live.live_experiment(
-            policy(policy_name),
+            chosen,
             workload,
             work,
             n_slots=n_slots,
@@ -91,6 +101,7 @@ def live_command(
             device=device,
             observe=lambda setting: [] if quiet else [_EventLines(setting.scale)],
             tell=tell,
+            decision_limit_s=decision_limit_s,
         )
     except KeyboardInterrupt:
         say(f"stopped; the same command goes on from {work}", err=True)

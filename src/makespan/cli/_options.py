@@ -10,6 +10,8 @@ import click
 
 from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
+from makespan.files import check_target as check_file
+from makespan.files import is_stream
 
 if TYPE_CHECKING:
     from makespan.studies import Run
@@ -20,6 +22,7 @@ __all__ = [
     "calibration_option",
     "check_target",
     "cluster_option",
+    "decision_limit_option",
     "scenario_options",
     "shown_option",
     "verdict_lines",
@@ -50,6 +53,22 @@ calibration_option = shown_option(
     help="Shipped constants (L0, L1), or a .toml file written by 'makespan calibrate'.",
 )
 
+
+def _decision_limit_s() -> float:
+    from makespan.sim import DECISION_LIMIT_S
+
+    return DECISION_LIMIT_S
+
+
+decision_limit_option = click.option(
+    "--decision-limit",
+    "decision_limit_s",
+    default=_decision_limit_s,
+    show_default="600",
+    help="Interrupt a policy that takes longer for one decision; 0 for no limit.",
+    **SECONDS,
+)
+"""Wall time that one call of a policy may take."""
 
 _COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
@@ -146,11 +165,15 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
     """Check that a file or a directory can be written there, before the work begins."""
     if path is None:
         return
-    if path.exists() and path.is_dir() != is_directory:
-        accepted = "a directory" if is_directory else "a file"
-        raise InputError(f"--output {path}: accepted: {accepted}, there already or not")
-    parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    if not is_directory and parent == path.absolute():
+    if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
+        raise InputError(f"--output {path}: accepted: a directory, there already or not")
+    if not is_directory:
+        check_file(path)
+        if is_stream(path):
+            return
+    target = Path(os.path.realpath(path))
+    parent = next(place for place in (target, *target.parents) if place.exists())
+    if not is_directory and parent == target:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")

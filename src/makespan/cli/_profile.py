@@ -1,13 +1,14 @@
 """The command ``makespan profile``."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from makespan.cli._numbers import CPU_THREADS, PROCESSES, whole
+from makespan.cli._options import check_target
 from makespan.cli._output import say
+from makespan.files import write_json
 from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.profiling import (
@@ -79,6 +80,7 @@ def profile_command(
     Writes <workload>.csv, a throughput table, <workload>.json, the record of machine and noise, and
     environment.toml, what the performance model needs to know of the machine.
     """
+    check_target(output, is_directory=True)
     places = [_placement(text) for text in placements]
     if several := [place.text for place in places if place.n_nodes > 1]:
         found = ", ".join(several)
@@ -92,7 +94,7 @@ def profile_command(
         parts = [measure_points(spec, points, node, launcher, procedure) for points in batches.values()]
         table, record = profile_table(parts, spec), profile_record(parts)
         write_csv(table, output / f"{key}.csv", THROUGHPUT)
-        write_text(json.dumps(record, indent=1) + "\n", output / f"{key}.json")
+        write_json(record, output / f"{key}.json", indent=1)
         noise_pct = record["repeatability_pct"]
         noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
         count = f"{int(table['feasible'].sum())} of {len(table)} points ran"

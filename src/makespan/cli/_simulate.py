@@ -2,13 +2,20 @@
 
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from makespan.cli._numbers import SECONDS, real
-from makespan.cli._options import check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._options import (
+    check_target,
+    decision_limit_option,
+    scenario_options,
+    shown_option,
+    verdict_lines,
+)
 from makespan.cli._output import say
 
 if TYPE_CHECKING:
@@ -23,10 +30,11 @@ __all__ = ["policies_command", "simulate_command"]
     "--policy",
     "policy_name",
     default="morphling-work",
-    metavar="NAME",
-    help="Who decides; 'makespan policies' lists them.",
+    metavar="NAME|FILE",
+    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
 )
 @scenario_options
+@decision_limit_option
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
 @click.option("--quiet", is_flag=True, help="No live view, only the summary.")
 @shown_option(
@@ -38,7 +46,14 @@ __all__ = ["policies_command", "simulate_command"]
 )
 @click.pass_context
 def simulate_command(
-    ctx: click.Context, /, policy_name: str, output: Path | None, quiet: bool, pace_s: float, **request: Any
+    ctx: click.Context,
+    /,
+    policy_name: str,
+    decision_limit_s: float,
+    output: Path | None,
+    quiet: bool,
+    pace_s: float,
+    **request: Any,
 ) -> None:
     """Run a workload under a policy and watch it.
 
@@ -51,7 +66,7 @@ def simulate_command(
 
     by = policy(policy_name).title
     check_target(output, is_directory=True)
-    scenario = assemble(**request)
+    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     title = f"{by} on {scenario.title}"
     say(scenario.report, err=True)
     done, wall_s = _watched(scenario, policy_name, title, quiet, pace_s)
@@ -124,13 +139,19 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
 def policies_command() -> None:
     """List the scheduling policies.
 
-    For each its name, title, what it needs or promises, and what it implements.
+    For each its name, title, what it needs or promises, and what it implements; or what is broken about it.
     """
     from makespan.policies import REGISTRY
+    from makespan.sim import PolicyError
 
     width = max(map(len, REGISTRY))
     indent = " " * (width + 2)
-    for entry in REGISTRY.values():
+    for name in REGISTRY:
+        try:
+            entry = REGISTRY[name]
+        except PolicyError as error:
+            say(f"{name:<{width}}  broken: {error}")
+            continue
         say(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
         for reference in entry.references:
             say(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))

@@ -83,7 +83,7 @@ class Environment:
     @property
     def node(self) -> NodeSpec:
         """Kind of node: decides memory feasibility and which GPUs share a network card."""
-        return self.cluster.nodes[0]
+        return self.cluster.node
 
 
 def environment_names() -> tuple[str, ...]:

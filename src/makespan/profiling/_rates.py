@@ -1,14 +1,13 @@
 """Constants of the machine: measured here, and written as the environment of the performance model."""
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
 from makespan.errors import InputError
+from makespan.leftovers import temporary_directory
 from makespan.plans import ExecutionPlan
 from makespan.presets import read_preset
 from makespan.profiling._design import ProfilePoint, model_of
@@ -141,10 +140,10 @@ def _exchange_times(
         "gradient_bytes": round(mean(_FLOAT_BYTES * spec.model.parameters for spec in workloads)),
         "activation_bytes": round(mean(_activation_bytes(spec) for spec in workloads)),
     }
-    with tempfile.TemporaryDirectory(prefix="makespan-") as name:
+    with temporary_directory("rates") as directory:
         options = [ProcessOptions(threads=cpu_threads)] * n_processes
-        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options))
-        found: dict[str, float] = RunDirectory(Path(name)).result()
+        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, directory, options=options))
+        found: dict[str, float] = RunDirectory(directory).result()
     return found
 
 

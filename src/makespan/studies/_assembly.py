@@ -25,6 +25,7 @@ from makespan.throughput import (
     PublishedSource,
     ReferenceTimes,
     ThroughputSource,
+    shipped_register,
 )
 from makespan.traces import (
     JobTrace,
@@ -127,7 +128,7 @@ def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = N
             raise InputError(
                 f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
             )
-    node, count = base.nodes[0], n_nodes or base.n_nodes
+    node, count = base.node, n_nodes or base.n_nodes
     if gpus_per_node is not None and gpus_per_node != node.n_gpus:
         node = replace(
             node,
@@ -155,7 +156,7 @@ def _throughput(
     if source == "emulated":
         return EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
     if source == "published":
-        return PublishedSource(reader.published(), _CPU_THREADS)
+        return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
         raise unknown_name("source of throughput", source, SOURCE_NAMES)
     if measured_dir is None:
