@@ -25,6 +25,8 @@ SET_UP = [
     ["export", "MAKESPAN_PUBLISHED_DIR=/path/to/a/directory/with/the/published/files"],
 ]
 WITH_CODE = [page for page in PAGES if any(one.kind in RUN and not one.reason for one in blocks(page))]
+TRAINS = [page for page in WITH_CODE if "makespan.training" in page.read_text()]
+TRAINING = pytest.mark.xdist_group("training")
 
 
 def run_command(words):
@@ -42,10 +44,11 @@ def run_command(words):
         pytest.fail(f"nothing says how to run {program!r}; mark the block with <!-- not run: REASON -->")
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
-@pytest.mark.xdist_group("training")
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=TRAINING if page in TRAINS else ()) for page in WITH_CODE], ids=name_of
+)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
-    if "makespan.training" in page.read_text():
+    if page in TRAINS:
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

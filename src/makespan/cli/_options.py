@@ -78,8 +78,8 @@ _SCENARIO = (
         "--workload",
         default="naive",
         metavar="FILE|NAME",
-        help="A job list, or naive (10 jobs), base, bp (best plans) or mt (multi-tenant): generated, or the "
-        "authors' lists if the source is published.",
+        help="A job list (- for standard input), or naive (10 jobs), base, bp (best plans) or mt "
+        "(multi-tenant): generated, or the authors' lists if the source is published.",
     ),
     shown_option(
         "--format",

@@ -44,6 +44,7 @@ __all__ = ["resized", "scenario"]
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
+_STDIN = "-"
 _MAX_NODES, _MAX_GPUS = 10_000, 1_024
 ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
@@ -182,7 +183,9 @@ class _Reader:
     def name(self) -> str:
         if not isinstance(self.workload, str | Path):
             return "jobs"
-        return str(self.workload) if self.workload in GENERATED else Path(self.workload).stem
+        if str(self.workload) in (_STDIN, *GENERATED):
+            return "stdin" if str(self.workload) == _STDIN else str(self.workload)
+        return Path(self.workload).stem
 
     def published(self) -> Path:
         """Return the directory with the published files."""
@@ -223,7 +226,7 @@ class _Reader:
     def _path(self, text: str) -> Path | None:
         """Return the job list that is meant, or None if the workload is to be generated."""
         is_foreign = self.file_format not in ("auto", "morphling")
-        is_path = Path(text).is_file() or bool(Path(text).suffix) or "/" in text
+        is_path = text == _STDIN or Path(text).exists() or bool(Path(text).suffix) or "/" in text
         if is_foreign or (is_path and text not in GENERATED):
             return Path(text)
         if text not in GENERATED:

@@ -166,6 +166,12 @@ def verify(dataset: Dataset, directory: str | Path) -> Path:
 
 def check_content(dataset: Dataset, path: Path) -> None:
     """Check that a file has the registered content; the error says what differs and what to do."""
+    size = path.stat().st_size
+    if size > 2 * dataset.size_bytes:  # nothing that converted line ends could explain: not read
+        found = f"data set {dataset.name!r} has {size} bytes; registered: {dataset.size_bytes} bytes"
+        raise ChecksumError(
+            f"{path}: {found} (commit {dataset.commit}); delete it and fetch or copy it again"
+        )
     _check(path.read_bytes(), dataset, where=str(path))
 
 
