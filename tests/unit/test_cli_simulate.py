@@ -104,13 +104,27 @@ def test_options_reach_the_simulation(job_list: Path, tmp_path: Path) -> None:
     result = run("simulate", "--workload", str(job_list), *options)
     assert result.exit_code == 0, result.output
     assert "FIFO on mine (emulated), 3 jobs on 8 x 8 GPUs" in result.output
-    assert "restart delay 10 s, rounds of 60 s, by exact times" in result.output
+    assert "restart delay 10 s, rounds of 60 s, by fitted times" in result.output
     events = read_csv(tmp_path / "x" / "events.csv", EVENTS)
     started = events[events["kind"] == "started"]
     ready = events[events["kind"] == "ready"]
     assert started["time_s"].tolist() == [0.0, 60.0, 120.0]
     assert ready["time_s"].tolist() == [10.0, 70.0, 130.0]
     assert set(read_csv(tmp_path / "x" / "outcomes.csv", OUTCOMES)["job_id"]) == {"a", "b", "c"}
+
+
+def test_a_load_lets_the_same_jobs_arrive_faster(job_list: Path, tmp_path: Path) -> None:
+    for load in ("1", "4"):
+        options = ("--load", load, "--quiet", "--output", str(tmp_path / load))
+        assert run("simulate", "--workload", str(job_list), *options).exit_code == 0
+    usual, faster = (read_csv(tmp_path / load / "outcomes.csv", OUTCOMES) for load in ("1", "4"))
+    assert (faster["submit_time_s"] * 4.0).tolist() == usual["submit_time_s"].tolist()
+    assert "; load 4" in run("simulate", "--workload", str(job_list), "--load", "4").output
+
+
+def test_clusters_without_constants_of_the_model_decide_by_exact_times() -> None:
+    result = run("simulate", "--cluster", "p3dn-64", "--quiet")
+    assert result.exit_code == 0 and "by exact times" in result.output
 
 
 def test_other_nodes_leave_out_what_cannot_run_and_say_so() -> None:
