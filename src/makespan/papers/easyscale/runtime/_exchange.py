@@ -19,7 +19,7 @@ from makespan.papers.easyscale.runtime._buckets import GradientSet
 from makespan.papers.easyscale.runtime._folds import Fold, fold_named
 from makespan.papers.easyscale.runtime._mapping import RankMapping
 
-__all__ = ["Exchange", "Reduction", "Scaling", "Steps", "in_memory", "over_group", "reduce_sets"]
+__all__ = ["Exchange", "Reduction", "Scaling", "Steps", "in_memory", "over_group", "reduce_sets", "share"]
 
 T = TypeVar("T")
 Scaling = Literal["pre", "post"]
@@ -85,7 +85,7 @@ def reduce_sets(
     if reduction.scaling == "post":
         sums = [one * (1.0 / reduction.n_logical_workers) for one in sums]
     used = torch.stack([one.used for one in own]).any(dim=0)
-    everywhere = yield from _share(used.to(torch.uint8), [used.numel()] * mapping.n_processes)
+    everywhere = yield from share(used.to(torch.uint8), [used.numel()] * mapping.n_processes)
     return GradientSet(sums, torch.stack(everywhere).any(dim=0))
 
 
@@ -101,10 +101,10 @@ def _reduce_bucket(own: Sequence[Tensor], mapping: RankMapping, process: int, fo
         for ranks, part in zip(mapping.hosted, received, strict=True):
             pieces |= zip(ranks, part.view(len(ranks), end - start), strict=True)
     folded = fold([pieces[rank] for rank in range(mapping.n_logical_workers)], start, length)
-    return torch.cat((yield from _share(folded, [last - first for first, last in ranges])))
+    return torch.cat((yield from share(folded, [last - first for first, last in ranges])))
 
 
-def _share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
+def share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
     """Send one vector to all processes and return those of all."""
     return [part] if len(lengths) == 1 else (yield Exchange([part] * len(lengths), lengths))
 

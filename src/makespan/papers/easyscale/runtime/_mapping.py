@@ -50,6 +50,15 @@ class RankMapping:
         """Number of processes, M."""
         return len(self.hosted)
 
+    def host(self, rank: int) -> int:
+        """Process that hosts a virtual rank."""
+        return next(number for number, ranks in enumerate(self.hosted) if rank in ranks)
+
+    def by_position(self) -> "RankMapping":
+        """Renumber logical workers by their physical places instead of their virtual ranks."""
+        ends = accumulate(map(len, self.hosted), initial=0)
+        return RankMapping(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
+
     @classmethod
     def parse(cls, text: str) -> "RankMapping":
         """Read the notation; an `InputError` says what is accepted."""
