@@ -171,7 +171,7 @@ def _check_size(size: int, largest: int, path: str | Path, expected: str, error:
 
 def _check_text(head: bytes, path: str | Path, expected: str, error: type[InputError]) -> None:
     if b"\0" in head:
-        raise error(f"{path}: has zero bytes; accepted: {expected}, as text in UTF-8")
+        raise error(f"{path}: cannot be read as {expected}: it has zero bytes; accepted: text in UTF-8")
 
 
 def read_bytes(
@@ -192,7 +192,7 @@ def read_text(
         return read_bytes(path, expected, error, largest).decode("utf-8-sig")
     except UnicodeDecodeError as wrong:
         found = f"byte 0x{wrong.object[wrong.start]:02x} at position {wrong.start}"
-        raise error(f"{path}: {found} is not UTF-8; accepted: {expected}, as text in UTF-8") from None
+        raise error(f"{path}: cannot be read as {expected}: {found} is not UTF-8") from None
 
 
 def read_json(path: str | Path, error: type[Exception] = InputError) -> Any:

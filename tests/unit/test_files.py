@@ -1,6 +1,7 @@
 """Files are written whole, to files alone, and read within bounds; every mistake is one message."""
 
 import os
+import re
 import resource
 import socket
 import stat
@@ -12,8 +13,22 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.cli import main
-from makespan.errors import InputError
-from makespan.files import atomic_path, write_json, write_text
+from makespan.config import check_settings
+from makespan.emulator import calibration_text, load_calibration
+from makespan.errors import ConfigError, InputError, MakespanError
+from makespan.files import (
+    atomic_path,
+    open_seekable,
+    read_bytes,
+    read_json,
+    read_yaml,
+    write_json,
+    write_text,
+)
+from makespan.perf import load_environment
+from makespan.tables import JOBS, THROUGHPUT, read_csv, write_csv
+from makespan.traces import jobs_table, read_jobs, read_pai_jobs, read_philly_jobs
+from makespan.workloads import JobSpec
 
 COMPARE = ("compare", "--policies", "fifo", "--quiet")
 
@@ -183,3 +198,225 @@ def test_json_keeps_its_layout(tmp_path):
     write_json({"a": [1]}, tmp_path / "shown.json", indent=1)
     assert (tmp_path / "plain.json").read_text() == '{"a": [1]}'
     assert (tmp_path / "shown.json").read_text() == '{\n "a": [\n  1\n ]\n}\n'
+
+
+# --- one place ----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+PLACES = {
+    r"\btomllib\.": {"files.py", "presets.py"},  # the second: data of the package
+    r"\byaml\.(safe_)?load|SafeLoader": {"files.py", "papers/_figure.py"},
+    r"\bpd\.read_csv\(": {"tables/_io.py", "claims/_ledger.py"},  # the second: data of the package
+    r"\.to_csv\(": {"tables/_io.py"},
+    r"\.savefig\(": {"plots/_style.py"},
+    r"\.write_(text|bytes)\(": {"files.py", "throughput/_register.py"},
+    r"\bos\.replace\(|\.replace\(target\)": {"files.py"},
+    r"json\.dump\(|json\.load\(": set(),
+}
+
+
+@pytest.mark.parametrize("pattern", PLACES)
+def test_each_format_is_read_and_written_in_one_place(pattern):
+    src = ROOT / "src" / "makespan"
+    scripts = ROOT / "workflow" / "scripts"
+    files = [*((path, str(path.relative_to(src))) for path in src.rglob("*.py"))]
+    files += [(path, path.name) for path in scripts.glob("*.py")]
+    found = {name for path, name in files if re.search(pattern, path.read_text("utf-8"))}
+    assert found == PLACES[pattern]
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+DEEP = 100_000
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"cluster: caf\xe9\n", "byte 0xe9 at position 12 is not UTF-8"),
+        (b"a: 1\nb: 2\na: 3\n", "line 3: key 'a' is given twice; accepted: once"),
+        (b"x:\n  a: 1\n  'a': 3\n", "line 3: key 'a' is given twice"),
+        (b"a: &x\n  b: *x\n", "line 1: the value contains itself"),
+        (b"a: &x [1, *x]\n", "line 1: the value contains itself"),
+        (LAUGHS.encode(), "more than 100000 values"),
+        (b"[" * DEEP, "it is nested too deeply"),
+        (b"a: 2001-13-45\n", "month must be in 1..12"),
+        (b"a: !!int x\n", "invalid literal"),
+        (b"a: !!python/object:os.system x\n", "could not determine a constructor"),
+        (b"? [a, {b: 1}]\n: 2\n", "unhashable key"),
+        (b"\0" * 100, "it has zero bytes"),
+    ],
+)
+def test_yaml_that_cannot_be_meant_is_one_message(text, message, tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(text)
+    result = CliRunner().invoke(main, ["config", "--root", str(Path(__file__).parents[2]), str(path)])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"Error: {path}: cannot be read as ") and message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_aliases_that_end_are_read(tmp_path):
+    path = tmp_path / "good.yaml"
+    path.write_text("a: &x {b: 1}\nc: *x\nd: [*x, *x]\ne: {<<: *x, f: 2}\n", encoding="utf-8-sig")
+    one = {"b": 1}
+    assert read_yaml(path, "x") == {"a": one, "c": one, "d": [one, one], "e": {"b": 1, "f": 2}}
+
+
+def test_settings_that_contain_themselves_are_refused():
+    values: dict[str, object] = {}
+    values["cluster"] = values
+    with pytest.raises(ConfigError, match="contains itself"):
+        check_settings(values)
+
+
+WRONG_TOML = [
+    (b"level = 'caf\xe9'", "byte 0xe9"),
+    (b"a = " + b"[" * DEEP, "nested too deeply"),
+    (b"a = 1\na = 2\n", "Cannot overwrite a value"),
+    (b"= 1", "Invalid statement"),
+    (b"", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_TOML)
+@pytest.mark.parametrize("read", [load_calibration, load_environment])
+def test_toml_that_cannot_be_read_is_one_message(read, text, message, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_bytes(text)
+    with pytest.raises(InputError) as caught:
+        read(str(path))
+    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('level = "L1"', 'level = ["L1"]'),
+        ('level = "L1"', 'level = "L9"'),
+        ("n_rows", "rows"),
+        ("active_bounds = ", "active_bounds = 5 #"),
+        ("[constants]\n", "[constants]\nunknown = 1\n"),
+        ("[constants]\n", "constants = 5\n[other]\n"),
+        ("e_gemm = 0", 'e_gemm = "fast" #'),
+        ("e_gemm = 0", "e_gemm = -1.0 #"),
+        ("e_gemm = 0", "e_gemm = nan #"),
+        ("e_gemm = 0", "e_gemm = {a = 1} #"),
+        ("[constants]\n", "without = [1]\n[constants]\n"),
+        ("[constants]\n", "[without.unheard]\na = 1\n[constants]\n"),
+        ("[constants]\n", "anchors = {vit = 'x'}\n[constants]\n"),
+        ("[constants]\n", "anchors = {vit = inf}\n[constants]\n"),
+        ("[constants]\n", "anchors = 3\n[constants]\n"),
+    ],
+)
+def test_a_malformed_calibration_is_one_message(before, after, tmp_path):
+    text = calibration_text(load_calibration("L1"))
+    assert before in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(before, after, 1))
+    result = CliRunner().invoke(main, ["explain", "vit", "ga", "8", "--calibration", str(path)])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"Error: {path}: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[" * DEEP, '{"a":' * DEEP, "[" + "1" * 5000 + "]"])
+def test_json_without_end_is_one_message(text, tmp_path):
+    path = tmp_path / "jobs.json"
+    path.write_text(text)
+    for read in (read_philly_jobs, read_json):
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < 300
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """Return a function that makes a file of a gigabyte that takes no room."""
+
+    def make(name: str) -> Path:
+        with (tmp_path / name).open("wb") as stream:
+            stream.truncate(1 << 30)
+        return tmp_path / name
+
+    return make
+
+
+def test_what_is_too_large_is_refused_before_it_is_opened(sparse, monkeypatch):
+    path = sparse("large.csv")
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
+    with pytest.raises(
+        InputError, match=r"large\.csv: has 1\.1 GB or more; accepted: a table of at most 536\.9 MB"
+    ):
+        read_bytes(path, "a table")
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="zero bytes"), open_seekable(path, "a table", largest=None):
+        pass
+
+
+def test_every_reader_refuses_a_file_that_is_too_large(sparse, tmp_path):
+    calls = [
+        lambda: read_jobs(sparse("jobs.csv")),
+        lambda: read_philly_jobs(sparse("jobs.json")),
+        lambda: read_pai_jobs(sparse("pai_job_table.csv"), sparse("pai_task_table.csv")),
+        lambda: read_csv(sparse("bert.csv"), THROUGHPUT),
+        lambda: load_calibration(str(sparse("calibration.toml"))),
+        lambda: load_environment(str(sparse("environment.toml"))),
+        lambda: read_yaml(sparse("config.yaml"), "a configuration"),
+    ]
+    for call in calls:
+        with pytest.raises(MakespanError, match=r"has 1\.1 GB or more|has zero bytes"):
+            call()
+
+
+def test_a_pipe_without_end_is_refused(tmp_path):
+    code = "import sys; from makespan.files import read_bytes; read_bytes('-', 'a table')"
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as endless:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdin=endless.stdout, capture_output=True, text=True)
+        endless.kill()
+    assert done.stderr.splitlines()[-1].endswith(
+        "-: cannot be read as a table: it has zero bytes; accepted: text in UTF-8"
+    )
+
+
+@pytest.mark.parametrize(("make", "kind"), [(folder, "a directory"), (bound_socket, "a socket")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "--quiet", "--workload"),
+        ("config", "--root", str(Path(__file__).parents[2])),
+        ("explain", "vit", "ga", "8", "--calibration"),
+    ],
+)
+def test_what_holds_no_text_is_named(arguments, make, kind, tmp_path):
+    path = make(tmp_path / "some.toml")
+    result = CliRunner().invoke(main, [*arguments, str(path)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {path}: is {kind}; accepted: a file, a pipe or -")
+
+
+@pytest.fixture
+def job_list(tmp_path):
+    path = tmp_path / "jobs.csv"
+    write_csv(jobs_table([JobSpec("a", 0.0, "roberta", 2, 16, "zero-dp", 4000)]), path, JOBS)
+    return path
+
+
+def test_a_workload_comes_from_standard_input(job_list):
+    result = CliRunner().invoke(main, ["simulate", "--quiet", "--workload", "-"], input=job_list.read_text())
+    assert result.exit_code == 0, result.output
+    assert "on stdin (emulated), 1 jobs" in result.stdout
+
+
+def test_pipes_of_a_shell_are_read(job_list, tmp_path):
+    changes = tmp_path / "changes.yaml"
+    changes.write_text("cluster: a800-64\n")
+    run = f"{sys.executable} -c 'from makespan.cli import main; main()'"
+    for line in (
+        f"{run} simulate --quiet --workload <(cat {job_list})",
+        f"{run} config --root {Path(__file__).parents[2]} <(cat {changes})",
+    ):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

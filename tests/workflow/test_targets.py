@@ -229,7 +229,7 @@ def test_a_command_of_the_documentation_can_be_planned(project, tmp_path, argume
     for block in (block for page in PAGES for block in blocks(page)):
         if block.kind == "yaml":
             (project.root / block.file).write_text(block.text)
-    for path in pd.read_csv(project.root / "config/datasets.csv")["path"]:
+    for path in pd.read_csv(project.root / "src/makespan/throughput/presets/datasets.csv")["path"]:
         file = tmp_path / "published" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()

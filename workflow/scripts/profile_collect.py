@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from makespan.files import read_json, write_json
 from makespan.logs import logged_to
 from makespan.profiling import profile_record, profile_table
-from makespan.tables import THROUGHPUT, write_csv
+from makespan.tables import THROUGHPUT, write_result
 from makespan.workloads import workload
 
 
 def main(parts: Sequence[str], key: str, table: str, record: str) -> None:
     """Write the throughput table and, beside it, what stands behind it."""
     measured = [read_json(part) for part in parts]
-    write_csv(profile_table(measured, workload(key)), table, THROUGHPUT)
+    write_result(profile_table(measured, workload(key)), table, THROUGHPUT)
     write_json(profile_record(measured), record, indent=1)
 
 

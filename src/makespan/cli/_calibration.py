@@ -25,7 +25,7 @@ from makespan.errors import InputError, MissingDataError
 from makespan.files import is_stream
 from makespan.hardware import ClusterSpec, cluster, cluster_names
 from makespan.tables import write_csv, write_text
-from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource
+from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource, shipped_register
 from makespan.workloads import model_keys
 
 __all__ = ["calibrate_command", "validate_command"]
@@ -140,7 +140,7 @@ def _observations(directory: Path, where: ClusterSpec) -> Observations:
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory; expected measured traces")
     sources: list[ThroughputSource] = [
-        PublishedSource(directory, TRACE_CPU_THREADS),
+        PublishedSource(directory, TRACE_CPU_THREADS, shipped_register()),
         MeasuredSource(directory),
     ]
     for source in sources:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._numbers import PROCESSES, SECONDS
+from makespan.cli._numbers import PROCESSES
 from makespan.cli._options import (
     check_target,
     decision_limit_option,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_command"]
 
-_ROUND_S = 60.0  # rounds of the simulator released with Morphling
 _ALL = "all"
 
 # Column of the table, title, format.
@@ -57,13 +56,6 @@ _LEGEND = (
     "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
 )
 @scenario_options
-@shown_option(
-    "--interval",
-    "interval_s",
-    default=_ROUND_S,
-    help="Length of a round, for every policy; 0 to decide after each event.",
-    **SECONDS,
-)
 @decision_limit_option
 @click.option(
     "--workers",

@@ -34,7 +34,7 @@ CALIBRATION = "L1"
 TRACE_CPU_THREADS = 12
 """CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
 
-_RESTART_DELAY_S = 78.0  # Morphling, section 8: measured mean of checkpoint and restart
+_ROUND_S, _RESTART_DELAY_S = 60.0, 260.0  # as `makespan.scenario`, which takes long to import
 
 _FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
 
@@ -78,8 +78,8 @@ _SCENARIO = (
         "--workload",
         default="naive",
         metavar="FILE|NAME",
-        help="A job list, or naive (10 jobs), base, bp (best plans) or mt (multi-tenant): generated, or the "
-        "authors' lists if the source is published.",
+        help="A job list (- for standard input), or naive (10 jobs), base, bp (best plans) or mt "
+        "(multi-tenant): generated, or the authors' lists if the source is published.",
     ),
     shown_option(
         "--format",
@@ -89,7 +89,19 @@ _SCENARIO = (
         help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact. Jobs of the last "
         "five train what the Base workload trains, chosen by --seed.",
     ),
-    click.option("--jobs", "n_jobs", help="Jobs to generate, or how many of a list to take.", **_COUNT),
+    click.option(
+        "--jobs",
+        "n_jobs",
+        help="Jobs to generate, at the rate of the whole list, or how many of a list to take.",
+        **_COUNT,
+    ),
+    shown_option(
+        "--load",
+        default=1.0,
+        type=real(1000, "then all jobs are there at once", above=True),
+        metavar="FACTOR",
+        help="Arrival rate over that of the list.",
+    ),
     shown_option(
         "--source",
         default="emulated",
@@ -124,17 +136,24 @@ _SCENARIO = (
         **SECONDS,
     ),
     shown_option(
+        "--interval",
+        "interval_s",
+        default=_ROUND_S,
+        help="Length of a round; 0 to decide after each event.",
+        **SECONDS,
+    ),
+    shown_option(
         "--seed",
         default=1,
         type=SEED,
         metavar="N",
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
-    shown_option(
+    click.option(
         "--predictions",
         "--steering",
         "predictions",
-        default="exact",
+        show_default="fitted, if the cluster has constants of the model",
         type=click.Choice(["fitted", "exact"]),
         help="What policies decide by: times of a fitted performance model, or the source's own. Jobs always "
         "run by the source's.",

@@ -34,13 +34,6 @@ __all__ = ["policies_command", "simulate_command"]
     help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
 )
 @scenario_options
-@click.option(
-    "--interval",
-    "interval_s",
-    show_default="the policy's own",
-    help="Length of a round; 0 to decide after each event.",
-    **SECONDS,
-)
 @decision_limit_option
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
 @click.option("--quiet", is_flag=True, help="No live view, only the summary.")

@@ -104,11 +104,11 @@ class Engine:
 
     def run(self) -> None:
         """Handle events until no job is left."""
-        queue, advance = self.queue, self.cluster_state.advance
+        queue, pop, advance = self.queue, self.queue.pop, self.cluster_state.advance
         n_jobs, finished = len(self.arrivals), self.finished
         with self.adviser.watch:
             while queue and len(finished) < n_jobs:
-                time_s, (handler, first, second) = queue.pop()
+                time_s, (handler, first, second) = pop()
                 advance(time_s)
                 handler(first, second)
         if len(finished) < n_jobs:
@@ -268,7 +268,8 @@ class Engine:
         suspended = [job for job, new in changes if new is None]
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
         for job, _ in changes:
-            self.release(job)
+            if job.allocation is not None:
+                self.release(job)
         if suspended:
             self.cluster_state.queue_again(suspended)
         for job, new in changes:
@@ -282,24 +283,27 @@ class Engine:
 
     def record(self, kind: EventKind, job: JobView, reason: str) -> None:
         """Note what happened to a job, and tell the observers."""
-        held = job.allocation
+        held, rows = job.allocation, self.rows
+        what = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
-            resources = ("", 0, "", reason, "", 0, _NAN)
+            rows.append((*what, "", 0, "", reason, "", 0, _NAN, job._steps_left))
         else:
             it, text = held.configuration, job._held_text
             resources = (text, it.n_gpus, it.plan, reason, it.family, it.cpu_threads, it.iter_time_s)
-        self._tell(kind, job.spec.job_id, resources, job._steps_left)
+            rows.append((*what, *resources, job._steps_left))
+        if self.observers:
+            self._tell_observers()
 
     def _record_node(self, kind: EventKind, node: int, reason: str, n_gpus: int = 0) -> None:
-        self._tell(kind, "", (str(node), n_gpus, "", reason, "", 0, _NAN), _NAN)
-
-    def _tell(self, kind: EventKind, job_id: str, resources: tuple[Any, ...], steps_left: float) -> None:
-        rows = self.rows
-        rows.append((self.view.time_s, len(rows), kind.value, job_id, *resources, steps_left))
+        what = (self.view.time_s, len(self.rows), kind._value_, "")
+        self.rows.append((*what, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN))
         if self.observers:
-            event = Event(*rows[-1])
-            for observer in self.observers:
-                observer.observe(event, self.view)
+            self._tell_observers()
+
+    def _tell_observers(self) -> None:
+        event = Event(*self.rows[-1])
+        for observer in self.observers:
+            observer.observe(event, self.view)
 
 
 def _round_at(time_s: float, interval_s: float) -> float:

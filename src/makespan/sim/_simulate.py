@@ -4,6 +4,7 @@ Job semantics follow the simulator released with Morphling, except that progress
 while, and only while, it holds devices.
 """
 
+import gc
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -98,7 +99,12 @@ def simulate(
     engine = Engine(cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s, decision_limit_s)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
-    engine.run()
+    # What is there now stays: the collector need not look through it again and again.
+    gc.freeze()
+    try:
+        engine.run()
+    finally:
+        gc.unfreeze()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began

@@ -57,15 +57,17 @@ def train(
         Where a checkpoint is written at the end, at a stop request and every
         ``job.checkpoint_every`` steps. None for no checkpoints.
     resume
-        Directory of checkpoints from whose newest the run continues, whatever plan wrote it.
+        Directory of checkpoints from whose newest the run continues, whatever plan wrote it. Loading runs
+        what is pickled in a checkpoint: name only directories whose writer you trust. Files that its
+        manifest does not vouch for are refused before torch opens any.
     keep_gradients
         Whether the gradients of the first step are written (needs ``run_dir``).
 
     Raises
     ------
     InfeasiblePlanError, CheckpointError, ChecksumError
-        Before a process starts: the plan cannot train the model here; there is no checkpoint in
-        ``resume``, or one of another run; a file of it is damaged.
+        Before a process starts: the plan cannot train the model here; there is no checkpoint with a
+        manifest in ``resume``, or one of another run; a file of it is damaged or not in its manifest.
     WorkerError
         A process died or hung. All others were brought down.
     """
@@ -102,7 +104,7 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
-        raise CheckpointError(f"{directory}: no complete checkpoint")
+        raise CheckpointError(f"{directory}: no complete checkpoint; accepted: step-<number> with a manifest")
     _check_continues(checkpoint, job)
     checkpoint.verify()
     source = {"path": str(checkpoint.path.resolve()), "step": checkpoint.step, "save_s": checkpoint.save_s}
@@ -111,7 +113,11 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
 
 def _check_continues(checkpoint: Checkpoint, job: TrainingJob) -> None:
     """Check that a job continues the run of a checkpoint; plan and processes may differ."""
-    before, path = job_from(checkpoint.values["job"]), checkpoint.path
+    path = checkpoint.path
+    try:
+        before = job_from(checkpoint.values["job"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path}: its manifest has no job of makespan.training") from None
     for name in _MUST_AGREE:
         found, wanted = getattr(before, name), getattr(job, name)
         if found != wanted:
