@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 
 from makespan.config import check_settings, code_hash as hash_of_code, published_directory
-from makespan.errors import MakespanError
+from makespan.errors import ConfigError, MakespanError
+from makespan.files import read_yaml
 from makespan.papers import PAPERS, figures
 
 try:
+    for path in workflow.configfiles:
+        read_yaml(path, "a configuration", ConfigError)  # refuses repeated keys, which Snakemake forgets
     SETTINGS = check_settings(config)
 except MakespanError as error:
     raise WorkflowError(error) from None

@@ -1,5 +1,6 @@
 """The code and the commands of the documentation run as they stand, page by page; the site can be built."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ from importlib import import_module
 
 import pytest
 from click.testing import CliRunner
+from mkdocs.exceptions import PluginError
 from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
 from makespan.cli import main
@@ -184,3 +186,13 @@ def test_every_formula_is_mathml(site):
     pages = {path.parent.name: path.read_text() for path in site[0].rglob("*.html")}
     assert pages["performance-model"].count("<math") > 50
     assert not [name for name, text in pages.items() if "arithmatex" in text]
+
+
+def test_a_formula_that_cannot_be_shown_stops_the_build():
+    spec = importlib.util.spec_from_file_location("maths", ROOT / "scripts" / "maths.py")
+    maths = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maths)
+    html = '<p>and <span class="arithmatex">\\({}\\)</span> too</p>'
+    assert "<mi>a</mi>" in maths.on_page_content(html.format("a &lt; b"), page="page.md")
+    with pytest.raises(PluginError, match=r"page\.md: the formula .*nonesuch.* cannot be shown"):
+        maths.on_page_content(html.format(r"\nonesuch"), page="page.md")

@@ -185,6 +185,7 @@ def test_the_slurm_profile_is_found_from_the_root(project):
             "throughput.sources[0]: found 'emulatd'; accepted: 'emulated'",
         ),
         ("cluster: h300-8\n", "cluster: found 'h300-8'; accepted: one of"),
+        ("cluster: a800-8\ncluster: a800-64\n", "wrong.yaml: cannot be read as YAML: line 2: key 'cluster'"),
     ],
 )
 def test_a_wrong_configuration_stops_the_run_before_any_job(project, text, message):
