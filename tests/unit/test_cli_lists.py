@@ -78,6 +78,8 @@ def test_an_explanation_as_rows_adds_up_or_says_why_it_cannot_run():
     times = {row["name"]: row["value"] for row in rows if row["part"] == "time"}
     assert sum(times.values()) == pytest.approx(2 * times["iteration"])
     assert any(row["part"] == "memory" and row["unit"] == "B" for row in rows)
+    exact = json.loads(run("explain", "llama7", "244", "8888", "--exact", "--json").output)
+    assert [row["name"] for row in exact[len(rows) :]] == ["closed form", "event schedule"]
     rows = json.loads(run("explain", "llama7", "ga", "8", "--json").output)
     assert rows[0]["part"] == "reason" and "131.2 GB" in rows[0]["name"]
 

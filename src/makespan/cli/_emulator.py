@@ -147,14 +147,19 @@ def explain_command(
     spec, where, constants = workload(name), cluster(cluster_name), load_calibration(calibration)
     point = read_point(spec, exec_plan, placement, cpu_threads)
     found = explain(spec, point, where, constants)
+    pipeline = exact_pipeline(spec, point, where, constants) if exact and found.feasible else None
+    ways = (
+        {"closed form": pipeline.closed_form_s, "event schedule": pipeline.event_schedule_s}
+        if pipeline
+        else {}
+    )
     if form is not None:
-        say_rows(_explanation_rows(found), form)
+        rows = [{"part": "pipeline", "name": way, "value": value, "unit": "s"} for way, value in ways.items()]
+        say_rows(_explanation_rows(found) + rows, form)
         return
     say("\n".join(_explanation_lines(spec, found)))
-    if exact and found.feasible:
-        pipeline = exact_pipeline(spec, point, where, constants)
-        say(f"pipeline, closed form    {format_seconds(pipeline.closed_form_s):>12}")
-        say(f"pipeline, event schedule {format_seconds(pipeline.event_schedule_s):>12}")
+    for way, value in ways.items():
+        say(f"pipeline, {way:<14} {format_seconds(value):>12}")
 
 
 def _explanation_rows(found: Explanation) -> list[dict[str, object]]:
