@@ -15,7 +15,7 @@ from pages import PAGES, ROOT, Block, blocks, commands, name_of
 from makespan.cli import main
 from makespan.papers import PAPERS
 from makespan.sim import EventKind
-from makespan.tables import SCHEMAS
+from makespan.tables import PROVENANCES, SCHEMAS
 
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
