@@ -134,10 +134,7 @@ def test_every_special_word_of_a_column_is_in_the_glossary(defined):
 def test_every_kind_of_event_source_level_and_verdict_is_in_the_glossary(defined):
     words = {
         *EventKind,
-        "emulated",
-        "published",
-        "measured",
-        "interpolated",
+        *PROVENANCES,
         "l0",
         "l1",
         "holds",
