@@ -2,11 +2,13 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -200,6 +202,29 @@ def test_measured_tables_are_a_source(tmp_path: Path, job_list: Path) -> None:
     result = run("simulate", "--workload", str(job_list), *options)
     assert result.exit_code == 0, result.output
     assert "on mine (measured), 3 jobs" in result.output
+
+
+def test_the_title_says_what_the_rows_say_and_not_as_what_they_are_given(
+    tmp_path: Path, job_list: Path
+) -> None:
+    where = cluster("a800-64")
+    options = ["--workload", str(job_list), "--source", "measured", "--measured-dir", str(tmp_path)]
+    frames = {name: emulate(workload(name), trace_points(workload(name), where), where) for name in ROWS_OF}
+    kinds = dict.fromkeys(frames, "emulated")
+    for changes, expected in (
+        ({}, "emulated, given as measured"),
+        ({"vit": "published"}, "emulated, given as measured"),  # which no job of the list trains
+        ({"bert": "measured"}, "mixed emulated and measured, given as measured"),
+    ):
+        for name, kind in (kinds | changes).items():
+            write_csv(frames[name].assign(provenance=kind), tmp_path / f"{name}.csv", THROUGHPUT)
+        for verb in (["simulate"], ["compare", "--policies", "fifo"]):
+            result = run(*verb, *options, "--quiet")
+            assert result.exit_code == 0, result.output
+            assert f"mine ({expected}), 3 jobs" in result.output
+
+
+ROWS_OF = ("roberta", "bert", "vit")
 
 
 @pytest.mark.parametrize("name", ["naive", "mt"])
@@ -418,7 +443,8 @@ def watch(scenario, stream, pace_s: float = 0.0) -> LiveView:
     return live
 
 
-def test_lines_are_few_whatever_the_number_of_jobs(base) -> None:
+def test_lines_are_few_whatever_the_number_of_jobs(base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_view, "_HEARTBEAT_S", math.inf)  # none comes because the machine is slow
     stream = io.StringIO()
     watch(base, stream)
     lines = stream.getvalue().splitlines()
@@ -461,9 +487,15 @@ def test_frames_keep_a_distance_in_time(base, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_pace_slows_a_short_run_down_and_is_not_counted(base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    passed_s = [0.0]
+    clock = SimpleNamespace(
+        perf_counter=lambda: passed_s[0], sleep=lambda wait_s: passed_s.append(passed_s.pop() + wait_s)
+    )
+    monkeypatch.setattr(_view, "time", clock)
     scenario = replace(base, jobs=base.jobs[:10])
-    live = watch(scenario, Terminal(), pace_s=0.5)
-    assert 0.2 < live.spent_s < 0.8
+    live = watch(scenario, Terminal(), pace_s=500.0)
+    assert live.spent_s == passed_s[0]
+    assert 400.0 < passed_s[0] <= 500.0
 
 
 def test_a_dumb_terminal_gets_lines(base, monkeypatch: pytest.MonkeyPatch) -> None:

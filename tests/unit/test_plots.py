@@ -19,6 +19,7 @@ from makespan.plots import (
     plot_sensitivity,
     save_figure,
 )
+from makespan.tables import shown_source
 
 
 def error_table():
@@ -228,6 +229,12 @@ def test_stacks_end_at_the_sum_of_speedups():
     assert {0.75, 1.2} <= tops
     assert {"0.75", "1.20", "0.78", "1.44"} <= set(texts(figure))
     assert "1 GPU, ga\n0.30" in texts(figure)
+
+
+def test_rows_that_are_not_those_of_the_source_are_not_called_measured():
+    figure = plot_prediction(row_table(), shown_source("measured", ["emulated"]), "extended")
+    assert "source: emulated, given as measured" in texts(figure)
+    assert "given iteration time [s]" in texts(figure)
 
 
 def test_unknown_models_and_families_are_drawn_last():
