@@ -77,7 +77,7 @@ generated: setup ## Rewrite the files made from the code: schemas and reference 
 
 .PHONY: docs
 docs: setup-docs ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 ##@ Environment
 

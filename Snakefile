@@ -6,8 +6,16 @@
 from snakemake.utils import min_version
 
 from makespan.config import DEFAULT_FILES
+from makespan.leftovers import leave_run, register_run
 
 min_version("9.16")
+
+# Locks, jobs and temporary files of runs that were killed here go away; jobs of Slurm do not end with this run.
+if workflow.is_main_process:
+    if in_use := register_run(workflow.snakemake_tmp_dir, workflow.sourcecache.runtime_cache_path):
+        logger.warning(in_use)
+elif workflow.remote_exec:
+    leave_run()
 
 for defaults in DEFAULT_FILES:
 

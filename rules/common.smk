@@ -1,5 +1,6 @@
 # What all rules share: the checked configuration, wildcards, what is built of each paper for each source.
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,9 @@ try:
     SETTINGS = check_settings(config)
 except MakespanError as error:
     raise WorkflowError(error) from None
+
+# Jobs share the cores already: the small matrices of each stay on one thread.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 CPU = "../envs/cpu.yaml"
 GPU = "../envs/gpu.yaml"

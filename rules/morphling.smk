@@ -225,7 +225,8 @@ rule morphling_predictions:
         "../workflow/scripts/morphling_predictions.py"
 
 
-# Wall times are measured in two of them, where simulations have the machine to themselves.
+# Wall times are measured in two of them, whose simulations run one after the other. What takes all cores goes
+# first, so that small jobs are left to run beside what takes one.
 for experiment, options in SIM.experiments().items():
 
     rule:
@@ -241,6 +242,7 @@ for experiment, options in SIM.experiments().items():
             f"logs/{{source}}/morphling/morphling_{experiment}.log",
         benchmark:
             f"benchmarks/results/{{source}}/morphling/morphling_{experiment}.tsv"
+        priority: 0 if experiment in ("getting_started", "scale") else 1
         conda:
             CPU
         threads: 1 if experiment in ("getting_started", "scale") else 4
@@ -268,6 +270,7 @@ rule morphling_fig9:
         "logs/measured/morphling/morphling_fig9.log",
     benchmark:
         "benchmarks/results/measured/morphling/morphling_fig9.tsv"
+    priority: 1
     conda:
         CPU
     threads: 4

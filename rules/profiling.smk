@@ -28,6 +28,7 @@ rule profile_environment:
         "logs/measured/profile_environment.log",
     benchmark:
         "benchmarks/results/measured/profile_environment.tsv"
+    priority: 1
     conda:
         GPU
     threads: profile_threads(PROFILE_PAIR)
@@ -55,6 +56,7 @@ rule profile_points:
         "benchmarks/results/measured/profile_points/{workload}/{job}.tsv"
     wildcard_constraints:
         job=profile_job_names(True),
+    priority: 1
     conda:
         GPU
     threads: lambda wildcards: profile_threads(placement_of(wildcards).n_gpus)

@@ -1,20 +1,25 @@
-"""Write the files that are made from the code: configuration schema, reference pages, list of layers.
+"""Write the files that are made from the code: configuration schema, reference pages, lists of what there is.
 
-A test compares them with what is committed, so run this after a change of an option, a table or a layer.
+A test compares them with what is committed; run this after an option, a table, a figure or a layer changed.
 """
 
 import re
 import tomllib
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+import yaml
+
 from makespan.cli import cli_page
 from makespan.config import configuration_page, json_schema, load_settings
-from makespan.papers import PAPERS
+from makespan.papers import PAPERS, figures
 from makespan.tables import tables_page, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS = re.compile(r"(?<=<!-- layers -->\n).*?(?=<!-- end of layers -->)", re.DOTALL)
+SETTINGS = load_settings(root=ROOT)
+SOURCES = ("emulated", "published", "measured")
+PROFILED = "measured"  # unless tables are given it times small workloads, for which there are fewer files
 API_HEAD = """# API
 
 The layers of the package, lowest first; a layer imports only from those before it. What a package shows here
@@ -25,16 +30,115 @@ may be relied on, its modules with an underscore may not.
 def generated_files() -> dict[str, str]:
     """Return path below the root and text of every generated file."""
     schemas = {name: import_module(f"makespan.papers.{name}").SCHEMAS for name in PAPERS}
-    page = configuration_page(load_settings(root=ROOT))
+    page = configuration_page(SETTINGS)
     return {
         "config/README.md": page,
         "config/schemas/config.schema.json": json_schema(),
-        "CONTRIBUTING.md": LAYERS.sub(lambda _: _layer_list(), (ROOT / "CONTRIBUTING.md").read_text("utf-8")),
+        "CONTRIBUTING.md": _filled("CONTRIBUTING.md", "layers", _layer_list()),
+        "README.md": _filled("README.md", "results", _result_list()),
+        "docs/index.md": _filled("docs/index.md", "papers", _paper_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": page,
         "docs/reference/tables.md": tables_page(schemas),
+        "results/README.md": _filled("results/README.md", "files", _file_list()),
     }
+
+
+def _filled(name: str, mark: str, text: str) -> str:
+    """Return a file with another text between its comments ``mark`` and ``end of mark``."""
+    between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- end of {mark} -->)", re.DOTALL)
+    filled, n_places = between.subn(lambda _: text, (ROOT / name).read_text("utf-8"))
+    if n_places != 1:
+        raise ValueError(f"{name}: found {n_places} places for {mark}; accepted: one")
+    return filled
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table with empty lines around it."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
+
+
+def _cited() -> list[tuple[str, str, str | None]]:
+    """Return name and venue of the papers in CITATION.cff, and their packages, None where there is none."""
+    found = []
+    for reference in yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["references"]:
+        title, _, _ = reference["title"].partition(":")
+        (venue,) = re.findall(r"\(([A-Z]\w+) '?\d+\)", reference["collection-title"])
+        known_as = f"{title} {reference.get('notes', '')}".lower()
+        package = next((name for name in PAPERS if name in known_as), None)
+        if package is not None and package != title.lower():
+            title = f"{package.capitalize()}, also called {title}"
+        found.append((title, f"{venue} {reference['year']}", package))
+    return found
+
+
+def _paper_list() -> str:
+    """Return the papers with the figures that are drawn of each."""
+    rows = []
+    for title, venue, package in _cited():
+        drawn = [] if package is None else [one.title for one in figures(package).values()]
+        rows.append((title, venue, "; ".join(drawn) or "not built yet"))
+    return _table(("paper", "venue", "figures and tables"), rows)
+
+
+def _result_list() -> str:
+    """Return the tables that are built of every paper with the figures that show them, and the live runs."""
+    rows, missing = [], []
+    for title, venue, package in _cited():
+        if package is None:
+            missing.append((f"{title} ({venue})", "not built yet", "", ""))
+            continue
+        rows.append((f"{title} ({venue})", f"[numbers and deviations](docs/papers/{package}.md)", "", ""))
+        for name in (name for name in SETTINGS.papers()[package].contents if _built(package, name)):
+            shown = [f"`{one.name}`" for one in figures(package).values() if name in one.tables]
+            trained = "; measured only" if _built(package, name) == [PROFILED] else ""
+            what = SETTINGS.papers()[package].contents[name] + trained
+            rows.append(("", what, f"`{package}/{name}.csv`", ", ".join(shown)))
+    for run in SETTINGS.live:
+        what = f"`{run.workload}` under `{run.policy}` beside its simulation"
+        rows.append(
+            ("live runs", what + _built_when(run.in_all), f"`live/{run.policy}-{run.workload}.csv`", "")
+        )
+    return _table(("paper", "what", "table below `results/<source>/`", "figures"), [*rows, *missing])
+
+
+def _file_list() -> str:
+    """Return the files of every paper as a tree."""
+    lines = []
+    for package in PAPERS:
+        lines.append((f"    {package}/", ""))
+        for name in SETTINGS.papers()[package].contents:
+            lines.append((f"        {name}.csv", _what(package, name)))
+        for one in figures(package).values():
+            built = [
+                source for source in SOURCES if all(source in _built(package, name) for name in one.tables)
+            ]
+            what = f"{one.title}, of {', '.join(one.tables)}{_only(built)}"
+            lines.append((f"        figures/{one.name}.*", what))
+    for run in SETTINGS.live:
+        what = f"{run.workload} under {run.policy} beside its simulation{_built_when(run.in_all)}"
+        lines.append((f"    live/{run.policy}-{run.workload}.csv", what))
+    return "\n```text\n" + "".join(f"{path:<38} {what}".rstrip() + "\n" for path, what in lines) + "```\n\n"
+
+
+def _built(package: str, name: str) -> list[str]:
+    """Return the sources of which a file is a product, none if it is only made on the way."""
+    paper = SETTINGS.papers()[package]
+    return [source for source in SOURCES if name in paper.tables(source, source == PROFILED)]
+
+
+def _what(package: str, name: str) -> str:
+    return SETTINGS.papers()[package].contents[name] + _only(_built(package, name) or SOURCES)
+
+
+def _only(sources: Sequence[str]) -> str:
+    return "" if set(sources) == set(SOURCES) else f"; {' and '.join(sources)} only"
+
+
+def _built_when(is_default: bool) -> str:
+    return "; measured only" if is_default else "; measured only, on request"
 
 
 def _layers() -> list[list[str]]:

@@ -4,6 +4,9 @@ import os
 import re
 from pathlib import Path
 
+# Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
 import pandas as pd
 import pytest
 from golden_files import HEADER, agree

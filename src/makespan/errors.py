@@ -5,6 +5,8 @@ A message says what was found, what is accepted, and where.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
 
 __all__ = [
     "CheckpointError",
@@ -24,6 +26,8 @@ __all__ = [
     "UnknownNameError",
     "WorkerError",
     "cell_error",
+    "failed_at",
+    "short_path",
     "unknown_name",
 ]
 
@@ -103,3 +107,18 @@ def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameE
 def cell_error(where: str, row: int, column: str, found: object, accepted: str) -> TraceError:
     """Build the error for one cell of a table: file or producer, data row from one, column, value."""
     return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; accepted: {accepted}")
+
+
+def short_path(path: str | Path) -> str:
+    """Return a path as seen from the working directory if it is below that."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def failed_at(trace: TracebackType | None, file: str) -> int | None:
+    """Return the line at which an error left the code of a file, None if it never was there."""
+    line = None
+    while trace is not None:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line
+        trace = trace.tb_next
+    return line

@@ -1,6 +1,7 @@
 """The verbs of ``import makespan``: names and files in, tables and values out."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pandas as pd
 
@@ -18,8 +19,8 @@ from makespan.workloads import workload as load_workload
 __all__ = ["Run", "Scenario", "compare", "emulate", "fit", "rank_plans", "read_trace", "scenario", "simulate"]
 
 
-def simulate(scenario: Scenario, policy: str | Policy = "morphling-work") -> Run:
-    """Simulate a scenario under a policy, given itself or by name, and validate the schedule.
+def simulate(scenario: Scenario, policy: str | Path | Policy = "morphling-work") -> Run:
+    """Simulate a scenario under a policy, given itself, by name or by file, and validate the schedule.
 
     Returns
     -------
@@ -31,7 +32,7 @@ def simulate(scenario: Scenario, policy: str | Policy = "morphling-work") -> Run
     ImpossibleScheduleError
         The schedule breaks a rule of the validator.
     MakespanError
-        The policy is unknown, or the simulation cannot be done.
+        The policy is unknown or broken, or the simulation cannot be done.
     """
     done = run(scenario, policy)
     done.check()
@@ -40,7 +41,7 @@ def simulate(scenario: Scenario, policy: str | Policy = "morphling-work") -> Run
 
 def compare(
     scenario: Scenario,
-    policies: Iterable[str | Policy],
+    policies: Iterable[str | Path | Policy],
     *,
     baseline: str | None = None,
     n_processes: int | None = None,
@@ -50,7 +51,8 @@ def compare(
     Parameters
     ----------
     policies, baseline
-        Policies or names of them, and the name of that which ratios compare with, the first unless given.
+        Policies, or names or files of them, and the name of that which ratios compare with, the first
+        unless given.
     n_processes
         Simulations at the same time; chosen by processors and jobs unless given.
 

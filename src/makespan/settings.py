@@ -1,6 +1,6 @@
 """What every group of options has in common, in the configuration and in the papers that add to it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -36,12 +36,15 @@ class PaperSettings(Block):
         Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
     live_policy
         Policy whose live run its checks read, if one is part of what is built by default.
+    contents
+        What each of its files holds, by path below ``results/<source>/<paper>/`` without the ending.
     """
 
     unjudged: ClassVar[frozenset[str]] = frozenset()
     judged_on_profile: ClassVar[frozenset[str]] = frozenset()
     judged_cells: ClassVar[tuple[str, ...]] = ()
     live_policy: ClassVar[str | None] = None
+    contents: ClassVar[Mapping[str, str]] = {}
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built of the paper, ``results/<source>/<paper>/<table>.csv``.

@@ -1,4 +1,4 @@
-"""Constants that convert to SI units, and formatting of quantities for people.
+"""Constants that convert to SI units, and formatting of quantities and foreign texts for people.
 
 Inside the package everything is in seconds, bytes, FLOP and bytes per second. Conversions
 happen in readers and in plots, with the names defined here.
@@ -15,6 +15,7 @@ __all__ = [
     "US",
     "format_bytes",
     "format_seconds",
+    "printable",
 ]
 
 KB = 1e3
@@ -47,3 +48,15 @@ def format_seconds(value_s: float) -> str:
     if abs(value_s) >= MS:
         return f"{value_s / MS:.1f} ms"
     return f"{value_s / US:.1f} us"
+
+
+def printable(text: str) -> str:
+    r"""Write control and formatting characters, which could steer a terminal, as escapes such as ``\x1b``.
+
+    Line breaks stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text
+    )

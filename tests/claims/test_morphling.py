@@ -64,7 +64,7 @@ def emulated(root):
 
 @pytest.fixture(scope="module")
 def published(root, published_dir):
-    register = read_register(root / "config" / "datasets.csv")
+    register = read_register(root / "src" / "makespan" / "throughput" / "presets" / "datasets.csv")
     return run(PublishedSource(published_dir, 12, register), root)
 
 

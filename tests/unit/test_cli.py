@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import click
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import main
+from makespan.cli._main import VERBS
 from makespan.emulator import emulate, load_calibration, trace_points
+from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.tables import THROUGHPUT, read_csv, write_csv
+from makespan.units import printable
 from makespan.workloads import workload
 
 
@@ -166,6 +170,16 @@ def test_a_missed_bound_sets_the_exit_status(measured: Path, tmp_path: Path) -> 
         (("validate", "nowhere"), "nowhere: no such directory"),
         (("calibrate", "."), "neither the published files nor"),
         (("emulate", "--noise", "-1", "--output", "x"), "Invalid value for '--noise'"),
+        (("emulate", "--noise", "1e9", "--output", "x"), "to 50 (equal points then differ by a factor"),
+        (
+            ("profile", "--placement", "1000000000000-"),
+            "accepted: a whole number from 1 to 1024 (all of them run",
+        ),
+        (("profile", "--placement", "nan"), "placement 'nan' cannot be read"),
+        (("simulate", "--nodes", "100000"), "100000 nodes; accepted: from 1 to 10000, as policies look at"),
+        (("simulate", "--gpus-per-node", "5000"), "5000 GPUs a node; accepted: from 1 to 1024"),
+        (("compare", "--jobs", "500000"), "500000 jobs; accepted: from 1 to 100000, as more take hours"),
+        (("nonsense",), "No such command 'nonsense'"),
     ],
 )
 def test_mistakes_give_one_message_and_status_two(
@@ -191,3 +205,82 @@ def test_a_target_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     result = run("emulate", "--workload", "bert", "--output", str(blocked))
     assert result.exit_code == 2
     assert "file" in result.output and "Traceback" not in result.output
+
+
+ABSURD = ("nan", "inf", "-inf", "-1", "0", "1e400", str(10**12), "9" * 5000, "text", "", "1e9999", "0x10")
+
+
+def numeric_options() -> list[tuple[str, click.Option]]:
+    """Every option of every verb that takes a number."""
+    context = click.Context(main)
+    commands = {verb: main.get_command(context, verb) for verb in VERBS}
+    return [
+        (verb, option)
+        for verb, command in commands.items()
+        for option in (command.params if command else ())
+        if isinstance(option, click.Option) and option.type.name.split()[0] in ("integer", "float")
+    ]
+
+
+def test_every_number_has_bounds_with_a_reason() -> None:
+    options = numeric_options()
+    assert {verb for verb, _ in options} >= {"simulate", "compare", "emulate", "explain", "profile", "live"}
+    bare = [(verb, option.opts[0]) for verb, option in options if "accepted:" not in refusal(option, "text")]
+    assert bare == []
+
+
+def refusal(option: click.Option, value: str) -> str:
+    try:
+        option.type.convert(value, option, None)
+    except click.UsageError as error:
+        return error.format_message()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"), numeric_options(), ids=[f"{verb}{one.opts[0]}" for verb, one in numeric_options()]
+)
+def test_absurd_numbers_are_one_line_before_anything_runs(
+    verb: str, option: click.Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = [value for value in ABSURD if refusal(option, value)]
+    assert {"nan", "inf", "-inf", "-1", "1e400", "text", "9" * 5000} <= set(refused)
+    assert str(10**12) in refused or option.name == "seed"
+    for value in refused:
+        result = run(verb, option.opts[-1], value)
+        assert result.exit_code == 2, result.output
+        assert len(result.output.splitlines()) == 1 and len(result.output) < 200
+        assert f"Invalid value for '{option.opts[0]}'" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("noise", [float("nan"), float("inf"), -1.0, 1e9])
+def test_the_library_refuses_absurd_noise(noise: float) -> None:
+    where, spec = cluster("a800-64"), workload("bert")
+    with pytest.raises(InputError, match="accepted: a scale from 0 to 50"):
+        emulate(spec, trace_points(spec, where)[:1], where, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 試", "plain é 試"),
+        ("\x1b[2J\x07", "\\x1b[2J\\x07"),
+        ("a\r\u202eb\x9b", "a\\r\\u202eb\\x9b"),
+        ("two\nlines\t", "two\nlines\\t"),
+    ],
+)
+def test_what_could_steer_a_terminal_is_written_as_escapes(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_verbs_print_in_one_place_only() -> None:
+    """Names from files reach a terminal through ``say`` and the views, which escape them."""
+    folder = Path(str(main.callback.__code__.co_filename)).parent
+    others = [
+        path.name
+        for path in folder.glob("*.py")
+        if path.name != "_output.py" and "click.echo" in path.read_text(encoding="utf-8")
+    ]
+    assert others == []

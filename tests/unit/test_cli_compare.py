@@ -81,8 +81,8 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
             "--baseline 'sia' does not take part; accepted: fifo, sjf",
         ),
         (("--workers", "0"), "Invalid value for '--workers'"),
-        (("--delay", "nan"), "restart_delay_s is nan"),
-        (("--output", "."), "--output .: accepted: a file"),
+        (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
+        (("--output", "."), ".: is a directory; accepted: a file"),
     ],
 )
 def test_mistakes_give_one_message_and_leave_nothing(
@@ -94,6 +94,18 @@ def test_mistakes_give_one_message_and_leave_nothing(
     assert message in result.output
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["morphling-work", "tiresias", "fifo"]
+)  # with rounds of its own, and without
+def test_simulate_and_compare_have_one_result(name: str, tmp_path: Path) -> None:
+    assert run("--policies", name, "--quiet", "--output", str(tmp_path / "table.csv")).exit_code == 0
+    table = read_csv(tmp_path / "table.csv", COMPARISON)
+    done = CliRunner().invoke(main, ["simulate", "--policy", name, "--quiet"])
+    assert f"restart delay 260 s, rounds of {table['interval_s'].iloc[0]:g} s, by fitted times" in done.output
+    line = next(line for line in done.output.splitlines() if line.startswith("average JCT"))
+    assert line.split()[2] == f"{table['avg_jct_s'].iloc[0]:.1f}"
 
 
 # --- progress -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -103,13 +104,27 @@ def test_options_reach_the_simulation(job_list: Path, tmp_path: Path) -> None:
     result = run("simulate", "--workload", str(job_list), *options)
     assert result.exit_code == 0, result.output
     assert "FIFO on mine (emulated), 3 jobs on 8 x 8 GPUs" in result.output
-    assert "restart delay 10 s, rounds of 60 s, by exact times" in result.output
+    assert "restart delay 10 s, rounds of 60 s, by fitted times" in result.output
     events = read_csv(tmp_path / "x" / "events.csv", EVENTS)
     started = events[events["kind"] == "started"]
     ready = events[events["kind"] == "ready"]
     assert started["time_s"].tolist() == [0.0, 60.0, 120.0]
     assert ready["time_s"].tolist() == [10.0, 70.0, 130.0]
     assert set(read_csv(tmp_path / "x" / "outcomes.csv", OUTCOMES)["job_id"]) == {"a", "b", "c"}
+
+
+def test_a_load_lets_the_same_jobs_arrive_faster(job_list: Path, tmp_path: Path) -> None:
+    for load in ("1", "4"):
+        options = ("--load", load, "--quiet", "--output", str(tmp_path / load))
+        assert run("simulate", "--workload", str(job_list), *options).exit_code == 0
+    usual, faster = (read_csv(tmp_path / load / "outcomes.csv", OUTCOMES) for load in ("1", "4"))
+    assert (faster["submit_time_s"] * 4.0).tolist() == usual["submit_time_s"].tolist()
+    assert "; load 4" in run("simulate", "--workload", str(job_list), "--load", "4").output
+
+
+def test_clusters_without_constants_of_the_model_decide_by_exact_times() -> None:
+    result = run("simulate", "--cluster", "p3dn-64", "--quiet")
+    assert result.exit_code == 0 and "by exact times" in result.output
 
 
 def test_other_nodes_leave_out_what_cannot_run_and_say_so() -> None:
@@ -298,8 +313,8 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--cluster", "dgx"), "unknown cluster 'dgx'"),
         (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or exact predictions"),
         (("--delay", "-1"), "Invalid value for '--delay'"),
-        (("--delay", "nan"), "restart_delay_s is nan"),
-        (("--interval", "inf"), "interval_s is inf"),
+        (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
+        (("--interval", "inf"), "Invalid value for '--interval': 'inf'"),
         (("--nodes", "0"), "Invalid value for '--nodes'"),
         (("--output", "mine.csv"), "--output mine.csv: accepted: a directory"),
         (("--output", "mine.csv/sub"), "is no directory that can be written to"),
@@ -336,7 +351,48 @@ def test_a_failure_in_the_second_table_leaves_neither(
     result = run("simulate", "--output", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert "No space left on device" in result.output
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+# --- published files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("throughput/roberta/placements.csv", b"\n", b"\r\n"),
+        ("throughput/bert/placements.csv", b"0.", b"1."),
+        ("workloads/naive.csv", b"1", b"2"),
+    ],
+)
+def test_published_files_are_those_of_the_register(
+    file: str, before: bytes, after: bytes, published_dir: Path, tmp_path: Path
+) -> None:
+    for folder in ("throughput", "workloads"):
+        shutil.copytree(published_dir / "morphling" / folder, tmp_path / folder)
+    options = ("--source", "published", "--published-dir", str(tmp_path), "--quiet")
+    assert run("simulate", *options).exit_code == 0
+    changed = tmp_path / file
+    changed.chmod(0o644)
+    changed.write_bytes(changed.read_bytes().replace(before, after, 1 if before != b"\n" else -1))
+    for verb in (("simulate",), ("compare", "--policies", "fifo")):
+        result = run(*verb, *options)
+        assert result.exit_code == 2
+        assert f"{changed}: data set 'morphling-" in result.output and "has sha256" in result.output
+
+
+def test_a_published_trace_under_another_name_is_held_against_the_register(
+    published_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published_dir / "morphling", tmp_path / "morphling")
+    traces = tmp_path / "morphling" / "throughput"
+    (traces / "bert").rename(traces / "bert-large")
+    changed = traces / "bert-large" / "placements.csv"
+    changed.chmod(0o644)
+    changed.write_bytes(changed.read_bytes().replace(b"0.", b"1.", 1))
+    options = ("--source", "published", "--published-dir", str(tmp_path), "--quiet")
+    result = run("simulate", *options)
+    assert result.exit_code == 2 and "data set 'morphling-throughput-bert' has sha256" in result.output
 
 
 # --- the view -----------------------------------------------------------------------------------
@@ -420,5 +476,36 @@ def test_a_dumb_terminal_gets_lines(base, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_failing_run_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(LiveView, "close", lambda self: closed.append(True))
-    result = run("simulate", "--delay", "nan")
-    assert result.exit_code == 2 and closed == [True]
+    monkeypatch.setattr("makespan.studies.run", lambda *given: [][0])
+    result = run("simulate")
+    assert isinstance(result.exception, IndexError) and closed == [True]
+
+
+# --- names that could steer a terminal ----------------------------------------------------------
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e"
+
+
+@pytest.mark.parametrize("verb", ["simulate", "compare"])
+def test_names_in_a_job_list_are_printed_harmlessly(verb: str, tmp_path: Path) -> None:
+    jobs = [replace(job, job_id=f"{job.job_id}{HOSTILE}\nx", tenant=HOSTILE) for job in JOBS_LIST]
+    path = tmp_path / f"a{HOSTILE}.csv"
+    write_csv(jobs_table(jobs), path, JOBS)
+    result = run(verb, "--workload", str(path))
+    assert result.exit_code == 0, result.output
+    assert "\\x1b[2J\\x1b]0;title" in result.output
+    assert all(character.isprintable() or character == "\n" for character in result.output)
+    write_csv(jobs_table([jobs[0], jobs[0]]), path, JOBS)
+    twice = run(verb, "--workload", str(path))
+    assert twice.exit_code == 2 and len(twice.output.splitlines()) == 1
+    assert twice.output.rstrip("\n").isprintable()
+
+
+def test_frames_show_hostile_names_as_escapes(base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_view, "_FRAME_S", 0.0)
+    jobs = tuple(replace(job, job_id=f"{HOSTILE}\n{job.job_id}") for job in base.jobs[:10])
+    stream = Terminal()
+    watch(replace(base, jobs=jobs), stream)
+    shown = stream.getvalue()
+    assert "\\x1b[2J" in shown and "\x1b[2J" not in shown and "\x07" not in shown and "\n\\x1b" in shown

@@ -181,7 +181,7 @@ def test_a_long_value_is_cut_in_the_message(defaults):
 
 
 def test_a_file_that_is_missing_or_no_mapping_is_named(tmp_path):
-    with pytest.raises(MissingDataError, match=r"none\.yaml: no such configuration file"):
+    with pytest.raises(MissingDataError, match=r"none\.yaml: no such file; expected a configuration"):
         load_settings([tmp_path / "none.yaml"], root=ROOT)
     for text, message in [
         ("- a\n- b\n", "found list; accepted: a mapping"),

@@ -34,4 +34,4 @@ def test_a_wrong_option_ends_with_its_message(run, tmp_path):
 def test_a_place_without_defaults_is_named(tmp_path):
     done = CliRunner().invoke(main, ["config", "--root", str(tmp_path)])
     assert done.exit_code == 2
-    assert "config.yaml: no such configuration file" in done.output
+    assert "config.yaml: no such file; expected a configuration" in done.output

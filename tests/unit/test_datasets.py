@@ -53,7 +53,7 @@ class Server:
 
 
 def test_committed_register_is_complete_and_well_formed():
-    register = read_register(ROOT / "config" / "datasets.csv")
+    register = read_register(ROOT / "src" / "makespan" / "throughput" / "presets" / "datasets.csv")
     morphling = [e for e in register if e.path.startswith("morphling/throughput/")]
     assert len(morphling) == 9
     assert all(e.licence == "Apache-2.0" for e in morphling)
@@ -64,7 +64,7 @@ def test_committed_register_is_complete_and_well_formed():
 
 
 def test_committed_register_matches_the_published_directory(published_dir):
-    for e in read_register(ROOT / "config" / "datasets.csv"):
+    for e in read_register(ROOT / "src" / "makespan" / "throughput" / "presets" / "datasets.csv"):
         path = verify(e, published_dir)
         assert path.stat().st_size == e.size_bytes
 
@@ -163,5 +163,5 @@ def test_malformed_register_names_row_and_column(tmp_path):
 
 
 def test_missing_register(tmp_path):
-    with pytest.raises(MissingDataError, match=r"no such register"):
+    with pytest.raises(MissingDataError, match=r"no such file; expected a register"):
         read_register(tmp_path / "none.csv")

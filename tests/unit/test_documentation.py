@@ -1,29 +1,198 @@
-"""The code in the documentation runs as it stands, page by page."""
+"""The code and the commands of the documentation run as they stand, page by page; the site can be built."""
 
+import importlib.util
+import os
 import re
-from pathlib import Path
+import subprocess
+import sys
+from importlib import import_module
 
 import pytest
+from click.testing import CliRunner
+from mkdocs.exceptions import PluginError
+from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+from makespan.cli import main
+from makespan.papers import PAPERS
+from makespan.sim import EventKind
+from makespan.tables import SCHEMAS
+
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
-WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
+FETCHED = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//")
+RUN = {"python", "console"}
+KINDS = {*RUN, "yaml", "text"}
+SET_UP = [
+    [".", ".venv/bin/activate"],
+    ["export", "MAKESPAN_PUBLISHED_DIR=/path/to/a/directory/with/the/published/files"],
+]
+WITH_CODE = [page for page in PAGES if any(one.kind in RUN and not one.reason for one in blocks(page))]
+TRAINS = [page for page in WITH_CODE if "makespan.training" in page.read_text()]
+TRAINING = pytest.mark.xdist_group("training")
 
 
-def name(page):
-    return str(page.relative_to(ROOT))
+def run_command(words):
+    """Run a command of the documentation, or what can be run of it in a moment."""
+    program, *arguments = words
+    if words in SET_UP or program == "snakemake":  # planned in tests/workflow/test_targets.py
+        return
+    if program == "makespan":
+        arguments += ["--root", str(ROOT)] if arguments == ["config"] else []
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    elif program == "make":
+        subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+    else:
+        pytest.fail(f"nothing says how to run {program!r}; mark the block with <!-- not run: REASON -->")
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=name)
-def test_the_python_blocks_of_a_page_run_in_order(page, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    names = {"__name__": "documentation"}
-    for number, block in enumerate(BLOCK.findall(page.read_text()), start=1):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=TRAINING if page in TRAINS else ()) for page in WITH_CODE], ids=name_of
+)
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    if page in TRAINS:
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names, modules = {"__name__": "documentation"}, set(sys.modules)
+    for number, block in enumerate(blocks(page), start=1):
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.kind == "python" and not block.reason:
+            exec(compile(block.text, f"{page.name}, block {number}", "exec"), names)
+        elif block.kind == "console" and not block.reason:
+            for words in commands(block):
+                run_command(words)
+    for path in tmp_path.glob("*.py"):
+        assert path.stem not in modules
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is_and_why_it_is_not_run(page):
+    for block in blocks(page):
+        assert block.kind in KINDS, block
+        assert block.reason is None or len(block.reason.split()) > 3, block
+        if block.kind == "console":
+            assert commands(block), block
+            assert all(re.match(r"\$ |\s|$", line) for line in block.text.splitlines()), block
+        if block.kind == "text":
+            assert not re.search(r"^(?:\$ |>>> |import |from )", block.text, re.MULTILINE), block
+    assert page.read_text().count("```") == 2 * len(blocks(page))
+    assert page.read_text().count("<!-- not run:") == sum(one.reason is not None for one in blocks(page))
+
+
+def test_a_block_knows_why_it_is_not_run_and_where_it_is_saved(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Save this as\n`mine.py`, say:\n\n```python\na = 1\n```\n\n<!-- not run: it takes\nan hour -->\n"
+        "```console\n$ makespan live   # long\n```\n\n<!-- not run: -->\n```yaml\n```\n"
+    )
+    first, second, third = blocks(page)
+    assert first == Block("python", "a = 1\n", None, "mine.py")
+    assert (second.reason, second.file, commands(second)) == (
+        "it takes\nan hour",
+        None,
+        [["makespan", "live"]],
+    )
+    assert third.reason == ""
 
 
 def test_every_link_inside_the_project_leads_somewhere():
     links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text())]
-    assert not [(name(page), target) for page, target in links if not (page.parent / target).exists()]
+    assert not [(name_of(page), target) for page, target in links if not (page.parent / target).exists()]
+
+
+# words of columns that mean here what they mean everywhere
+ORDINARY = """
+abs all alone avg best cpu cpus decision delay difference duration err error factor final finish first
+found gpu gpus high id is kind large left loss low max mean model morphling n note paper parameter pct
+per policy predicted ratio reason reference rows run s samples scheduler scope seed seeds seq service
+share size start status std submit threads time to validate value
+"""
+
+
+@pytest.fixture(scope="module")
+def defined():
+    """Return the terms of the glossary in lower case, and the words of which they are made."""
+    pairs = re.findall(r"\*\*(.+?)\*\*|`(\w+)`", (ROOT / "docs/reference/glossary.md").read_text())
+    terms = {(bold or code).lower() for bold, code in pairs}
+    return terms | {word for term in terms for word in re.split(r"[ _-]", term)}
+
+
+def test_every_special_word_of_a_column_is_in_the_glossary(defined):
+    schemas = [
+        *SCHEMAS,
+        *(one for name in PAPERS for one in import_module(f"makespan.papers.{name}").SCHEMAS),
+    ]
+    words = {word for schema in schemas for column in schema.names for word in column.split("_")}
+    ordinary = set(ORDINARY.split())
+    assert ordinary <= words
+    assert not {word for word in words - ordinary if not {word, word.removesuffix("s")} & defined}
+
+
+def test_every_kind_of_event_source_level_and_verdict_is_in_the_glossary(defined):
+    words = {
+        *EventKind,
+        "emulated",
+        "published",
+        "measured",
+        "interpolated",
+        "l0",
+        "l1",
+        "holds",
+        "fails",
+        "not run",
+    }
+    printed = {
+        "jct",
+        "jct/b",
+        "span/b",
+        "sla attainment",
+        "exact",
+        "fitted",
+        "clairvoyant",
+        "tolerance",
+        "placement",
+    }
+    assert words | printed <= defined
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Return the folder of the built site and what the builder said."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stderr
+
+
+def test_the_site_is_built_without_a_warning(site):
+    assert "WARNING" not in site[1]
+
+
+def test_no_page_of_the_site_loads_anything_from_another_host(site):
+    pages = {path: path.read_text() for path in site[0].rglob("*.html")}
+    assert len(pages) > len(PAGES) / 2
+    assert not {str(path): LOADED.findall(text) for path, text in pages.items() if LOADED.findall(text)}
+    assert not [str(path) for path in site[0].rglob("*.css") if FETCHED.search(path.read_text())]
+    # the theme would fetch the renderer of diagrams, so there are none
+    assert not [str(path) for path, text in pages.items() if 'class="mermaid' in text]
+
+
+def test_every_formula_is_mathml(site):
+    pages = {path.parent.name: path.read_text() for path in site[0].rglob("*.html")}
+    assert pages["performance-model"].count("<math") > 50
+    assert not [name for name, text in pages.items() if "arithmatex" in text]
+
+
+def test_a_formula_that_cannot_be_shown_stops_the_build():
+    spec = importlib.util.spec_from_file_location("maths", ROOT / "scripts" / "maths.py")
+    maths = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maths)
+    html = '<p>and <span class="arithmatex">\\({}\\)</span> too</p>'
+    assert "<mi>a</mi>" in maths.on_page_content(html.format("a &lt; b"), page="page.md")
+    with pytest.raises(PluginError, match=r"page\.md: the formula .*nonesuch.* cannot be shown"):
+        maths.on_page_content(html.format(r"\nonesuch"), page="page.md")

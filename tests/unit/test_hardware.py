@@ -81,6 +81,8 @@ def test_tcp_and_oversubscription_lower_the_bandwidth() -> None:
 def test_nodes_of_a_cluster_may_differ() -> None:
     mixed = ClusterSpec("mixed", (hardware.node("a800"), hardware.node("t4")), Network(latency_s=1e-5))
     assert not mixed.is_homogeneous
+    with pytest.raises(InputError, match=r"'mixed' has several kinds of node: .*; accepted: one kind"):
+        _ = mixed.node
     assert (mixed.n_nodes, mixed.n_gpus, mixed.gpus_per_node) == (2, 12, 8)
     preset = hardware.cluster("v100-p100-t4-64")
     devices = {kind: sum(n.n_gpus for n in preset.nodes if n.gpu_type == kind) for kind in preset.gpu_types}

@@ -12,7 +12,7 @@ from makespan.claims import judge
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
 from makespan.papers.morphling import LEDGER
 from makespan.policies import policy
-from makespan.sim import Allocation, Decision
+from makespan.sim import Allocation, Decision, PolicyError
 from makespan.tables import LIVE, LIVE_JOBS
 from makespan.workloads import JobSpec
 
@@ -81,6 +81,32 @@ class Scripted:
             changes[name] = allocation
         wakes = [time_s for time_s in self.wake_ups if time_s > view.time_s]
         return Decision(changes, min(wakes, default=None)), state + 1
+
+
+def test_a_policy_that_raises_or_never_returns_ends_a_run_with_what_was_done_kept():
+    class Failing(Scripted):
+        def decide(self, view, state):
+            return self.fail() if view.running else super().decide(view, state)
+
+        def fail(self):
+            raise KeyError("x")
+
+    class Endless(Failing):
+        def fail(self):
+            while True:
+                pass
+
+    for kind, expected in (
+        (Failing, "decide raised KeyError: 'x'"),
+        (Endless, "by the decision limit, 0.1 s"),
+    ):
+        trainer = FakeTrainer(SPEED)
+        with pytest.raises(
+            PolicyError, match=rf"test_live.py, line \d+: policy 'scripted' at .* s: .*{expected}"
+        ):
+            jobs, policy = [job("a", 0, 90), job("b", 40, 9)], kind({0: {"a": ("ga", 1)}})
+            run(jobs, "scripted", policy, trainer, decision_limit_s=0.1)
+        assert 0 < trainer.saved["a"] < 90
 
 
 # --- the loop -------------------------------------------------------------------------------------
@@ -262,7 +288,7 @@ def test_a_state_of_other_jobs_is_refused(tmp_path):
     with pytest.raises(TrainingError, match="other jobs"):
         run([job("b", 0, 3)], directory=tmp_path)
     (tmp_path / "state.json").write_text("{")
-    with pytest.raises(TrainingError, match="not a state file"):
+    with pytest.raises(TrainingError, match=r"state\.json: cannot be read as JSON"):
         run([job("a", 0, 3)], directory=tmp_path)
     (tmp_path / "state.json").write_text('{"version": 0}')
     with pytest.raises(TrainingError, match="version 0"):

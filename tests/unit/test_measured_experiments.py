@@ -106,7 +106,7 @@ def test_the_adaptation_experiment_runs_on_a_profiled_workload(throughput, envir
 
 
 def test_a_missing_environment_file_is_named(tmp_path):
-    with pytest.raises(MissingDataError, match=r"no\.toml: no such environment file"):
+    with pytest.raises(MissingDataError, match=r"no\.toml: no such file; expected an environment"):
         load_environment(str(tmp_path / "no.toml"))
 
 

@@ -96,7 +96,7 @@ def test_a_source_without_any_requested_workload_is_refused():
 
 
 def test_published_lists_keep_the_configured_workloads(published_dir, root):
-    register = read_register(root / "config" / "datasets.csv")
+    register = read_register(root / "src" / "makespan" / "throughput" / "presets" / "datasets.csv")
     found = paper.published_workloads(published_dir, register, ["roberta", "llama7"])
     assert [len(found[name]) for name in LISTS] == [2, 112, 112, 112]
     assert len(paper.published_workloads(published_dir, register, paper_workloads())["mt"]) == 406

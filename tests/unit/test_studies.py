@@ -1,5 +1,6 @@
 """Studies: scenarios, the pool that runs them, comparisons and intervals."""
 
+import inspect
 import multiprocessing
 import os
 import signal
@@ -7,12 +8,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import click
 import numpy as np
 import pandas as pd
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
+from makespan.cli import main
+from makespan.config import load_settings
+from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.errors import MakespanError, UnknownNameError
+from makespan.hardware import cluster
+from makespan.papers.morphling import generated_workloads
 from makespan.policies import REGISTRY
 from makespan.sim import RestartDelays, Violation
 from makespan.studies import (
@@ -24,12 +31,15 @@ from makespan.studies import (
     _runs,
     comparison,
     intervals,
+    predicted_catalogue,
+    predictions,
     run,
     run_all,
     scenario,
 )
-from makespan.tables import COMPARISON
-from makespan.workloads import JobSpec
+from makespan.tables import COMPARISON, JOBS, write_csv
+from makespan.traces import read_jobs
+from makespan.workloads import JobSpec, workload
 
 
 @pytest.fixture
@@ -194,3 +204,94 @@ def test_published_files_are_found_by_the_environment_too(monkeypatch, published
         scenario("naive", source="published")
     with pytest.raises(UnknownNameError, match="unknown source of throughput 'real'"):
         scenario("naive", source="real")
+
+
+# --- one result, whoever asks -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables_of_the_workflow(root):
+    """Emulated iteration times as the stages of the workflow make them by the default configuration."""
+    settings = load_settings([], root)
+    emulated, where = settings.throughput.emulated, cluster(settings.cluster)
+    constants = load_calibration(emulated.calibration)
+    tables = {}
+    for key in settings.morphling.simulation.workloads:
+        spec = workload(key)
+        points = trace_points(spec, where)
+        tables[key] = emulate(spec, points, where, constants, seed=emulated.seed, noise=emulated.noise)
+    return settings, tables
+
+
+def test_a_scenario_without_options_is_that_of_the_workflow(tables_of_the_workflow, tmp_path):
+    settings, tables = tables_of_the_workflow
+    simulation = settings.morphling.simulation
+    lists = generated_workloads(
+        tables,
+        simulation.job_lists.seed,
+        simulation.job_lists.jobs,
+        simulation.job_lists.naive_jobs,
+        simulation.job_lists.naive_span_s,
+    )
+    for name, table in lists.items():
+        write_csv(table, tmp_path / f"{name}.csv", JOBS)
+    jobs = {name: read_jobs(tmp_path / f"{name}.csv").jobs for name in lists}
+    everyone = [job for listed in jobs.values() for job in listed]
+    form = settings.performance_model.experiment_form
+    known = predictions(tables, everyone, settings.cluster, form, simulation.predictions)
+    for name in ("naive", "mt"):
+        found = scenario(name)
+        assert found.jobs == jobs[name]
+        assert (found.interval_s, found.restart_delay_s) == (60.0, simulation.restart_delays_s[0])
+        assert (found.interval_s, found.predictions) == (simulation.interval_s, simulation.predictions)
+        catalogue = predicted_catalogue(tables, known, found.cluster.nodes[0])
+        expected = run(replace(found, catalogue=catalogue), "morphling").result.events
+        pd.testing.assert_frame_equal(run(found, "morphling").result.events, expected)
+
+
+def test_the_command_line_and_the_library_have_the_same_defaults(monkeypatch):
+    monkeypatch.delenv("MAKESPAN_PUBLISHED_DIR", raising=False)
+    library = inspect.signature(scenario).parameters
+    for verb in ("simulate", "compare"):
+        command = main.get_command(click.Context(main), verb)
+        parent = click.Context(main, **main.context_settings)
+        options = command.make_context(verb, [], parent).params
+        shared = library.keys() & options.keys()
+        assert {"interval_s", "restart_delay_s", "predictions", "seed", "load", "workload"} <= shared
+        assert {name: options[name] for name in shared} == {name: library[name].default for name in shared}
+
+
+@pytest.mark.parametrize("name", ["naive", "base"])
+def test_fewer_or_more_jobs_arrive_at_the_rate_of_the_whole_list(name):
+    usual = scenario(name, predictions="exact")
+    rate = (len(usual.jobs) - 1) / usual.jobs[-1].submit_time_s
+    for n_jobs in (20, 900):
+        jobs = scenario(name, n_jobs=n_jobs, predictions="exact").jobs
+        assert len(jobs) == n_jobs
+        assert n_jobs / jobs[-1].submit_time_s == pytest.approx(rate, rel=0.12)
+        busy = sum(job.n_gpus * job.duration_s for job in jobs) / jobs[-1].submit_time_s
+        whole = sum(job.n_gpus * job.duration_s for job in usual.jobs) / usual.jobs[-1].submit_time_s
+        assert name == "naive" or busy == pytest.approx(whole, rel=0.15)
+
+
+def test_a_load_divides_the_times_of_arrival_and_nothing_else():
+    usual, faster = (scenario("naive", load=load, predictions="exact") for load in (1.0, 2.5))
+    assert [job.submit_time_s * 2.5 for job in faster.jobs] == [job.submit_time_s for job in usual.jobs]
+    assert [replace(job, submit_time_s=0.0) for job in faster.jobs] == [
+        replace(job, submit_time_s=0.0) for job in usual.jobs
+    ]
+    for load in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(MakespanError, match="load factor"):
+            scenario("naive", load=load)
+
+
+def test_equal_tables_and_requests_are_fitted_once(tables_of_the_workflow, monkeypatch):
+    _, tables = tables_of_the_workflow
+    few = {"vit": tables["vit"]}
+    first = predictions(few, [JOB], "a800-64", "extended", "fitted")
+    monkeypatch.setattr("makespan.studies._predictions.Learner", None)
+    again = predictions({"vit": tables["vit"].copy()}, [JOB], "a800-64", "extended", "fitted")
+    pd.testing.assert_frame_equal(first, again)
+    other = tables["vit"].assign(iter_time_s=tables["vit"]["iter_time_s"] * 2.0)
+    with pytest.raises(AttributeError):
+        predictions({"vit": other}, [JOB], "a800-64", "extended", "fitted")

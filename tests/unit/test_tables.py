@@ -7,12 +7,15 @@ import pytest
 
 from makespan.errors import MissingDataError, TraceError
 from makespan.tables import (
+    PREDICTIONS,
     SENSITIVITY,
+    THROUGHPUT,
     Column,
     TableSchema,
     atomic_path,
     read_csv,
     write_csv,
+    write_result,
     write_text,
 )
 
@@ -118,3 +121,70 @@ def test_written_files_are_readable_by_others(tmp_path: Path) -> None:
 
 def test_every_column_of_a_result_table_has_a_description() -> None:
     assert all(column.description for column in SENSITIVITY.columns)
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+def test_a_result_has_the_bytes_of_any_table_and_a_seal_beside_it(tmp_path: Path) -> None:
+    write_csv(example(), tmp_path / "plain.csv", SCHEMA)
+    write_result(example(), tmp_path / "result.csv", SCHEMA)
+    assert (tmp_path / "plain.csv").read_bytes() == (tmp_path / "result.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".result.csv.sum", "plain.csv", "result.csv"]
+    pd.testing.assert_frame_equal(read_csv(tmp_path / "result.csv", SCHEMA), SCHEMA.validate(example(), "x"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rows"),
+    [(b"b,2,,False\n", b"", 1), (b"False\n", b"Fal", 1), (b"a,1", b"a,3", 2), (b"name", b"names", 2)],
+)
+def test_a_result_that_was_cut_or_changed_is_refused(
+    before: bytes, after: bytes, rows: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "result.csv"
+    write_result(example(), path, SCHEMA)
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(
+        TraceError, match=rf"result\.csv: found {rows} rows, sha256 \w{{12}}; it was written with 2"
+    ):
+        read_csv(path, SCHEMA)
+    write_result(example(), path, SCHEMA)
+    assert len(read_csv(path, SCHEMA)) == 2
+
+
+def test_a_table_without_a_seal_is_anybodys_own(tmp_path: Path) -> None:
+    path = tmp_path / "result.csv"
+    write_result(example(), path, SCHEMA)
+    path.write_text("name,gpus,time_s,clean\nmine,1,,true\n")
+    (tmp_path / ".result.csv.sum").unlink()
+    assert read_csv(path, SCHEMA)["name"].tolist() == ["mine"]
+
+
+def row_of(schema: TableSchema) -> dict[str, object]:
+    return {one.name: {"text": "", "bool": True}.get(one.kind, 1) for one in schema.columns}
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("feasible", [True, False])
+def test_a_run_that_took_no_time_is_refused_with_its_row(
+    value: float, feasible: bool, tmp_path: Path
+) -> None:
+    good = row_of(THROUGHPUT)
+    frame = pd.DataFrame([good, good | {"iter_time_s": value, "feasible": feasible}])
+    path = tmp_path / "bert.csv"
+    write_csv(frame, path)
+    if not feasible:
+        assert len(read_csv(path, THROUGHPUT)) == 2
+        return
+    with pytest.raises(TraceError) as caught:
+        read_csv(path, THROUGHPUT)
+    assert str(caught.value) == (
+        f"{path}: row 2, column 'iter_time_s': found {value}; "
+        "accepted: a positive time where feasible is true"
+    )
+
+
+def test_a_prediction_is_a_positive_time() -> None:
+    frame = pd.DataFrame([row_of(PREDICTIONS) | {"predicted_iter_time_s": 0.0}])
+    with pytest.raises(TraceError, match=r"row 1, column 'predicted_iter_time_s': found 0\.0"):
+        PREDICTIONS.validate(frame, "here")

@@ -166,5 +166,5 @@ def test_binary_file_is_one_clear_error(tmp_path):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(MissingDataError, match=r"no such trace file"):
+    with pytest.raises(MissingDataError, match=r"no such file; expected a trace"):
         read(tmp_path / "none.csv")

@@ -1,5 +1,7 @@
 """Checkpoints: complete or absent, checked when read, and independent of the plan that wrote them."""
 
+import json
+import pickle
 import shutil
 import sys
 import threading
@@ -12,7 +14,7 @@ import pytest
 
 from makespan.errors import CheckpointError, ChecksumError, WorkerError
 from makespan.plans import ExecutionPlan
-from makespan.runtime import LocalLauncher, latest_checkpoint
+from makespan.runtime import LocalLauncher, _checkpoints, latest_checkpoint
 from makespan.training import (
     SmallModel,
     TrainingJob,
@@ -85,7 +87,88 @@ def test_a_damaged_file_is_refused_before_a_process_starts(copied, harm):
     else:
         victim.unlink()
     with pytest.raises(ChecksumError, match=victim.name):
-        train(replace(JOB, steps=6), resume=copied, launcher=LocalLauncher(interpreter=("no-such-command",)))
+        train(replace(JOB, steps=6), resume=copied, launcher=NO_PROCESS)
+
+
+NO_PROCESS = LocalLauncher(interpreter=("no-such-command",))
+
+
+class Planted:
+    """An object whose unpickling leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def rewrite(path, change, *, with_digest):
+    """Change a manifest, with or without the digest that goes with the change."""
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    if with_digest:
+        del manifest["digest"]
+        manifest["digest"] = _checkpoints._digest_of(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("harm", ["no manifest", "swapped", "swapped and left out", "added", "linked"])
+def test_a_checkpoint_that_is_not_as_written_is_never_unpickled(copied, tmp_path, harm):
+    newest, proof = copied / "step-00000004", tmp_path / "unpickled"
+    shutil.rmtree(copied / "step-00000002")
+    metadata, manifest = newest / ".metadata", newest / "manifest.json"
+    planted = pickle.dumps(Planted(proof))
+    if harm == "added":
+        (newest / "other").mkdir()
+        (newest / "other" / ".metadata").write_bytes(planted)
+    elif harm == "linked":
+        metadata.rename(tmp_path / "metadata")
+        metadata.symlink_to(tmp_path / "metadata")
+    else:
+        metadata.write_bytes(planted)
+    if harm == "no manifest":
+        manifest.unlink()
+    if harm == "swapped and left out":
+        rewrite(manifest, lambda values: values["files"].pop(".metadata"), with_digest=True)
+    named = "no complete checkpoint" if harm == "no manifest" else r"\.metadata: (is no|checksum)"
+    with pytest.raises((CheckpointError, ChecksumError), match=named):
+        train(replace(JOB, steps=6), resume=copied)  # with processes that could load it
+    assert not proof.exists()
+    pickle.loads(planted)
+    assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "with_digest", "message"),
+    [
+        (lambda values: values.update(step=1), False, "the manifest was written with"),
+        (lambda values: values["files"].popitem(), False, "the manifest was written with"),
+        (lambda values: values.update(step=3), True, "written for step 3, not for this directory"),
+        (lambda values: values.pop("files"), True, "is no manifest of a checkpoint; accepted"),
+        (lambda values: values.pop("digest"), False, "is no manifest of a checkpoint; accepted"),
+        (lambda values: values.pop("job"), True, "has no job of makespan.training"),
+        (lambda values: values["files"].popitem(), True, "is not in the manifest"),
+        (
+            lambda values: values["files"].update({"../x": "0"}),
+            True,
+            "x: the file of the checkpoint is missing",
+        ),
+    ],
+)
+def test_a_manifest_that_was_altered_is_refused(copied, change, with_digest, message):
+    rewrite(copied / "step-00000004/manifest.json", change, with_digest=with_digest)
+    with pytest.raises((CheckpointError, ChecksumError), match=message):
+        train(replace(JOB, steps=6), resume=copied, launcher=NO_PROCESS)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"step": ', "null"])
+def test_what_is_no_manifest_is_refused_with_its_name(copied, text):
+    (copied / "step-00000004/manifest.json").write_text(text)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000004/manifest\.json: (is no manifest|cannot be read)"
+    ):
+        latest_checkpoint(copied)
 
 
 def test_another_run_cannot_continue_from_it(written):

@@ -10,19 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from killed_runs import copy_project
 
-ROOT = Path(__file__).resolve().parents[2]
-COPIED = [
-    "Snakefile",
-    "rules",
-    "workflow",
-    "config",
-    "envs",
-    "profiles",
-    "slurm",
-    "src",
-    "requirements.txt",
-]
 SMALL = "config/test/morphling.yaml"
 LONGEST_S = 3600  # against runs that hang; a small one takes a minute or two, more on a busy machine
 
@@ -82,13 +71,7 @@ def project(tmp_path):
 
 
 def fresh_copy(target):
-    target.mkdir(parents=True)
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, target / name)
+    copy_project(target)
     return Project(target)
 
 

@@ -1,6 +1,7 @@
 """A new paper moves in: its own files and one name in one list, and nothing else is touched."""
 
 import re
+from pathlib import Path
 
 import pandas as pd
 
@@ -151,3 +152,14 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
     assert (row["statement"], row["verdict"]) == ("RoBERTa steps take less than a minute", "holds")
     assert set(claims["paper"]) == {"Morphling", "Toy"}
     assert "Nothing to be done" in finished.snakemake("--cores", "1", "toy").stdout
+
+
+def test_the_guide_lists_the_files_of_a_paper_and_no_others():
+    guide = Path(__file__).parents[2] / "docs/guides/add-a-paper.md"
+    listed = re.findall(r"^\| `([^`]+)` \|", guide.read_text(), re.MULTILINE)
+    patterns = {
+        name: re.sub(r"<\w+>", r"[a-z]\\w*", re.escape(name.replace("<paper>", "toy"))) for name in listed
+    }
+    found = {file: [name for name in listed if re.fullmatch(patterns[name], file)] for file in FILES}
+    assert all(len(names) >= 1 for names in found.values()), found
+    assert {name for names in found.values() for name in names} == set(listed)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from makespan.config import check_settings
 from makespan.papers import figures, morphling
 from makespan.tables import read_csv
 
+ROOT = Path(__file__).parents[2]
 FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
 N_SIMULATED_FIGURES = 9
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
@@ -45,6 +48,19 @@ MEASURED_ONLY = {"morphling_fig8"}  # it compares measured times and fits nothin
 
 def append(path, text):
     path.write_text(path.read_text() + text)
+
+
+def test_every_product_of_a_paper_is_in_the_list_of_results(small_run):
+    text = (ROOT / "results/README.md").read_text()
+    listed = [name.replace(".*", ".") for name in re.findall(r"^ {8}(\S+) ", text, re.MULTILINE)]
+    patterns = [re.sub(r"<\w+>", r"\\w+", re.escape(name)) for name in listed]
+    papers = [path / "morphling" for path in (small_run.root / "results").iterdir() if path.is_dir()]
+    files = [path.relative_to(one).as_posix() for one in papers for path in one.rglob("*") if path.is_file()]
+    found = {
+        re.sub(r"(^|/)\.(\w+\.csv)\.sum$", r"\1\2", name) for name in files
+    }  # a seal is part of its table
+    assert len(found) > len(FIGURES)
+    assert not [name for name in found if not any(re.match(one, name) for one in patterns)]
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
@@ -85,7 +101,10 @@ def test_every_job_leaves_its_log_and_its_cost(small_run):
 
 
 def test_no_temporary_file_is_left(small_run):
-    assert not [path for path in (small_run.root / "results").rglob(".*") if path.is_file()]
+    hidden = [path for path in (small_run.root / "results").rglob(".*") if path.is_file()]
+    sealed = [path.with_name(path.name[1:].removesuffix(".sum")) for path in hidden]
+    assert sealed and all(path.suffix == ".csv" and path.is_file() for path in sealed)
+    assert all(path.suffix == ".sum" for path in hidden)
 
 
 def test_a_second_run_has_nothing_to_do(small_run):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pages import PAGES, blocks, commands
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,3 +211,26 @@ def test_the_rule_files_have_the_house_layout():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def documented():
+    """Return every Snakemake command of the documentation, those that name targets alone as one."""
+    console = [one for page in PAGES for one in blocks(page) if one.kind == "console" and one.reason is None]
+    found = [words[1:] for block in console for words in commands(block) if words[0] == "snakemake"]
+    plain = [words[2:] for words in found if words[:2] == ["--cores", "all"] and "--configfile" not in words]
+    targets = sorted({target for words in plain for target in words})
+    others = sorted({tuple(words) for words in found if words[2:] not in plain})
+    return [("--cores", "all", *targets), *others]
+
+
+@pytest.mark.parametrize("arguments", documented(), ids=" ".join)
+def test_a_command_of_the_documentation_can_be_planned(project, tmp_path, arguments):
+    """Files that a page says to save are there; empty ones stand for those of the authors."""
+    for block in (block for page in PAGES for block in blocks(page)):
+        if block.kind == "yaml":
+            (project.root / block.file).write_text(block.text)
+    for path in pd.read_csv(project.root / "src/makespan/throughput/presets/datasets.csv")["path"]:
+        file = tmp_path / "published" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    project.planned(*arguments, published=tmp_path / "published", small=False)

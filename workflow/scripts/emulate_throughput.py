@@ -5,7 +5,7 @@ from typing import Any
 
 from makespan.hardware import cluster
 from makespan.logs import logged_to
-from makespan.tables import THROUGHPUT, write_csv
+from makespan.tables import THROUGHPUT, write_result
 from makespan.throughput import EmulatedSource
 
 
@@ -15,7 +15,7 @@ def main(
     """Write one table a workload."""
     source = EmulatedSource(cluster=cluster(cluster_name), **options)
     for workload, path in zip(workloads, tables, strict=True):
-        write_csv(source.load(workload), path, THROUGHPUT)
+        write_result(source.load(workload), path, THROUGHPUT)
 
 
 if "snakemake" in globals():

@@ -5,14 +5,14 @@ from importlib import import_module
 
 from makespan.claims import Ledger, judge
 from makespan.logs import logged_to
-from makespan.tables import CLAIMS, read_csv, write_csv
+from makespan.tables import CLAIMS, read_csv, write_result
 
 
 def main(tables: Mapping[str, str], claims: str, paper: str, source: str, options: Mapping[str, str]) -> None:
     """Write the ledger of a paper for one source."""
     ledger: Ledger = import_module(f"makespan.papers.{paper}").LEDGER
     results = {name: read_csv(path, ledger.tables[name]) for name, path in tables.items()}
-    write_csv(judge(ledger, results, source, options), claims, CLAIMS)
+    write_result(judge(ledger, results, source, options), claims, CLAIMS)
 
 
 if "snakemake" in globals():

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from makespan.logs import logged_to
-from makespan.tables import THROUGHPUT, write_csv
+from makespan.tables import THROUGHPUT, write_result
 from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource, read_register
 
 
 def main(tables: Sequence[str], workloads: Sequence[str], source: ThroughputSource) -> None:
     """Check, convert and flag one table a workload."""
     for workload, path in zip(workloads, tables, strict=True):
-        write_csv(source.load(workload), path, THROUGHPUT)
+        write_result(source.load(workload), path, THROUGHPUT)
 
 
 if "snakemake" in globals():

@@ -15,7 +15,7 @@ from makespan.papers.morphling import (
 )
 from makespan.plans import ExecutionPlan
 from makespan.runtime import local_launcher
-from makespan.tables import write_csv
+from makespan.tables import write_result
 from makespan.training import SmallModel, TrainingJob, cost_table, train_compared
 
 
@@ -29,9 +29,9 @@ def main(published: str, table: str, summary: str, experiment: Mapping[str, Any]
         first, plans, given["switches"], given["other_seed"], (SWITCHING, OTHER_SEED), launcher=launcher
     )
     rows = fig9({name: [loss for part in parts for loss in part.losses] for name, parts in runs.items()})
-    write_csv(rows, table, FIG9)
+    write_result(rows, table, FIG9)
     cells = read_published("fig9", published)
-    write_csv(fig9_summary(rows, cost_table(runs), cells), summary, FIG9_SUMMARY)
+    write_result(fig9_summary(rows, cost_table(runs), cells), summary, FIG9_SUMMARY)
 
 
 if "snakemake" in globals():

@@ -1,12 +1,11 @@
 """Fit the performance model: results/<source>/morphling/fits/<workload>.csv and the tables of Table 2."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
+from makespan.files import read_json
 from makespan.logs import logged_to
 from makespan.papers.morphling import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, fit_workload, table2_results
-from makespan.tables import FIT, THROUGHPUT, read_csv, write_csv
+from makespan.tables import FIT, THROUGHPUT, read_csv, write_result
 
 
 def main(
@@ -17,11 +16,11 @@ def main(
     throughput = [read_csv(table, THROUGHPUT) for table in tables]
     fitted = [fit_workload(table, cluster, forms) for table in throughput]
     for (parameters, _), path in zip(fitted, fits, strict=True):
-        write_csv(parameters, path, FIT)
-    noise = [json.loads(Path(record).read_text(encoding="utf-8")) for record in records]
+        write_result(parameters, path, FIT)
+    noise = [read_json(record) for record in records]
     made = table2_results([rows for _, rows in fitted], throughput, published, noise)
     for table, path, schema in zip(made, results, (TABLE2_ROWS, TABLE2, TABLE2_SUMMARY), strict=True):
-        write_csv(table, path, schema)
+        write_result(table, path, schema)
 
 
 if "snakemake" in globals():

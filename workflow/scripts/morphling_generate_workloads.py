@@ -5,7 +5,7 @@ from typing import Any
 
 from makespan.logs import logged_to
 from makespan.papers.morphling import generated_workloads
-from makespan.tables import JOBS, THROUGHPUT, read_csv, write_csv
+from makespan.tables import JOBS, THROUGHPUT, read_csv, write_result
 
 
 def main(tables: Mapping[str, str], lists: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -13,7 +13,7 @@ def main(tables: Mapping[str, str], lists: Mapping[str, str], options: Mapping[s
     frames = {workload: read_csv(path, THROUGHPUT) for workload, path in tables.items()}
     generated = generated_workloads(frames, **options)
     for name, path in lists.items():
-        write_csv(generated[name], path, JOBS)
+        write_result(generated[name], path, JOBS)
 
 
 if "snakemake" in globals():

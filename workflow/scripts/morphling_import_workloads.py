@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from makespan.logs import logged_to
 from makespan.papers.morphling import published_workloads
-from makespan.tables import JOBS, write_csv
+from makespan.tables import JOBS, write_result
 from makespan.throughput import read_register
 
 
@@ -12,7 +12,7 @@ def main(directory: str, register: str, workloads: Sequence[str], lists: Mapping
     """Check and convert one table a job list."""
     found = published_workloads(directory, read_register(register), workloads)
     for name, path in lists.items():
-        write_csv(found[name], path, JOBS)
+        write_result(found[name], path, JOBS)
 
 
 if "snakemake" in globals():

@@ -5,7 +5,7 @@ from typing import Any
 
 from makespan.logs import logged_to
 from makespan.studies import predictions
-from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, write_csv
+from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, write_result
 from makespan.traces import read_jobs
 
 
@@ -15,7 +15,7 @@ def main(
     """Write predicted times, and which of them are known."""
     frames = {workload: read_csv(path, THROUGHPUT) for workload, path in tables.items()}
     jobs = [job for path in lists.values() for job in read_jobs(path).jobs]
-    write_csv(predictions(frames, jobs, **options), knowledge, PREDICTIONS)
+    write_result(predictions(frames, jobs, **options), knowledge, PREDICTIONS)
 
 
 if "snakemake" in globals():

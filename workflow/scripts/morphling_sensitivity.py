@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from makespan.logs import logged_to
 from makespan.papers.morphling import sensitivity
-from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES, THROUGHPUT, read_csv, write_csv
+from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES, THROUGHPUT, read_csv, write_result
 
 
 def main(
@@ -19,8 +19,8 @@ def main(
     """Write the best plan, and the best of every family, against GPUs."""
     frames = [read_csv(table, THROUGHPUT) for table in tables]
     best, by_family = sensitivity(frames, cluster, form, max_gpus, cpu_threads)
-    write_csv(best, envelope, SENSITIVITY)
-    write_csv(by_family, families, SENSITIVITY_FAMILIES)
+    write_result(best, envelope, SENSITIVITY)
+    write_result(by_family, families, SENSITIVITY_FAMILIES)
 
 
 if "snakemake" in globals():

@@ -6,7 +6,7 @@ from typing import Any
 from makespan.logs import logged_to
 from makespan.papers.morphling import run_experiment
 from makespan.studies import read_scenarios, read_times
-from makespan.tables import write_csv
+from makespan.tables import write_result
 
 
 def main(name: str, inputs: Mapping[str, Any], paths: Mapping[str, str], given: Mapping[str, Any]) -> None:
@@ -14,7 +14,7 @@ def main(name: str, inputs: Mapping[str, Any], paths: Mapping[str, str], given: 
     scenarios = read_scenarios(inputs["tables"], inputs["predictions"], inputs["lists"], given["cluster"])
     times = read_times(inputs["tables"])
     for table, rows in run_experiment(name, scenarios, times, given["drawn"], given["options"]).items():
-        write_csv(rows, paths[table])
+        write_result(rows, paths[table])
 
 
 if "snakemake" in globals():

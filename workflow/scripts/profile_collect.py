@@ -1,20 +1,19 @@
 """Join the jobs of a profile: results/measured/throughput/<workload>.csv and .json."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
+from makespan.files import read_json, write_json
 from makespan.logs import logged_to
 from makespan.profiling import profile_record, profile_table
-from makespan.tables import THROUGHPUT, write_csv, write_text
+from makespan.tables import THROUGHPUT, write_result
 from makespan.workloads import workload
 
 
 def main(parts: Sequence[str], key: str, table: str, record: str) -> None:
     """Write the throughput table and, beside it, what stands behind it."""
-    measured = [json.loads(Path(part).read_text(encoding="utf-8")) for part in parts]
-    write_csv(profile_table(measured, workload(key)), table, THROUGHPUT)
-    write_text(json.dumps(profile_record(measured), indent=1) + "\n", record)
+    measured = [read_json(part) for part in parts]
+    write_result(profile_table(measured, workload(key)), table, THROUGHPUT)
+    write_json(profile_record(measured), record, indent=1)
 
 
 if "snakemake" in globals():

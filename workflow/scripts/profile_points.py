@@ -1,17 +1,16 @@
 """Profile the plans of one placement: results/measured/profile/<workload>/<job>.json."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from makespan.files import write_json
 from makespan.logs import logged_to
 from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.profiling import Procedure, ProfilePoint, measure_points
 from makespan.profiling import allocation_launcher as on_nodes
 from makespan.profiling import profiling_launcher as on_this_machine
-from makespan.tables import write_text
 from makespan.workloads import workload
 
 
@@ -27,7 +26,7 @@ def main(
     else:
         launcher, run_dir = on_nodes(wanted[0], device, gres), Path(part).with_suffix(".run")
     measured = measure_points(workload(key), wanted, node, launcher, Procedure(**steps), run_dir)
-    write_text(json.dumps(measured, indent=1) + "\n", part)
+    write_json(measured, part, indent=1)
 
 
 if "snakemake" in globals():

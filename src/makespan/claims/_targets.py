@@ -7,7 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.claims._ledger import number
-from makespan.errors import MissingDataError, TraceError, unknown_name
+from makespan.errors import TraceError, unknown_name
+from makespan.files import read_bytes
+from makespan.tables import parse_csv, read_sealed
 
 __all__ = ["Target", "measured_targets", "read_targets"]
 
@@ -97,10 +99,9 @@ def _equal(cell: object, text: str) -> bool:
 def read_targets(path: str | Path) -> list[Target]:
     """Read a list of goals, a CSV file; raises `TraceError` unless its columns are the fields of `Target`."""
     names = [field.name for field in fields(Target)]
-    try:
-        table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise MissingDataError(f"{path}: no such file; expected a list of targets") from None
+    expected = "a list of targets"
+    content = read_bytes(path, expected, TraceError)
+    table: pd.DataFrame = parse_csv(content, str(path), expected, dtype=str, keep_default_na=False)
     if list(table.columns) != names:
         raise TraceError(f"{path}: found columns {', '.join(table.columns)}; accepted: {', '.join(names)}")
     try:
@@ -124,8 +125,13 @@ def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataF
     rows = []
     for target in targets:
         path = Path(results) / f"{target.table}.csv"
-        value = target.value(pd.read_csv(path)) if path.is_file() else float("nan")
+        value = target.value(_result(path)) if path.is_file() else float("nan")
         state = ("met" if target.is_met(value) else "missed") if path.is_file() else "not built"
         goal = f"{target.comparison} {target.threshold:g} {target.unit}"
         rows.append((target.kind, target.name, value, goal, state))
     return pd.DataFrame(rows, columns=["kind", "name", "value", "goal", "state"])
+
+
+def _result(path: Path) -> pd.DataFrame:
+    table: pd.DataFrame = parse_csv(read_sealed(path, "a result"), str(path), "a result")
+    return table

@@ -7,7 +7,8 @@ import click
 import numpy as np
 import pandas as pd
 
-from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, cluster_option, shown_option
+from makespan.cli._options import CALIBRATION, TRACE_CPU_THREADS, check_target, cluster_option, shown_option
+from makespan.cli._output import say
 from makespan.emulator import (
     CONSTANTS,
     CalibrationFit,
@@ -21,9 +22,10 @@ from makespan.emulator import (
     validate,
 )
 from makespan.errors import InputError, MissingDataError
+from makespan.files import is_stream
 from makespan.hardware import ClusterSpec, cluster, cluster_names
 from makespan.tables import write_csv, write_text
-from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource
+from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource, shipped_register
 from makespan.workloads import model_keys
 
 __all__ = ["calibrate_command", "validate_command"]
@@ -36,7 +38,9 @@ _traces_argument = click.argument("traces", type=click.Path(path_type=Path))
 @click.command("calibrate")
 @cluster_option
 @click.option("--holdout", metavar="MODEL", help="Model to leave out of the fit to all others.")
-@click.option("--output", type=click.Path(path_type=Path), help="File for the constants (.toml).")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for the constants (.toml); - for standard output."
+)
 @click.option("--source", help="What the rows are, for the provenance in that file.")
 @shown_option(
     "--level",
@@ -55,6 +59,8 @@ def calibrate_command(
     for each model left out; at L1a, L2 and L3 the shipped constants, refined for the models in
     TRACES by one row a workload, up to three rows a plan class, or all rows.
     """
+    check_target(output, is_directory=False)
+    beside = is_stream(output)  # of the table, which is alone on the standard output
     data = _observations(traces, cluster(cluster_name))
     clean = data.subset(data.clean)
     if holdout is not None:
@@ -63,7 +69,7 @@ def calibrate_command(
             raise InputError(f"--holdout {holdout!r}: no rows of that model; the traces have: {known}")
         clean = clean.subset(clean.model != holdout)
     fit = calibrate(clean)
-    click.echo("\n".join(_fit_lines(fit)))
+    say("\n".join(_fit_lines(fit)), err=beside)
     if output is not None:
         given = output.stem, clean, source or f"robust fit to the clean rows of {traces.name or traces}"
         if level == "L1":
@@ -71,7 +77,7 @@ def calibrate_command(
         else:
             made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
-        click.echo(f"{output}: level {level}, {made.n_rows} rows behind it")
+        say(f"{output}: level {level}, {made.n_rows} rows behind it", err=beside)
 
 
 def _fit_lines(fit: CalibrationFit) -> list[str]:
@@ -90,7 +96,9 @@ def _fit_lines(fit: CalibrationFit) -> list[str]:
 
 @click.command("validate")
 @cluster_option
-@click.option("--output", type=click.Path(path_type=Path), help="File for the table (.csv).")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
+)
 @_traces_argument
 @click.pass_context
 def validate_command(ctx: click.Context, cluster_name: str, output: Path | None, traces: Path) -> None:
@@ -99,15 +107,17 @@ def validate_command(ctx: click.Context, cluster_name: str, output: Path | None,
     TRACES is a directory with the published files, or with one canonical table a workload.
     The exit status is 1 if a bound is missed.
     """
+    check_target(output, is_directory=False)
+    beside = is_stream(output)  # of the table, which is alone on the standard output
     data = _observations(traces, cluster(cluster_name))
     result = validate(data)
-    click.echo(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n")
-    click.echo(_text(result.table, 3))
-    click.echo("\nmean relative error [%] by model\n")
-    click.echo(_text(result.by_model.reset_index(names="protocol"), 1))
+    say(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n", err=beside)
+    say(_text(result.table, 3), err=beside)
+    say("\nmean relative error [%] by model\n", err=beside)
+    say(_text(result.by_model.reset_index(names="protocol"), 1), err=beside)
     scales = ", ".join(f"{name} {value:.2f}" for name, value in result.anchors.items())
-    click.echo(f"\ncompute scale of the anchors (L1a): {scales}")
-    click.echo("constants at their bound: " + (", ".join(result.active_bounds) or "none"))
+    say(f"\ncompute scale of the anchors (L1a): {scales}", err=beside)
+    say("constants at their bound: " + (", ".join(result.active_bounds) or "none"), err=beside)
     if output is not None:
         write_csv(result.table, output)
     if not result.passed:
@@ -130,7 +140,7 @@ def _observations(directory: Path, where: ClusterSpec) -> Observations:
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory; expected measured traces")
     sources: list[ThroughputSource] = [
-        PublishedSource(directory, TRACE_CPU_THREADS),
+        PublishedSource(directory, TRACE_CPU_THREADS, shipped_register()),
         MeasuredSource(directory),
     ]
     for source in sources:

@@ -1,19 +1,28 @@
 """The verb ``compare``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._numbers import PROCESSES
+from makespan.cli._options import (
+    check_target,
+    decision_limit_option,
+    scenario_options,
+    shown_option,
+    verdict_lines,
+)
+from makespan.cli._output import say
 from makespan.errors import InputError
+from makespan.files import is_stream
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["compare_command"]
 
-_ROUND_S = 60.0  # rounds of the simulator released with Morphling
 _ALL = "all"
 
 # Column of the table, title, format.
@@ -40,28 +49,24 @@ _LEGEND = (
 @shown_option(
     "--policies",
     default="morphling,morphling-work,sia,synergy,fifo",
-    metavar="NAMES",
-    help="Joined by commas, or all.",
+    metavar="NAMES|FILES",
+    help="Joined by commas, or all; files of your own like ./mine.py.",
 )
 @click.option(
     "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
 )
 @scenario_options
-@shown_option(
-    "--interval",
-    "interval_s",
-    default=_ROUND_S,
-    help="Length of a round, for every policy; 0 to decide after each event.",
-    **SECONDS,
-)
+@decision_limit_option
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=PROCESSES,
     metavar="N",
     show_default="one a processor, one for short runs",
     help="Processes.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="File for the table (.csv).")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
+)
 @click.option("--quiet", is_flag=True, help="No progress, only the table.")
 @click.pass_context
 def compare_command(
@@ -69,6 +74,7 @@ def compare_command(
     /,
     policies: str,
     baseline: str | None,
+    decision_limit_s: float,
     workers: int | None,
     output: Path | None,
     quiet: bool,
@@ -84,16 +90,18 @@ def compare_command(
     from makespan.studies import scenario as assemble
     from makespan.tables import COMPARISON, write_csv
 
-    names = _names(policies)
+    chosen = _chosen(policies)
+    names = tuple(chosen)
     base = names[0] if baseline is None else baseline
     if base not in names:
         raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
     check_target(output, is_directory=False)
-    scenario = assemble(**request)
-    click.echo(scenario.report, err=True)
+    beside = is_stream(output)  # of the table, which is alone on the standard output
+    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
+    say(scenario.report, err=True)
     progress = None if quiet else Progress(names)
     try:
-        cases = [Case(scenario, name) for name in names]
+        cases = [Case(scenario, given) for given in chosen.values()]
         done = run_all(cases, workers, progress=progress, is_strict=False, can_spawn=True)
     finally:
         if progress is not None:
@@ -103,27 +111,33 @@ def compare_command(
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
-    click.echo(f"{scenario.title}\n{setting}\n")
-    click.echo(_text(table))
+    say(f"{scenario.title}\n{setting}\n", err=beside)
+    say(_text(table), err=beside)
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)
-    click.echo(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed")
+    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", err=beside)
     for item in wrong:
-        click.echo("\n".join(verdict_lines(item)))
+        say("\n".join(verdict_lines(item)), err=beside)
     if output is not None:
-        click.echo(f"{output}: {len(table)} rows")
+        say(f"{output}: {len(table)} rows", err=beside)
     if wrong:
         ctx.exit(1)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Return the policies that are named, each once."""
+def _chosen(text: str) -> dict[str, str]:
+    """Return the names of policies, each with the name or file by which it was given."""
     from makespan.policies import policy, policy_names
 
-    if text.strip() == _ALL:
-        return policy_names()
-    return tuple(policy(name).name for name in dict.fromkeys(part.strip() for part in text.split(",")))
+    parts = policy_names() if text.strip() == _ALL else [part.strip() for part in text.split(",")]
+    chosen: dict[str, str] = {}
+    for given in dict.fromkeys(parts):
+        name = policy(given).name
+        if name in chosen and policy(given) is not policy(chosen[name]):
+            both = f"{chosen[name]} and {given} are both named {name!r}"
+            raise InputError(f"--policies: {both}; accepted: policies with different names")
+        chosen.setdefault(name, given)
+    return chosen
 
 
 def _text(table: "pd.DataFrame") -> str:

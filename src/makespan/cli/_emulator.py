@@ -4,10 +4,13 @@ from pathlib import Path
 
 import click
 
-from makespan.cli._options import calibration_option, cluster_option, shown_option
+from makespan.cli._numbers import CPU_THREADS, SEED, real
+from makespan.cli._options import calibration_option, check_target, cluster_option, shown_option
+from makespan.cli._output import say
 from makespan.emulator import (
     EMULATED_NOTE,
     LEGACY_UNITS,
+    MAX_NOISE,
     Explanation,
     Point,
     emulate,
@@ -43,9 +46,14 @@ _ALL = "all"
 )
 @shown_option("--plans", default=_ALL, help="Plans in trace notation, joined by commas.")
 @shown_option("--placements", default=_ALL, help="Placements, joined by commas.")
-@click.option("--cpu-threads", type=click.IntRange(1), help="CPU threads a GPU of plans given by name.")
-@shown_option("--seed", default=0, type=click.IntRange(0), help="Seed of the noise.")
-@shown_option("--noise", default=0.0, type=click.FloatRange(0), help="Scale of the noise; 0 is exact.")
+@click.option("--cpu-threads", type=CPU_THREADS, help="CPU threads a GPU of plans given by name.")
+@shown_option("--seed", default=0, type=SEED, help="Seed of the noise.")
+@shown_option(
+    "--noise",
+    default=0.0,
+    type=real(MAX_NOISE, "equal points then differ by a factor of 2.7"),
+    help="Scale of the noise; 0 is exact.",
+)
 @shown_option(
     "--layout",
     default="table",
@@ -70,6 +78,7 @@ def emulate_command(
     output: Path,
 ) -> None:
     """Write emulated traces, one a workload."""
+    check_target(output, is_directory=True)
     where, constants = cluster(cluster_name), load_calibration(calibration)
     chosen = workload_keys() if _ALL in names else names
     specs = [workload(name) for name in dict.fromkeys(chosen)]
@@ -82,7 +91,7 @@ def emulate_command(
         else:
             path = output / f"{spec.key}.csv"
             write_csv(emulate(spec, points, where, constants, seed=seed, noise=noise), path, THROUGHPUT)
-        click.echo(f"{path}: {len(points)} rows, {EMULATED_NOTE}")
+        say(f"{path}: {len(points)} rows, {EMULATED_NOTE}")
 
 
 def _select(
@@ -113,7 +122,7 @@ def _select(
 @click.command("explain")
 @cluster_option
 @calibration_option
-@shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=click.IntRange(1))
+@shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=CPU_THREADS)
 @click.option("--exact", is_flag=True, help="Also run the event schedule of the pipeline.")
 @click.argument("name", metavar="WORKLOAD")
 @click.argument("exec_plan", metavar="PLAN")
@@ -134,11 +143,11 @@ def explain_command(
     spec, where, constants = workload(name), cluster(cluster_name), load_calibration(calibration)
     point = read_point(spec, exec_plan, placement, cpu_threads)
     found = explain(spec, point, where, constants)
-    click.echo("\n".join(_explanation_lines(spec, found)))
+    say("\n".join(_explanation_lines(spec, found)))
     if exact and found.feasible:
         pipeline = exact_pipeline(spec, point, where, constants)
-        click.echo(f"pipeline, closed form    {format_seconds(pipeline.closed_form_s):>12}")
-        click.echo(f"pipeline, event schedule {format_seconds(pipeline.event_schedule_s):>12}")
+        say(f"pipeline, closed form    {format_seconds(pipeline.closed_form_s):>12}")
+        say(f"pipeline, event schedule {format_seconds(pipeline.event_schedule_s):>12}")
 
 
 def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:

@@ -7,7 +7,10 @@ import click
 import pandas as pd
 
 from makespan import live
-from makespan.policies import policy, policy_names
+from makespan.cli._numbers import PROCESSES, SEED
+from makespan.cli._options import check_target, decision_limit_option
+from makespan.cli._output import say
+from makespan.policies import policy
 from makespan.sim import ClusterView, Event
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
 
@@ -26,18 +29,21 @@ class _EventLines:
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
         left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
         what = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
-        click.echo(f"{what} {plan:<14} {left:<16} {queue}", err=True)
+        say(f"{what} {plan:<14} {left:<16} {queue}", err=True)
 
 
 @click.command("live")
 @click.option(
-    "--policy", "policy_name", default="morphling", show_default=True, type=click.Choice(policy_names())
+    "--policy",
+    "policy_name",
+    default="morphling",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
 )
 @click.option("--workload", default="live-small", show_default=True, metavar="NAME", help="Live workload.")
-@click.option(
-    "--slots", "n_slots", default=2, show_default=True, type=click.IntRange(1), help="Devices to use."
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the workload.")
+@click.option("--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Devices to use.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the workload.")
 @click.option(
     "--launcher",
     default="local",
@@ -60,6 +66,7 @@ class _EventLines:
     help="Where state and checkpoints are kept until the end; a run that was ended is continued from "
     "there. [default: OUTPUT/live-POLICY]",
 )
+@decision_limit_option
 @click.option("--quiet", is_flag=True, help="Show the result only.")
 def live_command(
     policy_name: str,
@@ -70,19 +77,22 @@ def live_command(
     device: str,
     output: Path,
     work_dir: Path | None,
+    decision_limit_s: float,
     quiet: bool,
 ) -> None:
     """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
+    check_target(output, is_directory=True)
     began = time.monotonic()
-    work = work_dir or output / f"live-{policy_name}"
+    chosen = policy(policy_name)
+    work = work_dir or output / f"live-{chosen.name}"
 
     def tell(text: str) -> None:
         if not quiet:
-            click.echo(text, err=True)
+            say(text, err=True)
 
     try:
         result = live.live_experiment(
-            policy(policy_name),
+            chosen,
             workload,
             work,
             n_slots=n_slots,
@@ -91,15 +101,16 @@ def live_command(
             device=device,
             observe=lambda setting: [] if quiet else [_EventLines(setting.scale)],
             tell=tell,
+            decision_limit_s=decision_limit_s,
         )
     except KeyboardInterrupt:
-        click.echo(f"stopped; the same command goes on from {work}", err=True)
+        say(f"stopped; the same command goes on from {work}", err=True)
         raise click.Abort from None
     write_csv(result.comparison, output / "live.csv", LIVE)
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
     for violation in result.violations:
-        click.echo(f"not possible: {violation.job_id}: {violation.message}", err=True)
-    click.echo(_comparison_text(result.comparison, result.jobs))
+        say(f"not possible: {violation.job_id}: {violation.message}", err=True)
+    say(_comparison_text(result.comparison, result.jobs))
     tell(f"{time.monotonic() - began:.0f} s in all, profile included")
 
 

@@ -8,6 +8,7 @@ import click
 
 from makespan import __version__
 from makespan.errors import MakespanError
+from makespan.units import printable
 
 __all__ = ["VERBS", "cli_page", "main"]
 
@@ -47,9 +48,13 @@ VERBS = {
 
 
 class Failure(click.ClickException):
-    """One line on the error stream and exit status 2."""
+    """One message on the error stream and exit status 2."""
 
     exit_code = 2
+
+    def format_message(self) -> str:
+        """Return the message; names in it cannot steer the terminal."""
+        return printable(super().format_message())
 
 
 class LazyGroup(click.Group):
@@ -82,6 +87,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except MakespanError as error:
             raise Failure(str(error)) from None
+        except click.UsageError as error:
+            raise Failure(error.format_message()) from None
         except BrokenPipeError:  # whoever reads has seen enough; click ends quietly
             raise
         except OSError as error:

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
+from makespan.files import check_target as check_file
+from makespan.files import is_stream
 
 if TYPE_CHECKING:
     from makespan.studies import Run
 
 __all__ = [
     "CALIBRATION",
-    "SECONDS",
     "TRACE_CPU_THREADS",
     "calibration_option",
     "check_target",
     "cluster_option",
+    "decision_limit_option",
     "scenario_options",
     "shown_option",
     "verdict_lines",
@@ -31,7 +34,7 @@ CALIBRATION = "L1"
 TRACE_CPU_THREADS = 12
 """CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
 
-_RESTART_DELAY_S = 78.0  # Morphling, section 8: measured mean of checkpoint and restart
+_ROUND_S, _RESTART_DELAY_S = 60.0, 260.0  # as `makespan.scenario`, which takes long to import
 
 _FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
 
@@ -51,8 +54,23 @@ calibration_option = shown_option(
 )
 
 
-SECONDS: dict[str, Any] = {"type": click.FloatRange(0), "metavar": "SECONDS"}
-_COUNT: dict[str, Any] = {"type": click.IntRange(1), "metavar": "N"}
+def _decision_limit_s() -> float:
+    from makespan.sim import DECISION_LIMIT_S
+
+    return DECISION_LIMIT_S
+
+
+decision_limit_option = click.option(
+    "--decision-limit",
+    "decision_limit_s",
+    default=_decision_limit_s,
+    show_default="600",
+    help="Interrupt a policy that takes longer for one decision; 0 for no limit.",
+    **SECONDS,
+)
+"""Wall time that one call of a policy may take."""
+
+_COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
 
 _SCENARIO = (
@@ -60,8 +78,8 @@ _SCENARIO = (
         "--workload",
         default="naive",
         metavar="FILE|NAME",
-        help="A job list, or naive (10 jobs), base, bp (best plans) or mt (multi-tenant): generated, or the "
-        "authors' lists if the source is published.",
+        help="A job list (- for standard input), or naive (10 jobs), base, bp (best plans) or mt "
+        "(multi-tenant): generated, or the authors' lists if the source is published.",
     ),
     shown_option(
         "--format",
@@ -71,7 +89,19 @@ _SCENARIO = (
         help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact. Jobs of the last "
         "five train what the Base workload trains, chosen by --seed.",
     ),
-    click.option("--jobs", "n_jobs", help="Jobs to generate, or how many of a list to take.", **_COUNT),
+    click.option(
+        "--jobs",
+        "n_jobs",
+        help="Jobs to generate, at the rate of the whole list, or how many of a list to take.",
+        **_COUNT,
+    ),
+    shown_option(
+        "--load",
+        default=1.0,
+        type=real(1000, "then all jobs are there at once", above=True),
+        metavar="FACTOR",
+        help="Arrival rate over that of the list.",
+    ),
     shown_option(
         "--source",
         default="emulated",
@@ -90,9 +120,8 @@ _SCENARIO = (
     click.option(
         "--epoch-time",
         "epoch_time_s",
-        type=click.FloatRange(0, min_open=True),
-        metavar="SECONDS",
         help="Format easyscale: duration of an epoch with all logical workers.",
+        **SECONDS | {"type": real(10**9, "32 years", above=True)},
     ),
     cluster_option,
     click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
@@ -107,16 +136,24 @@ _SCENARIO = (
         **SECONDS,
     ),
     shown_option(
-        "--seed",
-        default=1,
-        type=click.IntRange(0),
-        help="Of the generated workload, and of what the jobs of foreign traces train.",
+        "--interval",
+        "interval_s",
+        default=_ROUND_S,
+        help="Length of a round; 0 to decide after each event.",
+        **SECONDS,
     ),
     shown_option(
+        "--seed",
+        default=1,
+        type=SEED,
+        metavar="N",
+        help="Of the generated workload, and of what the jobs of foreign traces train.",
+    ),
+    click.option(
         "--predictions",
         "--steering",
         "predictions",
-        default="exact",
+        show_default="fitted, if the cluster has constants of the model",
         type=click.Choice(["fitted", "exact"]),
         help="What policies decide by: times of a fitted performance model, or the source's own. Jobs always "
         "run by the source's.",
@@ -128,11 +165,15 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
     """Check that a file or a directory can be written there, before the work begins."""
     if path is None:
         return
-    if path.exists() and path.is_dir() != is_directory:
-        accepted = "a directory" if is_directory else "a file"
-        raise InputError(f"--output {path}: accepted: {accepted}, there already or not")
-    parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    if not is_directory and parent == path.absolute():
+    if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
+        raise InputError(f"--output {path}: accepted: a directory, there already or not")
+    if not is_directory:
+        check_file(path)
+        if is_stream(path):
+            return
+    target = Path(os.path.realpath(path))
+    parent = next(place for place in (target, *target.parents) if place.exists())
+    if not is_directory and parent == target:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")

@@ -1,11 +1,14 @@
 """The command ``makespan profile``."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from makespan.cli._numbers import CPU_THREADS, PROCESSES, whole
+from makespan.cli._options import check_target
+from makespan.cli._output import say
+from makespan.files import write_json
 from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.profiling import (
@@ -26,6 +29,7 @@ from makespan.workloads import small_workload_keys, workload
 __all__ = ["profile_command"]
 
 _DEFAULT = Procedure()
+_LONGEST = 10_000, "a point would take hours"
 
 
 @click.command("profile")
@@ -48,12 +52,10 @@ _DEFAULT = Procedure()
     help="Number of processes; may be repeated.",
 )
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
-@click.option(
-    "--cpu-threads", default=1, show_default=True, type=click.IntRange(1), help="Threads a process."
-)
-@click.option("--warmup", default=_DEFAULT.warmup_steps, show_default=True, type=click.IntRange(0))
-@click.option("--steps", default=_DEFAULT.steps, show_default=True, type=click.IntRange(1))
-@click.option("--repetitions", default=_DEFAULT.repetitions, show_default=True, type=click.IntRange(1))
+@click.option("--cpu-threads", default=1, show_default=True, type=CPU_THREADS, help="Threads a process.")
+@click.option("--warmup", default=_DEFAULT.warmup_steps, show_default=True, type=whole(0, *_LONGEST))
+@click.option("--steps", default=_DEFAULT.steps, show_default=True, type=whole(1, *_LONGEST))
+@click.option("--repetitions", default=_DEFAULT.repetitions, show_default=True, type=whole(1, *_LONGEST))
 @click.option(
     "--environment",
     metavar="NAME",
@@ -78,7 +80,8 @@ def profile_command(
     Writes <workload>.csv, a throughput table, <workload>.json, the record of machine and noise, and
     environment.toml, what the performance model needs to know of the machine.
     """
-    places = [Placement.parse(text) for text in placements]
+    check_target(output, is_directory=True)
+    places = [_placement(text) for text in placements]
     if several := [place.text for place in places if place.n_nodes > 1]:
         found = ", ".join(several)
         raise click.BadParameter(f"{found}: several nodes need a job; see the rule profile_nodes")
@@ -91,11 +94,18 @@ def profile_command(
         parts = [measure_points(spec, points, node, launcher, procedure) for points in batches.values()]
         table, record = profile_table(parts, spec), profile_record(parts)
         write_csv(table, output / f"{key}.csv", THROUGHPUT)
-        write_text(json.dumps(record, indent=1) + "\n", output / f"{key}.json")
+        write_json(record, output / f"{key}.json", indent=1)
         noise_pct = record["repeatability_pct"]
         noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
         count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
-        click.echo(f"{key}: {count}; two runs of a point differ by {noise}")
+        say(f"{key}: {count}; two runs of a point differ by {noise}")
+
+
+def _placement(text: str) -> Placement:
+    """Read a placement on this machine."""
+    place = Placement.parse(text)
+    PROCESSES.convert(place.n_gpus, None, None)
+    return place
 
 
 def _measured_environment(

@@ -2,12 +2,21 @@
 
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli._options import SECONDS, check_target, scenario_options, shown_option, verdict_lines
+from makespan.cli._numbers import SECONDS, real
+from makespan.cli._options import (
+    check_target,
+    decision_limit_option,
+    scenario_options,
+    shown_option,
+    verdict_lines,
+)
+from makespan.cli._output import say
 
 if TYPE_CHECKING:
     from makespan.sim import Policy
@@ -21,17 +30,11 @@ __all__ = ["policies_command", "simulate_command"]
     "--policy",
     "policy_name",
     default="morphling-work",
-    metavar="NAME",
-    help="Who decides; 'makespan policies' lists them.",
+    metavar="NAME|FILE",
+    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
 )
 @scenario_options
-@click.option(
-    "--interval",
-    "interval_s",
-    show_default="the policy's own",
-    help="Length of a round; 0 to decide after each event.",
-    **SECONDS,
-)
+@decision_limit_option
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
 @click.option("--quiet", is_flag=True, help="No live view, only the summary.")
 @shown_option(
@@ -39,11 +42,18 @@ __all__ = ["policies_command", "simulate_command"]
     "pace_s",
     default=1.5,
     help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
-    **SECONDS,
+    **SECONDS | {"type": real(3600, "nobody watches longer")},
 )
 @click.pass_context
 def simulate_command(
-    ctx: click.Context, /, policy_name: str, output: Path | None, quiet: bool, pace_s: float, **request: Any
+    ctx: click.Context,
+    /,
+    policy_name: str,
+    decision_limit_s: float,
+    output: Path | None,
+    quiet: bool,
+    pace_s: float,
+    **request: Any,
 ) -> None:
     """Run a workload under a policy and watch it.
 
@@ -56,16 +66,16 @@ def simulate_command(
 
     by = policy(policy_name).title
     check_target(output, is_directory=True)
-    scenario = assemble(**request)
+    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     title = f"{by} on {scenario.title}"
-    click.echo(scenario.report, err=True)
+    say(scenario.report, err=True)
     done, wall_s = _watched(scenario, policy_name, title, quiet, pace_s)
     if output is not None:
         _write(done, output)
     lines = _summary_lines(title, scenario.predictions, done, wall_s) + verdict_lines(done)
-    click.echo("\n".join(lines))
+    say("\n".join(lines))
     if output is not None:
-        click.echo(f"{output}: events.csv, outcomes.csv")
+        say(f"{output}: events.csv, outcomes.csv")
     if done.violations:
         ctx.exit(1)
 
@@ -129,16 +139,22 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
 def policies_command() -> None:
     """List the scheduling policies.
 
-    For each its name, title, what it needs or promises, and what it implements.
+    For each its name, title, what it needs or promises, and what it implements; or what is broken about it.
     """
     from makespan.policies import REGISTRY
+    from makespan.sim import PolicyError
 
     width = max(map(len, REGISTRY))
     indent = " " * (width + 2)
-    for entry in REGISTRY.values():
-        click.echo(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
+    for name in REGISTRY:
+        try:
+            entry = REGISTRY[name]
+        except PolicyError as error:
+            say(f"{name:<{width}}  broken: {error}")
+            continue
+        say(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
         for reference in entry.references:
-            click.echo(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
+            say(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
 
 
 def _needs(entry: "Policy") -> str:

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
 from makespan.studies import Run
+from makespan.units import printable
 from makespan.workloads import JobSpec
 
 __all__ = ["LiveView", "Progress", "clock"]
@@ -45,6 +46,10 @@ def clock(time_s: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
+
+
 def bar(share: float, width: int) -> str:
     """Draw a share within 0 and 1 as a bar of a number of characters."""
     full = round(min(max(share, 0.0), 1.0) * width)
@@ -74,7 +79,7 @@ class Panel:
     def show(self, lines: Sequence[str]) -> None:
         """Replace what is shown."""
         columns, rows = self.room()
-        kept = [line[:columns] for line in lines[:rows]]
+        kept = [_one_line(line)[:columns] for line in lines[:rows]]
         above = _UP.format(self._height) if self._height else _HIDE_CURSOR
         body = "".join(f"{line}{_CLEAR_LINE}\n" for line in kept)
         self._height = len(kept)
@@ -155,7 +160,7 @@ class LiveView:
 
     def _write_line(self, view: ClusterView) -> None:
         if not self._n_written:
-            self._stream.write(f"{self._title}\n{_LINE.format(*_LINE_HEAD)}\n")
+            self._stream.write(f"{_one_line(self._title)}\n{_LINE.format(*_LINE_HEAD)}\n")
         self._n_written += 1
         running = _by_submission(view)
         named = ", ".join(
@@ -173,7 +178,7 @@ class LiveView:
             clock(self._avg_jct_s),
             named + more,
         )
-        self._stream.write(_LINE.format(*cells).rstrip() + "\n")
+        self._stream.write(_one_line(_LINE.format(*cells).rstrip()) + "\n")
         self._stream.flush()
 
     def _frame(self, view: ClusterView, rows: int) -> list[str]:

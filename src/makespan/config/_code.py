@@ -15,13 +15,16 @@ names them.
 
 import ast
 import hashlib
-import json
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from makespan.errors import InputError
+from makespan.files import read_json, write_json
 
 __all__ = ["code_hash", "used_code"]
 
@@ -183,19 +186,16 @@ _NEW: list[Path] = []
 
 @cache
 def _remembered() -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(_CACHE.read_text("utf-8"))
-    except (OSError, ValueError):
-        found = {}
-    return found
+    with suppress(OSError, InputError):  # without it, files are read again
+        found: dict[str, Any] = read_json(_CACHE) or {}
+        return found
+    return {}
 
 
 def _remember() -> None:
     """Keep what was read for the next run, below the directory of Snakemake if there is one."""
     if _NEW and _CACHE.parent.is_dir() and os.access(_CACHE.parent, os.W_OK):
-        temporary = _CACHE.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(_remembered()), "utf-8")
-        temporary.replace(_CACHE)
+        write_json(_remembered(), _CACHE)
         _NEW.clear()
 
 

@@ -14,7 +14,14 @@ __all__ = ["configuration_page", "json_schema"]
 _PAGE = """# Configuration
 
 Defaults stand in `config/config.yaml` and, for the experiments of a paper, in `config/papers/<paper>.yaml`.
-To change some of them, write those alone into a file of your own and give it to the workflow:
+To change some of them, write those alone into a file of your own and give it to the workflow. Save
+this as `mine.yaml`, for example:
+
+```yaml
+morphling:
+  fig7:
+    stage_duration_s: 900
+```
 
 ```console
 $ snakemake --cores all --configfile mine.yaml

@@ -9,13 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import ValidationError, create_model, model_validator
 
 from makespan import __version__
 from makespan.config._messages import explain
 from makespan.config._throughput import Throughput
 from makespan.errors import ConfigError, MissingDataError
+from makespan.files import read_yaml
 from makespan.hardware import cluster_names
 from makespan.papers import PAPERS
 from makespan.policies import policy_names
@@ -119,7 +119,10 @@ def settings_model() -> type[Settings]:
 
 def check_settings(values: Mapping[str, Any]) -> Settings:
     """Turn merged values, as read from YAML, into settings; raises `ConfigError`, one line a bad key."""
-    text = json.dumps(values, default=str)
+    try:
+        text = json.dumps(values, default=str)
+    except (ValueError, RecursionError):
+        raise ConfigError("the configuration contains itself; accepted: values that end somewhere") from None
     try:
         return settings_model().model_validate_json(text)
     except ValidationError as error:
@@ -145,12 +148,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingDataError(f"{path}: no such configuration file") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
+    values = read_yaml(path, "a configuration", ConfigError)
     if values is None:
         return {}
     if not isinstance(values, Mapping):

@@ -17,6 +17,7 @@ from makespan.emulator._calibration import (
     load_calibration,
 )
 from makespan.emulator._emulate import (
+    MAX_NOISE,
     Anomalies,
     Disturbances,
     Explanation,
@@ -43,6 +44,7 @@ __all__ = [
     "EMULATED_NOTE",
     "Explanation",
     "LEGACY_UNITS",
+    "MAX_NOISE",
     "NoiseModel",
     "Observations",
     "Point",

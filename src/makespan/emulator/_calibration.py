@@ -5,17 +5,18 @@ Constants are identifiable only in combination (`e_gemm`, `kappa`, `t_layer`, `k
 """
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.errors import InputError, MissingDataError, unknown_name
+from makespan.errors import InputError, unknown_name
+from makespan.files import read_toml
+from makespan.presets import read_preset
 from makespan.workloads import Workload, model_keys
 
 __all__ = [
@@ -174,6 +175,9 @@ class CalibrationSet:
                 raise unknown_name("model", key, model_keys())
         for values in (self.constants, *self.without.values(), *self.refined.values()):
             theta_array(values)
+        for key, scale in self.anchors.items():
+            if not 0 < float(scale) < math.inf:
+                raise InputError(f"anchor of {key} is {scale}; accepted: a positive number")
 
     def for_workload(self, workload: Workload) -> Calibration:
         """Return the constants that a workload is emulated with.
@@ -214,22 +218,18 @@ def load_calibration(name: str = "L1") -> CalibrationSet:
         source = "public constants: the priors of the calibration, nothing fitted"
         return CalibrationSet("L0", "L0", source, "", 0, theta_mapping(prior_theta()))
     if name in calibration_names():
-        resource = resources.files("makespan.emulator").joinpath(f"presets/{name}{_SUFFIX}")
-        return _parse(name, resource.read_text("utf-8"), f"preset {name}")
+        return _calibration(name, read_preset("makespan.emulator", name), f"preset {name}")
     if not name.endswith(_SUFFIX):
         raise unknown_name("calibration", name, [*calibration_names(), f"a path ending in {_SUFFIX}"])
-    try:
-        return _parse(name, Path(name).read_text("utf-8"), name)
-    except OSError as error:
-        raise MissingDataError(f"{name}: calibration cannot be read: {error.strerror}") from None
+    return _calibration(name, read_toml(name, "a calibration"), name)
 
 
-def _parse(name: str, text: str, where: str) -> CalibrationSet:
+def _calibration(name: str, entry: Mapping[str, Any], where: str) -> CalibrationSet:
     try:
-        entry = tomllib.loads(text)
-        return CalibrationSet(name=name, **entry | {"active_bounds": tuple(entry.get("active_bounds", ()))})
-    except (tomllib.TOMLDecodeError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: not a calibration: {error!r}; see `makespan calibrate`") from None
+        bounds = tuple(entry.get("active_bounds", ()))
+        return CalibrationSet(**{**entry, "name": name, "active_bounds": bounds})
+    except (TypeError, ValueError, AttributeError, InputError) as error:
+        raise InputError(f"{where}: not a calibration: {error}; see `makespan calibrate`") from None
 
 
 def calibration_text(calibration: CalibrationSet) -> str:

@@ -20,6 +20,7 @@ from makespan.tables import THROUGHPUT
 from makespan.workloads import Workload
 
 __all__ = [
+    "MAX_NOISE",
     "Anomalies",
     "Disturbances",
     "Explanation",
@@ -30,6 +31,9 @@ __all__ = [
     "iteration_time_s",
     "row_seed",
 ]
+
+MAX_NOISE = 50.0
+"""Largest scale of the noise: the time of a row then spreads by a factor of e, which is no measurement."""
 
 _SEED_BYTES = 8
 _Array = NDArray[np.float64]
@@ -209,7 +213,7 @@ def emulate(
         Constants; the shipped level L1 if not given.
     seed, noise
         Seed of all rows (a row depends on it and on itself alone), and scale of the measurement noise; with 0
-        a row has the exact value of the model.
+        a row has the exact value of the model. At most `MAX_NOISE`.
     disturbances
         Sizes of the noise, stragglers and anomalies; the defaults if not given.
 
@@ -219,6 +223,8 @@ def emulate(
         Schema `makespan.tables.THROUGHPUT`, one row a point in their order; an infeasible point
         has no times.
     """
+    if not 0.0 <= noise <= MAX_NOISE:
+        raise InputError(f"noise is {noise}; accepted: a scale from 0 to {MAX_NOISE:g}")
     constants = (calibration or load_calibration()).for_workload(workload)
     kinds = disturbances or Disturbances()
     table = feature_table(workload, cluster)

@@ -187,6 +187,14 @@ class ClusterSpec:
         return len(set(self.nodes)) == 1
 
     @property
+    def node(self) -> NodeSpec:
+        """The one kind of node; an `InputError` says that there are several."""
+        if not self.is_homogeneous:
+            kinds = ", ".join(dict.fromkeys(node.name for node in self.nodes))
+            raise InputError(f"cluster {self.name!r} has several kinds of node: {kinds}; accepted: one kind")
+        return self.nodes[0]
+
+    @property
     def gpus_per_node(self) -> int:
         """Devices of the largest node."""
         return max(node.n_gpus for node in self.nodes)

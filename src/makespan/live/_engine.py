@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from makespan.errors import MakespanError, WorkerError
 from makespan.hardware import ClusterSpec
 from makespan.live._segments import Executor, Segment, SegmentEnd, Target
-from makespan.sim import Allocation, Catalogue, Engine, EventKind, JobView, NodeEvent, Policy, restart_cost
+from makespan.sim import (
+    DECISION_LIMIT_S,
+    Allocation,
+    Catalogue,
+    Engine,
+    EventKind,
+    JobView,
+    NodeEvent,
+    Policy,
+    restart_cost,
+)
 from makespan.workloads import JobSpec
 
 __all__ = ["LiveClock", "LiveEngine", "LiveJob"]
@@ -67,8 +77,10 @@ class LiveEngine(Engine):
         executor: Executor,
         clock: LiveClock,
         save: Callable[["LiveEngine"], None] = lambda engine: None,
+        decision_limit_s: float | None = DECISION_LIMIT_S,
     ) -> None:
-        super().__init__(cluster, catalogue, policy, restart_cost(restart_delay_s), interval_s, None)
+        cost = restart_cost(restart_delay_s)
+        super().__init__(cluster, catalogue, policy, cost, interval_s, None, decision_limit_s)
         self.overheads_s: list[float] = []
         self.jobs: dict[str, LiveJob] = {}
         self.final_losses: dict[str, float] = {}
@@ -113,9 +125,10 @@ class LiveEngine(Engine):
     def run(self) -> None:
         """Run until no job is left; stop all processes, with checkpoints, if that is not to be."""
         try:
-            self._handle_due(self._clock.now_s())
-            while len(self.finished) < len(self.arrivals):
-                self._turn()
+            with self.adviser.watch:
+                self._handle_due(self._clock.now_s())
+                while len(self.finished) < len(self.arrivals):
+                    self._turn()
             self._save(self)
         except BaseException:
             self.shut_down()

@@ -1,6 +1,5 @@
 """What a live run begins with: the slots as a cluster, and a profile of them with all slots busy."""
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
+from makespan.leftovers import temporary_directory
 from makespan.live._segments import LaunchOn, ProcessTrainer, steady_wall_s
 from makespan.live._workload import LiveSetting, LiveSettings, LiveWorkload, live_jobs
 from makespan.plans import Placement
@@ -92,7 +92,7 @@ def profile(
     settings: LiveSettings,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, pd.DataFrame], float]:
-    n_slots, node = where.n_gpus, where.nodes[0]
+    n_slots, node = where.n_gpus, where.node
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
     tables = measure_tables(spec, n_slots, node, launch_on, settings)
     delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings))
@@ -119,7 +119,7 @@ def process_trainer(
         key: max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
         for key, table in setting.tables.items()
     }
-    jobs, node = directory / "jobs", where.nodes[0]
+    jobs, node = directory / "jobs", where.node
     return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
 
 
@@ -182,8 +182,7 @@ def _restarts_s(
     key: str, plans: Sequence[str], slots: Slots, node: NodeSpec, launch_on: LaunchOn, n_steps: int
 ) -> list[float]:
     overheads_s = []
-    with tempfile.TemporaryDirectory(prefix="makespan-restart-") as name:
-        directory = Path(name)
+    with temporary_directory("restart") as directory:
         for turn in range(2):
             point = ProfilePoint(plans[turn % len(plans)], Placement((len(slots),)), 1)
             plan = point_plan(point, workload(key), node)

@@ -15,10 +15,12 @@ from makespan.live._state import read_state, restore, save_state
 from makespan.live._workload import LiveSetting, live_settings, live_workload
 from makespan.metrics import summary
 from makespan.sim import (
+    DECISION_LIMIT_S,
     Observer,
     Policy,
     Violation,
     check_jobs,
+    check_policy,
     events_table,
     outcomes_table,
     round_length,
@@ -58,6 +60,7 @@ def run_live(
     trainer: Trainer,
     directory: Path | None = None,
     observers: Sequence[Observer] = (),
+    decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveEngine:
     """Run the jobs of a setting, or what a run that was left in a directory has not finished.
 
@@ -67,11 +70,15 @@ def run_live(
         What to run, what decides, one node whose devices are the slots, and what trains.
     directory, observers
         Where the state is kept, None to keep none; who is told of every event, in the time of the policy.
+    decision_limit_s
+        Wall time after which one call of the policy is interrupted [s], None or 0 for no limit.
 
     Raises
     ------
     InputError, WorkerError
         A job can never run; its processes died several times without getting any further.
+    PolicyError
+        The policy raised, took too long or decided what cannot be done; what ran is kept.
     """
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     check_jobs(jobs, cluster, catalogue)
@@ -86,6 +93,7 @@ def run_live(
         Executor(trainer, setting.n_slots),
         clock,
         lambda engine: None if directory is None else save_state(engine, directory / _STATE),
+        decision_limit_s,
     )
     engine.observers += observers
     engine.load(jobs)
@@ -201,6 +209,7 @@ def live_experiment(
     device: str = "cpu",
     observe: Callable[[LiveSetting], Sequence[Observer]] = lambda setting: (),
     tell: Callable[[str], None] = lambda text: None,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveResult:
     """Profile, run live, profile again, simulate and compare; go on with a run that was left.
 
@@ -217,6 +226,8 @@ def live_experiment(
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
     observe, tell
         From the setting to who is told of every event; is told what is done.
+    decision_limit_s
+        As for `run_live`.
 
     Raises
     ------
@@ -224,11 +235,12 @@ def live_experiment(
         The run that was left is another one, or a name is unknown; the processes of a job died
         several times without getting any further.
     """
+    check_policy(policy)
     where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
     spec = live_workload(workload).fitting(n_slots)
     setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell)
     trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
-    engine = run_live(setting, policy, where, trainer, directory, observe(setting))
+    engine = run_live(setting, policy, where, trainer, directory, observe(setting), decision_limit_s)
     again = setting.averaged(*profile(spec, where, slots, settings, tell))
     result = compare_live(setting, policy, where, engine, again)
     shutil.rmtree(directory, ignore_errors=True)

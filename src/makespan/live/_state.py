@@ -1,13 +1,12 @@
 """What a live run keeps on disk, so that another process can take it over."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from makespan.errors import TrainingError
+from makespan.files import read_json, write_json
 from makespan.live._engine import LiveEngine, LiveJob
 from makespan.sim import EventKind
-from makespan.tables import write_text
 
 __all__ = ["read_state", "restore", "save_state"]
 
@@ -27,7 +26,7 @@ def save_state(engine: LiveEngine, path: Path) -> None:
             for name, job in engine.jobs.items()
         },
     }
-    write_text(json.dumps(state), path)
+    write_json(state, path)
 
 
 def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
@@ -47,12 +46,9 @@ def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
 
 def read_state(path: Path) -> dict[str, Any] | None:
     """Read a state file of this version; None if there is none."""
-    try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    state: dict[str, Any] | None = read_json(path, TrainingError)
+    if state is None:
         return None
-    except ValueError as error:
-        raise TrainingError(f"{path}: not a state file: {error}") from None
     if state.get("version") != _VERSION:
         raise TrainingError(f"{path}: version {state.get('version')!r} of the state; accepted: {_VERSION}")
     return state

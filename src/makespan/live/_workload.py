@@ -16,6 +16,7 @@ from makespan.presets import read_preset
 from makespan.sim import Catalogue
 from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
+from makespan.traces import apportion
 from makespan.workloads import JobSpec
 
 __all__ = [
@@ -94,8 +95,8 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
     job gets what, and not how much work there is.
     """
     rng = np.random.default_rng([spec.seed, seed])
-    keys = rng.permutation(np.array(_apportion(spec.workloads, spec.jobs)))
-    slots = rng.permutation(np.array(_apportion(spec.slots, spec.jobs)))
+    keys = rng.permutation(_shared_out(spec.workloads, spec.jobs))
+    slots = rng.permutation(_shared_out(spec.slots, spec.jobs))
     normal = NormalDist(sigma=spec.duration_log_sd)
     spread = [np.exp(normal.inv_cdf((rank + 0.5) / spec.jobs)) for rank in range(spec.jobs)]
     durations_s = rng.permutation(spec.median_duration_s * np.array(spread))
@@ -116,15 +117,9 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
     return jobs
 
 
-def _apportion(shares: Mapping[Any, float], total: int) -> list[Any]:
-    """Return each value as often as its share says, largest remainders first."""
-    whole = sum(shares.values())
-    exact = {value: total * share / whole for value, share in shares.items()}
-    counts = {value: int(number) for value, number in exact.items()}
-    rest = sorted(exact, key=lambda value: counts[value] - exact[value])
-    for value in rest[: total - sum(counts.values())]:
-        counts[value] += 1
-    return [value for value, count in counts.items() for _ in range(count)]
+def _shared_out(shares: Mapping[Any, float], total: int) -> Any:
+    """Each value as often as its share says."""
+    return np.repeat(np.array(list(shares)), apportion(np.array(list(shares.values())), total))
 
 
 @dataclass(frozen=True, slots=True)

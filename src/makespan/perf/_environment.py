@@ -1,6 +1,6 @@
 """Constants of a cluster that all fitted models share, from the packaged preset or a file."""
 
-import tomllib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -8,7 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from makespan.errors import InputError, MissingDataError
+from makespan.errors import InputError
+from makespan.files import read_toml
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, cluster_from
 from makespan.presets import preset_entry, read_preset
 
@@ -83,7 +84,7 @@ class Environment:
     @property
     def node(self) -> NodeSpec:
         """Kind of node: decides memory feasibility and which GPUs share a network card."""
-        return self.cluster.nodes[0]
+        return self.cluster.node
 
 
 def environment_names() -> tuple[str, ...]:
@@ -121,12 +122,10 @@ def _from_presets(name: str) -> Environment:
 
 
 def _from_file(path: str) -> Environment:
+    entry = read_toml(path, "an environment")
     try:
-        entry = tomllib.loads(Path(path).read_text("utf-8"))
         return _environment(path, cluster_from(Path(path).stem, entry["cluster"]), entry)
-    except FileNotFoundError:
-        raise MissingDataError(f"{path}: no such environment file") from None
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}: cannot be read as an environment: {error}; accepted: tables cluster, constants, priors"
         ) from None
@@ -139,6 +138,8 @@ def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Envi
         raise InputError(
             f"environment {name!r}: constants {sorted(values.keys() ^ names)} are missing or not known"
         )
+    if wrong := [key for key, value in values.items() if not 0 <= value < math.inf]:
+        raise InputError(f"environment {name!r}: {', '.join(wrong)}: accepted: numbers, 0 or more")
     priors = {
         form: MappingProxyType({key: Prior(**item) for key, item in table.items()})
         for form, table in entry["priors"].items()

@@ -96,7 +96,7 @@ def rank_plans(
     list of RankedPlan
         Fastest first; of equally fast plans the one that partitions more.
     """
-    workload, node = fit.points.workload, cluster.nodes[0]
+    workload, node = fit.points.workload, cluster.node
     if plans is None:
         candidates = feasible_plans(workload, placement, node, cpu_threads)
     else:
@@ -192,7 +192,7 @@ def _checked_counts(gpu_counts: Iterable[int], cluster: ClusterSpec) -> list[int
 def _candidates(
     fit: Fit, cluster: ClusterSpec, count: int, threads: Sequence[int]
 ) -> list[tuple[ExecutionPlan, Placement]]:
-    node, workload = cluster.nodes[0], fit.points.workload
+    node, workload = cluster.node, fit.points.workload
     placement = Placement.packed(count, node.n_gpus)
     plans = feasible_plans(workload, placement, node)
     seen, most = node.cpu_threads_per_gpu, node.cpu_threads // placement.gpus_per_node[-1]

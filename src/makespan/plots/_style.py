@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
 from makespan.errors import TraceError
-from makespan.tables import atomic_path
+from makespan.tables import atomic_path, write_csv
 
 __all__ = [
     "FAMILIES",
@@ -282,7 +282,7 @@ def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[
         undated = dict.fromkeys(("CreationDate", "Creator", "Producer"))
         figure.savefig(new_pdf, format="pdf", metadata=undated)
         figure.savefig(new_png, format="png", metadata={"Software": None})
-        new_csv.write_text(table.to_csv(index=False, lineterminator="\n"), encoding="utf-8", newline="\n")
+        write_csv(table, new_csv)
     return pdf, png, csv
 
 

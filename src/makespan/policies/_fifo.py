@@ -27,7 +27,8 @@ class Fifo:
     def decide(self, view: ClusterView, state: bool) -> tuple[Decision, bool]:
         """Start jobs from the head of the queue until one does not fit."""
         changes: dict[str, Allocation | None] = {}
-        if not view.pending:
+        head = next(iter(view.pending), None)
+        if head is None or view.catalogue.as_requested(head.spec)[0].n_gpus > view.n_free_gpus:
             return Decision(changes), state
         room = Room.of(view, is_tight=state)
         for job in view.pending:

@@ -56,7 +56,16 @@ class Room:
 
     Each share, largest first, goes to the first node with the fewest free devices that can take it. Nodes
     with equally many free devices are the bits of one number, so the cost does not grow with the cluster.
-    ``cpus`` and ``host_bytes`` are None where they never run out.
+    Begin with `Room.of`; ask with `fit` or `first_fit`, then `take`.
+
+    Parameters
+    ----------
+    gpus
+        Free devices of every node, ``(n_nodes,)``; changed in place.
+    cpus, host_bytes
+        Free CPU threads and host memory [B] of every node; None where they never run out.
+    levels, of_type
+        Nodes by free devices and by type of device, the bits of a number each; of a view, if known.
     """
 
     __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")

@@ -29,8 +29,16 @@ def serve(
 ) -> Decision:
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
-    The order must be total and put victims behind those they yield to. ``victims`` are the running jobs that
-    a job may displace, first to go first; a refused job makes later ones with the same options refused.
+    A refused job makes later ones with the same options refused.
+
+    Parameters
+    ----------
+    order
+        Sorting key of a job, smallest first; must put victims behind those they yield to.
+    options
+        Configurations that a job may run as, best first.
+    victims
+        Running jobs that a job may displace, first to go first; None for no preemption.
     """
     room = Room.of(view, is_tight=True)
     queue = sorted((*order(job), job.index, job) for job in view.pending)

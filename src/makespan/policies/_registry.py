@@ -1,10 +1,10 @@
-"""Every policy by its name, imported when it is asked for."""
+"""Every policy by its name, imported when it is asked for, and policies in files of the user."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from makespan.errors import unknown_name
@@ -37,14 +37,13 @@ _MODULES = {
 @cache
 def _load(name: str) -> Policy:
     """Policy of that name in the tuple ``POLICIES`` of its module."""
-    policies: dict[str, Policy] = {
-        entry.name: entry for entry in importlib.import_module(_MODULES[name]).POLICIES
-    }
-    return policies[name]
+    from makespan.policies._files import policy_in_module
+
+    return policy_in_module(_MODULES[name], name)
 
 
 class _Registry(Mapping[str, "Policy"]):
-    """Names that are known without importing a policy, so that a configuration is checked quickly."""
+    """Names that are known without importing a policy: quickly, and whether it can be imported or not."""
 
     def __getitem__(self, name: str) -> Policy:
         return _load(name)
@@ -65,15 +64,25 @@ def policy_names() -> tuple[str, ...]:
     return tuple(REGISTRY)
 
 
-def policy(name: str) -> Policy:
-    """Return a policy.
+def policy(name: str | Path) -> Policy:
+    """Return a policy by its name, or from a file: ``mine.py``, or ``mine.py:NAME`` if it has several.
 
     Raises
     ------
     UnknownNameError
         No policy has that name.
+    PolicyError
+        Its file is broken; says where and why. Other policies are not concerned.
     """
-    try:
-        return REGISTRY[name]
-    except KeyError:
-        raise unknown_name("policy", name, REGISTRY) from None
+    from makespan.policies._files import is_file_name, policy_in_file
+    from makespan.sim import PolicyError
+
+    text = str(name)
+    if text in REGISTRY:
+        return REGISTRY[text]
+    if not (isinstance(name, Path) or is_file_name(text)):
+        raise unknown_name("policy", text, (*REGISTRY, "FILE.py"))
+    found = policy_in_file(text)
+    if found.name in REGISTRY:
+        raise PolicyError(f"{text}: name {found.name!r} belongs to another policy; accepted: a new one")
+    return found

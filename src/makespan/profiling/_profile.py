@@ -43,8 +43,8 @@ class Procedure:
         Runs of each point, all points in turn, so that slow drifts of the machine show as noise.
     """
 
-    warmup_steps: int = 2
-    steps: int = 6
+    warmup_steps: int = 1
+    steps: int = 5
     repetitions: int = 5
 
     def __post_init__(self) -> None:

@@ -1,14 +1,13 @@
 """Constants of the machine: measured here, and written as the environment of the performance model."""
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
 from makespan.errors import InputError
+from makespan.leftovers import temporary_directory
 from makespan.plans import ExecutionPlan
 from makespan.presets import read_preset
 from makespan.profiling._design import ProfilePoint, model_of
@@ -34,7 +33,7 @@ _BANDWIDTH_WORKER = "makespan.profiling._bandwidth"
 _FLOAT_BYTES = 4
 _MIB = GIB / 1024
 _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
-_STEPS, _WARM_UP = 14, 4
+_STEPS, _WARM_UP = 10, 3
 _TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
 _LEAST_ADDED = 0.01  # of the time under division, so that the rate stays finite
 _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, training is in 32 bit
@@ -141,10 +140,10 @@ def _exchange_times(
         "gradient_bytes": round(mean(_FLOAT_BYTES * spec.model.parameters for spec in workloads)),
         "activation_bytes": round(mean(_activation_bytes(spec) for spec in workloads)),
     }
-    with tempfile.TemporaryDirectory(prefix="makespan-") as name:
+    with temporary_directory("rates") as directory:
         options = [ProcessOptions(threads=cpu_threads)] * n_processes
-        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, Path(name), options=options))
-        found: dict[str, float] = RunDirectory(Path(name)).result()
+        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, directory, options=options))
+        found: dict[str, float] = RunDirectory(directory).result()
     return found
 
 

@@ -3,18 +3,23 @@
 A directory of checkpoints holds ``step-<number>`` directories. One is written beside them under a
 name that readers ignore, gets its manifest with checksums last, and is renamed then. Whatever kills
 the writer, the checkpoints before it stay as they were.
+
+Whoever reads the files with torch runs what is pickled in them, so nothing is read that the manifest does
+not vouch for. Checksums tell damaged and mixed files, not who wrote them.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from makespan.errors import ChecksumError
+from makespan.errors import CheckpointError, ChecksumError
 from makespan.files import read_json, write_json
 
 __all__ = ["Checkpoint", "finish_checkpoint", "latest_checkpoint", "start_checkpoint"]
@@ -44,7 +49,23 @@ class Checkpoint:
     checksums: Mapping[str, str]
 
     def verify(self) -> None:
-        """Check every file; a `ChecksumError` names one that is missing or differs from what was written."""
+        """Check every file before anything else opens it.
+
+        The distributed format of torch unpickles its ``.metadata``, which can run any code, and looks for
+        files by name. What passes is what was written, not necessarily by someone to be trusted.
+
+        Raises
+        ------
+        ChecksumError
+            It names a file that is missing, differs from what was written, is no regular file, or lies there
+            without being in the manifest.
+        """
+        for path in sorted(self.path.rglob("*")):
+            name, mode = path.relative_to(self.path).as_posix(), path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ChecksumError(f"{path}: is no regular file; a checkpoint has no others")
+            if stat.S_ISREG(mode) and name not in self.checksums and name != _MANIFEST:
+                raise ChecksumError(f"{path}: is not in the manifest of the checkpoint; it was added later")
         for name, wanted in self.checksums.items():
             path = self.path / name
             if not path.is_file():
@@ -54,12 +75,30 @@ class Checkpoint:
 
 
 def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
-    """Newest complete checkpoint of a directory, None if there is none."""
+    """Newest complete checkpoint of a directory, None if there is none; one without a manifest is none.
+
+    Its files are not looked at: call `Checkpoint.verify` before torch loads them, which runs what is pickled.
+
+    Raises
+    ------
+    CheckpointError, ChecksumError
+        The manifest is none that `finish_checkpoint` wrote for this step; it was changed since.
+    """
     found = _complete(Path(directory))
     if not found:
         return None
-    manifest = read_json(found[-1] / _MANIFEST)
-    step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
+    path = found[-1] / _MANIFEST
+    manifest = read_json(path, CheckpointError)
+    try:
+        wanted = manifest.pop("digest")
+        if (digest := _digest_of(manifest)) != wanted:
+            raise ChecksumError(f"{path}: checksum is {digest}, the manifest was written with {wanted}")
+        step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
+    except (AttributeError, KeyError, TypeError):
+        expected = "one that makespan wrote, with step, save_s, files and digest"
+        raise CheckpointError(f"{path}: is no manifest of a checkpoint; accepted: {expected}") from None
+    if _step_of(found[-1]) != step:
+        raise CheckpointError(f"{path}: was written for step {step}, not for this directory")
     return Checkpoint(found[-1], step, save_s, manifest, files)
 
 
@@ -84,7 +123,8 @@ def finish_checkpoint(
     partial = directory / _PARTIAL
     files = sorted(path for path in partial.rglob("*") if path.is_file())
     digests = {str(path.relative_to(partial)): _digest(path) for path in files}
-    write_json({**values, "step": step, "save_s": save_s, "files": digests}, partial / _MANIFEST)
+    manifest = {**values, "step": step, "save_s": save_s, "files": digests}
+    write_json({**manifest, "digest": _digest_of(manifest)}, partial / _MANIFEST)
     for path in [*files, partial / _MANIFEST, partial]:
         _to_disk(path)
     target = directory / f"step-{step:08d}"
@@ -106,6 +146,17 @@ def _complete(directory: Path) -> list[Path]:
     whole = [path for path in directory.glob("step-*") if (path / _MANIFEST).is_file()]
     keyed = [(match, path) for path in whole if (match := _NAME.fullmatch(path.name))]
     return [path for _, _, path in sorted((int(one[1]), int(one[2] or 0), path) for one, path in keyed)]
+
+
+def _step_of(directory: Path) -> int | None:
+    name = _NAME.fullmatch(directory.name)
+    return None if name is None else int(name[1])
+
+
+def _digest_of(values: Mapping[str, Any]) -> str:
+    """Digest of plain values, the same before they are written and after they are read."""
+    text = json.dumps(json.loads(json.dumps(values)), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 A worker that trains loads torch, which takes seconds of CPU time; a fork of a process that has it takes
 milliseconds. One server belongs to each process that launches. It ends when that process is gone, and the
-workers with it.
+workers with it. A worker whose launcher closed its end of the pipe is killed.
 """
 
 import importlib
@@ -21,13 +21,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeGuard
 
+from makespan.errors import WorkerError
+
 __all__ = ["ForkedProcess", "Process", "can_fork", "fork_worker"]
 
 _PACKAGE = "makespan"
 _SIZE = struct.Struct("!Q")
 _NUMBER = struct.Struct("!q")
 _BLOCK = 1 << 16
-_SERVING = f"import sys; from {__name__} import serve; serve(int(sys.argv[1]))"
+_CHECK_S = 0.5
+_ATTEMPTS = 3
+_GIVEN_UP = -1
+_SERVING = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from {__name__} import serve
+serve(*map(int, sys.argv[1:]))
+"""
 _lock = threading.Lock()
 _servers: dict[int, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
 
@@ -68,7 +78,7 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             told = os.read(self._status, _NUMBER.size)
             os.close(self._status)
-            # Without a word the server was killed, and its workers end with it.
+            # Without a word the server was killed; and the worker, which has the pipe too, is gone.
             self._ended = _NUMBER.unpack(told)[0] if told else -signal.SIGKILL
         return self._ended
 
@@ -89,42 +99,65 @@ def can_fork(worker: str | Sequence[str] | None) -> TypeGuard[str]:
 
 
 def fork_worker(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkedProcess:
-    """Run a module as a program of one argument in a process of its own, its output in ``log``."""
+    """Run a module as a program of one argument in a process of its own, its output in ``log``.
+
+    A server that was killed is replaced; a `WorkerError` says that this did not help.
+    """
     request = {"module": module, "argument": argument, "environment": dict(environment)}
     request["directory"] = str(Path.cwd())
+    for _ in range(_ATTEMPTS):
+        if (process := _asked_for(request, log)) is not None:
+            return process
+    raise WorkerError(f"the process that starts workers was killed {_ATTEMPTS} times")
+
+
+def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
+    """Worker that the server started; None if the server was killed before it told of one."""
     read, write = os.pipe()
+    told = b""
     try:
-        with log.open("wb") as stream, _lock:
-            try:
-                _send(_server(), request, (write, stream.fileno()))
-            except OSError:  # the server of before was killed
-                _servers.clear()
-                _send(_server(), request, (write, stream.fileno()))
-        os.close(write)
-        write = -1
+        try:
+            with log.open("wb") as stream, _lock:
+                server = _server()
+                _send(server, request, (write, stream.fileno()))
+        finally:
+            os.close(write)
         told = os.read(read, _NUMBER.size)
-        if not told:
-            raise ChildProcessError("the server that starts workers ended")
+    except ConnectionError:
+        pass
     except BaseException:
         os.close(read)
         raise
-    finally:
-        if write >= 0:
-            os.close(write)
-    return ForkedProcess(read, _NUMBER.unpack(told)[0])
+    if told:
+        return ForkedProcess(read, _NUMBER.unpack(told)[0])
+    os.close(read)
+    with _lock:
+        _discard(server)
+    return None
 
 
 def _server() -> socket.socket:
     """Return the connection to the server of this process, which is started the first time."""
-    if (known := _servers.get(os.getpid())) is not None and known[1].poll() is None:
-        return known[0]
+    if (known := _servers.get(os.getpid())) is not None:
+        if known[1].poll() is None:
+            return known[0]
+        _discard(known[0])
     ours, theirs = socket.socketpair()
     with theirs:
         handle = theirs.fileno()
-        command = [sys.executable, "-c", _SERVING, str(handle)]
+        command = [sys.executable, "-c", _SERVING, str(handle), str(os.getpid())]
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[handle])
     _servers[os.getpid()] = ours, server
     return ours
+
+
+def _discard(server: socket.socket) -> None:
+    """Do away with a server that was killed, unless another thread has done so."""
+    if (known := _servers.get(os.getpid())) is not None and known[0] is server:
+        del _servers[os.getpid()]
+        server.close()
+        known[1].kill()
+        known[1].wait()
 
 
 def _send(server: socket.socket, request: Mapping[str, Any], handles: tuple[int, int]) -> None:
@@ -136,28 +169,52 @@ def _send(server: socket.socket, request: Mapping[str, Any], handles: tuple[int,
 class _Server:
     """The loop of the server: fork what is asked for, and tell how each worker ended."""
 
-    def __init__(self, client: socket.socket) -> None:
-        self.client, self.running = client, dict[int, int]()
+    def __init__(self, client: socket.socket, parent: int) -> None:
+        self.client, self.parent, self.running = client, parent, dict[int, int]()
         self.woken, wake = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(wake, False)
         self.own = [client.fileno(), self.woken, wake]
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A timer, because it ticks while libraries are loaded too, and because a fork with threads is unsafe.
+        signal.signal(signal.SIGALRM, self.end_with_parent)
+        signal.siginterrupt(signal.SIGALRM, False)
+        signal.setitimer(signal.ITIMER_REAL, _CHECK_S, _CHECK_S)
+
+    def end_with_parent(self, *_: object) -> None:
+        """End at once, whatever is going on, when the process that asks is gone."""
+        if os.getppid() != self.parent:
+            os._exit(1)
 
     def run(self) -> None:
-        """Serve until the process that asks is gone."""
+        """Serve until the process that asks closes the connection."""
         while True:
-            ready, _, _ = select.select([self.client.fileno(), self.woken], [], [])
+            ready = self.wait()
             if self.woken in ready:
                 os.read(self.woken, _BLOCK)
                 self.reap()
+            for pid, status in self.running.items():
+                if status in ready:  # nobody reads it any more
+                    os.kill(pid, signal.SIGKILL)
+                    os.close(status)
+                    self.running[pid] = _GIVEN_UP
             if self.client.fileno() in ready:
                 told, handles, _, _ = socket.recv_fds(self.client, _SIZE.size, 2)
-                if not told:
+                size = _SIZE.unpack(told)[0] if told else 0
+                text = self.receive(size)
+                if not told or len(text) < size:
                     return
-                self.fork(json.loads(self.receive(_SIZE.unpack(told)[0])), *handles)
+                self.fork(json.loads(text), *handles)
+
+    def wait(self) -> set[int]:
+        """Wait for a request, the end of a worker, or of interest in one; handles at which it happened."""
+        poll = select.poll()
+        for handle in (self.client.fileno(), self.woken):
+            poll.register(handle, select.POLLIN)
+        for status in set(self.running.values()) - {_GIVEN_UP}:
+            poll.register(status, 0)
+        return {handle for handle, _ in poll.poll()}
 
     def receive(self, size: int) -> bytes:
         """Read so many bytes."""
@@ -172,9 +229,14 @@ class _Server:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = self.running.pop(ended[0])
-                with suppress(BrokenPipeError):
-                    os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(ended[1])))
-                os.close(status)
+                if status != _GIVEN_UP:
+                    self.tell(status, os.waitstatus_to_exitcode(ended[1]))
+                    os.close(status)
+
+    def tell(self, status: int, number: int) -> None:
+        """Write a number to the launcher of a worker, if it still wants to know."""
+        with suppress(BrokenPipeError):
+            os.write(status, _NUMBER.pack(number))
 
     def fork(self, request: Mapping[str, Any], status: int, log: int) -> None:
         """Start a worker, with its libraries loaded, and tell its process id."""
@@ -186,19 +248,21 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             self.become(request, status, log)
-        os.write(status, _NUMBER.pack(pid))
+        self.tell(status, pid)
         self.running[pid] = status
         os.close(log)
 
     def become(self, request: Mapping[str, Any], status: int, log: int) -> NoReturn:
-        """Be the worker."""
+        """Be the worker; it keeps the pipe, so that its launcher sees the end of the last who has it."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGCHLD, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
         for handle in (1, 2):
             os.dup2(log, handle)
-        for handle in {*self.own, *self.running.values(), status, log}:
+        for handle in {*self.own, *self.running.values(), log} - {_GIVEN_UP}:
             os.close(handle)
+        os.set_inheritable(status, False)
         ended = 1
         try:
             os.chdir(request["directory"])
@@ -219,7 +283,7 @@ class _Server:
             os._exit(ended)
 
 
-def serve(handle: int) -> None:
-    """Serve the process at the other end of a socket."""
+def serve(handle: int, parent: int) -> None:
+    """Serve the process at the other end of a socket, which started this one."""
     with socket.socket(fileno=handle) as client:
-        _Server(client).run()
+        _Server(client, parent).run()

@@ -8,7 +8,6 @@ import importlib
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from makespan.files import read_json, write_json
+from makespan.leftovers import end_with_parent
 from makespan.runtime._directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Identity", "choose_device", "end_worker", "identity", "join", "run_worker"]
 
 _ADDRESS_TIMEOUT_S = 120.0
-_ORPHAN_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], Non
     if who.cpus is not None:
         os.sched_setaffinity(0, who.cpus)
     if who.parent is not None:
-        threading.Thread(target=_watch_parent, args=(who.parent,), daemon=True).start()
+        end_with_parent(who.parent)
     try:
         body(directory, who)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
@@ -156,10 +155,3 @@ def end_worker(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def _watch_parent(parent: int) -> None:
-    """End this process when the one that started it is gone."""
-    while os.getppid() == parent:
-        time.sleep(_ORPHAN_CHECK_S)
-    os._exit(1)

@@ -12,7 +12,14 @@ from makespan.sim._catalogue import Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer, read_failures
-from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError
+from makespan.sim._policy import (
+    Decision,
+    InfeasibleDecision,
+    Policy,
+    PolicyError,
+    StalledError,
+    check_policy,
+)
 from makespan.sim._simulate import (
     SimulationResult,
     check_jobs,
@@ -23,12 +30,14 @@ from makespan.sim._simulate import (
 )
 from makespan.sim._validator import validate_schedule
 from makespan.sim._view import ClusterView, JobView
+from makespan.sim._watch import DECISION_LIMIT_S
 
 __all__ = [
     "Allocation",
     "Catalogue",
     "ClusterView",
     "Configuration",
+    "DECISION_LIMIT_S",
     "Decision",
     "Engine",
     "Event",
@@ -39,12 +48,14 @@ __all__ = [
     "NodeEventKind",
     "Observer",
     "Policy",
+    "PolicyError",
     "RestartCost",
     "RestartDelays",
     "SimulationResult",
     "StalledError",
     "Violation",
     "check_jobs",
+    "check_policy",
     "events_table",
     "outcomes_table",
     "read_failures",

@@ -36,8 +36,13 @@ class Configuration:
         alphabetical order; empty if any device will do.
     key
         What tells it from all others of its catalogue; by default labels, devices and threads.
-    counts, types_by_count
-        Devices a node, largest first, and the names of each count's devices, empty where any will do.
+
+    Attributes
+    ----------
+    counts
+        Devices a node, largest first.
+    types_by_count
+        Names of each count's devices, empty where any will do.
 
     Raises
     ------

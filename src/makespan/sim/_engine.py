@@ -18,9 +18,10 @@ from makespan.sim._events import (
     Observer,
     absent_nodes,
 )
-from makespan.sim._policy import Decision, InfeasibleDecision, Policy, StalledError, checked_changes
+from makespan.sim._policy import Adviser, Decision, Policy, StalledError, checked_changes, known_as
 from makespan.sim._state import ClusterState
 from makespan.sim._view import ClusterView, JobView
+from makespan.sim._watch import DECISION_LIMIT_S
 from makespan.workloads import JobSpec
 
 __all__ = ["Engine"]
@@ -47,6 +48,8 @@ class Engine:
     interval_s, checkpoint_interval_s
         Length of a round [s], None to ask after each event; running time between checkpoints [s], None if
         an interruption loses no progress.
+    decision_limit_s
+        Wall time that one call of the policy may take [s], None for no limit.
     """
 
     def __init__(
@@ -57,13 +60,15 @@ class Engine:
         restart_cost: RestartCost,
         interval_s: float | None,
         checkpoint_interval_s: float | None,
+        decision_limit_s: float | None = DECISION_LIMIT_S,
     ) -> None:
         self.policy = policy
+        self.adviser = Adviser(policy, decision_limit_s)
         self.cluster_state = ClusterState(
             cluster, catalogue, restart_cost, interval_s, shows_remaining_work=policy.is_clairvoyant
         )
         self.view: ClusterView = self.cluster_state.view
-        self.policy_state = policy.initial_state(cluster, catalogue)
+        self.policy_state = self.adviser.initial_state(cluster, catalogue)
         self.checkpoint_interval_s = checkpoint_interval_s
         self.rows: list[tuple[Any, ...]] = []
         self.observers: list[Observer] = []
@@ -99,12 +104,13 @@ class Engine:
 
     def run(self) -> None:
         """Handle events until no job is left."""
-        queue, advance = self.queue, self.cluster_state.advance
+        queue, pop, advance = self.queue, self.queue.pop, self.cluster_state.advance
         n_jobs, finished = len(self.arrivals), self.finished
-        while queue and len(finished) < n_jobs:
-            time_s, (handler, first, second) = queue.pop()
-            advance(time_s)
-            handler(first, second)
+        with self.adviser.watch:
+            while queue and len(finished) < n_jobs:
+                time_s, (handler, first, second) = pop()
+                advance(time_s)
+                handler(first, second)
         if len(finished) < n_jobs:
             raise self.stalled()
 
@@ -112,7 +118,7 @@ class Engine:
         """Return the error that says who waits for ever."""
         waiting = [job.spec.job_id for job in self.view.pending]
         return StalledError(
-            f"policy {self.policy.name!r} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
+            f"{known_as(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
             f"will happen any more; the first is {waiting[0]!r}"
         )
 
@@ -239,15 +245,12 @@ class Engine:
         if self.cluster_state.is_empty:
             return
         began = time.perf_counter()
-        decision, self.policy_state = self.policy.decide(view, self.policy_state)
+        decision, self.policy_state = self.adviser.decide(view, self.policy_state)
         self.policy_wall_s += time.perf_counter() - began
         self.n_decisions += 1
         if decision.changes:
             self._apply(decision)
         if decision.wake_up_s is not None:
-            if not decision.wake_up_s > view.time_s:
-                found = f"at {view.time_s} s: wake_up_s is {decision.wake_up_s!r}; accepted: a later time"
-                raise InfeasibleDecision(f"policy {self.policy.name!r} {found}", view)
             self._ask_at(decision.wake_up_s)
         self._check_idle()
 
@@ -265,7 +268,8 @@ class Engine:
         suspended = [job for job, new in changes if new is None]
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
         for job, _ in changes:
-            self.release(job)
+            if job.allocation is not None:
+                self.release(job)
         if suspended:
             self.cluster_state.queue_again(suspended)
         for job, new in changes:
@@ -279,24 +283,27 @@ class Engine:
 
     def record(self, kind: EventKind, job: JobView, reason: str) -> None:
         """Note what happened to a job, and tell the observers."""
-        held = job.allocation
+        held, rows = job.allocation, self.rows
+        what = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
-            resources = ("", 0, "", reason, "", 0, _NAN)
+            rows.append((*what, "", 0, "", reason, "", 0, _NAN, job._steps_left))
         else:
             it, text = held.configuration, job._held_text
             resources = (text, it.n_gpus, it.plan, reason, it.family, it.cpu_threads, it.iter_time_s)
-        self._tell(kind, job.spec.job_id, resources, job._steps_left)
+            rows.append((*what, *resources, job._steps_left))
+        if self.observers:
+            self._tell_observers()
 
     def _record_node(self, kind: EventKind, node: int, reason: str, n_gpus: int = 0) -> None:
-        self._tell(kind, "", (str(node), n_gpus, "", reason, "", 0, _NAN), _NAN)
-
-    def _tell(self, kind: EventKind, job_id: str, resources: tuple[Any, ...], steps_left: float) -> None:
-        rows = self.rows
-        rows.append((self.view.time_s, len(rows), kind.value, job_id, *resources, steps_left))
+        what = (self.view.time_s, len(self.rows), kind._value_, "")
+        self.rows.append((*what, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN))
         if self.observers:
-            event = Event(*rows[-1])
-            for observer in self.observers:
-                observer.observe(event, self.view)
+            self._tell_observers()
+
+    def _tell_observers(self) -> None:
+        event = Event(*self.rows[-1])
+        for observer in self.observers:
+            observer.observe(event, self.view)
 
 
 def _round_at(time_s: float, interval_s: float) -> float:

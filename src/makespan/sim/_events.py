@@ -87,15 +87,24 @@ class EventKind(StrEnum):
 class Event(NamedTuple):
     """One row of the events table.
 
-    Parameters
+    Attributes
     ----------
-    time_s, seq
-        When [s], and a running number that makes the order total.
-    kind, job_id, reason
-        A value of `EventKind`; job concerned, empty for node events; why it happened.
-    nodes, n_gpus, plan, family, cpu_threads, iter_time_s
-        What is held after the event, ``node:devices`` joined by spaces and the configuration; empty, 0
-        and NaN if nothing. Of a node event the node, and how many devices it concerns.
+    time_s
+        When [s].
+    seq
+        Running number, makes the order total.
+    kind
+        A value of `EventKind`.
+    job_id
+        Job concerned, empty for node events.
+    nodes
+        What is held after the event, ``node:devices`` joined by spaces; of a node event the node.
+    n_gpus
+        Devices held after the event; of a node event those that it concerns.
+    plan, family, cpu_threads, iter_time_s
+        Configuration after the event; empty, 0 and NaN if nothing is held.
+    reason
+        Why it happened.
     steps_left
         Steps still to run; NaN for node events.
     """

@@ -1,16 +1,37 @@
-"""What a policy is and returns, and the check of a decision before anything of it is applied."""
+"""What a policy is and returns, asking it, and the check of a decision before anything of it is applied."""
 
-from collections.abc import Mapping
+import math
+import re
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from numbers import Integral, Real
+from typing import Any, Protocol, TypeGuard
 
-from makespan.errors import MakespanError
+from makespan.errors import MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue, Configuration
 from makespan.sim._state import ClusterState, Nodes
 from makespan.sim._view import ClusterView, JobView
+from makespan.sim._watch import TookTooLong, Watch
 
-__all__ = ["Decision", "InfeasibleDecision", "Policy", "StalledError", "checked_changes"]
+__all__ = [
+    "Adviser",
+    "Decision",
+    "InfeasibleDecision",
+    "Policy",
+    "PolicyError",
+    "StalledError",
+    "check_policy",
+    "checked_changes",
+    "known_as",
+]
+
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_MAX_SHOWN = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +88,11 @@ class Policy(Protocol):
         """Return what shall change now, and what to remember; the view is valid during the call only."""
 
 
-class InfeasibleDecision(MakespanError):
+class PolicyError(MakespanError):
+    """A policy raised, took too long, returned no decision, or is none; names its file, and line if known."""
+
+
+class InfeasibleDecision(PolicyError):
     """A policy decided what cannot be done; nothing of the decision was applied, the view is as it saw it."""
 
     def __init__(self, message: str, view: ClusterView) -> None:
@@ -79,15 +104,124 @@ class StalledError(MakespanError):
     """Jobs wait, nothing runs and nothing will happen any more: the policy left them behind."""
 
 
+def _shown(value: object) -> str:
+    text = _REPR.repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _file(policy: object) -> str:
+    kind = policy if isinstance(policy, type) else type(policy)
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+
+
+def known_as(policy: Policy, line: int | None = None) -> str:
+    """Return file, line if known, and name of a policy for messages; its class where no file is known."""
+    file = _file(policy)
+    where = short_path(file) if file else f"class {type(policy).__name__}"
+    return f"{where}{f', line {line}' if line else ''}: policy {policy.name!r}"
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (
+        lambda it: isinstance(it, str) and _NAME.fullmatch(it) is not None,
+        "letters, digits, and '-', '_', '.' or '+' after the first",
+    ),
+    "title": (lambda it: isinstance(it, str) and it.isprintable() and bool(it), "a text"),
+    "interval_s": (
+        lambda it: it is None or (isinstance(it, Real) and math.isfinite(it) and float(it) >= 0),
+        "a finite time in s, or None",
+    ),
+    "is_clairvoyant": (lambda it: isinstance(it, bool), "True or False"),
+    "honours_guarantees": (lambda it: isinstance(it, bool), "True or False"),
+    "references": (
+        lambda it: isinstance(it, tuple) and all(isinstance(text, str) for text in it),
+        "a tuple of texts",
+    ),
+    "initial_state": (callable, "a method"),
+    "decide": (callable, "a method"),
+}
+
+
+def check_policy(policy: Policy) -> None:
+    """Check that an object is a policy: that it has every field and method of `Policy`, of the right kind.
+
+    Raises
+    ------
+    PolicyError
+        It is not; says what was found where, and what is accepted.
+    """
+    kind = policy if isinstance(policy, type) else type(policy)
+    where = f"{short_path(_file(policy))}: " if _file(policy) else ""
+    if isinstance(policy, type):
+        raise PolicyError(f"{where}{kind.__name__} is a class; accepted: an object of it, {kind.__name__}()")
+    for name, (accepts, accepted) in _FIELDS.items():
+        try:
+            found = getattr(policy, name)
+        except Exception as error:
+            found_text = f"{kind.__name__} is no policy, it has no {name} ({type(error).__name__}: {error})"
+            raise PolicyError(f"{where}{found_text}; accepted: an object like makespan.sim.Policy") from error
+        if not accepts(found):
+            raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(found)}; accepted: {accepted}")
+
+
+class Adviser:
+    """Asks a policy, ends what takes too long, and takes nothing but a decision for an answer."""
+
+    def __init__(self, policy: Policy, limit_s: float | None) -> None:
+        self.policy = policy
+        self.watch = Watch(limit_s)
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Any:
+        """Return what the policy remembers before the first decision."""
+        with self.watch:
+            return self._call(self.policy.initial_state, None, cluster, catalogue)
+
+    def decide(self, view: ClusterView, state: Any) -> tuple[Decision, Any]:
+        """Return what shall change, and what the policy remembers."""
+        answer = self._call(self.policy.decide, view, view, state)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Decision)):
+            accepted = "a pair of a Decision and what to remember, (Decision(changes), state)"
+            raise self._refused(view, f"decide returned {_shown(answer)}; accepted: {accepted}")
+        changes, wake_up_s = (getattr(answer[0], name) for name in ("changes", "wake_up_s"))
+        if not isinstance(changes, Mapping):
+            accepted = "a mapping from the name of a job to an Allocation or None, each job once"
+            found = f"changes are {_shown(changes)}"
+            raise self._refused(view, f"{found}; accepted: {accepted}")
+        if not (wake_up_s is None or _is_later(wake_up_s, view.time_s)):
+            raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; accepted: a later time")
+        return answer
+
+    def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
+        return InfeasibleDecision(f"{known_as(self.policy)} at {view.time_s} s: {problem}", view)
+
+    def _call(self, function: Callable[..., Any], view: ClusterView | None, *arguments: object) -> Any:
+        try:
+            return self.watch.call(function, *arguments)
+        except (Exception, SystemExit, TookTooLong) as error:
+            line = failed_at(error.__traceback__, _file(self.policy))
+            at = "" if view is None else f" at {view.time_s} s"
+            what = f"{getattr(function, '__name__', 'the call')} raised {type(error).__name__}: {error}"
+            if isinstance(error, TookTooLong):
+                what = (
+                    f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; accepted: "
+                    "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
+                )
+            raise PolicyError(f"{known_as(self.policy, line)}{at}: {what}") from error
+
+
 def checked_changes(
     decision: Decision, state: ClusterState, policy: Policy
 ) -> list[tuple[JobView, Allocation | None]]:
     """Return what really changes: suspensions first, then changes of running jobs, then starts."""
     changes, view = [], state.view
-    for job_id, new in decision.changes.items():
-        job = state.find(job_id)
+    found: Iterable[tuple[object, object]] = decision.changes.items()  # whoever wrote it, checked or not
+    for job_id, new in found:
+        job = state.find(job_id) if isinstance(job_id, str) else None
         if job is None:
             raise _error(view, policy, job_id, "neither waits nor runs; accepted: a job of the view")
+        if not (new is None or _is_allocation(new)):
+            accepted = "an Allocation of a Configuration on nodes, which are whole numbers, or None"
+            raise _error(view, policy, job_id, f"shall have {_shown(new)}; accepted: {accepted}")
         if new == job.allocation:
             continue
         problem = _problem(job, new, view, policy)
@@ -99,8 +233,19 @@ def checked_changes(
     return changes
 
 
-def _error(view: ClusterView, policy: Policy, job_id: str, problem: str) -> InfeasibleDecision:
-    return InfeasibleDecision(f"policy {policy.name!r} at {view.time_s} s: job {job_id!r}: {problem}", view)
+def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> InfeasibleDecision:
+    where = f"{known_as(policy)} at {view.time_s} s: job {_shown(job_id)}"
+    return InfeasibleDecision(f"{where}: {problem}", view)
+
+
+def _is_allocation(new: object) -> TypeGuard[Allocation]:
+    configuration, nodes = (getattr(new, name, None) for name in ("configuration", "nodes"))
+    is_placed = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
+    return isinstance(new, Allocation) and isinstance(configuration, Configuration) and is_placed
+
+
+def _is_later(wake_up_s: object, now_s: float) -> bool:
+    return isinstance(wake_up_s, Real) and math.isfinite(wake_up_s) and float(wake_up_s) > now_s
 
 
 def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Policy) -> str:

@@ -4,6 +4,7 @@ Job semantics follow the simulator released with Morphling, except that progress
 while, and only while, it holds devices.
 """
 
+import gc
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -18,8 +19,9 @@ from makespan.sim._catalogue import Catalogue
 from makespan.sim._costs import RestartCost, restart_cost
 from makespan.sim._engine import Engine
 from makespan.sim._events import NodeEvent, Observer, ordered_node_events
-from makespan.sim._policy import Policy
+from makespan.sim._policy import Policy, check_policy
 from makespan.sim._view import JobView
+from makespan.sim._watch import DECISION_LIMIT_S
 from makespan.tables import EVENTS, OUTCOMES, TableSchema
 from makespan.workloads import JobSpec
 
@@ -59,6 +61,7 @@ def simulate(
     checkpoint_interval_s: float | None = None,
     extra_steps: float = 1,
     observers: Sequence[Observer] = (),
+    decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> SimulationResult:
     """Run a trace under a policy; equal arguments give equal tables.
 
@@ -74,25 +77,34 @@ def simulate(
         checkpoints [s], as an interruption loses what was done since the last one, None if nothing.
     extra_steps, observers
         Work of every job beyond what it asked for, as in the released simulator; who is told of events.
+    decision_limit_s
+        Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
+        the result depends on it.
 
     Raises
     ------
     InputError
         Before anything runs: a job, a node event or an option cannot be used.
-    InfeasibleDecision
-        The policy decided what cannot be done.
+    PolicyError
+        The policy is none, raised, took too long or, an `InfeasibleDecision`, decided what cannot be done.
     StalledError
         The policy left jobs behind for ever.
     """
     began = time.perf_counter()
+    check_policy(policy)
     _check_options(checkpoint_interval_s, extra_steps)
     fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
     rounds_s = round_length(policy, interval_s)
-    engine = Engine(cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s)
+    engine = Engine(cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s, decision_limit_s)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
-    engine.run()
+    # What is there now stays: the collector need not look through it again and again.
+    gc.freeze()
+    try:
+        engine.run()
+    finally:
+        gc.unfreeze()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began

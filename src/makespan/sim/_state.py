@@ -17,6 +17,11 @@ _NAN = float("nan")
 class Nodes:
     """Free devices, CPU threads and host memory of every node; changed by `ClusterState` alone."""
 
+    __slots__ = (
+        "_capacity", "free_cpus", "free_gpus", "free_host_bytes", "gpu_types", "levels", "n_free_gpus",
+        "n_gpus", "of_type", "up", "withdrawn",
+    )  # fmt: skip
+
     def __init__(self, cluster: ClusterSpec) -> None:
         self._capacity = [(node.n_gpus, node.cpu_threads, node.host_memory_bytes) for node in cluster.nodes]
         self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
@@ -210,8 +215,9 @@ class ClusterState:
         if self._running.pop(job.spec.job_id, None) is None:
             del self._pending[job.spec.job_id]
             write(job, "_waiting_s", job.waiting_time_s)
-        write(job, "_steps_left", 0.0)
-        write(job, "waiting_since_s", _NAN)
+        kind = unlocked(job)
+        job._steps_left, job.waiting_since_s = 0.0, _NAN
+        job.__class__ = kind
 
     def set_steps_left(self, job: JobView, steps: float) -> None:
         """Settle what a job has still to do, where it is counted or lost and not foreseen."""

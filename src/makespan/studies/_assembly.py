@@ -14,7 +14,7 @@ from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._formats import published_list, read_trace
-from makespan.studies._job_lists import GENERATED, generated_jobs
+from makespan.studies._job_lists import GENERATED, base_requests, generated_jobs
 from makespan.studies._predictions import PredictionMode, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
 from makespan.studies._runs import Scenario
@@ -25,8 +25,17 @@ from makespan.throughput import (
     PublishedSource,
     ReferenceTimes,
     ThroughputSource,
+    shipped_register,
 )
-from makespan.traces import JobTrace, ReadReport, WorkloadMapping, map_requests, statistics
+from makespan.traces import (
+    JobTrace,
+    ReadReport,
+    WorkloadMapping,
+    map_requests,
+    read_morphling_jobs,
+    statistics,
+    with_load,
+)
 from makespan.traces import Request as StatedRequest
 from makespan.workloads import JobSpec
 
@@ -35,6 +44,9 @@ __all__ = ["resized", "scenario"]
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
+_STDIN = "-"
+_MAX_NODES, _MAX_GPUS = 10_000, 1_024
+ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
 
 
@@ -43,13 +55,14 @@ def scenario(
     *,
     n_jobs: int | None = None,
     seed: int = 1,
+    load: float = 1.0,
     source: str = "emulated",
     cluster_name: str = "a800-64",
     n_nodes: int | None = None,
     gpus_per_node: int | None = None,
-    restart_delay_s: float | RestartCost = 78.0,
-    interval_s: float | None = None,
-    predictions: PredictionMode = "exact",
+    restart_delay_s: float | RestartCost = RESTART_DELAY_S,
+    interval_s: float | None = ROUND_S,
+    predictions: PredictionMode | None = None,
     file_format: str = "auto",
     tasks: Path | None = None,
     epoch_time_s: float | None = None,
@@ -61,25 +74,23 @@ def scenario(
     Parameters
     ----------
     workload
-        A job list (a path), jobs, or the name of a generated workload: ``naive`` (10 jobs), ``base``, ``bp``
-        (best plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
-    n_jobs, seed
-        Jobs to generate or to take of a list; seed of what is generated, models of foreign traces too.
-    source
-        Where iteration times come from: ``emulated``, ``published`` or ``measured``.
-    cluster_name, n_nodes, gpus_per_node
-        Cluster of the catalogue, and other numbers of nodes or of GPUs in each.
-    restart_delay_s
-        Time without progress after every start and change [s]; default: Morphling's mean, section 8.
-    interval_s
-        Length of a round [s]; None for the policy's own, 0 to decide after each event.
+        A job list (a path), jobs, or a generated workload: ``naive`` (10 jobs), ``base``, ``bp`` (best
+        plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
+    n_jobs, seed, load
+        Jobs to generate, at the rate of the whole list, or to take of a list; seed of what is generated,
+        models of foreign traces too; arrival rate over that of the list.
+    source, cluster_name, n_nodes, gpus_per_node
+        Where iteration times come from, ``emulated``, ``published`` or ``measured``; cluster of the
+        catalogue, and other numbers of nodes or of GPUs in each.
+    restart_delay_s, interval_s
+        Time without progress after every start and change [s]; length of a round [s], None for the policy's
+        own, 0 to decide after each event. By default as in the simulator released with Morphling.
     predictions
-        What policies decide by: ``exact``, the source's own times, or ``fitted``, those of a fitted
-        performance model. Jobs always run by the source's.
-    file_format, tasks, epoch_time_s
-        As for `read_trace`.
-    published_dir, measured_dir
-        Directories: published files, ``MAKESPAN_PUBLISHED_DIR`` unless given; ``<workload>.csv`` tables.
+        What policies decide by: ``exact``, the source's own times, or ``fitted``, those of a fitted model
+        that knows what users of the Base trace request; the default if the cluster has its constants.
+    file_format, tasks, epoch_time_s, published_dir, measured_dir
+        As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
+        with ``<workload>.csv`` tables.
 
     Raises
     ------
@@ -92,12 +103,17 @@ def scenario(
     throughput = _throughput(source, emulated, reader, measured_dir)
     with _reports_printed_once():
         trace, times = reader.read(throughput, where)
-    jobs = trace.jobs if n_jobs is None else trace.jobs[:n_jobs]
-    known = _catalogue(jobs, times, where, cluster_name, predictions, trace.report.where)
-    return Scenario(
-        reader.name, jobs, where, known, restart_delay_s, interval_s, source=throughput.name,
-        predictions=predictions, report=trace.report.text,
-    )  # fmt: skip
+        requests = reader.requests(times)
+    jobs = with_load(trace.jobs if n_jobs is None else trace.jobs[:n_jobs], load)
+    mode, origin = predictions or _usual_mode(cluster_name), trace.report.where
+    known = _catalogue(jobs, requests, times, where, cluster_name, mode, origin)
+    report = trace.report.text + (f"; load {load:g}" if load != 1 else "")
+    given = reader.name, jobs, where, known, restart_delay_s, interval_s
+    return Scenario(*given, source=throughput.name, predictions=mode, report=report)
+
+
+def _usual_mode(cluster_name: str) -> PredictionMode:
+    return "fitted" if cluster_name in environment_names() else "exact"
 
 
 def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
@@ -108,7 +124,12 @@ def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = N
     base = cluster(name)
     if n_nodes is None and gpus_per_node is None:
         return base
-    node, count = base.nodes[0], n_nodes or base.n_nodes
+    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
+        if count is not None and not 1 <= count <= most:
+            raise InputError(
+                f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
+            )
+    node, count = base.node, n_nodes or base.n_nodes
     if gpus_per_node is not None and gpus_per_node != node.n_gpus:
         node = replace(
             node,
@@ -136,7 +157,7 @@ def _throughput(
     if source == "emulated":
         return EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
     if source == "published":
-        return PublishedSource(reader.published(), _CPU_THREADS)
+        return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
         raise unknown_name("source of throughput", source, SOURCE_NAMES)
     if measured_dir is None:
@@ -162,7 +183,9 @@ class _Reader:
     def name(self) -> str:
         if not isinstance(self.workload, str | Path):
             return "jobs"
-        return str(self.workload) if self.workload in GENERATED else Path(self.workload).stem
+        if str(self.workload) in (_STDIN, *GENERATED):
+            return "stdin" if str(self.workload) == _STDIN else str(self.workload)
+        return Path(self.workload).stem
 
     def published(self) -> Path:
         """Return the directory with the published files."""
@@ -193,10 +216,17 @@ class _Reader:
         mapping = WorkloadMapping.like_base(self.seed, max_gpus=where.n_gpus)
         return map_requests(found, mapping, times), times
 
+    def requests(self, times: ReferenceTimes) -> tuple[JobSpec, ...]:
+        """Return what users have requested before: that of all variants of the Base trace."""
+        if self.source != "published":
+            return base_requests(times)
+        paths = (published_list(self.published(), name) for name in GENERATED)
+        return tuple(job for path in paths if path.is_file() for job in read_morphling_jobs(path).jobs)
+
     def _path(self, text: str) -> Path | None:
         """Return the job list that is meant, or None if the workload is to be generated."""
         is_foreign = self.file_format not in ("auto", "morphling")
-        is_path = Path(text).is_file() or bool(Path(text).suffix) or "/" in text
+        is_path = text == _STDIN or Path(text).exists() or bool(Path(text).suffix) or "/" in text
         if is_foreign or (is_path and text not in GENERATED):
             return Path(text)
         if text not in GENERATED:
@@ -210,13 +240,17 @@ def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -
 
 def _catalogue(
     jobs: Sequence[JobSpec],
+    requests: Iterable[JobSpec],
     times: ReferenceTimes,
     where: ClusterSpec,
     cluster_name: str,
     mode: PredictionMode,
     origin: str,
 ) -> Catalogue:
-    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
+    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run.
+
+    Others have requested as well, so their times are known.
+    """
     if not jobs:
         raise TraceError(f"{origin}: no job; accepted: at least one")
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
@@ -229,7 +263,8 @@ def _catalogue(
             f"fitted predictions: no constants of the performance model for cluster {cluster_name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
-    found = predicted(tables, jobs, cluster_name, _FORM, "fitted")
+    users = [job for job in (*jobs, *requests) if job.workload in tables]
+    found = predicted(tables, users, cluster_name, _FORM, "fitted")
     return predicted_catalogue(tables, found, where.nodes[0])
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from makespan.errors import InputError, unknown_name
 from makespan.tables import REQUESTS
+from makespan.throughput import find_dataset, shipped_register, verify
 from makespan.traces import (
     JobTrace,
     RequestTrace,
@@ -26,7 +27,6 @@ FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
 """Formats of traces; jobs of the last five do not say what they train."""
 
 _PAI_TASKS = "pai_task_table.csv"
-_PUBLISHED_LAYOUTS = ("morphling/workloads", "workloads", "simulator/workloads")
 _READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
     "auto": read_jobs,
     "morphling": read_morphling_jobs,
@@ -101,7 +101,6 @@ def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
 
 
 def published_list(directory: Path, name: str) -> Path:
-    """Return where a directory with published files has a job list, or where it should."""
-    file = f"{name}.csv" if name == "naive" else f"workload-{name}.csv"
-    candidates = [directory / layout / file for layout in _PUBLISHED_LAYOUTS]
-    return next((path for path in candidates if path.is_file()), candidates[0])
+    """Return where a directory with published files has a job list; refuses one that was changed."""
+    stem = name if name == "naive" else f"workload-{name}"
+    return verify(find_dataset(shipped_register(), f"morphling-workloads-{stem}"), directory)

@@ -3,17 +3,27 @@
 import math
 from dataclasses import replace
 
-from makespan.errors import TraceError
+from makespan.errors import InputError, TraceError
 from makespan.throughput import ReferenceTimes
-from makespan.traces import VARIANTS, JobTrace, WorkloadStatistics, generate_jobs, statistics
+from makespan.traces import (
+    VARIANTS,
+    JobTrace,
+    WorkloadStatistics,
+    generate_jobs,
+    statistics,
+    with_best_plan,
+    with_load,
+)
 from makespan.traces import Request as StatedRequest
 from makespan.units import HOUR
+from makespan.workloads import JobSpec
 
-__all__ = ["GENERATED", "generated_jobs", "limited_statistics"]
+__all__ = ["GENERATED", "base_requests", "generated_jobs", "limited_statistics"]
 
 GENERATED = ("naive", *VARIANTS)
 """Workloads that are known by name: a short one for getting started, and the variants of the generator."""
 
+_MAX_JOBS = 100_000
 _NAIVE_JOBS = 10
 _NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never meet
 
@@ -29,6 +39,8 @@ def generated_jobs(
 ) -> JobTrace:
     """Generate a workload of requests that can run; the report says which cannot.
 
+    However many jobs, they arrive at the rate of the whole list, so that the load stays the same.
+
     Parameters
     ----------
     name, n_jobs
@@ -38,16 +50,21 @@ def generated_jobs(
     max_gpus, span_s
         GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
+    if n_jobs is not None and not 1 <= n_jobs <= _MAX_JOBS:
+        raise InputError(f"{n_jobs} jobs; accepted: from 1 to {_MAX_JOBS}, as more take hours to simulate")
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs
+    rate = count / known.n_jobs
     if name == "naive":
-        span_s = span_s or _NAIVE_SPAN_S
+        count, rate = n_jobs or _NAIVE_JOBS, 1.0
+        span_s = span_s or _NAIVE_SPAN_S * count / _NAIVE_JOBS
         hours = math.ceil(span_s / HOUR)
         stats = replace(stats, span_s=span_s, arrivals_per_hour=(1,) * hours)
-        variant, count = "base", n_jobs or _NAIVE_JOBS
+        variant = "base"
     trace = generate_jobs(variant, count, seed, times, stats=stats)
     origin = f"generated {name} workload, seed {seed}{_left_out(known, stats)}"
-    return replace(trace, report=replace(trace.report, where=origin))
+    jobs = with_load(trace.jobs, 1.0 / rate)
+    return replace(trace, jobs=jobs, report=replace(trace.report, where=origin))
 
 
 def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> WorkloadStatistics:
@@ -72,6 +89,20 @@ def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> Wo
             f"one of {', '.join(sorted({offer.workload for offer in known.requests}))}"
         )
     return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
+
+
+def base_requests(times: ReferenceTimes) -> tuple[JobSpec, ...]:
+    """Return one job for each request of the Base trace that the source has, and for the best plan instead.
+
+    These are all requests of its variants, of any number of jobs.
+    """
+    offers = statistics().requests
+    jobs = tuple(
+        JobSpec(f"{offer.workload}-{number}", 0.0, offer.workload, offer.n_gpus, 0, offer.plan, 1)
+        for number, offer in enumerate(offers)
+        if offer.workload in times.tables and offer.n_gpus in times.gpu_counts(offer.workload)
+    )
+    return jobs + with_best_plan(jobs, times)
 
 
 def _left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from makespan.errors import MakespanError
+from makespan.leftovers import end_with_parent
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.studies._runs import Case, Run, repeated, resolved, run
 
@@ -54,14 +55,17 @@ def run_all(
 
     Raises
     ------
-    UnknownNameError
-        No policy has a name; before anything runs.
+    UnknownNameError, PolicyError
+        No policy has a name, or its file is broken; before anything runs.
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     RunError
         A simulation cannot be done, or a process died.
     """
-    listed = [replace(case, policy=resolved(case.policy)) for case in cases]
+    listed = list(cases)
+    for case in listed:
+        # Only to see whether it can be; where processes are no copies of this one, each loads its policies.
+        resolved(case.policy)
     if n_processes is None:
         is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
@@ -126,7 +130,7 @@ def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | 
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
     began = {child.pid for child in multiprocessing.active_children()}
-    pool = ProcessPoolExecutor(n_processes, context, _start_worker, (cases, shares))
+    pool = ProcessPoolExecutor(n_processes, context, _start_worker, (os.getpid(), cases, shares))
     done: list[Run | None] = [None] * len(cases)
     with _stopped_at_an_error(pool, began):
         with _interrupts_later():
@@ -189,8 +193,9 @@ def _interrupts_later() -> Iterator[None]:
 _given: tuple[Sequence[Case], Shares | None] = ((), None)  # what a worker process works on
 
 
-def _start_worker(cases: Sequence[Case], shares: Shares | None) -> None:
+def _start_worker(parent: int, cases: Sequence[Case], shares: Shares | None) -> None:
     global _given
+    end_with_parent(parent)
     _given = cases, shares
 
 

@@ -13,6 +13,8 @@ All of this is decided before the simulation and stays as it is.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -63,7 +65,8 @@ def predictions(
     parts = []
     for key, table in tables.items():
         rows = table[table["feasible"]].reset_index(drop=True)
-        parts.append(_exact(rows) if mode == "exact" else _learned(rows, requested[key], form, environment))
+        given = _Given(rows, environment, _digest(rows), frozenset(requested[key]), form, repr(environment))
+        parts.append(_exact(rows) if mode == "exact" else _learned(given))
     return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
 
 
@@ -77,8 +80,26 @@ def _table(rows: pd.DataFrame, predicted_s: Floats, reasons: list[str]) -> pd.Da
     )
 
 
-def _learned(rows: pd.DataFrame, requested: set[_Pair], form: str, environment: Environment) -> pd.DataFrame:
-    learner = Learner.from_table(rows, form, environment)
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a workload's predictions follow from; rows are equal if their digests are, and so on."""
+
+    rows: pd.DataFrame = field(compare=False)
+    environment: Environment = field(compare=False)
+    digest: bytes
+    requested: frozenset[_Pair]
+    form: str
+    constants: str
+
+
+def _digest(rows: pd.DataFrame) -> bytes:
+    return pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()
+
+
+@lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share them, and a fit takes a while
+def _learned(given: _Given) -> pd.DataFrame:
+    rows, requested = given.rows, given.requested
+    learner = Learner.from_table(rows, given.form, given.environment)
     pairs = zip(*(rows[name].tolist() for name in _PAIR), strict=True)
     learner.learn([row for row, pair in enumerate(pairs) if pair in requested], _REQUESTED)
     learner.learn_until_known(lambda fit: _first_choices(rows, _expected_s(learner, fit)), _TRIED)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
 from makespan.metrics import Summary, summary
 from makespan.policies import policy as policy_named
 from makespan.sim import (
+    DECISION_LIMIT_S,
     Catalogue,
     NodeEvent,
     Observer,
@@ -60,6 +62,9 @@ class Scenario:
         Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
     source, predictions
         Where iteration times come from, and which ones policies decide by: ``exact`` or ``fitted``.
+    decision_limit_s
+        Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
+        depends on it.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Scenario:
     source: str = ""
     predictions: str = "exact"
     report: str = ""
+    decision_limit_s: float | None = DECISION_LIMIT_S
 
     @property
     def title(self) -> str:
@@ -89,13 +95,13 @@ class Case:
     Parameters
     ----------
     scenario, policy
-        What is simulated, and who decides: a policy, or the name of one.
+        What is simulated, and who decides: a policy, or the name or the file of one.
     keeps_tables, repeats
         Whether its tables are handed back, and how often it is run again to compare schedules.
     """
 
     scenario: Scenario
-    policy: str | Policy
+    policy: str | Path | Policy
     keeps_tables: bool = False
     repeats: int = 0
 
@@ -149,8 +155,8 @@ class Run:
             )
 
 
-def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] = ()) -> Run:
-    """Simulate a scenario under a policy, given itself or by name, and validate the schedule.
+def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Observer] = ()) -> Run:
+    """Simulate a scenario under a policy, given itself, by name or by file, and validate the schedule.
 
     Observers are told of every event.
 
@@ -179,9 +185,9 @@ def run(scenario: Scenario, policy: str | Policy, observers: Sequence[Observer] 
     return Run(*settings, metrics, result, tuple(violations), len(result.events))
 
 
-def resolved(policy: str | Policy) -> Policy:
-    """Return a policy that may be given by name."""
-    return policy_named(policy) if isinstance(policy, str) else policy
+def resolved(policy: str | Path | Policy) -> Policy:
+    """Return a policy that may be given by name or file."""
+    return policy_named(policy) if isinstance(policy, str | Path) else policy
 
 
 def repeated(case: Case, first: Run) -> Run:
@@ -203,6 +209,7 @@ def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer]
         failures=scenario.failures,
         checkpoint_interval_s=scenario.checkpoint_interval_s,
         observers=observers,
+        decision_limit_s=scenario.decision_limit_s,
     )
 
 

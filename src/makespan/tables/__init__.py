@@ -24,7 +24,15 @@ from makespan.tables._catalogue import (
     THROUGHPUT,
 )
 from makespan.tables._describe import tables_page
-from makespan.tables._io import atomic_path, read_csv, write_csv, write_text
+from makespan.tables._io import (
+    atomic_path,
+    parse_csv,
+    read_csv,
+    read_sealed,
+    write_csv,
+    write_result,
+    write_text,
+)
 from makespan.tables._schema import Column, TableSchema, table_schema
 
 __all__ = [
@@ -48,9 +56,12 @@ __all__ = [
     "Column",
     "TableSchema",
     "atomic_path",
+    "parse_csv",
     "read_csv",
+    "read_sealed",
     "table_schema",
     "tables_page",
     "write_csv",
+    "write_result",
     "write_text",
 ]

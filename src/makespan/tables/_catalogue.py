@@ -1,5 +1,9 @@
 """The schemas that several papers use; those of one paper alone stand in that paper."""
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
 from makespan.tables._schema import table_schema
 
 __all__ = [
@@ -22,6 +26,20 @@ __all__ = [
     "THROUGHPUT",
 ]
 
+
+def _timed_where_feasible(frame: pd.DataFrame) -> tuple[npt.NDArray[np.bool_], str, str]:
+    wrong = frame["feasible"].to_numpy(dtype=bool) & ~_is_time(frame["iter_time_s"])
+    return wrong, "iter_time_s", "a positive time where feasible is true"
+
+
+def _predicted(frame: pd.DataFrame) -> tuple[npt.NDArray[np.bool_], str, str]:
+    return ~_is_time(frame["predicted_iter_time_s"]), "predicted_iter_time_s", "a positive time"
+
+
+def _is_time(values: "pd.Series[float]") -> npt.NDArray[np.bool_]:
+    return ((values > 0) & (values < np.inf)).to_numpy(dtype=bool)
+
+
 THROUGHPUT = table_schema(
     "throughput",
     ("workload", "text", "", "key of the workload"),
@@ -37,6 +55,7 @@ THROUGHPUT = table_schema(
     ("clean", "bool", "", "whether no measurement anomaly was found"),
     ("flag", "text", "", "the anomaly, empty for clean rows"),
     ("provenance", "text", "", "emulated, published, measured or interpolated"),
+    rule=_timed_where_feasible,
 )
 
 FIT = table_schema(
@@ -101,6 +120,7 @@ PREDICTIONS = table_schema(
     ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
     ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
     ("reason", "text", "", "why it is known: sampled, requested, tried first, trusted; empty if not"),
+    rule=_predicted,
 )
 
 FAILURES = table_schema(

@@ -11,6 +11,9 @@ _HEAD = """# Tables
 
 Every file that one stage writes and another reads follows a schema. Required columns come first and
 in this order; further columns may follow. This page is generated from `makespan.tables`.
+
+Beside every result of the workflow, `x.csv`, lies its seal, `.x.csv.sum`: rows and checksum. A stage refuses
+a table that is not what was written; one without a seal is yours and is held against the schema alone.
 """
 
 

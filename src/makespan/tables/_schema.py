@@ -1,16 +1,19 @@
 """What a table must contain, and the check of every cell."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from makespan.errors import TraceError
+from makespan.errors import TraceError, cell_error
 
 __all__ = ["Column", "TableSchema", "table_schema"]
 
 Kind = Literal["text", "int", "float", "bool"]
+Rule = Callable[[pd.DataFrame], tuple[npt.NDArray[np.bool_], str, str]]
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
@@ -30,10 +33,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """The required columns of a table, in the order in which they are written; further ones may follow."""
+    """The required columns of a table, in the order in which they are written; further ones may follow.
+
+    ``rule`` says of a table with converted columns which rows contradict themselves, in which column, and
+    what is accepted there.
+    """
 
     name: str
     columns: tuple[Column, ...]
+    rule: Rule | None = None
 
     @property
     def names(self) -> list[str]:
@@ -57,12 +65,18 @@ class TableSchema:
         result = frame[[*self.names, *further]].reset_index(drop=True).copy()
         for column in self.columns:
             result[column.name] = _convert(result[column.name], column, where)
+        if self.rule is not None:
+            wrong, column_name, accepted = self.rule(result)
+            for row in np.flatnonzero(wrong)[:1]:
+                raise cell_error(
+                    where, int(row) + 1, column_name, result[column_name].tolist()[row], accepted
+                )
         return result
 
 
-def table_schema(name: str, *rows: tuple[Any, ...]) -> TableSchema:
+def table_schema(name: str, *rows: tuple[Any, ...], rule: Rule | None = None) -> TableSchema:
     """Return the schema of a table; each row has the fields of a `Column`."""
-    return TableSchema(name, tuple(Column(*row) for row in rows))
+    return TableSchema(name, tuple(Column(*row) for row in rows), rule)
 
 
 def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:

@@ -9,7 +9,15 @@ where the numbers come from::
 
 from makespan.throughput._published import PublishedSource, flag_anomalies
 from makespan.throughput._reference import ReferenceTimes, placement_order, reference_plan
-from makespan.throughput._register import Dataset, fetch, find_dataset, locate, read_register, verify
+from makespan.throughput._register import (
+    Dataset,
+    fetch,
+    find_dataset,
+    locate,
+    read_register,
+    shipped_register,
+    verify,
+)
 from makespan.throughput._sources import SOURCE_NAMES, EmulatedSource, ThroughputSource
 from makespan.throughput._tables import MeasuredSource
 
@@ -28,5 +36,6 @@ __all__ = [
     "placement_order",
     "read_register",
     "reference_plan",
+    "shipped_register",
     "verify",
 ]

@@ -9,6 +9,8 @@ from measured columns alone, before any model is fitted.
 
 import logging
 import math
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -17,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.errors import MissingDataError, TraceError, UnknownNameError, cell_error
+from makespan.errors import ChecksumError, MissingDataError, TraceError, UnknownNameError, cell_error
+from makespan.files import read_bytes
 from makespan.plans import Placement, PlanFamily, read_plan
-from makespan.tables import THROUGHPUT
+from makespan.tables import THROUGHPUT, parse_csv
 from makespan.throughput._register import Dataset, check_content
 from makespan.throughput._tables import FLAG_FAILED, canonical_rows, check_times
 from makespan.units import MS
@@ -75,7 +78,7 @@ class PublishedSource:
     default_cpu_threads
         CPU threads a GPU where neither a file nor the workload says.
     register
-        If given, every file must have the registered checksum.
+        If given, every file must be in it and have its checksum.
     """
 
     directory: Path
@@ -98,9 +101,8 @@ class PublishedSource:
                 f"{', '.join(key for key in workload_keys() if key in files)}"
             )
         path = files[spec.key]
-        for entry in self.register:
-            if entry.path.endswith(f"throughput/{path.parent.name}/{_FILE}"):
-                check_content(entry, path)
+        if self.register:
+            check_content(_registered(self.register, path, spec.key), path)
         threads = (*spec.trace_cpu_threads, self.default_cpu_threads)[0]
         return flag_anomalies(read_artifact_trace(path, spec, self.name, threads), spec)
 
@@ -115,6 +117,17 @@ class PublishedSource:
             + " (the last is a clone of the authors' repository); set MAKESPAN_PUBLISHED_DIR "
             "or the configuration to it, or fetch the registered files"
         )
+
+
+def _registered(register: Iterable[Dataset], path: Path, key: str) -> Dataset:
+    """Entry of the trace of a workload, whatever its folder is called."""
+    for entry in register:
+        parts = Path(entry.path).parts
+        if len(parts) > 2 and parts[-3] == "throughput" and parts[-1] == _FILE:
+            with suppress(UnknownNameError):
+                if resolve_workload_key(parts[-2]) == key:
+                    return entry
+    raise ChecksumError(f"{path}: no trace of {key!r} is registered; accepted: the published files")
 
 
 def _trace_files(base: Path) -> dict[str, Path]:
@@ -166,12 +179,8 @@ def read_artifact_trace(
 
 
 def _read_text(path: Path) -> pd.DataFrame:
-    try:
-        raw: pd.DataFrame = pd.read_csv(path, dtype=str, encoding="utf-8-sig", keep_default_na=False)
-    except FileNotFoundError:
-        raise MissingDataError(f"{path}: no such trace file") from None
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read as a trace: {error}") from None
+    content = read_bytes(path, "a trace", TraceError)
+    raw: pd.DataFrame = parse_csv(content, str(path), "a trace", dtype=str, keep_default_na=False)
     raw.columns = pd.Index([str(name).strip() for name in raw.columns])
     missing = [name for name in _REQUIRED if name not in raw.columns]
     phases = [name for name in _PHASES if name in raw.columns]

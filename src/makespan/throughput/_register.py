@@ -5,7 +5,6 @@ checksum of its content. Nothing here holds data; files are found in a directory
 names, or fetched from the pinned commit.
 """
 
-import csv
 import hashlib
 import logging
 import re
@@ -14,6 +13,8 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -25,9 +26,13 @@ from makespan.errors import (
     cell_error,
     unknown_name,
 )
-from makespan.tables import atomic_path
+from makespan.files import read_bytes
+from makespan.tables import atomic_path, parse_csv
 
-__all__ = ["Dataset", "Opener", "check_content", "fetch", "find_dataset", "locate", "read_register", "verify"]
+__all__ = [
+    "Dataset", "Opener", "check_content", "fetch", "find_dataset", "locate", "read_register",
+    "shipped_register", "verify",
+]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 30.0
@@ -89,21 +94,25 @@ def read_register(path: str | Path) -> tuple[Dataset, ...]:
     MissingDataError, TraceError
         There is no such file, a column is missing, a cell has no accepted value, or a name occurs twice.
     """
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream)
-            wanted = [field.name for field in fields(Dataset)]
-            missing = [name for name in wanted if name not in (reader.fieldnames or [])]
-            if missing:
-                raise TraceError(f"{path}: register lacks column(s) {', '.join(missing)}")
-            entries = tuple(_entry(row, number, path) for number, row in enumerate(reader, start=1))
-    except FileNotFoundError:
-        raise MissingDataError(f"{path}: no such register of data sets") from None
+    expected = "a register of data sets"
+    table = parse_csv(read_bytes(path, expected, TraceError), str(path), expected, dtype=str, na_filter=False)
+    missing = [field.name for field in fields(Dataset) if field.name not in table.columns]
+    if missing:
+        raise TraceError(f"{path}: register lacks column(s) {', '.join(missing)}")
+    rows = enumerate(table.to_dict("records"), start=1)
+    entries = tuple(_entry(row, number, path) for number, row in rows)
     names = [entry.name for entry in entries]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise TraceError(f"{path}: column 'name': {', '.join(repeated)} occur(s) more than once")
     return entries
+
+
+@cache
+def shipped_register() -> tuple[Dataset, ...]:
+    """Return the register that comes with the package."""
+    with resources.as_file(resources.files("makespan.throughput").joinpath("presets/datasets.csv")) as path:
+        return read_register(path)
 
 
 def _entry(row: dict[str, str], number: int, path: str | Path) -> Dataset:
@@ -157,6 +166,12 @@ def verify(dataset: Dataset, directory: str | Path) -> Path:
 
 def check_content(dataset: Dataset, path: Path) -> None:
     """Check that a file has the registered content; the error says what differs and what to do."""
+    size = path.stat().st_size
+    if size > 2 * dataset.size_bytes:  # nothing that converted line ends could explain: not read
+        found = f"data set {dataset.name!r} has {size} bytes; registered: {dataset.size_bytes} bytes"
+        raise ChecksumError(
+            f"{path}: {found} (commit {dataset.commit}); delete it and fetch or copy it again"
+        )
     _check(path.read_bytes(), dataset, where=str(path))
 
 

@@ -69,8 +69,6 @@ def _check_measured(frame: pd.DataFrame, where: str) -> None:
     for row, (threads, feasible, time) in enumerate(cells, 1):
         if threads < 1:
             raise cell_error(where, row, "cpu_threads", threads, "a whole number, at least 1")
-        if feasible and not (math.isfinite(time) and time > 0):
-            raise cell_error(where, row, "iter_time_s", time, "a positive time where feasible is true")
         if not feasible and not math.isnan(time):
             raise cell_error(where, row, "iter_time_s", time, "no value where feasible is false")
     for phase in ("forward_s", "overlap_sync_s", "optimize_s"):

@@ -1,16 +1,21 @@
 """Cells of job traces as they come, and the account of what was dropped or repaired: never silent."""
 
+import codecs
+import io
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from makespan.errors import MissingDataError, TraceError, cell_error
+from makespan.errors import TraceError, cell_error
+from makespan.files import open_seekable, read_text
+from makespan.tables import parse_csv, read_sealed
 
 __all__ = [
     "ROW",
@@ -35,7 +40,11 @@ _LOG = logging.getLogger(__name__)
 _SHOWN_ROWS = 5
 _PROBE_BYTES = 1 << 16
 _LARGEST = 2.0**53
+_EXPECTED = "a job trace"
+_AS_TEXT: dict[str, Any] = {"dtype": str, "keep_default_na": False}
 _MISSING = ("", "none", "nan", "null", "unknown", "na")
+
+Required = Sequence[str] | Callable[[list[str]], Sequence[str]]
 
 ROW = "_row"
 """Column that carries the row number of the file, counted from one, through the cleaning."""
@@ -134,17 +143,10 @@ def finish_report(
 
 def read_raw(path: str | Path, findings: list[Finding]) -> str:
     """Read a text file, take Windows line ends and a byte order mark off, and say so."""
-    try:
-        content = Path(path).read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
-        raise MissingDataError(f"{path}: no such file; expected a job trace") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not readable as text: {error}; accepted: UTF-8") from None
+    text = read_text(path, _EXPECTED, TraceError)
     if not text.strip():
         raise TraceError(f"{path}: the file is empty; accepted: a job trace with at least one job")
-    _note_line_ends(content, findings)
+    _note_line_ends(text.encode(), findings)
     return text.replace("\r\n", "\n")
 
 
@@ -154,18 +156,19 @@ def _note_line_ends(content: bytes, findings: list[Finding]) -> None:
 
 
 def read_cells(
-    path: str | Path, required: Sequence[str], findings: list[Finding], header: Sequence[str] | None = None
+    path: str | Path, required: Required, findings: list[Finding], header: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read the required columns of a CSV trace as stripped text, with row numbers in column `ROW`.
 
-    ``header`` names the columns of a file without header line; the same line at its top is accepted.
+    What is required may depend on the columns there are. ``header`` names those of a file without header
+    line; the same line at its top is accepted.
     """
     return next(iter(iter_cells(path, required, findings, header=header)))
 
 
 def iter_cells(
     path: str | Path,
-    required: Sequence[str],
+    required: Required,
     findings: list[Finding],
     *,
     header: Sequence[str] | None = None,
@@ -173,32 +176,42 @@ def iter_cells(
 ) -> Iterator[pd.DataFrame]:
     """Read a CSV trace in pieces of ``chunk_rows`` rows, see `read_cells`; in one piece if None."""
     where = str(path)
-    first = _first_line(path, where, findings)
-    has_header = header is None or first == list(header)
-    _require(first if has_header else list(header or ()), required, where)
-    read_rows = 0
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            pieces = pd.read_csv(
-                path,
-                dtype=str,
-                encoding="utf-8-sig",
-                keep_default_na=False,
-                skipinitialspace=True,
-                index_col=False,
-                header=0 if has_header else None,
-                names=None if has_header else list(header or ()),
-                iterator=True,
-                chunksize=chunk_rows,
-            )
-            for piece in [pieces.read()] if chunk_rows is None else pieces:
-                if piece.empty and read_rows == 0:
-                    raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
-                yield _cells(piece, required, read_rows)
-                read_rows += len(piece)
-    except (pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError) as error:
-        raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
+    with _opened(path, chunk_rows) as stream:
+        first = _first_line(stream, where, findings)
+        has_header = header is None or first == list(header)
+        names = _column_names(stream, where) if has_header else list(header or ())
+        chosen = required(names) if callable(required) else required
+        _require(names, chosen, where)
+        options = {
+            "skipinitialspace": True,
+            "index_col": False,
+            "header": 0 if has_header else None,
+            "names": None if has_header else names,
+            "iterator": True,
+            "chunksize": chunk_rows,
+        }
+        read_rows = 0
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                pieces = parse_csv(stream, where, "CSV", **_AS_TEXT, **options)
+                for piece in [pieces.read()] if chunk_rows is None else pieces:
+                    if piece.empty and read_rows == 0:
+                        raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
+                    yield _cells(piece, chosen, read_rows)
+                    read_rows += len(piece)
+        except (pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError) as error:
+            raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
+
+
+@contextmanager
+def _opened(path: str | Path, chunk_rows: int | None) -> Iterator[IO[bytes]]:
+    """Open a trace: all of it, or, to be read in pieces, the file itself, however large."""
+    if chunk_rows is None:
+        yield io.BytesIO(read_sealed(path, _EXPECTED))
+        return
+    with open_seekable(path, _EXPECTED, TraceError, largest=None) as stream:
+        yield stream
 
 
 def _cells(piece: pd.DataFrame, required: Sequence[str], offset: int) -> pd.DataFrame:
@@ -207,19 +220,22 @@ def _cells(piece: pd.DataFrame, required: Sequence[str], offset: int) -> pd.Data
     return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
 
 
-def _first_line(path: str | Path, where: str, findings: list[Finding]) -> list[str]:
-    """Read the names of the first line, and note the line ends."""
-    if not Path(path).is_file():
-        raise MissingDataError(f"{where}: no such file; expected a job trace")
-    with Path(path).open("rb") as file:
-        _note_line_ends(file.read(_PROBE_BYTES), findings)
-    try:
-        first: pd.DataFrame = pd.read_csv(path, dtype=str, encoding="utf-8-sig", header=None, nrows=1)
-    except pd.errors.EmptyDataError:
-        raise TraceError(f"{where}: the file is empty; accepted: a job trace with at least one job") from None
-    except (pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
-    return [str(name).strip() for name in first.iloc[0].fillna("")]
+def _first_line(stream: IO[bytes], where: str, findings: list[Finding]) -> list[str]:
+    """Read the cells of the first line, and note the line ends."""
+    head = stream.read(_PROBE_BYTES)
+    stream.seek(0)
+    if not head.removeprefix(codecs.BOM_UTF8).strip():
+        raise TraceError(f"{where}: the file is empty; accepted: a job trace with at least one job")
+    _note_line_ends(head, findings)
+    first: pd.DataFrame = parse_csv(stream, where, "CSV", header=None, nrows=1, **_AS_TEXT)
+    stream.seek(0)
+    return [str(name).strip() for name in first.iloc[0]]
+
+
+def _column_names(stream: IO[bytes], where: str) -> list[str]:
+    names: pd.DataFrame = parse_csv(stream, where, "CSV", nrows=0, **_AS_TEXT)
+    stream.seek(0)
+    return [str(name).strip() for name in names.columns]
 
 
 def _require(names: Sequence[str], required: Sequence[str], where: str) -> None:

@@ -7,6 +7,7 @@ daily quotas of Helios and the nodes of openb.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +113,10 @@ def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     from the sum, which is taken.
     """
     where, findings = str(path), list[Finding]()
-    tenants = _tenants(path)
-    cells = read_cells(path, ["date", *tenants, "total"], findings)
+    cells = read_cells(path, lambda names: ["date", *_tenants(names), "total"], findings)
+    tenants = _tenants(cells.columns)
+    if not tenants:
+        raise TraceError(f"{path}: no virtual cluster; accepted: columns date, one a virtual cluster, total")
     is_date = cells["date"].map(lambda text: re.fullmatch(_DATE, text) is not None)
     refuse(cells, ~is_date.astype(bool), "date", "a date such as 2020-09-01", where)
     refuse(cells, cells["date"].duplicated(), "date", "one row a day", where)
@@ -127,13 +130,8 @@ def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     return table.astype({"n_gpus": "int64"}).sort_values(["date", "tenant"], ignore_index=True), report
 
 
-def _tenants(path: str | Path) -> tuple[str, ...]:
-    read_cells(path, ("date", "total"), [])
-    first: pd.DataFrame = pd.read_csv(path, nrows=0, encoding="utf-8-sig")
-    names = tuple(str(name).strip() for name in first.columns if str(name).strip() not in ("date", "total"))
-    if not names:
-        raise TraceError(f"{path}: no virtual cluster; accepted: columns date, one a virtual cluster, total")
-    return names
+def _tenants(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in ("date", "total", ROW)]
 
 
 def read_openb_pods(path: str | Path) -> RequestTrace:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.errors import InputError, TraceError, cell_error
+from makespan.errors import InputError, cell_error
 from makespan.plans import PLAN_TEXTS, read_plan, write_plan
 from makespan.tables import JOBS
 from makespan.traces._cells import (
@@ -83,13 +83,14 @@ def read_jobs(path: str | Path) -> JobTrace:
         to the GPUs, a number is missing, negative or not finite, or a name occurs twice.
     """
     findings: list[Finding] = []
-    try:
-        cells = read_cells(path, JOBS.names, findings)
-    except TraceError as error:
-        if "submission_time" in str(error):
-            return read_morphling_jobs(path)
-        raise
-    return _job_trace(cells, _CANONICAL, str(path), findings)
+
+    def columns(names: list[str]) -> list[str]:
+        is_artifact = not set(JOBS.names) <= set(names) and "submission_time" in names
+        return [*_MORPHLING.values()] if is_artifact else JOBS.names
+
+    cells = read_cells(path, columns, findings)
+    form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
+    return _job_trace(cells, form, str(path), findings)
 
 
 def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, findings: list[Finding]) -> JobTrace:

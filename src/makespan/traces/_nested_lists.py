@@ -93,6 +93,9 @@ def _entries(text: str, where: str) -> list[Any]:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise TraceError(f"{where}: {place}: no JSON: {error.msg}") from None
+    except (ValueError, RecursionError):
+        accepted = "lists within lists as the authors write them"
+        raise TraceError(f"{where}: nested too deeply or numbers too long; accepted: {accepted}") from None
     if not isinstance(entries, list) or not entries:
         raise TraceError(f"{where}: found {type(entries).__name__}; accepted: a JSON list with a job or more")
     return entries

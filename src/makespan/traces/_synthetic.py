@@ -248,8 +248,8 @@ def apportion(weights: Floats, total: int) -> Ints:
 
 def with_load(jobs: Iterable[JobSpec], factor: float) -> Jobs:
     """Let jobs arrive ``factor`` times as fast, in the same order."""
-    if not factor > 0:
-        raise InputError(f"load factor {factor}; accepted: a number above 0")
+    if not 0 < factor < float("inf"):
+        raise InputError(f"load factor {factor}; accepted: a finite number above 0")
     return tuple(replace(job, submit_time_s=job.submit_time_s / factor) for job in jobs)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from makespan.errors import CheckpointError, InputError
+from makespan.leftovers import temporary_directory
 from makespan.plans import ExecutionPlan
 from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training._job import (
@@ -57,15 +57,17 @@ def train(
         Where a checkpoint is written at the end, at a stop request and every
         ``job.checkpoint_every`` steps. None for no checkpoints.
     resume
-        Directory of checkpoints from whose newest the run continues, whatever plan wrote it.
+        Directory of checkpoints from whose newest the run continues, whatever plan wrote it. Loading runs
+        what is pickled in a checkpoint: name only directories whose writer you trust. Files that its
+        manifest does not vouch for are refused before torch opens any.
     keep_gradients
         Whether the gradients of the first step are written (needs ``run_dir``).
 
     Raises
     ------
     InfeasiblePlanError, CheckpointError, ChecksumError
-        Before a process starts: the plan cannot train the model here; there is no checkpoint in
-        ``resume``, or one of another run; a file of it is damaged.
+        Before a process starts: the plan cannot train the model here; there is no checkpoint with a
+        manifest in ``resume``, or one of another run; a file of it is damaged or not in its manifest.
     WorkerError
         A process died or hung. All others were brought down.
     """
@@ -102,7 +104,7 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
-        raise CheckpointError(f"{directory}: no complete checkpoint")
+        raise CheckpointError(f"{directory}: no complete checkpoint; accepted: step-<number> with a manifest")
     _check_continues(checkpoint, job)
     checkpoint.verify()
     source = {"path": str(checkpoint.path.resolve()), "step": checkpoint.step, "save_s": checkpoint.save_s}
@@ -111,7 +113,11 @@ def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
 
 def _check_continues(checkpoint: Checkpoint, job: TrainingJob) -> None:
     """Check that a job continues the run of a checkpoint; plan and processes may differ."""
-    before, path = job_from(checkpoint.values["job"]), checkpoint.path
+    path = checkpoint.path
+    try:
+        before = job_from(checkpoint.values["job"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path}: its manifest has no job of makespan.training") from None
     for name in _MUST_AGREE:
         found, wanted = getattr(before, name), getattr(job, name)
         if found != wanted:
@@ -135,7 +141,7 @@ def _execute(
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
-        with tempfile.TemporaryDirectory(prefix="makespan-run-") as name:
+        with temporary_directory("run") as name:
             return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
     directory, plan = Path(run_dir).resolve(), jobs[0].plan
     request = {
@@ -198,7 +204,7 @@ def train_switching(
         found = f"plans change after steps {bounds[1:-1]}"
         raise InputError(f"{found}; accepted: growing numbers from 1 to {job.steps - 1}")
     if checkpoint_dir is None:
-        with tempfile.TemporaryDirectory(prefix="makespan-checkpoints-") as name:
+        with temporary_directory("checkpoints") as name:
             return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)
     results: list[RunResult] = []
     plans = [job.plan, *(plan for _, plan in switches)]

@@ -26,6 +26,35 @@ _of_fig9 = partial(option, changes="fig9")
 _chosen = partial(_of_fig9, source="choice")
 _our = partial(_of_fig9, source="choice: a model that two CPU cores train in seconds")
 
+_CONTENTS = {
+    "workloads/<list>": "job lists: naive, base, bp (best plans), mt (multi-tenant)",
+    "predictions": "iteration times that policies decide by",
+    "fits/<workload>": "fitted parameters of both forms with standard errors",
+    "table2": "prediction error by model, plan family and form",
+    "table2_rows": "prediction and error of every row",
+    "table2_summary": "error and choice of plan over all models",
+    "sensitivity": "best plan and throughput against GPUs",
+    "sensitivity_families": "the same for every plan family and number of CPU threads",
+    "fig7": "adaptation of one job to changing limits",
+    "fig8": "division of one node between two jobs",
+    "fig9": "losses of real training runs whose plan changes, step by step",
+    "fig9_summary": "differences of these losses, and what restarts cost",
+    "getting_started": "all policies on ten jobs",
+    "table4": "all policies on three job lists, two restart delays",
+    "jct": "completion time of every job behind it",
+    "allocation": "GPUs held over time by plan family",
+    "schedule": "who held which GPU when",
+    "perturbed": "the same lists with shifted arrivals",
+    "load": "completion time and makespan against the arrival rate",
+    "load_summary": "means over job lists with confidence intervals",
+    "large_models": "completion time and makespan against the share of large models",
+    "large_models_summary": "means over job lists with confidence intervals",
+    "rounds": "completion time and makespan against the length of a round",
+    "rounds_summary": "means over job lists with confidence intervals",
+    "scale": "wall time of simulations and decisions against jobs and GPUs",
+    "claims": "the statements of the paper, judged by this source alone",
+}
+
 
 class Sensitivity(Block):
     """Throughput of the best plan against the number of GPUs."""
@@ -207,6 +236,7 @@ class Morphling(PaperSettings):
     judged_on_profile = frozenset({"fig9"})
     judged_cells = ("table4",)
     live_policy = "morphling"
+    contents = _CONTENTS
 
     workloads: tuple[WorkloadKey, ...] = option(
         "workloads whose iteration times are read, fitted and compared; fig7 and fig8 are left out if "

@@ -216,4 +216,4 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 def enlarged(cluster: ClusterSpec, factor: int) -> ClusterSpec:
     """Return a cluster with several times as many nodes, all like the first one."""
     n_nodes = factor * cluster.n_nodes
-    return homogeneous(cluster.nodes[0], n_nodes, cluster.network, name=f"{cluster.name} x{factor}")
+    return homogeneous(cluster.node, n_nodes, cluster.network, name=f"{cluster.name} x{factor}")
