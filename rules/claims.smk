@@ -4,6 +4,7 @@
 rule evaluate_claims:
     input:
         unpack(deciding_tables),
+        times=lambda wildcards: times_of(wildcards.source),
     output:
         claims="results/{source}/{paper}/claims.csv",
     log:
@@ -15,6 +16,7 @@ rule evaluate_claims:
         **asks(minutes=5),
     params:
         options={"form": SETTINGS.performance_model.experiment_form},
+        untimed=untimed_tables,
         code=lambda wildcards: code_hash("evaluate_claims", f"makespan.papers.{wildcards.paper}:LEDGER"),
     script:
         "../workflow/scripts/evaluate_claims.py"

@@ -2,13 +2,17 @@
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 from makespan.config import check_settings, code_hash as hash_of_code, published_directory
-from makespan.errors import MakespanError
+from makespan.errors import ConfigError, MakespanError
+from makespan.files import read_yaml
 from makespan.papers import PAPERS, figures
 
 try:
+    for path in workflow.configfiles:
+        read_yaml(path, "a configuration", ConfigError)  # refuses repeated keys, which Snakemake forgets
     SETTINGS = check_settings(config)
 except MakespanError as error:
     raise WorkflowError(error) from None
@@ -53,6 +57,17 @@ def throughput_tables(source, workloads=None):
     return [f"results/{source}/throughput/{workload}.csv" for workload in workloads]
 
 
+def times_of(source):
+    """Return the throughput tables that say what iteration times are; a profile made here need not be asked."""
+    return [] if source == PROFILED else throughput_tables(source)
+
+
+@cache
+def shown_times(source):
+    """Return what the iteration times of a source are said to be, as far as that is known beforehand."""
+    return registered("shown_measured") if source == "measured" and PROFILED is None else source
+
+
 def tables_of(paper, source):
     """Return the names of the tables that are built of a paper for a source."""
     return SETTINGS.papers()[paper].tables(source, source == PROFILED)
@@ -61,6 +76,22 @@ def tables_of(paper, source):
 def figure_of(wildcards):
     """Return the entry of a figure."""
     return FIGURES[wildcards.paper][wildcards.figure]
+
+
+def is_timed(wildcards):
+    """Tell whether iteration times enter a figure."""
+    return not set(figure_of(wildcards).tables) <= SETTINGS.papers()[wildcards.paper].untimed
+
+
+def shown_source_of(wildcards):
+    """Return what the report says of the source of a figure."""
+    return shown_times(wildcards.source) if is_timed(wildcards) else wildcards.source
+
+
+def untimed_tables(wildcards):
+    """Return the names of deciding tables that iteration times do not enter."""
+    paper = SETTINGS.papers()[wildcards.paper]
+    return sorted({*paper.untimed, "live", *(f"{cells}_published" for cells in paper.judged_cells)})
 
 
 def paper_products(paper, source):

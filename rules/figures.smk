@@ -4,6 +4,7 @@
 rule draw_figure:
     input:
         unpack(lambda wildcards: figure_of(wildcards).inputs(wildcards.source)),
+        times=lambda wildcards: times_of(wildcards.source) if is_timed(wildcards) else [],
     output:
         pdf="results/{source}/{paper}/figures/{figure}.pdf",
         png=report(
@@ -12,7 +13,7 @@ rule draw_figure:
             category=lambda wildcards: wildcards.paper.capitalize(),
             labels=lambda wildcards: {
                 "figure": figure_of(wildcards).title,
-                "source": wildcards.source,
+                "source": shown_source_of(wildcards),
             },
         ),
         csv="results/{source}/{paper}/figures/{figure}.csv",
@@ -31,7 +32,7 @@ rule draw_figure:
     params:
         draw=lambda wildcards: figure_of(wildcards).draw,
         options=lambda wildcards: figure_of(wildcards).options(SETTINGS),
-        caption=lambda wildcards: figure_of(wildcards).caption.format(source=wildcards.source),
+        caption=lambda wildcards: figure_of(wildcards).captioned(wildcards.source, shown_source_of(wildcards)),
         code=lambda wildcards: code_hash("draw_figure", figure_of(wildcards).draw),
     script:
         "../workflow/scripts/draw_figure.py"

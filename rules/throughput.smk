@@ -100,6 +100,7 @@ if SETTINGS.throughput.published.fetch and (MISSING := registered("missing_datas
 rule write_provenance:
     input:
         pins="requirements.txt",
+        times=lambda wildcards: times_of(wildcards.source),
     output:
         record="results/{source}/provenance.json",
     log:

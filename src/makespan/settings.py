@@ -32,6 +32,8 @@ class PaperSettings(Block):
         Tables that no statement of the paper is about.
     judged_on_profile
         The only tables that decide statements where iteration times are a profile of small workloads.
+    untimed
+        Tables that no iteration time of a source enters, because they hold what was really trained.
     judged_cells
         Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
     live_policy
@@ -42,6 +44,7 @@ class PaperSettings(Block):
 
     unjudged: ClassVar[frozenset[str]] = frozenset()
     judged_on_profile: ClassVar[frozenset[str]] = frozenset()
+    untimed: ClassVar[frozenset[str]] = frozenset()
     judged_cells: ClassVar[tuple[str, ...]] = ()
     live_policy: ClassVar[str | None] = None
     contents: ClassVar[Mapping[str, str]] = {}

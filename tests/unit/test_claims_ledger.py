@@ -66,6 +66,15 @@ def test_a_source_judges_what_its_tables_decide(paper):
     assert judge(paper(), {}, "published", {})["note"][0] == "no table sizes of the paper's models"
 
 
+def test_a_note_says_where_iteration_times_are_not_those_of_the_source(paper):
+    shown, tables, options = "emulated, given as measured", sizes(size=3.0), {"unit": "m"}
+    found = judge(paper(), tables, "measured", options, shown=shown)
+    assert found["note"][0] == "1 things; iteration times: emulated, given as measured"
+    assert not found["note"][1:].str.contains("given").any()  # nothing decides these
+    for more in ({"shown": "measured"}, {"shown": shown, "untimed": {"sizes"}}):
+        assert judge(paper(), tables, "measured", options, **more)["note"][0] == "1 things"
+
+
 def test_a_check_that_asks_for_a_table_of_no_paper_is_an_error(paper):
     def misspelt(tables, claim):
         return tables["size"]

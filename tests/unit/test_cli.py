@@ -147,6 +147,16 @@ def test_validate_prints_the_protocol_table(measured: Path, tmp_path: Path) -> N
     assert result.exit_code == int((table["verdict"] == "missed").any())
 
 
+def test_rows_that_are_not_measured_are_not_called_so(measured: Path, tmp_path: Path) -> None:
+    for path in measured.glob("*.csv"):
+        write_csv(read_csv(path, THROUGHPUT).assign(provenance="emulated"), tmp_path / path.name, THROUGHPUT)
+    result = run("validate", str(tmp_path))
+    assert " emulated, given as measured rows, " in result.output
+    result = run("calibrate", str(tmp_path), "--output", str(tmp_path / "own.toml"))
+    assert result.exit_code == 0, result.output
+    assert "clean rows (emulated, given as measured) of" in (tmp_path / "own.toml").read_text()
+
+
 def test_a_missed_bound_sets_the_exit_status(measured: Path, tmp_path: Path) -> None:
     for path in measured.glob("*.csv"):
         frame = read_csv(path, THROUGHPUT)

@@ -202,6 +202,29 @@ def test_measured_tables_are_a_source(tmp_path: Path, job_list: Path) -> None:
     assert "on mine (measured), 3 jobs" in result.output
 
 
+def test_the_title_says_what_the_rows_say_and_not_as_what_they_are_given(
+    tmp_path: Path, job_list: Path
+) -> None:
+    where = cluster("a800-64")
+    options = ["--workload", str(job_list), "--source", "measured", "--measured-dir", str(tmp_path)]
+    frames = {name: emulate(workload(name), trace_points(workload(name), where), where) for name in ROWS_OF}
+    kinds = dict.fromkeys(frames, "emulated")
+    for changes, expected in (
+        ({}, "emulated, given as measured"),
+        ({"vit": "published"}, "emulated, given as measured"),  # which no job of the list trains
+        ({"bert": "measured"}, "mixed emulated and measured, given as measured"),
+    ):
+        for name, kind in (kinds | changes).items():
+            write_csv(frames[name].assign(provenance=kind), tmp_path / f"{name}.csv", THROUGHPUT)
+        for verb in (["simulate"], ["compare", "--policies", "fifo"]):
+            result = run(*verb, *options, "--quiet")
+            assert result.exit_code == 0, result.output
+            assert f"mine ({expected}), 3 jobs" in result.output
+
+
+ROWS_OF = ("roberta", "bert", "vit")
+
+
 @pytest.mark.parametrize("name", ["naive", "mt"])
 def test_the_authors_lists_belong_to_the_published_source(name: str, published_dir: Path) -> None:
     options = ("--source", "published", "--published-dir", str(published_dir), "--workload", name)

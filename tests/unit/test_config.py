@@ -263,6 +263,9 @@ def test_provenance_holds_configuration_seed_version_and_pins(tmp_path):
     assert record["config_sha256"] == settings_hash(settings)
     assert record["seed"] == 0
     assert json.loads(provenance(settings, "published", pins))["seed"] is None
+    record = json.loads(provenance(settings, "measured", pins, ["measured", "emulated", "measured"]))
+    assert record["iteration_times"] == "mixed emulated and measured, given as measured"
+    assert record["iteration_time_rows"] == {"emulated": 1, "measured": 2}
     pins.write_text("numpy==2\n")
     assert json.loads(provenance(settings, "emulated", pins))["pins_sha256"] != record["pins_sha256"]
 

@@ -2,12 +2,15 @@
 
 import inspect
 from importlib import import_module, resources
+from types import SimpleNamespace
 
 import pytest
+from toy_cluster import toy_tables
 
 from makespan.config import load_settings
 from makespan.errors import ConfigError
 from makespan.papers import FigureEntry, figures
+from makespan.tables import THROUGHPUT, shown_source, write_csv
 
 ENTRIES = [entry for paper in ["morphling"] for entry in figures(paper).values()]
 ENTRY = FigureEntry("toy", "one", "One", "On {source}.", "toy:one", ("a",), published=("a",))
@@ -28,6 +31,45 @@ def test_inputs_are_the_tables_of_the_source_and_the_printed_values():
         "a": "results/emulated/toy/a.csv",
         "published_a": "config/published/toy_a.csv",
     }
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["measured", "measured"], "measured"),
+        (["emulated", "emulated"], "emulated, given as measured"),
+        (["measured", "published"], "mixed published and measured, given as measured"),
+        ([], "measured"),
+    ],
+)
+def test_the_provenance_of_the_tables_decides_what_is_said_of_the_source(
+    root, tmp_path, monkeypatch, kinds, expected
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "drawing_of_a_test.py").write_text(
+        "def draw(paths, source):\n    raise KeyError(paths, source)\n"
+    )
+    for number, kind in enumerate(kinds):
+        write_csv(toy_tables()[0].assign(provenance=kind), f"{number}.csv", THROUGHPUT)
+    given = {"times": [f"{number}.csv" for number in range(len(kinds))], "a": "a.csv"}
+    job = SimpleNamespace(
+        log=["job.log"],
+        input=given,
+        output=SimpleNamespace(pdf="one.pdf"),
+        params=SimpleNamespace(draw="drawing_of_a_test:draw", options={}),
+        wildcards=SimpleNamespace(source="measured"),
+    )
+    script = root / "workflow" / "scripts" / "draw_figure.py"
+    with pytest.raises(KeyError) as caught:
+        exec(compile(script.read_text(), str(script), "exec"), {"snakemake": job})
+    assert caught.value.args == ({"a": "a.csv"}, expected)
+
+
+def test_the_caption_says_what_the_iteration_times_are():
+    assert ENTRY.captioned("emulated", "emulated") == "On emulated."
+    shown = shown_source("measured", ["emulated"])
+    assert ENTRY.captioned("measured", shown) == "On given. Iteration times: emulated, given as measured."
 
 
 def test_a_setting_that_does_not_exist_is_named():

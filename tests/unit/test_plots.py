@@ -20,6 +20,7 @@ from makespan.plots import (
     plot_sensitivity,
     save_figure,
 )
+from makespan.tables import shown_source
 
 
 def error_table():
@@ -272,6 +273,12 @@ def test_legends_have_rows_of_equal_length():
     figure = plot_error_bars(error_table(), "emulated", "extended", "published")
     columns = figure.legends[0]._ncols
     assert len(figure.legends[0].get_texts()) % columns in (0, columns - 1)
+
+
+def test_rows_that_are_not_those_of_the_source_are_not_called_measured():
+    figure = plot_prediction(row_table(), shown_source("measured", ["emulated"]), "extended")
+    assert "source: emulated, given as measured" in texts(figure)
+    assert "given iteration time [s]" in texts(figure)
 
 
 def test_unknown_models_and_families_are_drawn_last():

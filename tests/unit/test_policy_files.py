@@ -86,7 +86,8 @@ def message(*arguments):
 
 def test_a_policy_may_be_a_file_on_the_command_line_and_in_the_library(file):
     path = file()
-    one = CliRunner().invoke(main, ["simulate", "--policy", path, "--quiet", "--jobs", "4"])
+    few = ["--quiet", "--predictions", "exact", "--jobs", "4"]
+    one = CliRunner().invoke(main, ["simulate", "--policy", path, *few])
     assert one.exit_code == 0 and "Mine on naive" in one.output, one.output
     for workers in ("1", "2"):
         options = [
@@ -102,7 +103,7 @@ def test_a_policy_may_be_a_file_on_the_command_line_and_in_the_library(file):
         assert both.exit_code == 0, both.output
         rows = [line.split()[0] for line in both.output.splitlines() if line.startswith(("fifo", "mine"))]
         assert rows == ["fifo", "mine"]
-    scenario = makespan.scenario("naive", n_jobs=4)
+    scenario = makespan.scenario("naive", n_jobs=4, predictions="exact")
     found = makespan.simulate(scenario, path)
     assert found.policy == "mine" and found.violations == ()
     assert repr(makespan.simulate(scenario, Path("mine.py")).metrics) == repr(found.metrics)

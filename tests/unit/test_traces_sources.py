@@ -146,6 +146,7 @@ def test_measured_table_with_a_bad_cell(tmp_path):
     for changes, column, accepted in [
         ({"workload": "vit"}, "workload", "one workload a file"),
         ({"exec_plan": "best"}, "exec_plan", "zero-offload"),
+        ({"provenance": "mine"}, "provenance", "emulated, published, measured, interpolated"),
         ({"placement": "a"}, "placement", "one digit a node"),
         ({"placement": "4"}, "exec_plan", "row 1 is the same run"),
         ({"global_batch_size": 16}, "global_batch_size", "32"),

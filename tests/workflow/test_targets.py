@@ -1,5 +1,6 @@
 """Targets, messages and sources: what can be asked for, and what is said when it cannot be had."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,8 @@ def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
     shutil.copytree(small_run.root / "results/emulated/throughput", own)
     (project.root / "own.yaml").write_text("throughput: {sources: [measured], measured: {directory: own}}\n")
     project.built(
-        "results/measured/morphling/fig8.csv",
+        "results/measured/morphling/figures/fig8.png",
+        "results/measured/provenance.json",
         "--configfile",
         "config/test/morphling.yaml",
         "own.yaml",
@@ -115,6 +117,8 @@ def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
     )
     ours = (project.root / "results/measured/morphling/fig8.csv").read_text()
     assert ours == (small_run.root / "results/emulated/morphling/fig8.csv").read_text()
+    record = json.loads((project.root / "results/measured/provenance.json").read_text())
+    assert record["iteration_times"] == "emulated, given as measured"
 
 
 def test_without_own_measurements_small_workloads_are_profiled(project):
@@ -185,6 +189,7 @@ def test_the_slurm_profile_is_found_from_the_root(project):
             "throughput.sources[0]: found 'emulatd'; accepted: 'emulated'",
         ),
         ("cluster: h300-8\n", "cluster: found 'h300-8'; accepted: one of"),
+        ("cluster: a800-8\ncluster: a800-64\n", "wrong.yaml: cannot be read as YAML: line 2: key 'cluster'"),
     ],
 )
 def test_a_wrong_configuration_stops_the_run_before_any_job(project, text, message):

@@ -6,6 +6,7 @@ from typing import Any
 
 from makespan.logs import logged_to
 from makespan.plots import save_figure
+from makespan.tables import read_provenances, shown_source
 
 
 def main(draw: str, paths: Mapping[str, str], stem: str, source: str, options: Mapping[str, Any]) -> None:
@@ -18,5 +19,6 @@ def main(draw: str, paths: Mapping[str, str], stem: str, source: str, options: M
 if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
         stem = snakemake.output.pdf.removesuffix(".pdf")
-        given = snakemake.params
-        main(given.draw, dict(snakemake.input.items()), stem, snakemake.wildcards.source, given.options)
+        given, paths = snakemake.params, dict(snakemake.input.items())
+        shown = shown_source(snakemake.wildcards.source, read_provenances(paths.pop("times")))
+        main(given.draw, paths, stem, shown, given.options)

@@ -1,7 +1,7 @@
 """Verdicts: of one source from its tables, and over all sources."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 
@@ -23,6 +23,11 @@ class _Built(dict[str, pd.DataFrame]):
     def __init__(self, tables: Tables, ledger: Ledger) -> None:
         super().__init__(tables)
         self._known = ledger.tables
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        self.asked.add(name)
+        return super().__getitem__(name)
 
     def __missing__(self, name: str) -> pd.DataFrame:
         if name in self._known:
@@ -30,15 +35,38 @@ class _Built(dict[str, pd.DataFrame]):
         raise KeyError(name)
 
 
-def judge(ledger: Ledger, tables: Tables, source: str, options: Mapping[str, str]) -> pd.DataFrame:
+def judge(
+    ledger: Ledger,
+    tables: Tables,
+    source: str,
+    options: Mapping[str, str],
+    *,
+    shown: str = "",
+    untimed: Collection[str] = (),
+) -> pd.DataFrame:
     """Compare every statement of a paper with the results of one source; raises as `Ledger.statements`.
 
-    ``tables`` are result tables by name; ``options`` are what the checks must know of the configuration. The
-    result has the schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails``
-    if the results decide it, and ``not run`` with the reason in the note if they do not.
+    Parameters
+    ----------
+    tables, options
+        Result tables by name; what the checks must know of the configuration.
+    shown, untimed
+        What iteration times are said to be, see `makespan.tables.shown_source`, the source itself unless
+        given; tables that do not depend on them. Where they are not those of the source the note says so.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails`` if the
+        results decide it, and ``not run`` with the reason in the note if they do not.
     """
-    built = _Built(tables, ledger)
-    records = [_judged(row, ledger, built, source, options) for row in _records(ledger.statements())]
+    built, records = _Built(tables, ledger), []
+    for row in _records(ledger.statements()):
+        built.asked.clear()
+        record = _judged(row, ledger, built, source, options)
+        if shown not in ("", source) and record["verdict"] != "not run" and built.asked - set(untimed):
+            record["note"] = _joined(record["note"], f"iteration times: {shown}")
+        records.append(record)
     return CLAIMS.validate(pd.DataFrame(records), where="claims")
 
 

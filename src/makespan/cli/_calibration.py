@@ -24,7 +24,7 @@ from makespan.emulator import (
 from makespan.errors import InputError, MissingDataError
 from makespan.files import is_stream
 from makespan.hardware import ClusterSpec, cluster, cluster_names
-from makespan.tables import write_csv, write_text
+from makespan.tables import shown_source, write_csv, write_text
 from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource, shipped_register
 from makespan.workloads import model_keys
 
@@ -61,7 +61,7 @@ def calibrate_command(
     """
     check_target(output, is_directory=False)
     beside = is_stream(output)  # of the table, which is alone on the standard output
-    data = _observations(traces, cluster(cluster_name))
+    data, shown = _observations(traces, cluster(cluster_name))
     clean = data.subset(data.clean)
     if holdout is not None:
         if holdout not in set(clean.model):
@@ -71,7 +71,8 @@ def calibrate_command(
     fit = calibrate(clean)
     say("\n".join(_fit_lines(fit)), err=beside)
     if output is not None:
-        given = output.stem, clean, source or f"robust fit to the clean rows of {traces.name or traces}"
+        rows = "clean rows" if shown == "measured" else f"clean rows ({shown})"
+        given = output.stem, clean, source or f"robust fit to the {rows} of {traces.name or traces}"
         if level == "L1":
             made = calibration_set(*given)
         else:
@@ -109,9 +110,9 @@ def validate_command(ctx: click.Context, cluster_name: str, output: Path | None,
     """
     check_target(output, is_directory=False)
     beside = is_stream(output)  # of the table, which is alone on the standard output
-    data = _observations(traces, cluster(cluster_name))
+    data, shown = _observations(traces, cluster(cluster_name))
     result = validate(data)
-    say(f"{len(data)} measured rows, {int(data.clean.sum())} of them clean\n", err=beside)
+    say(f"{len(data)} {shown} rows, {int(data.clean.sum())} of them clean\n", err=beside)
     say(_text(result.table, 3), err=beside)
     say("\nmean relative error [%] by model\n", err=beside)
     say(_text(result.by_model.reset_index(names="protocol"), 1), err=beside)
@@ -136,7 +137,8 @@ def _text(frame: pd.DataFrame, decimals: int) -> str:
     return str(frame.to_string(index=False, formatters=formats))
 
 
-def _observations(directory: Path, where: ClusterSpec) -> Observations:
+def _observations(directory: Path, where: ClusterSpec) -> tuple[Observations, str]:
+    """Return the rows of a directory and what they are: measured, by whomever, or what else they say."""
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory; expected measured traces")
     sources: list[ThroughputSource] = [
@@ -148,7 +150,9 @@ def _observations(directory: Path, where: ClusterSpec) -> Observations:
             keys = source.workload_keys()
         except MissingDataError:
             continue
-        return observe({key: source.load(key) for key in keys}, where)
+        tables = {key: source.load(key) for key in keys}
+        shown = shown_source(source.name, (kind for table in tables.values() for kind in table["provenance"]))
+        return observe(tables, where), "measured" if shown == "published" else shown
     raise MissingDataError(
         f"{directory}: neither the published files nor <workload>.csv tables; clusters known: "
         f"{', '.join(cluster_names())}"

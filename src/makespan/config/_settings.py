@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
@@ -187,13 +188,19 @@ def settings_hash(settings: Settings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def provenance(settings: Settings, source: str, pins: str | Path) -> str:
+def provenance(settings: Settings, source: str, pins: str | Path, provenances: Iterable[str] = ()) -> str:
     """Return as JSON what the results of a source were made with.
 
-    Source, package version, seed, configuration and its hash, and the hash of ``pins``, the exact versions.
+    Source, and what it is by the ``provenance`` of its throughput tables' rows, with their numbers; package
+    version, seed, configuration and its hash, and the hash of ``pins``, the exact versions.
     """
+    from makespan.tables import shown_source  # a workflow that only plans need not import tables
+
+    rows = Counter(provenances)
     record = {
         "source": source,
+        "iteration_times": shown_source(source, rows),
+        "iteration_time_rows": dict(rows),
         "makespan_version": __version__,
         "seed": settings.throughput.emulated.seed if source == "emulated" else None,
         "pins_sha256": hashlib.sha256(Path(pins).read_bytes()).hexdigest(),

@@ -8,10 +8,18 @@ from pathlib import Path
 
 from makespan.config._settings import Settings, published_directory
 from makespan.errors import MissingDataError, UnknownNameError
+from makespan.tables import read_provenances, shown_source
 from makespan.throughput import Dataset, find_dataset, locate, read_register
 from makespan.workloads import resolve_workload_key
 
-__all__ = ["missing_datasets", "paper_datasets", "paper_files", "published_datasets", "published_files"]
+__all__ = [
+    "missing_datasets",
+    "paper_datasets",
+    "paper_files",
+    "published_datasets",
+    "published_files",
+    "shown_measured",
+]
 
 
 def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, Dataset]:
@@ -59,6 +67,13 @@ def missing_datasets(settings: Settings) -> dict[str, Dataset]:
     wanted = [*published_datasets(settings).values()]
     wanted += [entry for paper in settings.papers() for entry in paper_datasets(settings, paper)]
     return {entry.path: entry for entry in wanted if not (directory / entry.path).is_file()}
+
+
+def shown_measured(settings: Settings) -> str:
+    """Return what the user's own tables are said to be, see `makespan.tables.shown_source`."""
+    directory = Path(settings.throughput.measured.directory or "")
+    files = [directory / f"{key}.csv" for key in settings.throughput_workloads()]
+    return shown_source("measured", read_provenances(path for path in files if path.is_file()))
 
 
 def _register(settings: Settings, root: str | Path) -> tuple[Dataset, ...]:

@@ -53,6 +53,12 @@ class FigureEntry:
         directory = f"config/published/{self.paper}"
         return results | {f"published_{name}": f"{directory}_{name}.csv" for name in self.published}
 
+    def captioned(self, source: str, shown: str) -> str:
+        """Return the caption; ``shown``: what iteration times are said to be, see `tables.shown_source`."""
+        if shown == source:
+            return self.caption.format(source=source)
+        return f"{self.caption.format(source='given')} Iteration times: {shown}."
+
     def options(self, settings: object) -> dict[str, Any]:
         """Return the options of the drawing function, those from the configuration looked up."""
         looked_up = {option: _setting(settings, path) for option, path in self.settings.items()}

@@ -158,7 +158,7 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
         lambda axes, model: _prediction_panel(axes, shown[shown["model"] == model]),
     )
     free.legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
-    made = "emulated" if source == "emulated" else "measured"
+    made = {"emulated": "emulated", "published": "measured", "measured": "measured"}.get(source, "given")
     gap = "\n" if figure.get_figheight() < _LOW_IN else " "
     label = f"predicted iteration time [s],{gap}{form} form"
     return _labelled(figure, source, f"{made} iteration time [s]", label)

@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
 from makespan.errors import TraceError
-from makespan.tables import atomic_path, write_csv
+from makespan.tables import atomic_path, source_label, write_csv
 
 __all__ = [
     "FAMILIES",
@@ -129,12 +129,6 @@ MODEL_TITLES = {
     "t5_3B": "T5 3B",
 }
 
-_SOURCE_LABELS = {
-    "emulated": "emulated testbed",
-    "published": "published measurements",
-    "measured": "own measurements",
-}
-
 _P = ParamSpec("_P")
 
 
@@ -230,7 +224,7 @@ def finished(
     if isinstance(engine, ConstrainedLayoutEngine) and strip:
         share = 0.15 / figure.get_figheight()
         engine.set(rect=(0.0, share, 1.0, 1.0 - share))
-    note = f"source: {_SOURCE_LABELS.get(source, source)}"
+    note = f"source: {source_label(source)}"
     place: dict[str, Any] = {"ha": "right", "va": "bottom"}
     figure.text(0.995, 0.02 / figure.get_figheight(), note, color="#707070", **place)
     return figure

@@ -18,6 +18,7 @@ from makespan.studies._job_lists import GENERATED, base_requests, generated_jobs
 from makespan.studies._predictions import PredictionMode, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
 from makespan.studies._runs import Scenario
+from makespan.tables import shown_source
 from makespan.throughput import (
     SOURCE_NAMES,
     EmulatedSource,
@@ -109,7 +110,7 @@ def scenario(
     known = _catalogue(jobs, requests, times, where, cluster_name, mode, origin)
     report = trace.report.text + (f"; load {load:g}" if load != 1 else "")
     given = reader.name, jobs, where, known, restart_delay_s, interval_s
-    return Scenario(*given, source=throughput.name, predictions=mode, report=report)
+    return Scenario(*given, source=_shown(throughput, times, jobs), predictions=mode, report=report)
 
 
 def _usual_mode(cluster_name: str) -> PredictionMode:
@@ -236,6 +237,12 @@ class _Reader:
 
 def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -> ReferenceTimes:
     return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(user.workload for user in users)})
+
+
+def _shown(source: ThroughputSource, times: ReferenceTimes, jobs: Sequence[JobSpec]) -> str:
+    """Return what the iteration times of the jobs are said to be."""
+    keys = sorted({job.workload for job in jobs})
+    return shown_source(source.name, (kind for key in keys for kind in times.tables[key]["provenance"]))
 
 
 def _catalogue(

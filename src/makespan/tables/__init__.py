@@ -33,6 +33,7 @@ from makespan.tables._io import (
     write_result,
     write_text,
 )
+from makespan.tables._provenance import PROVENANCES, read_provenances, shown_source, source_label
 from makespan.tables._schema import Column, TableSchema, table_schema
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "LIVE_JOBS",
     "OUTCOMES",
     "PREDICTIONS",
+    "PROVENANCES",
     "REQUESTS",
     "SCHEMAS",
     "SENSITIVITY",
@@ -58,7 +60,10 @@ __all__ = [
     "atomic_path",
     "parse_csv",
     "read_csv",
+    "read_provenances",
     "read_sealed",
+    "shown_source",
+    "source_label",
     "table_schema",
     "tables_page",
     "write_csv",

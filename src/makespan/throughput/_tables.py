@@ -10,7 +10,7 @@ import pandas as pd
 
 from makespan.errors import InputError, MissingDataError, TraceError, cell_error
 from makespan.plans import PLAN_TEXTS, Placement, read_plan, write_plan
-from makespan.tables import THROUGHPUT, read_csv
+from makespan.tables import PROVENANCES, THROUGHPUT, read_csv
 from makespan.workloads import Workload, workload, workload_keys
 
 __all__ = ["FLAG_FAILED", "MeasuredSource", "canonical_rows", "check_times", "read_throughput"]
@@ -71,6 +71,9 @@ def _check_measured(frame: pd.DataFrame, where: str) -> None:
             raise cell_error(where, row, "cpu_threads", threads, "a whole number, at least 1")
         if not feasible and not math.isnan(time):
             raise cell_error(where, row, "iter_time_s", time, "no value where feasible is false")
+    for row, value in enumerate(frame["provenance"], 1):
+        if value not in PROVENANCES:
+            raise cell_error(where, row, "provenance", value, ", ".join(PROVENANCES))
     for phase in ("forward_s", "overlap_sync_s", "optimize_s"):
         check_times(frame[phase].fillna(0.0), phase, where, "a time, not negative")
 

@@ -234,6 +234,7 @@ class Morphling(PaperSettings):
         | {"load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
     )
     judged_on_profile = frozenset({"fig9"})
+    untimed = frozenset({"fig9", "fig9_summary"})
     judged_cells = ("table4",)
     live_policy = "morphling"
     contents = _CONTENTS
