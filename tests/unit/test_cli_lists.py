@@ -102,7 +102,7 @@ def test_clusters_and_workloads_say_what_they_are():
         (["emulate", "--workload"], "rob", ["roberta"]),
         (["explain"], "gp", ["gpt2"]),
         (["simulate", "--workload"], "na", ["naive", "na"]),  # the last one stands for files
-        (["claims", "--paper"], "mor", ["morphling"]),
+        (["claims", "--paper"], "morph", ["morphling"]),
     ],
 )
 def test_shells_complete_names(arguments, incomplete, offered):
