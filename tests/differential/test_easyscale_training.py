@@ -1,14 +1,13 @@
 """Logical workers on any number of processes against stock DistributedDataParallel, bit for bit."""
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from easyscale_job import JOB, Elastic  # noqa: E402
+from forked import forking_servers  # noqa: E402
 
 from makespan.files import read_json  # noqa: E402
 from makespan.papers.easyscale.runtime import Contexts, RankMapping  # noqa: E402
@@ -16,16 +15,26 @@ from makespan.papers.easyscale.runtime import _contexts as contexts_module  # no
 from makespan.runtime import Launch, LocalLauncher  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
-WORKER = [sys.executable, str(Path(__file__).parents[1] / "support" / "easyscale_job.py")]
 OF_THREE = JOB | {"n": 3, "optimizer": "adam", "buffers": "rank0", "cap_bytes": None, "steps": 5}
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory):
+def run():
+    """Return a function that runs jobs in processes and returns what each of them found."""
+    with forking_servers():
+
+        def run(jobs, n_processes, run_dir):
+            LocalLauncher().run(Launch("easyscale_job", jobs, n_processes, run_dir))
+            return [read_json(run_dir / f"found-{rank}.json") for rank in range(n_processes)]
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def references(run, tmp_path_factory):
     """Return what every rank of stock training had, for both jobs: by step, then by rank."""
-    run_dir, jobs = tmp_path_factory.mktemp("stock"), [JOB, OF_THREE]
-    LocalLauncher().run(Launch(WORKER, jobs, JOB["n"], run_dir))
-    by_rank = [read_json(run_dir / f"found-{rank}.json") for rank in range(JOB["n"])]
+    jobs = [JOB, OF_THREE]
+    by_rank = run(jobs, JOB["n"], tmp_path_factory.mktemp("stock"))
     return [
         [[by_rank[rank][number][step] for rank in range(job["n"])] for step in range(job["steps"])]
         for number, job in enumerate(jobs)
@@ -49,11 +58,10 @@ def test_three_logical_workers_with_buffers_of_the_first_do_so_too(references, m
     assert Elastic(OF_THREE).train(mapping, 5) == references[1]
 
 
-def test_processes_train_with_the_bits_of_stock_training(reference, tmp_path):
+def test_processes_train_with_the_bits_of_stock_training(reference, run, tmp_path):
     mapping = RankMapping.parse("3,1/0,2")
-    LocalLauncher().run(Launch(WORKER, [JOB | {"mapping": str(mapping), "steps": 3}], 2, tmp_path))
-    for process, ranks in enumerate(mapping.hosted):
-        (found,) = read_json(tmp_path / f"found-{process}.json")
+    by_process = run([JOB | {"mapping": str(mapping), "steps": 3}], 2, tmp_path)
+    for ranks, (found,) in zip(mapping.hosted, by_process, strict=True):
         assert found == [[row[rank] for rank in ranks] for row in reference[:3]]
 
 

@@ -12,7 +12,7 @@ from makespan.policies import REGISTRY, policy
 from makespan.sim import Allocation, Decision, simulate
 from makespan.studies import TableCatalogue
 
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=40, derandomize=True)
 gaps = st.integers(0, 80).map(lambda quarter: quarter / 4)
 
 
@@ -83,7 +83,7 @@ def test_shortest_job_first_is_the_best_order_on_one_device(steps):
 
 @pytest.mark.parametrize("name", REGISTRY)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 def test_no_policy_beats_the_best_order_on_one_device(name, steps):
     chosen = policy(name)
     trace = [toy_job(str(index), 0.0, steps=count) for index, count in enumerate(steps)]
@@ -95,7 +95,7 @@ def test_no_policy_beats_the_best_order_on_one_device(name, steps):
 
 @pytest.mark.parametrize("name", REGISTRY)
 @given(st.lists(st.sampled_from((4, 20, 60)), min_size=1, max_size=3))
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 def test_no_policy_beats_the_least_device_time_of_all_jobs(name, steps):
     """Brute force over configurations: devices times makespan cannot be less than the least area."""
     chosen, spec, delay_s = policy(name), toy_nodes(1, 4), 5.0

@@ -11,7 +11,7 @@ from makespan.training import SmallModel, TrainingJob, train_all
 pytest.importorskip("torch")
 
 BATCH, STEPS, TOLERANCE = 8, 4, 1e-5
-LAUNCHER = LocalLauncher(timeout_s=200, stall_timeout_s=100)
+LAUNCHER = LocalLauncher()
 
 
 def plan(dp=1, accumulate=1, **options):

@@ -81,7 +81,7 @@ def test_each_improvement_matters_somewhere() -> None:
 
 
 @given(name=NAMES, index=st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_terms_are_finite_not_negative_and_sum_to_the_total(name: str, index: int) -> None:
     spec, points = workload(name), GRIDS[name]
     point = points[index % len(points)]
@@ -118,7 +118,7 @@ def test_doubling_the_micro_batches_doubles_compute_exactly() -> None:
 
 
 @given(counts=st.lists(st.integers(1, 8), min_size=2, max_size=5), seed=st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_order_of_nodes_does_not_matter_to_data_parallelism(counts: list[int], seed: int) -> None:
     shuffled = list(np.random.default_rng(seed).permutation(counts))
     dp = sum(counts)
@@ -128,7 +128,7 @@ def test_the_order_of_nodes_does_not_matter_to_data_parallelism(counts: list[int
 
 
 @given(name=NAMES, index=st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_replica_exchanges_nothing_and_one_stage_transfers_nothing(name: str, index: int) -> None:
     spec, points = workload(name), GRIDS[name]
     point = points[index % len(points)]
@@ -153,7 +153,7 @@ def test_checkpointing_costs_between_nothing_and_one_forward(name: str) -> None:
 
 
 @given(share=st.floats(0.0, 1.0), method=st.sampled_from(["full", "selective"]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_recomputation_grows_with_the_share_of_layers(share: float, method: str) -> None:
     spec = workload("bert")
     plans = [
@@ -198,7 +198,7 @@ def test_memory_shrinks_with_the_partitioning_stage() -> None:
 
 
 @given(name=st.sampled_from(["vit", "bert", "gpt2"]), power=st.integers(0, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_memory_grows_with_the_micro_batch(name: str, power: int) -> None:
     spec = workload(name)
     base = read_point(spec, "ga", "1", 8).plan
@@ -208,7 +208,7 @@ def test_memory_grows_with_the_micro_batch(name: str, power: int) -> None:
 
 
 @given(name=NAMES, index=st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_micro_batch_rule_keeps_the_batch_and_settles(name: str, index: int) -> None:
     spec, points = workload(name), GRIDS[name]
     plan = points[index % len(points)].plan
@@ -218,7 +218,7 @@ def test_the_micro_batch_rule_keeps_the_batch_and_settles(name: str, index: int)
 
 
 @given(seed=st.integers(0, 2**31), name=st.sampled_from(["bert", "llama7"]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_shuffled_input_gives_the_same_rows(seed: int, name: str) -> None:
     spec, points = workload(name), GRIDS[name][:60]
     order = np.random.default_rng(seed).permutation(len(points))

@@ -25,7 +25,7 @@ from makespan.policies import REGISTRY
 from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
 
 policies = pytest.mark.parametrize("policy", REGISTRY.values(), ids=list(REGISTRY))
-few = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 DELAY_S = 7.0
 
 
@@ -207,7 +207,7 @@ def node_events(draw, spec):
 
 @policies
 @given(cases(), st.sampled_from((0.0, 1.5, 30.0)), st.sampled_from((None, 4.0, 60.0)), st.data())
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_every_schedule_is_possible_with_rounds_delays_and_failures(policy, case, delay_s, interval_s, data):
     spec, jobs = case
     failures = data.draw(node_events(spec))

@@ -117,7 +117,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_damaged_files_give_an_error_of_ours_or_an_account_without_remainder(name, data, tmp_path):
     text, read = READERS[name]
@@ -164,7 +164,7 @@ TIMES = ReferenceTimes(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(n_jobs=st.integers(1, 300), seed=st.integers(0, 2**32), variant=st.sampled_from(["base", "bp", "mt"]))
 def test_generated_workloads_survive_their_table_and_every_change(n_jobs, seed, variant, tmp_path_factory):
     jobs = generate_jobs(variant, n_jobs, seed, TIMES).jobs

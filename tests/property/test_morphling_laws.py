@@ -14,9 +14,7 @@ CATALOGUE = toy_catalogue()
 SPEC = toy_nodes(3, 8)
 DELAY_S = 20.0
 NAMES = [name for name in REGISTRY if name.startswith("morphling")]
-some = settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+some = settings(max_examples=15, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

@@ -79,7 +79,7 @@ def test_overlap_only_helps_more_with_a_larger_exponent(x, y, k, more):
     assert other <= one * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), form=forms, case=cases, factor=factors)
 def test_time_never_rises_with_a_bandwidth(data, form, case, factor):
     theta, name = data.draw(parameters(form)), data.draw(st.sampled_from(BANDWIDTHS[form]))
@@ -91,7 +91,7 @@ def test_time_never_rises_with_a_bandwidth(data, form, case, factor):
     assert phases(form, theta, points, faster).iter_time_s[0] <= before * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), form=forms, case=cases)
 def test_never_faster_than_compute_alone(data, form, case):
     """Forward and backward of a replica's samples, spread over its devices, bound every plan from below."""
@@ -103,7 +103,7 @@ def test_never_faster_than_compute_alone(data, form, case):
     assert phases(form, theta, points).iter_time_s[0] >= work / (points.tp[0] * points.pp[0]) * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), form=forms, case=cases)
 def test_phases_are_positive_and_part_of_the_whole(data, form, case):
     result = phases(form, data.draw(parameters(form)), build_points(*case))
@@ -112,7 +112,7 @@ def test_phases_are_positive_and_part_of_the_whole(data, form, case):
     assert result.compute_s[0] + result.optimize_s[0] < result.iter_time_s[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), form=forms, place=st.sampled_from(("1", "8", "2222")), threads=st.integers(1, 48))
 def test_more_threads_never_slow_the_offloaded_step(data, form, place, threads):
     theta = data.draw(parameters(form))
@@ -121,7 +121,7 @@ def test_more_threads_never_slow_the_offloaded_step(data, form, place, threads):
     assert many <= few * (1 + 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), form=forms, case=cases, factor=factors)
 def test_a_slower_forward_slows_every_plan(data, form, case, factor):
     theta, points = data.draw(parameters(form)), build_points(*case)
@@ -130,7 +130,7 @@ def test_a_slower_forward_slows_every_plan(data, form, case, factor):
     assert phases(form, theta, points, profile=slower).iter_time_s[0] > before
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), form=forms)
 def test_a_batch_of_parameter_vectors_equals_one_at_a_time(data, form):
     several = np.stack([data.draw(parameters(form)) for _ in range(3)])

@@ -47,7 +47,7 @@ def test_jobs_run_as_steps_of_an_allocation_at_the_same_time(slurm, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=4000,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")

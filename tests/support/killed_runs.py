@@ -75,6 +75,16 @@ class Run:
                     found.add(int(path.name))
         return found
 
+    def jobs(self):
+        """Processes that run the script of a rule, and those of their pools."""
+        commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in self.processes()}
+        found = []
+        for pid, path in commands.items():
+            with suppress(OSError):
+                if b"/.snakemake/scripts/" in path.read_bytes():
+                    found.append(pid)
+        return sorted(found)
+
     def kill(self, kind, rng, after_s=None):
         """Start, kill something after a while or beside a job, wait for the end of all; what was killed."""
         process, killed = self.start(), []
@@ -82,8 +92,8 @@ class Run:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after_s)
         if after_s is None or kind != "snakemake":
-            until(lambda: process.poll() is not None or self.processes() - {process.pid})
-        if kind != "snakemake" and (jobs := sorted(self.processes() - {process.pid})):
+            until(lambda: process.poll() is not None or self.jobs())
+        if kind != "snakemake" and (jobs := self.jobs()):
             killed.append(rng.choice(jobs))
         if kind != "job":
             killed.append(process.pid)

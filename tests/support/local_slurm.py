@@ -19,7 +19,7 @@ PROGRAMS = {
 CLIENTS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue")
 SEARCHED = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 STOP_ORDER = ("slurmd", "slurmctld", "munged")  # each needs those after it
-START_LIMIT_S, STOP_LIMIT_S = 60, 15
+START_LIMIT_S, STOP_LIMIT_S = 600, 150
 
 
 def program(name):
@@ -91,7 +91,7 @@ class LocalSlurm:
     def call(self, *command):
         """Run a program on this cluster and return what it prints."""
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=self.environment, capture_output=True, text=True, timeout=600, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{shlex.join(command)}: {done.stdout}{done.stderr}")

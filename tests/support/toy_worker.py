@@ -12,7 +12,7 @@ from makespan.runtime import end_worker, join, run_worker
 def work(directory, who):
     request, seen = directory.request(), {"pid": os.getpid(), "rank": who.rank, "size": who.size}
     seen |= {"local_rank": who.local_rank, "threads": who.threads, "greeting": os.environ.get("GREETING")}
-    seen |= {"cpus": sorted(os.sched_getaffinity(0))}
+    seen |= {"cpus": sorted(os.sched_getaffinity(0)), "directory": os.getcwd(), "timeout_s": who.timeout_s}
     write_json(seen, directory.path / f"seen-{who.rank}.json")
     until(lambda: all((directory.path / f"seen-{rank}.json").exists() for rank in range(who.size)))
     DO[request["do"]](directory, who)
@@ -71,13 +71,30 @@ def start_slowly(directory, who):
     time.sleep(1)
 
 
+def meet_late(directory, who):
+    """Meet, the second process long after the first."""
+    time.sleep(2 * who.rank)
+    join(directory, who)
+
+
+def kill_server(directory, who):
+    """Kill the process that forked this one, and go on."""
+    if who.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def speak(directory, who):
+    print("said aloud")  # noqa: T201 - where it goes is what the test is about
+    sys.stderr.write("and complained\n")
+
+
 def end(directory, who):
     directory.write_progress({"step": 1})
 
 
-DO = {
-    one.__name__: one for one in (survive, meet_anew, kill, fail, leave, hang, start_slowly, end)
-}  # fmt: skip
+_ALL = (survive, meet_anew, kill, fail, leave, hang, start_slowly, meet_late, kill_server, speak, end)
+DO = {one.__name__: one for one in _ALL}
 
 
 def until(condition):

@@ -2,11 +2,13 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -441,7 +443,8 @@ def watch(scenario, stream, pace_s: float = 0.0) -> LiveView:
     return live
 
 
-def test_lines_are_few_whatever_the_number_of_jobs(base) -> None:
+def test_lines_are_few_whatever_the_number_of_jobs(base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_view, "_HEARTBEAT_S", math.inf)  # none comes because the machine is slow
     stream = io.StringIO()
     watch(base, stream)
     lines = stream.getvalue().splitlines()
@@ -484,9 +487,15 @@ def test_frames_keep_a_distance_in_time(base, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_pace_slows_a_short_run_down_and_is_not_counted(base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    passed_s = [0.0]
+    clock = SimpleNamespace(
+        perf_counter=lambda: passed_s[0], sleep=lambda wait_s: passed_s.append(passed_s.pop() + wait_s)
+    )
+    monkeypatch.setattr(_view, "time", clock)
     scenario = replace(base, jobs=base.jobs[:10])
-    live = watch(scenario, Terminal(), pace_s=0.5)
-    assert 0.2 < live.spent_s < 0.8
+    live = watch(scenario, Terminal(), pace_s=500.0)
+    assert live.spent_s == passed_s[0]
+    assert 400.0 < passed_s[0] <= 500.0
 
 
 def test_a_dumb_terminal_gets_lines(base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,16 @@ def test_changed_file_is_found_out(entry, tmp_path):
         verify(entry, tmp_path)
 
 
+def test_a_file_of_another_size_is_not_read(entry, tmp_path, monkeypatch):
+    target = tmp_path / entry.path
+    target.parent.mkdir(parents=True)
+    with target.open("wb") as stream:
+        stream.truncate(1 << 30)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(ChecksumError, match=rf"has 1073741824 bytes; registered: {len(CONTENT)} bytes"):
+        verify(entry, tmp_path)
+
+
 def test_converted_line_ends_are_recognised(entry, tmp_path):
     target = tmp_path / entry.path
     target.parent.mkdir(parents=True)

@@ -15,7 +15,7 @@ from pages import PAGES, ROOT, Block, blocks, commands, name_of
 from makespan.cli import main
 from makespan.papers import PAPERS
 from makespan.sim import EventKind
-from makespan.tables import SCHEMAS
+from makespan.tables import PROVENANCES, SCHEMAS
 
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
@@ -105,10 +105,10 @@ def test_every_link_inside_the_project_leads_somewhere():
 
 # words of columns that mean here what they mean everywhere
 ORDINARY = """
-abs all alone avg best cpu cpus decision delay difference duration err error factor final finish first
+abs all alone avg best cpu cpus decision delay difference duration err error factor fastest final finish first
 found gpu gpus high id is kind large left loss low max mean model morphling n note paper parameter pct
 per policy predicted ratio reason reference rows run s samples scheduler scope seed seeds seq service
-share size start status std submit threads time to validate value
+share size slowest start status std submit threads time to validate value
 """
 
 
@@ -134,10 +134,7 @@ def test_every_special_word_of_a_column_is_in_the_glossary(defined):
 def test_every_kind_of_event_source_level_and_verdict_is_in_the_glossary(defined):
     words = {
         *EventKind,
-        "emulated",
-        "published",
-        "measured",
-        "interpolated",
+        *PROVENANCES,
         "l0",
         "l1",
         "holds",

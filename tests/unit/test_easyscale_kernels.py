@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 
 from makespan.papers.easyscale.runtime import scan_module, use_kernels  # noqa: E402
 from makespan.papers.easyscale.runtime._sums import ExplicitSums, ordered_sum  # noqa: E402
+from makespan.training.zoo import STAND_INS, StandIn, build_stand_in  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
 D0, D1_D2 = DeterminismLevel.named("D0"), DeterminismLevel.named("D1+D2")
@@ -157,6 +158,13 @@ def test_convolutions_make_d2_expensive():
     }  # fmt: skip
     cheap = nn.Sequential(nn.Embedding(4, 4), nn.TransformerEncoderLayer(4, 2), nn.BatchNorm1d(4))
     assert scan_module(cheap) == {"d2_cheap": True, "operators": []}
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_the_models_of_the_paper_fall_into_two_kinds(name):
+    """Patches of the windowed transformer go through a linear layer, so it has no convolution."""
+    expensive = {"shufflenetv2", "resnet50", "vgg19", "yolov3"}
+    assert scan_module(build_stand_in(StandIn(name), 0))["d2_cheap"] == (name not in expensive)
 
 
 def test_kernels_are_turned_on_for_the_process():

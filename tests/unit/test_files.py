@@ -234,7 +234,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"cluster: caf\xe9\n", "byte 0xe9 at position 12 is not UTF-8"),
+        (b"cluster: na\xefve\n", "byte 0xef at position 11 is not UTF-8"),
         (b"a: 1\nb: 2\na: 3\n", "line 3: key 'a' is given twice; accepted: once"),
         (b"x:\n  a: 1\n  'a': 3\n", "line 3: key 'a' is given twice"),
         (b"a: &x\n  b: *x\n", "line 1: the value contains itself"),

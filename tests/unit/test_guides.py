@@ -26,7 +26,7 @@ def smallest(root):
 
 
 @given(traces(8))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 def test_the_policy_of_the_guide_keeps_the_laws(smallest, jobs):
     spec, options = toy_nodes(3, 4), {"restart_delay_s": 5.0}
     result = simulate(jobs, spec, toy_catalogue(), smallest, **options)

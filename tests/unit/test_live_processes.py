@@ -51,10 +51,9 @@ def job(name, submit_s, steps, n_gpus=1, plan="ga"):
 
 def alive(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def until(condition, limit_s=200.0):
@@ -107,6 +106,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     with subprocess.Popen([*COMMAND, *options], start_new_session=True, stderr=subprocess.PIPE) as scheduler:
         try:
             until(lambda: state.exists() and '"finished"' in state.read_text())
+            until(lambda: any(map(read_progress, (work / "jobs" / "b").glob("segment-*"))))
             pids = read_progress(next((work / "jobs" / "b").glob("segment-*"))).pids
             os.killpg(scheduler.pid, signal.SIGINT)
             assert scheduler.wait(200) == 1

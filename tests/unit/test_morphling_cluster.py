@@ -209,7 +209,11 @@ def test_shifted_arrivals_are_summarised(toys):
 def test_scale_repeats_jobs_and_nodes(toys):
     table = scale_study(toys["base"], ["fifo"], [(1, 1), (3, 2)], 5.0, 0.0)
     assert table["jobs"].tolist() == [6, 18] and table["gpus"].tolist() == [8, 16]
-    assert (table["wall_s"] > 0).all()
+    for name in ("wall_s", "decision_wall_s"):
+        assert (table[f"fastest_{name}"] > 0).all()
+        assert (table[f"fastest_{name}"] <= table[name]).all()
+        assert (table[name] <= table[f"slowest_{name}"]).all()
+    assert (table["fastest_wall_s"] < table["slowest_wall_s"]).any()
     assert enlarged(toys["base"].cluster, 3).n_nodes == 6
 
 

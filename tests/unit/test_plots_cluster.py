@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
+from legible_figures import assert_is_legible
+from matplotlib.colors import to_rgb
 from scipy import stats
 
 from makespan.errors import TraceError
@@ -10,6 +12,7 @@ from makespan.papers.morphling import _draw_cluster
 from makespan.papers.morphling._draw_cluster import LOOKS, at_delay, parts_worth
 from makespan.plots import (
     FAMILIES,
+    PALETTE,
     job_spans,
     look_of,
     ordered,
@@ -156,6 +159,22 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
     assert sum(pale[:3]) > sum(strong[:3])
 
 
+def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length():
+    rows = at_delay(table4(), 260.0)
+    rows = pd.concat(
+        [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_morphling=99.0)]
+    )
+    figure = plot_ratio_bars(rows[rows["trace"] == "mt"], "published", METRICS, "ratios", LOOKS)
+    jct, makespan = figure.axes
+    longest = max(bar.get_width() for bar in jct.patches)
+    assert longest < jct.get_xlim()[1] < 2 * 11060 / 3600
+    assert [text.get_text().strip() for text in jct.texts] == ["100.0 h", "1.00", "2.00", "3.00", "99.00"]
+    assert max(bar.get_width() for bar in makespan.patches) == pytest.approx(6.0)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["ratios", "bar cut short, with its length"]
+    assert_is_legible(figure)
+
+
 def test_one_restart_delay_is_shown_and_one_that_was_not_run_is_refused():
     assert set(at_delay(table4(), 78.0)["avg_jct_s"]) == {3678.0, 7278.0, 10878.0}
     with pytest.raises(TraceError, match="delay of 5 s"):
@@ -170,9 +189,10 @@ def test_cdf_steps_from_first_to_last_completion():
     assert line.get_xdata().tolist() == [1.0, 2.0, 3.0, 4.0]
     assert line.get_ydata().tolist() == [0.25, 0.5, 0.75, 1.0]
     assert line.get_color() == LOOKS["sia"].colour
-    both = pd.concat([table.assign(trace="base"), table.assign(trace="mt")])
+    late = table.assign(policy="srtf")[table["policy"] == "sia"]
+    both = pd.concat([table.assign(trace="base"), table.assign(trace="mt"), late.assign(trace="mt")])
     panels = plot_cdf(both, "emulated", titles={"base": "Base"}).axes
-    assert [panel.get_title() for panel in panels] == ["Base", "mt"]
+    assert [panel.get_title() for panel in panels] == ["Base", "mt\nSia and SRTF coincide"]
 
 
 def test_ablations_are_compared_with_the_whole_policy():
@@ -237,14 +257,29 @@ def test_large_shares_are_in_percent_and_rounds_without_length_at_zero(monkeypat
 def test_a_single_seed_has_no_band_and_the_legend_does_not_promise_one():
     figure = plot_bands(study("load_factor", seeds=1), "emulated", "load_factor", "load")
     assert not figure.axes[0].collections
-    assert figure.legends[0].get_title().get_text() == ""
+    assert figure.get_suptitle() == ""
+    assert "3 seeds" in plot_bands(study("load_factor"), "emulated", "load_factor", "load").get_suptitle()
+
+
+def test_bands_of_three_policies_share_a_panel_with_the_means_of_the_others():
+    names = [name for name in LOOKS if LOOKS[name].strength == 1]
+    one = study("load_factor")[lambda table: table["policy"] == "fifo"]
+    parts = [
+        one.assign(policy=name, avg_jct_s=one["avg_jct_s"] * (2 + number - (name == "antman")))
+        for number, name in enumerate(names)
+    ]
+    figure = plot_bands(pd.concat(parts), "emulated", "load_factor", "load", LOOKS)
+    assert len(names) == 10 and len(figure.axes) == 8
+    legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes[:4]]
+    assert [name for legend in legends for name in legend] == [LOOKS[name].title for name in names]
+    assert all(len(axes.lines) == 10 and len(axes.collections) <= 3 for axes in figure.axes)
+    assert all(axes.get_ylim() == figure.axes[0].get_ylim() for axes in figure.axes[:4])
+    coincident = [LOOKS[name].title for name in ("synergy", "antman")]
+    notes = [axes.get_title().replace("\n", " ") for axes in figure.axes]
     assert (
-        "3 seeds"
-        in plot_bands(study("load_factor"), "emulated", "load_factor", "load")
-        .legends[0]
-        .get_title()
-        .get_text()
+        notes[1] == f"{coincident[0]} and {coincident[1]} coincide" and notes[0] == notes[2] == notes[3] == ""
     )
+    assert_is_legible(figure)
 
 
 def test_scale_shows_cost_against_jobs_and_names_the_gpus():
@@ -252,8 +287,17 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
         [("sia", 406, 64, 0.5, 0.001), ("sia", 4060, 512, 20.0, 0.004), ("fifo", 406, 64, 0.02, 1e-5)],
         columns=["policy", "jobs", "gpus", "wall_s", "decision_wall_s"],
     )
-    metrics = [("wall_s", 1.0, "trace [s]"), ("decision_wall_s", 1e3, "decision [ms]")]
-    left, right = plot_costs(table, "emulated", metrics).axes
+    table = table.assign(low=table["wall_s"] / 2, high=table["wall_s"] * 3)
+    metrics = [
+        ("wall_s", "low", "high", 1.0, "trace [s]"),
+        ("decision_wall_s", "decision_wall_s", "decision_wall_s", 1e3, "decision [ms]"),
+    ]
+    figure = plot_costs(table, "emulated", metrics, "medians")
+    left, right = figure.axes
+    spread = left.collections[0].get_segments()
+    assert [segment[:, 1].tolist() for segment in spread] == [[0.25, 1.5], [10.0, 60.0]]
+    assert figure.legends[0].get_title().get_text() == "medians"
+    assert_is_legible(figure)
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert right.lines[0].get_ydata() == pytest.approx([1.0, 4.0])
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["406\n64", "4,060\n512"]
@@ -279,6 +323,23 @@ def test_figures_are_saved_whole_and_refuse_tables_without_their_columns(draw, t
         draw(table.iloc[:0])
     with pytest.raises(TraceError, match="lacks column"):
         draw(table[table.columns[:1]])
+
+
+def test_colours_stay_apart_for_readers_with_red_green_blindness():
+    """Colours as seen with deuteranopia and protanopia (Machado et al. 2009), distances in CIELAB."""
+    seen_as = {
+        "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+        "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    }
+    rgb = np.array([to_rgb(colour) for colour in PALETTE.values()])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
+    for matrix in (np.eye(3), *map(np.array, seen_as.values())):
+        xyz = np.clip(linear @ matrix.T, 0, 1) @ to_xyz.T
+        f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+        lab = np.stack([116 * f[:, 1], 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
+        apart = np.linalg.norm(lab[:, None] - lab[None], axis=2) + 100 * np.eye(len(lab))
+        assert apart.min() > 12
 
 
 def test_policies_have_an_order_and_distinct_looks():

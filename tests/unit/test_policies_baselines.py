@@ -298,7 +298,7 @@ def _least_cost(menus, n_gpus):
 
 
 @given(programmes())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_the_integer_knapsack_finds_the_least_cost(case) -> None:
     menus, n_gpus = case
     counts = choose(menus, n_gpus, gap=0.0)
@@ -325,7 +325,7 @@ def test_fair_shares_rise_together_until_a_job_runs_all_the_time() -> None:
 
 
 @given(st.dictionaries(st.integers(1, 64), st.integers(1, 12), max_size=9), st.integers(0, 128))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_fair_shares_solve_the_linear_programme(sizes, n_gpus) -> None:
     # The level is cut at the sizes; lower cuts are worth more a device, so that they fill first.
     levels = np.array(sorted(sizes))

@@ -299,7 +299,7 @@ def test_a_policy_that_never_returns_is_interrupted_wherever_it_runs(file, toys,
     path = file(RETURN, ENDLESS)
 
     def failure(processes):
-        cases = [Case(limited, path), Case(limited, "fifo")]
+        cases = [Case(limited, path), Case(toys, "fifo")]
         with pytest.raises(RunError) as caught:
             run_all(cases, processes)
         return str(caught.value)

@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked import SUPPORT, forking_servers
 
 from makespan.errors import InputError, WorkerError
 from makespan.files import read_json
@@ -17,16 +20,19 @@ from makespan.runtime import (
     ProcessOptions,
     RunDirectory,
     SlurmLauncher,
+    _forkserver,
+    _launch,
     finish_checkpoint,
     latest_checkpoint,
     start_checkpoint,
 )
 
-TOY = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_worker.py")]
+TOY = [sys.executable, str(SUPPORT / "toy_worker.py")]
+FORKED = "toy_worker"
 
 
-def launch(do, run_dir, n_processes=2, **more):
-    return Launch(TOY, {"do": do}, n_processes, run_dir, **more)
+def launch(do, run_dir, n_processes=2, worker=TOY, **more):
+    return Launch(worker, {"do": do}, n_processes, run_dir, **more)
 
 
 def seen(run_dir):
@@ -46,6 +52,13 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)
+
+
+@pytest.fixture
+def forking():
+    """Let workers of the tests be forked, by a server of this test; returns the process of the server."""
+    with forking_servers() as servers:
+        yield lambda: servers()[0]
 
 
 @pytest.fixture
@@ -112,15 +125,31 @@ def test_a_run_of_which_no_process_is_left_has_failed(tmp_path):
         ("hang", r"no progress within 0\.5 s; the run was brought down"),
     ],
 )
-def test_all_end_with_the_error_of_the_first(tmp_path, do, message):
+@pytest.mark.parametrize("worker", [TOY, FORKED], ids=["started", "forked"])
+def test_all_end_with_the_error_of_the_first(forking, tmp_path, do, message, worker):
     with pytest.raises(WorkerError, match=message):
-        LocalLauncher(stall_timeout_s=0.5).run(launch(do, tmp_path))
+        LocalLauncher(stall_timeout_s=0.5).run(launch(do, tmp_path, worker=worker))
     assert RunDirectory(tmp_path).result() is None
     assert not any(is_running(one["pid"]) for one in seen(tmp_path))
 
 
 def test_before_the_processes_have_met_no_time_is_too_long(tmp_path):
     assert LocalLauncher(stall_timeout_s=0.1).run(launch("start_slowly", tmp_path)) == {}
+
+
+@pytest.mark.xdist_group("training")
+def test_processes_that_start_long_after_each_other_meet_whatever_a_stall_may_take(tmp_path):
+    pytest.importorskip("torch")
+    with suppress(WorkerError):  # on a slow machine what comes after they have met
+        LocalLauncher(stall_timeout_s=0.5).run(launch("meet_late", tmp_path))
+    assert RunDirectory(tmp_path).meeting() == [one["pid"] for one in seen(tmp_path)]
+
+
+def test_processes_wait_for_each_other_as_long_as_the_run_may_take(srun, tmp_path):
+    for launcher in (LocalLauncher(timeout_s=123.0, stall_timeout_s=60.0), replace(srun, timeout_s=123.0)):
+        run_dir = tmp_path / type(launcher).__name__
+        launcher.run(launch("end", run_dir))
+        assert [one["timeout_s"] for one in seen(run_dir)] == [123.0, 123.0]
 
 
 def test_a_run_may_not_take_longer_than_allowed(tmp_path):
@@ -160,6 +189,126 @@ def test_ranks_of_srun_are_understood(srun, tmp_path):
     assert srun.run(launch("end", tmp_path / "run")) == {}
     found = [(one["rank"], one["size"], one["local_rank"], one["threads"]) for one in seen(tmp_path / "run")]
     assert found == [(0, 2, 0, 3), (1, 2, 1, 3)]
+
+
+# --- forked workers ---------------------------------------------------------------------------------
+
+
+def start_forking(worker, folder):
+    """Start a process that launches a forked worker in a folder, in a session of its own."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from pathlib import Path; from makespan.runtime import Launch, LocalLauncher, _launch\n"
+        "_launch.can_fork = lambda worker: True\n"
+        "LocalLauncher().run(Launch(sys.argv[1], {'do': 'hang'}, 2, Path('run')))"
+    )
+    command = [sys.executable, "-c", code, worker]
+    path = f"{folder}:{os.environ['PYTHONPATH']}"
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+
+
+def group_has_ended(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_forked_worker_finds_what_a_started_one_would(forking, tmp_path, monkeypatch):
+    LocalLauncher().run(launch("end", tmp_path / "first", worker=FORKED))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GREETING", "set after the server was started")
+    options = [ProcessOptions(), ProcessOptions({"GREETING": "own"}, threads=2)]
+    assert LocalLauncher().run(launch("speak", tmp_path / "run", worker=FORKED, options=options)) == {}
+    first, second = seen(tmp_path / "run")
+    assert first["greeting"] == "set after the server was started"
+    assert (second["greeting"], second["threads"], second["rank"], second["size"]) == ("own", 2, 1, 2)
+    assert first["directory"] == str(tmp_path)
+    logs = [RunDirectory(tmp_path / "run").log_path(rank).read_text() for rank in range(2)]
+    assert logs == ["said aloud\nand complained\n"] * 2
+    assert forking().poll() is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(5)", 5),
+        ("raise ValueError('bad')", 1),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_the_exit_status_of_a_forked_worker_is_told(forking, tmp_path, monkeypatch, ending, status):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    (tmp_path / "ending.py").write_text(f"if __name__ == '__main__':\n    {ending}\n")
+    process = _forkserver.fork_worker("ending", "argument", os.environ, tmp_path / "log")
+    assert process.wait() == process.poll() == status
+    assert ("ValueError: bad" in (tmp_path / "log").read_text()) == (status == 1)
+
+
+def test_workers_are_forked_from_a_parent_with_the_variables_that_are_read_once(tmp_path):
+    options = [ProcessOptions(one) for one in ({"ATEN_CPU_CAPABILITY": "default"}, {"GREETING": "hello"})]
+    with forking_servers() as servers:
+        for number in range(2):
+            run_dir = tmp_path / str(number)
+            LocalLauncher().run(launch("end", run_dir, worker=FORKED, options=options))
+            assert [one["greeting"] for one in seen(run_dir)] == [None, "hello"]
+        plain, other = (Path(f"/proc/{one.pid}/environ").read_text().split("\0") for one in servers())
+    assert "ATEN_CPU_CAPABILITY=default" in plain
+    assert not [one for one in other if one.startswith(("ATEN_CPU_CAPABILITY", "GREETING"))]
+
+
+def test_a_server_killed_between_runs_is_replaced(forking, tmp_path):
+    for name in ("first", "second"):
+        assert LocalLauncher().run(launch("end", tmp_path / name, worker=FORKED)) == {}
+        os.kill(forking().pid, signal.SIGKILL)
+
+
+def test_a_server_killed_in_a_run_takes_its_workers_along(forking, tmp_path):
+    with pytest.raises(WorkerError, match="was ended by signal SIGKILL"):
+        LocalLauncher().run(launch("kill_server", tmp_path, worker=FORKED))
+    until(lambda: not any(is_running(one["pid"]) for one in seen(tmp_path)))
+
+
+def test_a_worker_that_its_launcher_gave_up_is_killed(forking, tmp_path):
+    RunDirectory(tmp_path).prepare({"do": "hang"})
+    alone = {"MAKESPAN_RANK": "0", "MAKESPAN_WORLD_SIZE": "1", "MAKESPAN_LOCAL_RANK": "0"}
+    shared = _launch._run_variables("cpu", 60.0) | _launch._thread_variables(1)
+    process = _forkserver.fork_worker(FORKED, str(tmp_path), shared | alone, tmp_path / "log")
+    os.close(process._status)
+    until(lambda: not is_running(process.pid))
+    assert forking().poll() is None
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize("moment", ["first", "loading", "working"])
+def test_no_process_outlives_a_launcher_that_is_ended_at_any_moment(forking, tmp_path, how, moment):
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time; pathlib.Path('loading').touch(); time.sleep(600)\n"
+    )
+    process = start_forking(FORKED if moment == "working" else "slow", tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    reached = {
+        "first": children.read_text,
+        "loading": (tmp_path / "loading").exists,
+        "working": lambda: RunDirectory(tmp_path / "run").meeting(),
+    }
+    try:
+        until(reached[moment])
+        (os.kill if how == signal.SIGKILL else os.killpg)(process.pid, how)
+        assert process.wait() != 0
+        until(lambda: group_has_ended(process.pid))
+    finally:
+        process.kill()
+        process.communicate()
 
 
 # --- files and imports ------------------------------------------------------------------------------

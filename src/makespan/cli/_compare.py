@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from makespan.cli._names import POLICY_NAMES
 from makespan.cli._numbers import PROCESSES
 from makespan.cli._options import (
     check_target,
@@ -14,7 +15,7 @@ from makespan.cli._options import (
     shown_option,
     verdict_lines,
 )
-from makespan.cli._output import say
+from makespan.cli._output import form_options, say, say_rows
 from makespan.errors import InputError
 from makespan.files import is_stream
 
@@ -50,6 +51,7 @@ _LEGEND = (
     "--policies",
     default="morphling,morphling-work,sia,synergy,fifo",
     metavar="NAMES|FILES",
+    shell_complete=POLICY_NAMES,
     help="Joined by commas, or all; files of your own like ./mine.py.",
 )
 @click.option(
@@ -68,6 +70,7 @@ _LEGEND = (
     "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
 )
 @click.option("--quiet", is_flag=True, help="No progress, only the table.")
+@form_options
 @click.pass_context
 def compare_command(
     ctx: click.Context,
@@ -78,6 +81,7 @@ def compare_command(
     workers: int | None,
     output: Path | None,
     quiet: bool,
+    form: str | None,
     **request: Any,
 ) -> None:
     """Run a workload under several policies.
@@ -96,7 +100,7 @@ def compare_command(
     if base not in names:
         raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
     check_target(output, is_directory=False)
-    beside = is_stream(output)  # of the table, which is alone on the standard output
+    beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     say(scenario.report, err=True)
     progress = None if quiet else Progress(names)
@@ -112,7 +116,10 @@ def compare_command(
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
     say(f"{scenario.title}\n{setting}\n", err=beside)
-    say(_text(table), err=beside)
+    if form is not None:
+        say_rows(table.to_dict("records"), form)
+    else:
+        say(_text(table), err=beside)
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
+from makespan.cli._names import WORKLOAD_NAMES
 from makespan.cli._numbers import CPU_THREADS, SEED, real
 from makespan.cli._options import calibration_option, check_target, cluster_option, shown_option
-from makespan.cli._output import say
+from makespan.cli._output import form_options, say, say_rows
 from makespan.emulator import (
     EMULATED_NOTE,
     LEGACY_UNITS,
@@ -42,6 +43,7 @@ _ALL = "all"
     multiple=True,
     default=(_ALL,),
     metavar="NAME",
+    shell_complete=WORKLOAD_NAMES,
     help="Workload of the zoo; may be repeated.",
 )
 @shown_option("--plans", default=_ALL, help="Plans in trace notation, joined by commas.")
@@ -124,7 +126,8 @@ def _select(
 @calibration_option
 @shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=CPU_THREADS)
 @click.option("--exact", is_flag=True, help="Also run the event schedule of the pipeline.")
-@click.argument("name", metavar="WORKLOAD")
+@form_options
+@click.argument("name", metavar="WORKLOAD", shell_complete=WORKLOAD_NAMES)
 @click.argument("exec_plan", metavar="PLAN")
 @click.argument("placement")
 def explain_command(
@@ -132,6 +135,7 @@ def explain_command(
     calibration: str,
     cpu_threads: int,
     exact: bool,
+    form: str | None,
     name: str,
     exec_plan: str,
     placement: str,
@@ -143,11 +147,32 @@ def explain_command(
     spec, where, constants = workload(name), cluster(cluster_name), load_calibration(calibration)
     point = read_point(spec, exec_plan, placement, cpu_threads)
     found = explain(spec, point, where, constants)
+    pipeline = exact_pipeline(spec, point, where, constants) if exact and found.feasible else None
+    ways = (
+        {"closed form": pipeline.closed_form_s, "event schedule": pipeline.event_schedule_s}
+        if pipeline
+        else {}
+    )
+    if form is not None:
+        rows = [{"part": "pipeline", "name": way, "value": value, "unit": "s"} for way, value in ways.items()]
+        say_rows(_explanation_rows(found) + rows, form)
+        return
     say("\n".join(_explanation_lines(spec, found)))
-    if exact and found.feasible:
-        pipeline = exact_pipeline(spec, point, where, constants)
-        say(f"pipeline, closed form    {format_seconds(pipeline.closed_form_s):>12}")
-        say(f"pipeline, event schedule {format_seconds(pipeline.event_schedule_s):>12}")
+    for way, value in ways.items():
+        say(f"pipeline, {way:<14} {format_seconds(value):>12}")
+
+
+def _explanation_rows(found: Explanation) -> list[dict[str, object]]:
+    """Return terms and memory, one a row; a plan that cannot run has no terms but the reason."""
+    rows: list[dict[str, object]] = []
+    if found.feasible:
+        terms = {**found.terms_s, "iteration": found.iter_time_s}
+        rows += [{"part": "time", "name": name, "value": value, "unit": "s"} for name, value in terms.items()]
+    else:
+        rows.append({"part": "reason", "name": found.reason, "value": None, "unit": ""})
+    for part, sizes in (("memory", found.memory_bytes), ("host memory", found.host_memory_bytes)):
+        rows += [{"part": part, "name": name, "value": value, "unit": "B"} for name, value in sizes.items()]
+    return rows
 
 
 def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:

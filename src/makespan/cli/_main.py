@@ -18,12 +18,21 @@ _HEAD = """# Command line
 Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
 error stream, exit status 2, and leaves no file behind. Exit status 1 means that the work was done and
 the answer is no: a schedule is impossible, a bound is missed.
+
+In bash, `eval "$(_MAKESPAN_COMPLETE=bash_source makespan)"` completes verbs, options and names of policies,
+workloads and clusters; in zsh and fish alike, with `zsh_source` and `fish_source`.
 """
 
 VERBS = {
     "simulate": ("makespan.cli._simulate:simulate_command", "Run a workload under a policy and watch it."),
     "compare": ("makespan.cli._compare:compare_command", "Run a workload under several policies."),
-    "policies": ("makespan.cli._simulate:policies_command", "List the scheduling policies."),
+    "policies": ("makespan.cli._lists:policies_command", "List the scheduling policies."),
+    "clusters": ("makespan.cli._lists:clusters_command", "List the clusters of the catalogue."),
+    "workloads": ("makespan.cli._lists:workloads_command", "List what jobs may train."),
+    "claims": (
+        "makespan.cli._lists:claims_command",
+        "Print the statements of the papers with their verdicts.",
+    ),
     "emulate": ("makespan.cli._emulator:emulate_command", "Write emulated traces, one a workload."),
     "explain": ("makespan.cli._emulator:explain_command", "Print every term of one point, and its memory."),
     "calibrate": (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from makespan.cli._names import CLUSTER_NAMES, JOB_LIST_NAMES
 from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
 from makespan.files import check_target as check_file
@@ -43,7 +44,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 shown_option = partial(click.option, show_default=True)
 
 cluster_option = shown_option(
-    "--cluster", "cluster_name", default="a800-64", metavar="NAME", help="Cluster of the catalogue."
+    "--cluster",
+    "cluster_name",
+    default="a800-64",
+    metavar="NAME",
+    shell_complete=CLUSTER_NAMES,
+    help="Cluster of the catalogue; 'makespan clusters' lists them.",
 )
 
 calibration_option = shown_option(
@@ -78,6 +84,7 @@ _SCENARIO = (
         "--workload",
         default="naive",
         metavar="FILE|NAME",
+        shell_complete=JOB_LIST_NAMES,
         help="A job list (- for standard input), or naive (10 jobs), base, bp (best plans) or mt "
         "(multi-tenant): generated, or the authors' lists if the source is published.",
     ),

@@ -1,13 +1,13 @@
-"""The verbs ``simulate`` and ``policies``."""
+"""The verb ``simulate``."""
 
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from makespan.cli._names import POLICY_NAMES
 from makespan.cli._numbers import SECONDS, real
 from makespan.cli._options import (
     check_target,
@@ -16,13 +16,12 @@ from makespan.cli._options import (
     shown_option,
     verdict_lines,
 )
-from makespan.cli._output import say
+from makespan.cli._output import form_options, say, say_rows
 
 if TYPE_CHECKING:
-    from makespan.sim import Policy
     from makespan.studies import Run, Scenario
 
-__all__ = ["policies_command", "simulate_command"]
+__all__ = ["simulate_command"]
 
 
 @click.command("simulate")
@@ -31,6 +30,7 @@ __all__ = ["policies_command", "simulate_command"]
     "policy_name",
     default="morphling-work",
     metavar="NAME|FILE",
+    shell_complete=POLICY_NAMES,
     help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
 )
 @scenario_options
@@ -44,6 +44,7 @@ __all__ = ["policies_command", "simulate_command"]
     help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
     **SECONDS | {"type": real(3600, "nobody watches longer")},
 )
+@form_options
 @click.pass_context
 def simulate_command(
     ctx: click.Context,
@@ -53,6 +54,7 @@ def simulate_command(
     output: Path | None,
     quiet: bool,
     pace_s: float,
+    form: str | None,
     **request: Any,
 ) -> None:
     """Run a workload under a policy and watch it.
@@ -62,6 +64,7 @@ def simulate_command(
     the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
     """
     from makespan.policies import policy
+    from makespan.studies import comparison
     from makespan.studies import scenario as assemble
 
     by = policy(policy_name).title
@@ -69,13 +72,16 @@ def simulate_command(
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     title = f"{by} on {scenario.title}"
     say(scenario.report, err=True)
-    done, wall_s = _watched(scenario, policy_name, title, quiet, pace_s)
+    done, wall_s = _watched(scenario, policy_name, title, quiet or form is not None, pace_s)
     if output is not None:
         _write(done, output)
-    lines = _summary_lines(title, scenario.predictions, done, wall_s) + verdict_lines(done)
-    say("\n".join(lines))
+    if form is not None:
+        say_rows(comparison([done], done.policy).to_dict("records"), form)
+    else:
+        say("\n".join(_summary_lines(title, scenario.predictions, done, wall_s)))
+    say("\n".join(verdict_lines(done)), err=form is not None)
     if output is not None:
-        say(f"{output}: events.csv, outcomes.csv")
+        say(f"{output}: events.csv, outcomes.csv", err=form is not None)
     if done.violations:
         ctx.exit(1)
 
@@ -133,34 +139,3 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
         f"{'wall clock time':<28} {wall_s:>12.3f} s   policy {result.policy_wall_s:.3f} s",
         "",
     ]
-
-
-@click.command("policies")
-def policies_command() -> None:
-    """List the scheduling policies.
-
-    For each its name, title, what it needs or promises, and what it implements; or what is broken about it.
-    """
-    from makespan.policies import REGISTRY
-    from makespan.sim import PolicyError
-
-    width = max(map(len, REGISTRY))
-    indent = " " * (width + 2)
-    for name in REGISTRY:
-        try:
-            entry = REGISTRY[name]
-        except PolicyError as error:
-            say(f"{name:<{width}}  broken: {error}")
-            continue
-        say(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
-        for reference in entry.references:
-            say(textwrap.fill(reference, 100, initial_indent=indent, subsequent_indent=indent))
-
-
-def _needs(entry: "Policy") -> str:
-    found = ["knows the steps left"] if entry.is_clairvoyant else ["knows nothing of the steps left"]
-    if entry.interval_s is not None:
-        found.append(f"rounds of {entry.interval_s:g} s")
-    if entry.honours_guarantees:
-        found.append("keeps guarantees")
-    return ", ".join(found)

@@ -1,12 +1,12 @@
 """Bars: values of many policies with their ratios and published marks, and groups of bars side by side."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -21,6 +21,7 @@ from makespan.plots._style import (
     look_of,
     new_figure,
     ordered,
+    pale,
     require_columns,
     styled,
 )
@@ -29,6 +30,9 @@ from makespan.units import HOUR
 __all__ = ["plot_grouped_bars", "plot_ratio_bars"]
 
 _ROW_HEIGHT_IN = 0.145
+_BROKEN = 1.12  # where a broken bar ends, over the longest of the others
+_ROOM = 1.25  # for the numbers behind the bars
+_LONGEST = 3.0  # times the median: bars that are longer are broken, to leave the others room
 
 
 @styled
@@ -43,6 +47,8 @@ def plot_ratio_bars(
     published_label: str = "published",
 ) -> Figure:
     """Draw times of every policy on every trace as bars that end in a ratio, one column of panels a trace.
+
+    A bar of more than three times the median is broken and holds its length.
 
     Parameters
     ----------
@@ -69,10 +75,12 @@ def plot_ratio_bars(
             axes.set_xlabel(label)
         panels[0, column].set_title((titles or {}).get(str(trace), str(trace)))
     handles: list[Patch | Line2D] = [Patch(color=PALETTE["grey"], label=note)]
+    if any(text.get_bbox_patch() for axes in panels.flat for text in axes.texts):
+        handles.append(Patch(fc="white", ec=PALETTE["grey"], label="bar cut short, with its length"))
     if published is not None:
         mark: dict[str, Any] = {"ls": "none", "marker": "|", "ms": 7, "mew": 1.6, "color": PALETTE["black"]}
         handles.append(Line2D([], [], label=published_label, **mark))
-    return finished(figure, source, handles, ncols=2)
+    return finished(figure, source, handles, ncols=3)
 
 
 def _ratio_bars(
@@ -86,23 +94,23 @@ def _ratio_bars(
 ) -> None:
     positions = [policies.index(str(name)) for name in rows.index]
     hours = rows[value].to_numpy(float) / HOUR
-    colours = [_pale(look_of(looks, str(name))) for name in rows.index]
-    axes.barh(positions, hours, 0.74, color=colours, lw=0, zorder=2)
+    colours = [pale(look_of(looks, str(name))) for name in rows.index]
+    limit = float(hours[hours <= _LONGEST * np.median(hours)].max())
+    ends = np.where(hours > limit, _BROKEN * limit, hours)
+    axes.barh(positions, ends, 0.74, color=colours, lw=0, zorder=2)
+    for y, length in zip(positions, hours, strict=True):
+        if length > limit:
+            gap: dict[str, Any] = {"bbox": {"fc": "white", "lw": 0, "pad": 1.4}, "ha": "center", "zorder": 3}
+            axes.text(0.75 * limit, y, f"{length:.1f} h", va="center_baseline", **gap)
     beyond = {} if marks is None else (marks.groupby("policy")[value].max() / HOUR).to_dict()
-    for y, x, factor in zip(positions, hours, rows[ratio].to_numpy(float), strict=True):
+    for y, x, factor in zip(positions, ends, rows[ratio].to_numpy(float), strict=True):
         text = f" {factor:.2f}" if np.isfinite(factor) else ""
         end = max(x, beyond.get(policies[y], x))  # so that a mark does not cross the number
-        axes.text(end, y, text, va="center", ha="left", fontsize=5.5, zorder=5)
+        axes.text(end, y, text, va="center", ha="left", zorder=5)
     axes.set_ylim(len(policies) - 0.4, -0.6)
-    axes.set_xlim(0, 1.18 * float(hours.max()))
+    axes.set_xlim(0, _ROOM * max([float(ends.max()), *beyond.values()]))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-
-
-def _pale(look: Look) -> tuple[float, float, float]:
-    red, green, blue = to_rgb(look.colour)
-    keep = look.strength
-    return 1.0 - keep * (1.0 - red), 1.0 - keep * (1.0 - green), 1.0 - keep * (1.0 - blue)
 
 
 def _published_marks(axes: Axes, marks: pd.DataFrame | None, policies: list[str], value: str) -> None:
@@ -122,6 +130,7 @@ def plot_grouped_bars(
     series: Mapping[str, Look],
     label: str,
     titles: Mapping[str, str] | None = None,
+    looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
     """Draw groups of bars side by side, one bar a series, with values above them, one panel a ``panel``.
 
@@ -130,36 +139,38 @@ def plot_grouped_bars(
     table
         Columns ``panel, group, series, value``; combinations without a row have no bar.
     series
-        Looks of the series, in the order of the bars.
+        Looks of the series, in the order of the bars; in a panel that has a look, bars have its colour in the
+        strength of the series.
     label
         What the values are.
     """
     require_columns(table, "panel", "group", "series", "value", figure="groups")
     names, groups = (list(dict.fromkeys(table[column])) for column in ("panel", "group"))
     shown = dict(titles or {})
-    figure = new_figure(ONE_COLUMN_IN * max(1.0, len(names)), 2.3)
+    figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         values = table[table["panel"] == name].set_index(["group", "series"])["value"].to_dict()
-        _bar_groups(axes, values, groups, series)
+        own = {key: replace(looks.get(name, look), strength=look.strength) for key, look in series.items()}
+        _bar_groups(axes, values, groups, own)
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.12)
         axes.set_title(shown.get(name, name))
     panels[0].set_ylabel(label)
-    handles = [Patch(color=look.colour, label=look.title) for look in series.values()]
+    handles = [Patch(fc=pale(look), ec=look.colour, lw=0.5, label=look.title) for look in series.values()]
     return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
 
 
 def _bar_groups(
     axes: Axes, values: Mapping[tuple[str, str], float], groups: list[str], series: Mapping[str, Look]
 ) -> None:
-    width = 0.8 / len(series)
+    width = 0.88 / len(series)
     for position, group in enumerate(groups):
         for number, (key, look) in enumerate(series.items()):
             if (group, key) in values:
                 value = float(values[group, key])
                 x = position + (number - (len(series) - 1) / 2) * width
-                axes.bar(x, value, 0.92 * width, color=look.colour, lw=0, zorder=2)
-                axes.text(x, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5.5)
+                axes.bar(x, value, 0.92 * width, fc=pale(look), ec=look.colour, lw=0.5, zorder=2)
+                axes.text(x, value, f"{value:.2f}", ha="center", va="bottom")

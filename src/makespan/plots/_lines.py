@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from makespan.plots._style import (
     Look,
     finished,
     look_of,
+    name_coincident,
     new_figure,
     ordered,
     plain_numbers,
@@ -33,6 +35,9 @@ _CONFIDENCE = 0.95
 _MARGIN = 1.25
 _COARSE_RANGE = 12.0
 _LEGEND_COLUMNS = 6
+_TOGETHER = 3  # policies whose bands can be told apart in one panel
+_CONTEXT = "#C4C4C4"
+_LETTER_PT = 4.5  # of a number at a tick
 _TIMES = (("avg_jct_s", "average JCT [h]"), ("makespan_s", "makespan [h]"))
 
 Floats = npt.NDArray[np.float64]
@@ -44,6 +49,8 @@ def plot_bands(
 ) -> Figure:
     """Draw average JCT and makespan against a parameter: geometric means over seeds with 95 % confidence.
 
+    Three policies at most share a panel, where the means of the others are light grey.
+
     Parameters
     ----------
     table
@@ -52,20 +59,58 @@ def plot_bands(
         Column of the parameter, and what it is.
     """
     require_columns(table, "policy", parameter, "seed", "avg_jct_s", "makespan_s", figure="bands")
-    figure = new_figure(TWO_COLUMNS_IN, 3.0)
-    points = np.unique(table[parameter].to_numpy(float))
-    for axes, (column, title) in zip(figure.subplots(1, 2), _TIMES, strict=True):
-        for policy in ordered(table["policy"], looks):
-            rows = table[table["policy"] == policy]
-            _band(axes, np.log(rows[column] / HOUR).groupby(rows[parameter]), look_of(looks, policy))
-        axes.set_xticks(points, [f"{point:g}" for point in points])
-        axes.set_xlabel(label)
-        axes.set_ylabel(title)
-        _log_hours(axes)
+    policies = ordered(table["policy"], looks)
+    groups = np.array_split(policies, math.ceil(len(policies) / _TOGETHER))
+    single = len(groups) == 1
+    figure = new_figure(TWO_COLUMNS_IN, 2.8 if single else 4.3)
+    panels = figure.subplots(*((1, 2) if single else (2, len(groups))), squeeze=False)
+    panels = panels.T if single else panels
+    for number, group in enumerate(groups):
+        for axes, (column, title) in zip(panels[:, number], _TIMES, strict=True):
+            _draw_bands(axes, table.assign(x=table[parameter], hours=table[column] / HOUR), set(group), looks)
+            _parameter_ticks(axes, np.unique(table[parameter].to_numpy(float)), panels.size // 2)
+            axes.set_ylabel("" if number else title)
+            axes.tick_params(axis="y", labelleft=not number)
     n_seeds = int(table.groupby(["policy", parameter])["seed"].nunique().max())
-    heading = f"geometric mean and 95 % confidence band over {n_seeds} seeds" if n_seeds > 1 else None
-    handles = _handles(table["policy"], looks)
-    return finished(figure, source, handles, ncols=_LEGEND_COLUMNS, title=heading, title_fontsize=6.5)
+    heading = [f"geometric mean and 95 % confidence band over {n_seeds} seeds"] if n_seeds > 1 else []
+    heading += [] if single else ["light grey: the means of the other policies"]
+    figure.suptitle("; ".join(heading))
+    figure.supxlabel(label)
+    finished(figure, source, strip=False)
+    name_coincident(figure)
+    for axes, group in zip(panels[0], groups, strict=True):
+        _legend_above(axes, _handles(group, looks))
+    return figure
+
+
+def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], looks: Mapping[str, Look]) -> None:
+    for policy in ordered(table["policy"], looks):
+        rows = table[table["policy"] == policy]
+        groups = np.log(rows["hours"]).groupby(rows["x"])
+        if policy in shown:
+            _band(axes, groups, look_of(looks, policy))
+        else:
+            axes.plot(groups.mean().index, np.exp(groups.mean()), color=_CONTEXT, lw=0.7, zorder=1)
+    _log_hours(axes)
+
+
+def _parameter_ticks(axes: Axes, points: Floats, n_columns: int) -> None:
+    """Put a tick at every point, with its number where there is room."""
+    scale = 0.75 * 72 * TWO_COLUMNS_IN / n_columns / max(float(np.ptp(points)), 1e-9)
+    end, labels = -math.inf, []
+    for point in points:
+        half = _LETTER_PT * len(f"{point:g}") / 2
+        fits = scale * point - half > end
+        labels.append(f"{point:g}" if fits else "")
+        end = scale * point + half if fits else end
+    axes.set_xticks(points, labels)
+
+
+def _legend_above(axes: Axes, handles: list[Line2D]) -> None:
+    """Put a legend above a panel and what is written there."""
+    title = axes.title.get_window_extent()
+    above = axes.transAxes.inverted().transform((0.0, title.y1))[1] if axes.get_title() else 1.0
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, above), labelspacing=0.3)
 
 
 def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bool = True) -> list[Line2D]:
@@ -80,9 +125,11 @@ def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look:
     """Draw means and band of one policy; in logarithms, because times are positive and skewed."""
     x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
     half = _half_widths(groups)
-    axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, marker=look.marker, ms=3, zorder=3)
+    mark: dict[str, Any] = {"marker": look.marker, "ms": 3, "label": look.title}
+    axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, zorder=3, **mark)
     if half.any():
-        axes.fill_between(x, np.exp(mean - half), np.exp(mean + half), color=look.colour, alpha=0.13, lw=0)
+        low, high = np.exp(mean - half), np.exp(mean + half)
+        axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
 
 
 def _half_widths(groups: "pd.api.typing.SeriesGroupBy[float, float]") -> Floats:
@@ -110,29 +157,41 @@ def _log_hours(axes: Axes) -> None:
 def plot_costs(
     table: pd.DataFrame,
     source: str,
-    metrics: Sequence[tuple[str, float, str]],
+    metrics: Sequence[tuple[str, str, str, float, str]],
+    heading: str,
     looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
     """Draw what scheduling costs against the number of jobs, with the GPUs below it, on logarithmic axes.
+
+    Bars go from the smallest to the largest value that was measured.
 
     Parameters
     ----------
     table
         One row a simulation: ``policy, jobs, gpus`` and the columns of the metrics.
     metrics
-        One panel each: column, factor to the unit that is shown, label.
+        One panel each: columns of the median, smallest and largest value, factor to the unit shown, label.
+    heading
+        What was repeated and how the values are shown.
     """
-    require_columns(table, "policy", "jobs", "gpus", *(column for column, _, _ in metrics), figure="costs")
+    require_columns(
+        table, "policy", "jobs", "gpus", *(name for one in metrics for name in one[:3]), figure="costs"
+    )
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
-    for axes, (column, unit, label) in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
+    for axes, (*columns, unit, label) in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
         for policy in ordered(table["policy"], looks):
-            rows = table[table["policy"] == policy].groupby("jobs")[column].mean()
+            rows = table[table["policy"] == policy].sort_values("jobs")
             look = look_of(looks, policy)
-            x, y = rows.index.to_numpy(float), unit * rows.to_numpy(float)
-            axes.plot(x, y, color=look.colour, ls=look.line, marker=look.marker, ms=3)
+            y, low, high = (unit * rows[column].to_numpy(float) for column in columns)
+            style: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 3}
+            spread: dict[str, Any] = {"elinewidth": 0.8, "capsize": 2.0, "capthick": 0.8}
+            axes.errorbar(rows["jobs"], y, (y - low, high - y), label=look.title, **style, **spread)
         axes.set(xscale="log", yscale="log", xlabel="jobs in the trace, GPUs of the cluster", ylabel=label)
+        axes.yaxis.set_major_formatter(plain_numbers())
         _size_ticks(axes, table)
-    return finished(figure, source, _handles(table["policy"], looks), ncols=_LEGEND_COLUMNS)
+    finished(figure, source, _handles(table["policy"], looks), ncols=_LEGEND_COLUMNS, title=heading)
+    name_coincident(figure)
+    return figure
 
 
 def _size_ticks(axes: Axes, table: pd.DataFrame) -> None:
@@ -160,7 +219,7 @@ def plot_cdf(
     require_columns(table, "policy", "jct_s", figure="cdf")
     traces = list(dict.fromkeys(table["trace"])) if "trace" in table.columns else [""]
     single = len(traces) == 1
-    figure = new_figure(ONE_COLUMN_IN * 1.35 if single else TWO_COLUMNS_IN, 2.6)
+    figure = new_figure(ONE_COLUMN_IN * 1.35 if single else TWO_COLUMNS_IN, 2.9)
     panels = figure.subplots(1, len(traces), sharey=True, sharex=True, squeeze=False)[0]
     for axes, trace in zip(panels, traces, strict=True):
         rows = table[table["trace"] == trace] if trace else table
@@ -168,13 +227,18 @@ def plot_cdf(
             look = look_of(looks, name)
             times = np.sort(rows.loc[rows["policy"] == name, "jct_s"].to_numpy(float))
             share = np.arange(1, len(times) + 1) / len(times)
-            axes.step(times, share, where="post", color=look.colour, ls=look.line, lw=1.0)
+            style: dict[str, Any] = {"color": look.colour, "ls": look.line, "label": look.title}
+            axes.step(times, share, where="post", lw=1.0, **style)
         axes.set_xscale("log")
         axes.set_title((titles or {}).get(str(trace), str(trace)))
         axes.set_xlabel("job completion time [s]")
-    panels[0].set_ylabel("share of jobs completed")
+    panels[0].set_ylabel("share of jobs completed [%]")
+    panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
     panels[0].set_ylim(0, 1.01)
     handles = _handles(table["policy"], looks, with_marker=False)
     if single:
-        return finished(figure, source, handles, strip=False, loc="outside right center")
-    return finished(figure, source, handles, ncols=_LEGEND_COLUMNS)
+        finished(figure, source, handles, strip=False, loc="outside right center")
+    else:
+        finished(figure, source, handles, ncols=_LEGEND_COLUMNS)
+    name_coincident(figure)
+    return figure

@@ -21,6 +21,7 @@ from makespan.plots._style import (
     finished,
     look_of,
     model_panels,
+    name_coincident,
     new_figure,
     ordered,
     patches,
@@ -38,7 +39,7 @@ Numbers = npt.NDArray[Any]
 
 _PUBLISHED = ("published_avg_error_pct", "published_max_error_pct")
 _LOW_IN = 2.5  # a figure too low for a label in one line
-_GROUP_GAP = 1.3
+_GROUP_GAP = 1.7
 _CLAIM_PCT = 10.0
 _TICKS_PCT = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 70.0, 100.0, 150.0, 200.0)
 _TICK_GAP = 0.12  # of the height of a panel
@@ -61,6 +62,9 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     needed = ("model", "plan_family", "form", "avg_error_pct", "max_error_pct", *_PUBLISHED)
     require_columns(table, *needed, figure="table2")
     table = table.assign(**{name: pd.to_numeric(table[name]) for name in _PUBLISHED})
+    seen = table[["avg_error_pct", *_PUBLISHED]].notna().any(axis=1)
+    table = table[seen.groupby([table["model"], table["plan_family"]]).transform("any")]
+    require_columns(table, figure="table2")
     figure = new_figure(TWO_COLUMNS_IN, 3.7)
     top, bottom = figure.subplots(2, 1, sharex=True)
     positions = _bar_positions(table)
@@ -74,7 +78,8 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
     bottom.set_xlim(min(positions.values()) - 1.0, max(positions.values()) + 1.0)
     handles = patches(ordered(table["plan_family"], FAMILIES), FAMILIES)
-    handles.append(Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"))
+    if other_form != form and other_form in set(table["form"]):
+        handles.append(Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"))
     if table[list(_PUBLISHED)].notna().any(axis=None):
         mark: dict[str, Any] = {"ls": "none", "marker": "_", "mew": 1.6, "ms": 6, "color": PALETTE["black"]}
         handles.append(Line2D([], [], label="printed in the paper", **mark))
@@ -161,7 +166,9 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
 
 def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
     times = rows[["measured_s", "predicted_s"]].to_numpy(dtype=float)
-    low, high = float(times.min()) / 1.25, float(times.max()) * 1.25
+    middle = math.sqrt(times.min() * times.max())
+    reach = max(1.25 * math.sqrt(times.max() / times.min()), 2.0)  # wide enough for two ticks
+    low, high = middle / reach, middle * reach
     axes.plot([low, high], [low, high], color=_OTHER, lw=0.7, zorder=1)
     for family in ordered(rows["plan_family"], FAMILIES):
         part, look = rows[rows["plan_family"] == family], look_of(FAMILIES, family)
@@ -174,7 +181,7 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
             points = part[kept]
             axes.plot(points["measured_s"], points["predicted_s"], ls="none", zorder=2 + number, **mark)
     _log_axes(axes, low, high)
-    axes.text(0.04, 0.96, _error_note(rows), transform=axes.transAxes, va="top", fontsize=6)
+    axes.text(0.04, 0.96, _error_note(rows), transform=axes.transAxes, va="top")
 
 
 def _error_note(rows: pd.DataFrame) -> str:
@@ -202,7 +209,8 @@ def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
     point: dict[str, Any] = {"ls": "none"}
     looks = [look_of(FAMILIES, name) for name in ordered(rows["plan_family"], FAMILIES)]
     handles = [Line2D([], [], marker=one.marker, color=one.colour, label=one.title, **point) for one in looks]
-    handles.append(Line2D([], [], marker="x", color=_OTHER, label="used in the fit", **point))
+    if rows["fitted"].any():
+        handles.append(Line2D([], [], marker="x", color=_OTHER, label="used in the fit", **point))
     if not rows["clean"].all():
         hollow: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": _OTHER}
         handles.append(Line2D([], [], label="flagged anomaly", **hollow, **point))
@@ -214,8 +222,8 @@ def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
 def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     """Draw throughput against GPUs, one panel a model, one line a plan family.
 
-    The envelope is the broad line behind the others. Lines join the counts at which more GPUs help, and faint
-    dots are those at which fewer are faster.
+    The envelope is the broad line behind the others. Lines join the counts at which a family is faster than
+    with fewer GPUs; the other counts are left out.
 
     Parameters
     ----------
@@ -231,24 +239,17 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
         lambda axes, model: _curve_panel(axes, shown[shown["model"] == model]),
     )
     handles = [_family_line(name) for name in ordered(shown["plan_family"], FAMILIES) if name != ENVELOPE]
-    if _has_losses(shown):
-        faint: dict[str, Any] = {"marker": ".", "ms": 3, "mew": 0, "alpha": 0.55, "color": _OTHER}
-        handles.append(Line2D([], [], ls="none", label="fewer GPUs are faster", **faint))
     handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
     free.legend(handles=handles, loc="center", labelspacing=0.4)
-    return _labelled(figure, source, "GPUs", "throughput [samples/s]")
+    _labelled(figure, source, "GPUs", "throughput [samples/s]")
+    name_coincident(figure)
+    return figure
 
 
 def _labelled(figure: Figure, source: str, across: str, upwards: str) -> Figure:
-    figure.supxlabel(across, fontsize=7)
-    figure.supylabel(upwards, fontsize=7)
+    figure.supxlabel(across)
+    figure.supylabel(upwards)
     return finished(figure, source, strip=False)
-
-
-def _has_losses(rows: pd.DataFrame) -> bool:
-    in_order = rows[rows["plan_family"] != ENVELOPE].sort_values("gpus")
-    best = in_order.groupby(["model", "plan_family"])["throughput_samples_per_s"].cummax()
-    return bool((in_order["throughput_samples_per_s"] < best).any())
 
 
 def _family_line(family: str) -> Line2D:
@@ -268,16 +269,12 @@ def _curve_panel(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _draw_family(axes: Axes, gpus: Numbers, throughput: Numbers, family: str) -> None:
-    """Join the counts at which more GPUs are faster than all fewer; the others are faint dots."""
+    """Join the counts at which more GPUs are faster than all fewer."""
     look = look_of(FAMILIES, family)
     gains = throughput > np.maximum.accumulate(np.concatenate([[0.0], throughput[:-1]]))
     axes.plot(
-        gpus[~gains], throughput[~gains], ls="none", marker=".", ms=2.4, mew=0, alpha=0.55,
-        color=look.colour, zorder=2,
-    )  # fmt: skip
-    axes.plot(
         gpus[gains], throughput[gains], color=look.colour, marker=look.marker, ms=2.8, lw=0.9,
-        mec="white", mew=0.2, zorder=3,
+        mec="white", mew=0.2, zorder=3, label=look.title,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Style sheet, sizes, looks and the one way in which a figure is saved."""
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import matplotlib.style
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -35,7 +38,9 @@ __all__ = [
     "finished",
     "look_of",
     "model_panels",
+    "name_coincident",
     "new_figure",
+    "pale",
     "ordered",
     "patches",
     "plain_numbers",
@@ -49,6 +54,7 @@ ONE_COLUMN_IN = 3.3
 TWO_COLUMNS_IN = 6.9
 
 _PANELS_PER_ROW = 4
+_LETTER_PT = 4.1  # mean width of a letter of a title
 
 PALETTE = {
     "blue": "#0072B2",
@@ -58,8 +64,8 @@ PALETTE = {
     "orange": "#E69F00",
     "sky": "#56B4E9",
     "black": "#000000",
-    "olive": "#8A7F00",
-    "grey": "#8C8C8C",
+    "brown": "#661100",
+    "grey": "#666666",
 }
 
 LineStyle = str | tuple[int, tuple[int, ...]]
@@ -92,7 +98,7 @@ FAMILIES = {
         Look("ZeRO-DP+GA", PALETTE["green"], "^"),
         Look("ZeRO-Offload", PALETTE["orange"], "D"),
         Look("ZeRO-Offload+GC", PALETTE["vermilion"], "d"),
-        Look("TP+GA", PALETTE["olive"], "P"),
+        Look("TP+GA", PALETTE["brown"], "P"),
         Look("TP+PP", PALETTE["purple"], "v"),
         Look("DP+TP+PP", PALETTE["black"], "h"),
     )
@@ -103,7 +109,7 @@ POLICIES = {
     "sia": Look("Sia", PALETTE["vermilion"], "D"),
     "synergy": Look("Synergy", PALETTE["green"], "^"),
     "antman": Look("AntMan", PALETTE["purple"], "v"),
-    "gavel": Look("Gavel", PALETTE["olive"], "P"),
+    "gavel": Look("Gavel", PALETTE["brown"], "P"),
     "tiresias": Look("Tiresias", PALETTE["orange"], "d"),
     "srtf": Look("SRTF", PALETTE["black"], "<", (0, (4, 2))),
     "sjf": Look("SJF", PALETTE["black"], ">", (0, (5, 1, 1, 1))),
@@ -170,7 +176,7 @@ def model_panels(
     """Draw a panel a model, four at most in a row [inches]; the panel returned is free for the legend."""
     n_columns = min(len(models) + 1, _PANELS_PER_ROW)
     n_rows = math.ceil((len(models) + 1) / n_columns)
-    figure = new_figure(TWO_COLUMNS_IN * max(n_columns, 2) / _PANELS_PER_ROW, height_in * n_rows + 0.2)
+    figure = new_figure(TWO_COLUMNS_IN * max(n_columns, 3) / _PANELS_PER_ROW, height_in * n_rows + 0.2)
     panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
     for axes in panels[len(models) :]:
         axes.set_axis_off()
@@ -183,6 +189,13 @@ def model_panels(
 def plain_numbers() -> FuncFormatter:
     """Return a formatter that writes ticks without exponents."""
     return FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def pale(look: Look) -> tuple[float, float, float]:
+    """Return the colour of a look, mixed with white by its strength."""
+    red, green, blue = to_rgb(look.colour)
+    keep = look.strength
+    return 1.0 - keep * (1.0 - red), 1.0 - keep * (1.0 - green), 1.0 - keep * (1.0 - blue)
 
 
 def patches(names: Iterable[str], looks: Mapping[str, Look]) -> list[Patch | Line2D]:
@@ -198,20 +211,55 @@ def finished(
     Parameters
     ----------
     handles, legend
-        Legend entries, none for a figure that has its legend elsewhere, and further options of the legend.
+        Legend entries, none for a figure that has its legend elsewhere, and further options of the legend;
+        ``ncols`` is the largest number of columns.
     strip
         Whether a strip at the lower edge is kept free; not needed beside an x label.
     """
     if handles:
-        figure.legend(handles=handles, **({"loc": "outside upper center"} | legend))
+        n_rows = math.ceil(len(handles) / legend.get("ncols", 1))
+        columns = {"ncols": math.ceil(len(handles) / n_rows)}  # rows of equal length
+        figure.legend(handles=handles, **({"loc": "outside upper center"} | legend | columns))
     engine = figure.get_layout_engine()
     if isinstance(engine, ConstrainedLayoutEngine) and strip:
-        share = 0.13 / figure.get_figheight()
+        share = 0.15 / figure.get_figheight()
         engine.set(rect=(0.0, share, 1.0, 1.0 - share))
     note = f"source: {source_label(source)}"
     place: dict[str, Any] = {"ha": "right", "va": "bottom"}
-    figure.text(0.995, 0.02 / figure.get_figheight(), note, fontsize=5.5, color="#707070", **place)
+    figure.text(0.995, 0.02 / figure.get_figheight(), note, color="#707070", **place)
     return figure
+
+
+def name_coincident(figure: Figure) -> None:
+    """Say above each panel which of its labelled lines are nowhere further apart than they are wide."""
+    figure.draw_without_rendering()  # distances on paper are known once the panels have their places
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+        groups: list[list[Line2D]] = []
+        for line in lines:
+            home = next((group for group in groups if _coincide(group[0], line, figure.dpi / 72)), None)
+            groups.append([line]) if home is None else home.append(line)
+        notes = [_coincidence([str(line.get_label()) for line in group], lines) for group in groups]
+        n_letters = int(axes.get_window_extent().width * 72 / figure.dpi / _LETTER_PT)
+        told = [part for note in notes if note for part in textwrap.wrap(note, n_letters)]
+        axes.set_title("\n".join([*filter(None, [axes.get_title()]), *told]))
+
+
+def _coincide(one: Line2D, other: Line2D, px_per_pt: float) -> bool:
+    first, second = (line.get_transform().transform(line.get_xydata()) for line in (one, other))
+    if len(first) == 0 or first.shape != second.shape or (np.isnan(first) != np.isnan(second)).any():
+        return False
+    apart_px = np.hypot(*(first - second).T)
+    width_px = px_per_pt * min(one.get_linewidth(), other.get_linewidth())
+    return bool(np.isfinite(apart_px).any() and np.nanmax(apart_px) <= width_px)
+
+
+def _coincidence(names: list[str], lines: Sequence[Line2D]) -> str:
+    """Put a group of coincident lines into words; of many, those that are not in it."""
+    others = [str(line.get_label()) for line in lines if line.get_label() not in names]
+    if len(names) > 3 and len(others) <= 2:
+        return f"all but {' and '.join(others)} coincide" if others else "all lines coincide"
+    return f"{', '.join(names[:-1])} and {names[-1]} coincide" if len(names) > 1 else ""
 
 
 def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[Path, Path, Path]:

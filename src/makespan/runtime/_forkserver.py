@@ -118,11 +118,11 @@ def fork_worker(module: str, argument: str, environment: Mapping[str, str], log:
 def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
     """Worker that the server started; None if the server was killed before it told of one."""
     read, write = os.pipe()
-    told, environment = b"", request["environment"]
+    told = b""
     try:
         try:
             with log.open("wb") as stream, _lock:
-                server = _server(environment)
+                server = _server(request["environment"])
                 _send(server, request, (write, stream.fileno()))
         finally:
             os.close(write)
@@ -136,7 +136,7 @@ def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
         return ForkedProcess(read, _NUMBER.unpack(told)[0])
     os.close(read)
     with _lock:
-        _discard(environment, server)
+        _discard(server)
     return None
 
 
@@ -151,7 +151,7 @@ def _server(environment: Mapping[str, str]) -> socket.socket:
     if (known := _servers.get(key)) is not None:
         if known[1].poll() is None:
             return known[0]
-        _discard(environment, known[0])
+        _discard(known[0])
     ours, theirs = socket.socketpair()
     with theirs:
         handle = theirs.fileno()
@@ -163,14 +163,14 @@ def _server(environment: Mapping[str, str]) -> socket.socket:
     return ours
 
 
-def _discard(environment: Mapping[str, str], server: socket.socket) -> None:
+def _discard(server: socket.socket) -> None:
     """Do away with a server that was killed, unless another thread has done so."""
-    key = _key(environment)
-    if (known := _servers.get(key)) is not None and known[0] is server:
-        del _servers[key]
-        server.close()
-        known[1].kill()
-        known[1].wait()
+    for key, (connection, process) in list(_servers.items()):
+        if connection is server:
+            del _servers[key]
+            server.close()
+            process.kill()
+            process.wait()
 
 
 def _send(server: socket.socket, request: Mapping[str, Any], handles: tuple[int, int]) -> None:

@@ -162,7 +162,7 @@ class LocalLauncher:
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Run processes of this machine; see `Launcher.run`."""
-        shared = _run_variables(self.device, self.stall_timeout_s)
+        shared = _run_variables(self.device, self.timeout_s)
         shared["MAKESPAN_PARENT"] = str(os.getpid())
         if sys.platform == "linux":
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -209,7 +209,7 @@ class SlurmLauncher:
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Run tasks of Slurm; see `Launcher.run`."""
-        shared = _run_variables(self.device, self.stall_timeout_s)
+        shared = _run_variables(self.device, self.timeout_s)
         command = [*self.options, *launch.command(self.interpreter)]
         if launch.options or launch.on_loss == "tell":
             alone = ["srun", "--ntasks=1", "--exact", *command]
@@ -257,7 +257,7 @@ def _run_variables(device: str, timeout_s: float) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
     return inherited | {
         "MAKESPAN_DEVICE": device,
-        "MAKESPAN_TIMEOUT_S": repr(timeout_s),
+        "MAKESPAN_TIMEOUT_S": repr(timeout_s),  # not that of a stall, which is nobody's before all have met
         "MAKESPAN_LAUNCHED_AT": repr(time.time()),
         "PYTHONUNBUFFERED": "1",
     }

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Identity", "choose_device", "end_worker", "identity", "join", "run_worker"]
 
-_ADDRESS_TIMEOUT_S = 120.0
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -38,7 +36,7 @@ class Identity:
     device, threads
         ``cpu`` or ``cuda``; CPU threads.
     timeout_s, launched_s
-        Longest wait for other processes [s]; time of the launch [s since the epoch].
+        Longest wait for other processes, that of the run [s]; time of the launch [s since the epoch].
     parent, cpus
         Process id of a launcher on the same machine; CPUs to which it shall be bound. None for none.
     """
@@ -123,10 +121,10 @@ def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) 
         store = tcp_store(host, 0, size, True, timeout, wait_for_workers=False)
         write_json({"host": host, "port": store.port}, path)
         return store
-    deadline = time.monotonic() + _ADDRESS_TIMEOUT_S
+    deadline = time.monotonic() + who.timeout_s
     while (address := read_json(path)) is None:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the first process wrote no address within {_ADDRESS_TIMEOUT_S:g} s")
+            raise TimeoutError(f"the first process wrote no address within {who.timeout_s:g} s")
         time.sleep(0.01)
     return tcp_store(address["host"], address["port"], size, False, timeout)
 

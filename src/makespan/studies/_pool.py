@@ -15,7 +15,7 @@ from typing import Any
 from makespan.errors import MakespanError
 from makespan.leftovers import end_with_parent
 from makespan.sim import ClusterView, Event, EventKind
-from makespan.studies._runs import Case, Run, n_identical, resolved, run
+from makespan.studies._runs import Case, Run, repeated, resolved, run
 
 __all__ = ["Progress", "RunError", "run_all"]
 
@@ -101,7 +101,7 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
     observers = () if shares is None else (_Share(shares, number, len(case.scenario.jobs), tell),)
     try:
         done = run(case.scenario, case.policy, observers)
-        done = replace(done, n_repeats=case.repeats, n_identical=n_identical(case, done))
+        done = repeated(case, done)
     except MakespanError as error:  # some carry what cannot be sent to another process
         name = resolved(case.policy).name
         raise RunError(f"policy {name!r} on {case.scenario.name!r}: {error}") from None

@@ -1,7 +1,7 @@
 """Scenarios: what is simulated, running it under a policy, and checking the schedule."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from makespan.errors import MakespanError
@@ -29,7 +29,7 @@ __all__ = [
     "ImpossibleScheduleError",
     "Run",
     "Scenario",
-    "n_identical",
+    "repeated",
     "resolved",
     "run",
     "violation_lines",
@@ -122,8 +122,9 @@ class Run:
         Its metrics; tables, empty if the case does not keep them, and wall clock times.
     violations, n_events
         What is impossible in the schedule; rows of the events table.
-    n_repeats, n_identical
-        How often it was run again, and how many of these gave the same events.
+    n_repeats, n_identical, repeat_walls_s
+        How often it was run again, how many of these gave the same events, and wall clock times [s] of each:
+        of the whole simulation, and of the policy.
     """
 
     scenario: str
@@ -137,6 +138,7 @@ class Run:
     n_events: int
     n_repeats: int = 0
     n_identical: int = 0
+    repeat_walls_s: tuple[tuple[float, float], ...] = ()
 
     @property
     def decision_wall_s(self) -> float:
@@ -188,10 +190,12 @@ def resolved(policy: str | Path | Policy) -> Policy:
     return policy_named(policy) if isinstance(policy, str | Path) else policy
 
 
-def n_identical(case: Case, first: Run) -> int:
-    """Return how many repetitions of a case give the same events as its first run."""
-    again = (_simulated(case.scenario, resolved(case.policy)).events for _ in range(case.repeats))
-    return sum(events.equals(first.result.events) for events in again)
+def repeated(case: Case, first: Run) -> Run:
+    """Run a case again as often as it asks for, and say in its first run what came of that."""
+    again = (_simulated(case.scenario, resolved(case.policy)) for _ in range(case.repeats))
+    found = [(one.events.equals(first.result.events), (one.wall_s, one.policy_wall_s)) for one in again]
+    same, walls_s = sum(is_same for is_same, _ in found), tuple(walls_s for _, walls_s in found)
+    return replace(first, n_repeats=case.repeats, n_identical=same, repeat_walls_s=walls_s)
 
 
 def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:

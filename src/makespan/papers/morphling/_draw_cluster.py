@@ -44,10 +44,10 @@ _METRICS = [
     ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
 ]
 _PARTS = {
-    "": Look("plans and resources", PALETTE["blue"], "o"),
-    "-e": Look("plans only", PALETTE["green"], "^", (0, (4, 2))),
-    "-r": Look("resources only", PALETTE["orange"], "v", (0, (5, 1, 1, 1))),
-    "-n": Look("neither", PALETTE["grey"], "x", (0, (1, 1))),
+    "": Look("plans and resources", PALETTE["black"], "o"),
+    "-e": Look("plans only", PALETTE["black"], "^", (0, (4, 2)), 0.65),
+    "-r": Look("resources only", PALETTE["black"], "v", (0, (5, 1, 1, 1)), 0.4),
+    "-n": Look("neither", PALETTE["black"], "x", (0, (1, 1)), 0.2),
 }
 """What a policy whose name ends like this may still change."""
 
@@ -90,8 +90,10 @@ def ablation(paths: Paths, source: str, delay_s: float) -> Drawn:
     """Average completion time of Morphling without some of its parts, over that of the whole policy."""
     rows = read_csv(paths["table4"], TABLE4)
     kept = rows[rows["policy"].str.startswith("morphling")]
-    label = "average JCT over that of the whole policy"
-    return plot_grouped_bars(parts_worth(at_delay(kept, delay_s)), source, _PARTS, label, _TITLES), kept
+    label = "average JCT\n[× that of the whole policy]"
+    return plot_grouped_bars(
+        parts_worth(at_delay(kept, delay_s)), source, _PARTS, label, _TITLES, LOOKS
+    ), kept
 
 
 def parts_worth(table: pd.DataFrame) -> pd.DataFrame:
@@ -143,7 +145,7 @@ def gantt(paths: Paths, source: str) -> Drawn:
 def load(paths: Paths, source: str) -> Drawn:
     """Completion time against the arrival rate."""
     rows = read_csv(paths["load"], LOAD)
-    return plot_bands(rows, source, "load_factor", "arrival rate over that of the trace", LOOKS), rows
+    return plot_bands(rows, source, "load_factor", "arrival rate [× that of the trace]", LOOKS), rows
 
 
 def large_models(paths: Paths, source: str) -> Drawn:
@@ -164,7 +166,14 @@ def scale(paths: Paths, source: str) -> Drawn:
     """Cost of scheduling against size."""
     rows = read_csv(paths["scale"], SCALE)
     metrics = [
-        ("wall_s", 1.0, "wall time of a trace [s]"),
-        ("decision_wall_s", 1e3, "wall time of a decision [ms]"),
+        ("wall_s", "fastest_wall_s", "slowest_wall_s", 1.0, "wall time of a trace [s]"),
+        (
+            "decision_wall_s",
+            "fastest_decision_wall_s",
+            "slowest_decision_wall_s",
+            1e3,
+            "wall time of a decision [ms]",
+        ),
     ]
-    return plot_costs(rows, source, metrics, LOOKS), rows
+    heading = "median of repeated simulations; bars: from the fastest to the slowest"
+    return plot_costs(rows, source, metrics, heading, LOOKS), rows

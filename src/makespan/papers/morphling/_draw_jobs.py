@@ -20,6 +20,7 @@ from makespan.plots import (
     PALETTE,
     TWO_COLUMNS_IN,
     finished,
+    name_coincident,
     new_figure,
     ordered,
     plain_numbers,
@@ -44,9 +45,10 @@ _CPU_FIGURE_GPUS = (1, 2, 4, 8)
 _STRATEGY_COLOURS = ("blue", "vermilion", "green", "purple", "orange")
 _STRATEGY_MARKERS = ("o", "s", "^", "v", "D")
 _JOB_COLOURS = ("sky", "orange", "green", "purple")
-_BAR_WIDTH = 0.66
+_BAR_WIDTH = 0.26
+_LABEL_SHARE = 0.17  # of the largest stack: height of a label of two lines
 _SPECIAL_RUNS = {"switching": PALETTE["vermilion"], "other seed": PALETTE["black"]}
-_RUN_COLOURS = ("blue", "sky", "green", "orange", "purple", "olive", "grey")
+_RUN_COLOURS = ("blue", "sky", "green", "orange", "purple", "brown", "grey")
 _RUN_LINES = ("-", "--", ":")
 _SMALLEST_DIFFERENCE = 1e-8
 _NOTE = "#505050"
@@ -123,7 +125,7 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     for number, strategy in enumerate(strategies):
         rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
         offset = 0.12 + 0.76 * (number + 1) / (len(strategies) + 1)
-        _draw_strategy(axes, rows, number, offset, (stage_minutes, floor, global_batch_size))
+        _draw_strategy(axes, rows, strategy, number, (offset, stage_minutes, floor, global_batch_size))
     unit = "device" if source == "measured" else "GPU"
     _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes, unit)
     axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
@@ -134,8 +136,14 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     axes.yaxis.set_major_formatter(plain_numbers())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=False, axis="x")
-    handles = _strategy_handles(strategies, bool((table["published_iter_time_s"] > 0).any()))
-    return finished(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
+    kinds = {
+        "published value": (table["published_iter_time_s"] > 0).any(),
+        "cannot run": not (table["throughput_samples_per_s"] > 0).all(),
+    }
+    handles = _strategy_handles(strategies, {kind for kind, is_there in kinds.items() if is_there})
+    finished(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
+    name_coincident(figure)
+    return figure
 
 
 def _strategy_line(number: int) -> dict[str, Any]:
@@ -146,15 +154,16 @@ def _strategy_line(number: int) -> dict[str, Any]:
 
 
 def _draw_strategy(
-    axes: Axes, rows: pd.DataFrame, number: int, offset: float, frame: tuple[float, float, int]
+    axes: Axes, rows: pd.DataFrame, name: str, number: int, frame: tuple[float, float, float, int]
 ) -> None:
-    minutes, floor, batch = frame
+    offset, minutes, floor, batch = frame
     values = rows["throughput_samples_per_s"].to_numpy(dtype=float)
     published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
     edges = minutes * np.arange(len(values) + 1)
     steps = np.repeat(np.where(values > 0, values, np.nan), 2)
-    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", **_strategy_line(number))
-    marks: dict[str, Any] = {"ls": "none", "color": _strategy_line(number)["color"], "zorder": 5}
+    style = _strategy_line(number)
+    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=name, **style)
+    marks: dict[str, Any] = {"ls": "none", "color": style["color"], "zorder": 5}
     x = edges[:-1] + offset * minutes
     has_failed = ~(values > 0)
     axes.plot(x[has_failed], np.full(has_failed.sum(), floor), marker="x", ms=4, mew=1.2, **marks)
@@ -164,23 +173,24 @@ def _draw_strategy(
 
 
 def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
-    place: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 6}
+    place: dict[str, Any] = {"ha": "center", "va": "top"}
     place["transform"] = axes.get_xaxis_transform()
     for number, row in enumerate(first.to_dict("records")):
         if number:
             axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
         middle = (number + 0.5) * minutes
         axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit}{'s' * (row['gpus'] != 1)})", **place)
-        axes.text(middle, 0.925, row["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **place)
+        axes.text(middle, 0.915, row["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **place)
 
 
-def _strategy_handles(strategies: list[str], has_published: bool) -> list[Line2D]:
+def _strategy_handles(strategies: list[str], kinds: set[str]) -> list[Line2D]:
     mark: dict[str, Any] = {"ls": "none"}
     handles = [Line2D([], [], label=name, **_strategy_line(number)) for number, name in enumerate(strategies)]
-    if has_published:
+    if "published value" in kinds:
         hollow: dict[str, Any] = {"marker": "o", "ms": 4.2, "mfc": "white", "mec": "#555555"}
         handles.append(Line2D([], [], label="published value", **hollow, **mark))
-    handles.append(Line2D([], [], marker="x", ms=4, mew=1.2, color="#555555", label="cannot run", **mark))
+    if "cannot run" in kinds:
+        handles.append(Line2D([], [], marker="x", ms=4, mew=1.2, color="#555555", label="cannot run", **mark))
     return handles
 
 
@@ -192,40 +202,64 @@ def fig8(paths: Paths, source: str) -> Drawn:
 
 @styled
 def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
-    """Draw speed-ups stacked for each scheduler; thick marks are the published values, stacked alike."""
+    """Draw speed-ups stacked for each scheduler, with labels beside the bars.
+
+    Thick marks on the left are the published values, stacked alike.
+    """
     require_columns(table, "scheduler", "job", "gpus", "plan", "speedup", "published_speedup", figure="fig8")
-    figure = new_figure(ONE_COLUMN_IN, 2.6)
+    figure = new_figure(1.2 * ONE_COLUMN_IN, 2.6)
     axes = figure.subplots()
     schedulers = list(dict.fromkeys(table["scheduler"]))
     jobs = ordered(table["job"], MODEL_TITLES)
+    largest = float(table.groupby("scheduler")[["speedup", "published_speedup"]].sum().to_numpy().max())
     colours = {job: PALETTE[_JOB_COLOURS[number % len(_JOB_COLOURS)]] for number, job in enumerate(jobs)}
     for x, scheduler in enumerate(schedulers):
-        _stack(axes, x, table[table["scheduler"] == scheduler].set_index("job").loc[jobs], colours)
+        rows = table[table["scheduler"] == scheduler].set_index("job").loc[jobs]
+        _stack(axes, x, rows, colours, _LABEL_SHARE * largest)
     axes.set_xticks(range(len(schedulers)), schedulers)
-    axes.set_xlim(-0.6, len(schedulers) - 0.4)
-    largest = table.groupby("scheduler")[["speedup", "published_speedup"]].sum().to_numpy().max()
-    axes.set_ylim(0, 1.15 * float(largest))
+    axes.set_xlim(-0.4, len(schedulers) - 0.35)
+    axes.set_ylim(0, 1.15 * largest)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel("speed-up over the job alone on all GPUs")
+    axes.set_ylabel("speed-up\n[× the job alone on all GPUs]")
     boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
     mark = Line2D([], [], color="black", lw=1.6, label="published")
     return finished(figure, source, [*boxes, mark], ncols=3)
 
 
-def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str]) -> None:
-    total, published, edge = 0.0, 0.0, x + _BAR_WIDTH / 2
-    for job, row in rows.iterrows():
-        value = float(row["speedup"])
-        axes.bar(x, value, _BAR_WIDTH, bottom=total, color=colours[str(job)], lw=0, zorder=2)
-        text = f"{row['gpus']} GPU{'s' * (row['gpus'] != 1)}, {row['plan']}\n{value:.2f}"
-        axes.text(x, total + value / 2, text, ha="center", va="center", fontsize=6, zorder=4)
-        total += value
-        published += float(row["published_speedup"])
-        ends = [edge - 0.05, edge + 0.07]
-        axes.plot(ends, [published] * 2, color="black", lw=1.6, solid_capstyle="butt", zorder=5)
-        axes.text(edge + 0.09, published, f"{published:.2f}", va="center", fontsize=6)
-    axes.text(x, total + 0.02, f"{total:.2f}", ha="center", va="bottom", fontweight="bold", zorder=6)
+def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str], room: float) -> None:
+    values, published = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
+    tops, marks = np.cumsum(values), np.cumsum(published)
+    left, right = x - _BAR_WIDTH / 2, x + _BAR_WIDTH / 2
+    axes.bar(
+        x,
+        values,
+        _BAR_WIDTH,
+        bottom=tops - values,
+        color=[colours[job] for job in rows.index],
+        lw=0,
+        zorder=2,
+    )
+    places = _apart(tops - values / 2, room)
+    for place, value, gpus, plan in zip(places, values, rows["gpus"], rows["plan"], strict=True):
+        text = f"{value:.2f}: {gpus} GPU{'s' * (gpus != 1)},\n{plan}"
+        axes.text(right + 0.03, place, text, va="center", linespacing=1.0)
+    for place, mark in zip(_apart(marks, room / 2), marks, strict=True):
+        axes.plot(
+            [left - 0.06, left + 0.03], [mark] * 2, color="black", lw=1.6, solid_capstyle="butt", zorder=5
+        )
+        axes.text(left - 0.08, place, f"{mark:.2f}", ha="right", va="center")
+    axes.text(
+        x, tops[-1] + room / 10, f"{tops[-1]:.2f}", ha="center", va="bottom", fontweight="bold", zorder=6
+    )
+
+
+def _apart(places: np.ndarray, room: float) -> np.ndarray:
+    """Move rising places upwards where they are closer than labels need."""
+    moved = places.astype(float)
+    for number in range(1, len(moved)):
+        moved[number] = max(moved[number], moved[number - 1] + room)
+    return moved
 
 
 def fig9(paths: Paths, source: str, limit: float) -> Drawn:
@@ -241,7 +275,7 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
     require_columns(summary, "run", "kind", "mean_abs_difference", "max_abs_difference", figure="fig9")
     figure = new_figure(TWO_COLUMNS_IN, 3.0)
     left, right = figure.subplots(1, 2, width_ratios=[0.8, 1.2])
-    runs = list(dict.fromkeys(table["run"]))
+    runs, same = list(dict.fromkeys(table["run"])), list[str]()
     plain = [run for run in runs if run not in _SPECIAL_RUNS]
     for run in runs:
         rows = table[table["run"] == run]
@@ -250,13 +284,19 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
         left.plot(rows["step"], rows["loss"], line, color=colour, lw=width, label=run)
         seen = rows[rows["abs_difference"] > _SMALLEST_DIFFERENCE]
         right.plot(seen["step"], seen["abs_difference"], line, color=colour, lw=width, marker=".", ms=1.5)
+        if seen.empty and run != runs[0]:
+            same.append(run)
     _limits(right, summary, limit)
     right.set_yscale("log")
-    left.set_ylabel("loss")
-    right.set_ylabel(f"|loss $-$ loss of {runs[0]}|")
+    left.set_ylabel("loss [nat]")
+    right.set_ylabel(f"|loss $-$ loss of {runs[0]}| [nat]")
     for axes in (left, right):
         axes.set_xlabel("optimiser step")
-    return finished(figure, source, left.get_legend_handles_labels()[0], strip=False, ncols=5)
+    finished(figure, source, left.get_legend_handles_labels()[0], strip=False, ncols=5)
+    name_coincident(figure)
+    if same:
+        right.set_title(f"no difference: {', '.join(same)}")
+    return figure
 
 
 def _run_look(run: str, plain: list[str]) -> tuple[str, str]:
@@ -275,7 +315,7 @@ def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
         level = limit * float(other.iloc[0])
         axes.axhline(level, color=PALETTE["grey"], lw=0.7, ls="--")
         text = f"{limit:g} x mean of other seed"
-        axes.annotate(text, (0.02, level), xytext=(0, -2), textcoords="offset points", fontsize=6, **note)
+        axes.annotate(text, (0.02, level), xytext=(0, -2), textcoords="offset points", **note)
     paper = summary[summary["kind"].str.startswith("published")]
     if paper.empty:
         return
@@ -286,4 +326,4 @@ def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
             [spot, spot], [row["mean_abs_difference"], row["max_abs_difference"]], color=colour, lw=1,
             marker="_", ms=4, clip_on=False, transform=axes.get_yaxis_transform()
         )  # fmt: skip
-    axes.annotate("published:\nmean, max", (1.02, 0.012), fontsize=5.5, annotation_clip=False, **note)
+    axes.annotate("published:\nmean, max", (1.02, 0.012), annotation_clip=False, **note)

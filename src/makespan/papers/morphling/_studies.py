@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Literal
 
 import pandas as pd
@@ -16,6 +17,9 @@ from makespan.traces import scaled, with_large_share, with_load, with_perturbed_
 from makespan.workloads import JobSpec
 
 __all__ = ["STUDIES", "perturbed_arrivals", "scale_study", "seeded_lists"]
+
+_REPEATS = 2
+"""How often a simulation whose time is measured runs again."""
 
 Jobs = tuple[JobSpec, ...]
 Study = tuple[pd.DataFrame, pd.DataFrame]
@@ -181,7 +185,8 @@ def scale_study(
 ) -> pd.DataFrame:
     """Measure what scheduling costs on larger clusters with more jobs; schema `SCALE`, then metrics.
 
-    Sizes are pairs: copies of each job, and copies of the cluster. Simulations at the same time take longer.
+    Sizes are pairs: copies of each job, and copies of the cluster. Every simulation runs three times; those
+    that run at the same time take longer.
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     rows = []
@@ -189,17 +194,23 @@ def scale_study(
         larger = replace(
             base, cluster=enlarged(base.cluster, factor), jobs=tuple(scaled(base.jobs, copies, seed=1))
         )
-        for run in run_all([Case(larger, name) for name in policies], n_processes):
+        for run in run_all([Case(larger, name, repeats=_REPEATS) for name in policies], n_processes):
+            n_decisions = max(run.result.n_decisions, 1)
+            decisions_s = [run.decision_wall_s, *(wall_s / n_decisions for _, wall_s in run.repeat_walls_s)]
             cost = {
                 "policy": run.policy,
                 "jobs": run.metrics.n_jobs,
                 "gpus": larger.cluster.n_gpus,
-                "wall_s": run.result.wall_s,
-                "decision_wall_s": run.decision_wall_s,
+                **_spread("wall_s", [run.result.wall_s, *(wall_s for wall_s, _ in run.repeat_walls_s)]),
+                **_spread("decision_wall_s", decisions_s),
                 "n_decisions": run.result.n_decisions,
             }
             rows.append(cost | measures(run))
     return SCALE.validate(pd.DataFrame(rows), where="scale")
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: median(values), f"fastest_{name}": min(values), f"slowest_{name}": max(values)}
 
 
 def enlarged(cluster: ClusterSpec, factor: int) -> ClusterSpec:

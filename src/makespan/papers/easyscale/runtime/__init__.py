@@ -5,6 +5,8 @@ Importing the package loads nothing; what it shows imports torch, except mapping
 - `RankMapping` says which process hosts which logical workers, `DeterminismLevel` what is pinned
 - `HostedWorkers` does the mini-batches of one process: its logical workers in turn, each with a context of
   its own (`Contexts`), and one step of the `TrainedParts` that all share
+- `Shards` deals samples to logical workers, and a `LoaderPool` loads them for all that a process hosts; its
+  `LoaderState` is independent of both
 - `register_state` and `register_generator` name state that the runtime cannot find
 - `Buckets` packs the gradients of a model into a `GradientSet` by a bucket map, `provisional_map` or
   `rebuilt_map`, the layouts of DistributedDataParallel; `ReadyOrder` records what the second one needs
@@ -45,10 +47,12 @@ if TYPE_CHECKING:
         process_options,
     )
     from makespan.papers.easyscale.runtime._levels import LEVELS, DeterminismLevel
+    from makespan.papers.easyscale.runtime._loader import LoaderPool
     from makespan.papers.easyscale.runtime._mapping import RankMapping
     from makespan.papers.easyscale.runtime._process import scan_module, use_kernels
     from makespan.papers.easyscale.runtime._profiles import KernelTrial, try_kernel_sets
     from makespan.papers.easyscale.runtime._seeding import seed_everything
+    from makespan.papers.easyscale.runtime._shards import LoaderState, Shards
 
 __all__ = [
     "CANONICAL",
@@ -63,10 +67,13 @@ __all__ = [
     "HostedWorkers",
     "KernelSet",
     "KernelTrial",
+    "LoaderPool",
+    "LoaderState",
     "MiniBatch",
     "RankMapping",
     "ReadyOrder",
     "Reduction",
+    "Shards",
     "TrainedParts",
     "folds_like_gloo",
     "implicit_sha",

@@ -3,7 +3,6 @@
 One logical worker of a process is live at a time; what the others have lies here.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from makespan.errors import InputError
 from makespan.papers.easyscale.runtime._exchange import Steps, share
 from makespan.papers.easyscale.runtime._hashes import implicit_sha, raw_bytes
 from makespan.papers.easyscale.runtime._mapping import RankMapping
+from makespan.papers.easyscale.runtime._randomness import give_randomness, take_randomness
 from makespan.papers.easyscale.runtime._seeding import seed_everything
 
 __all__ = ["Contexts", "register_generator", "register_state", "registered_state"]
@@ -64,12 +64,8 @@ def registered_state() -> dict[str, _Hook]:
 
 def _take_states(device: torch.device) -> dict[str, Any]:
     """Copy all random and registered states, as tensors and plain values."""
-    numpy_state = dict(np.random.get_state(legacy=False))  # noqa: NPY002 - code of others draws from it
-    key = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
     states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": numpy_state | {"state": {"key": key, "pos": numpy_state["state"]["pos"]}},
-        "torch": torch.get_rng_state(),
+        "random": torch.frombuffer(bytearray(take_randomness()), dtype=torch.uint8),
         "registered": {name: hook.get() for name, hook in _hooks.items()},
     }
     return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
@@ -77,13 +73,7 @@ def _take_states(device: torch.device) -> dict[str, Any]:
 
 def _give_states(states: Mapping[str, Any], device: torch.device) -> None:
     """Restore what `_take_states` took, also after a way through a file."""
-    version, inner, gauss = states["python"]
-    random.setstate((version, tuple(inner), gauss))
-    numpy_state = states["numpy"]
-    key = numpy_state["state"]["key"].numpy().astype(np.uint32)
-    restored = numpy_state | {"state": {"key": key, "pos": numpy_state["state"]["pos"]}}
-    np.random.set_state(restored)  # noqa: NPY002 - code of others draws from it
-    torch.set_rng_state(states["torch"])
+    give_randomness(states["random"].numpy().tobytes())
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
     for name, value in states["registered"].items():

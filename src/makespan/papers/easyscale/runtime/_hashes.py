@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import random
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from makespan.papers.easyscale.runtime._randomness import take_randomness
 
 __all__ = ["implicit_sha", "optimizer_sha", "parameter_sha", "raw_bytes"]
 
@@ -33,11 +34,7 @@ def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
 
 def implicit_sha(model: nn.Module, device: torch.device) -> str:
     """Hash of the buffers of a model and of all random states, as they are now in this process."""
-    states: list[tuple[str, Any]] = [
-        ("python", random.getstate()),
-        ("numpy", np.random.get_state(legacy=False)),  # noqa: NPY002 - the state that code of others draws from
-        ("torch", torch.get_rng_state()),
-    ]
+    states: list[tuple[str, Any]] = [("random", take_randomness().hex())]
     if device.type == "cuda":
         states.append(("cuda", torch.cuda.get_rng_state(device)))
     return _sha([*sorted(model.named_buffers()), *states])
