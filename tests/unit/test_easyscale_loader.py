@@ -370,6 +370,39 @@ def test_order_of_samples_and_draws_change_with_the_epoch(stock):
 # --- what is refused --------------------------------------------------------------------------------
 
 
+class Transform:
+    def __init__(self, generator):
+        self.steps = [{"crop": 3}, {"flip": generator}]
+
+
+class Transformed(Broken):
+    def __init__(self, generator):
+        self.samples, self.transform = torch.zeros(8), Transform(generator)
+        self.transform.owner = self  # things may hold each other
+
+
+@pytest.mark.parametrize(
+    "generator", [np.random.default_rng(0), mtrand.RandomState(0), random.Random(0), torch.Generator()]
+)
+def test_generators_that_would_stay_behind_in_a_process_are_refused(generator):
+    data, named = (
+        Transformed(generator),
+        r"Transformed draws from \.transform\.steps\[1\]\['flip'\]; accepted",
+    )
+    with pytest.raises(InputError, match=named):
+        LoaderPool(data, SHARDS, states_at_start())
+    with LoaderPool(data, Shards(1, 2, 0, n_loaders=0), {0: LoaderState(0, 0, ())}):
+        pass  # read in the training process, whose logical workers may have states of their own
+
+
+@pytest.mark.parametrize(
+    "shared", [np.random.Generator(mtrand.get_bit_generator()), mtrand._rand, torch.default_generator]
+)
+def test_the_global_states_are_no_generators_of_its_own(shared):
+    with LoaderPool(Transformed(shared), SHARDS, states_at_start(), n_processes=0):
+        pass
+
+
 def test_odd_numbers_states_and_data_sets_are_refused():
     with pytest.raises(InputError, match="micro_batch_size is 0; accepted: a whole number >= 1"):
         Shards(1, 0, 0)

@@ -317,6 +317,15 @@ def test_building_leaves_the_random_state_of_torch_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("name", STAND_INS)
+def test_there_are_deterministic_kernels_for_all_of_it(name):
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert digests(name) == digests(name)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 # --- samples ----------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ from makespan.papers.easyscale.runtime._loading import (
     samples_of,
     serve,
 )
-from makespan.papers.easyscale.runtime._randomness import apart_from_own
+from makespan.papers.easyscale.runtime._randomness import apart_from_own, own_generators
 from makespan.papers.easyscale.runtime._shards import LoaderState, Shards
 
 __all__ = ["LoaderPool"]
@@ -103,7 +103,7 @@ class LoaderPool:
     Raises
     ------
     InputError
-        If a number is out of range or the data set cannot be dealt.
+        If a number is out of range, the data set cannot be dealt, or it has random generators of its own.
     CheckpointError
         If a state is that of another number of loaders, or lies behind the end of an epoch.
     """
@@ -121,6 +121,11 @@ class LoaderPool:
         if n_processes < 0 or prefetch < 1:
             found = f"n_processes {n_processes} and prefetch {prefetch}"
             raise InputError(f"{found}; accepted: whole numbers >= 0 and >= 1")
+        if shards.n_loaders and (own := own_generators(dataset)):
+            raise InputError(
+                f"data set {type(dataset).__name__} draws from {', '.join(own)}; accepted: draws from the "
+                "global random states of Python, NumPy and torch, which go from process to process"
+            )
         self._dataset, self._shards, self._collate = dataset, shards, collate
         self._streams: dict[_Key, _Stream] = {}
         self._feeds: dict[int, _Feed] = {}

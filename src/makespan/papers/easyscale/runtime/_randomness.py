@@ -1,9 +1,10 @@
-"""The global random states of a process, taken and given back."""
+"""The global random states of a process, taken and given back; and generators that are apart from them."""
 
 import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from numpy.random import mtrand
 
 from makespan.errors import CheckpointError, InputError
 
-__all__ = ["apart_from_own", "give_randomness", "take_randomness"]
+__all__ = ["apart_from_own", "give_randomness", "own_generators", "take_randomness"]
 
 # Python and NumPy have the same twister: words and place, and the second of a pair of normal variates.
 _TWISTER = struct.Struct("<625I?d")
+_LONG = 1000  # a longer list has samples
 _TORCH_BYTES = torch.Generator().get_state().numel()
 
 
@@ -54,3 +56,28 @@ def apart_from_own() -> Iterator[None]:
             yield
     finally:
         give_randomness(before)
+
+
+def own_generators(thing: object) -> list[str]:
+    """Return the attributes of an object, and of what it holds, that are random generators of their own."""
+    found, seen, left = [], set(), [("", thing)]
+    while left:
+        name, one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType):
+            continue
+        seen.add(id(one))
+        if _is_own(one):
+            found.append(name)
+        elif isinstance(one, list | tuple | dict) and len(one) <= _LONG:
+            items = one.items() if isinstance(one, dict) else enumerate(one)
+            left += [(f"{name}[{key!r}]", each) for key, each in items]
+        else:
+            left += [(f"{name}.{key}", each) for key, each in getattr(one, "__dict__", {}).items()]
+    return sorted(found)
+
+
+def _is_own(one: object) -> bool:
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator is not mtrand.get_bit_generator()
+    is_global = one is mtrand._rand or one is torch.default_generator
+    return isinstance(one, random.Random | mtrand.RandomState | torch.Generator) and not is_global
