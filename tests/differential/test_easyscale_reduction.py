@@ -1,8 +1,6 @@
 """Sums of gradients against gloo and against stock DistributedDataParallel, bit for bit."""
 
-import sys
 from itertools import combinations, pairwise, permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from forked import forking_servers  # noqa: E402
 from reducing_worker import drawn_sets  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -19,6 +18,7 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     RankMapping,
     ReadyOrder,
     Reduction,
+    fold_of_machine,
     folds_like_gloo,
     in_memory,
     provisional_map,
@@ -26,6 +26,7 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     reduce_sets,
     trained_parameters,
 )
+from makespan.papers.easyscale.runtime import _gloo as gloo_module  # noqa: E402
 from makespan.runtime import Launch, LocalLauncher  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -90,7 +91,7 @@ def test_every_mapping_gives_the_bits_of_gloo(n_ranks):
             assert found.used.tolist() == [True, True]
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3, 8])
+@pytest.mark.parametrize("n_ranks", [2, 3, 5])
 def test_buckets_of_more_than_two_segments_a_rank_give_the_bits_of_gloo(n_ranks):
     sets = drawn_sets(n_ranks, (2 * n_ranks * MIB + 1, 2 * n_ranks * MIB - 1), SEED)
     with GlooThreads(n_ranks) as gloo:
@@ -116,11 +117,22 @@ def test_the_check_at_the_start_tells_the_folds_apart(n_ranks):
     assert folds_like_gloo("rank", n_ranks) == (n_ranks <= 2)
 
 
+def test_the_fold_of_a_machine_is_tried_once(tmp_path, monkeypatch, caplog):
+    assert fold_of_machine(3, tmp_path / "kept") == "ring"
+    monkeypatch.setattr(gloo_module, "folds_like_gloo", lambda fold, n_ranks: False)
+    assert fold_of_machine(3, tmp_path / "kept") == "ring"
+    assert not caplog.text
+    for _ in range(2):
+        assert fold_of_machine(4, tmp_path / "kept") == "rank"
+        assert "gloo adds up in another order than the fold ring here" in caplog.text
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
 def test_processes_sum_as_generators_do(tmp_path):
     """Two processes of three logical workers, one hosting two in descending order."""
-    worker = [sys.executable, str(Path(__file__).parents[1] / "support" / "reducing_worker.py")]
     request = {"mapping": "2,0/1", "lengths": [5, 1001, 70_001], "seed": SEED}
-    LocalLauncher().run(Launch(worker, request, 2, tmp_path))
+    with forking_servers():
+        LocalLauncher().run(Launch("reducing_worker", request, 2, tmp_path))
     sets = drawn_sets(3, request["lengths"], SEED)
     expected = everywhere(sets, RankMapping.even(3, 1), Reduction(3))[0]
     for process in range(2):

@@ -6,11 +6,14 @@ only what is trained, the rule of seeds, and how results are hashed.
 
 import random
 import sys
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
 
 from makespan.files import write_json
 from makespan.papers.easyscale.runtime import (
@@ -21,27 +24,32 @@ from makespan.papers.easyscale.runtime import (
     TrainedParts,
     implicit_sha,
     in_memory,
+    kernels_of,
     optimizer_sha,
     over_group,
     parameter_sha,
     seed_everything,
+    use_kernels,
 )
 from makespan.runtime import end_worker, join, run_worker
+from makespan.training.zoo import STAND_INS, StandIn, build_stand_in, stand_in_data, stand_in_loss
 
+OF_SEVERAL = ("torch._dynamo",)  # what optimizers load
 CPU, BATCH = torch.device("cpu"), 6
 JOB = {"n": 4, "optimizer": "sgd", "buffers": "per_rank", "cap_bytes": 1 << 14, "seed": 11, "steps": 8}
+JOB |= {"channels": 8, "level": "D1", "first": 0, "resume": None, "devices": "AAAA", "model": None}
 
 
 class Net(nn.Module):
     """Convolution, BatchNorm, dropout, an embedding, a buffer that each pass moves and one that none does."""
 
-    def __init__(self):
+    def __init__(self, channels):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.Flatten()
+            nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(), nn.Dropout(0.2), nn.Flatten()
         )
         self.words = nn.Embedding(16, 32)
-        self.mix = nn.Sequential(nn.Linear(8 * 36 + 32, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.mix = nn.Sequential(nn.Linear(channels * 36 + 32, 64), nn.ReLU(), nn.Linear(64, 10))
         self.register_buffer("mean", torch.zeros(64))
         self.register_buffer("fixed", torch.linspace(0, 1, 32))
 
@@ -56,7 +64,10 @@ class Net(nn.Module):
 def parts(job):
     """Build what is trained; Adam has its gradients clipped."""
     torch.manual_seed(job["seed"])
-    model = Net()
+    spec, loss = job["model"] and StandIn(job["model"], width=16), nn.functional.cross_entropy
+    model = build_stand_in(spec, job["seed"]) if spec else Net(job["channels"])
+    if spec:
+        loss = partial(stand_in_loss, spec)
     if job["optimizer"] == "adam":
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     else:
@@ -65,12 +76,15 @@ def parts(job):
     clip = (
         (lambda one: nn.utils.clip_grad_norm_(one.parameters(), 0.5)) if job["optimizer"] == "adam" else None
     )
-    return TrainedParts(model, optimizer, nn.functional.cross_entropy, scheduler, clip)
+    return TrainedParts(model, optimizer, loss, scheduler, clip)
 
 
 def fetch(job, rank, step):
     """Batch of a virtual rank, altered with all three random states."""
     rng = np.random.default_rng((job["seed"], rank, step))
+    if job["model"]:
+        samples = stand_in_data(StandIn(job["model"], width=16), 64, job["seed"])
+        return default_collate([samples[index] for index in rng.integers(0, 64, BATCH).tolist()])
     images = torch.from_numpy(rng.random((BATCH, 3, 8, 8), dtype=np.float32))
     images = images.flip(3) if random.random() < 0.5 else images
     brightness = float(np.random.uniform(0.5, 1))  # noqa: NPY002 - the state that contexts swap
@@ -91,11 +105,13 @@ def train_stock(job, rank, group):
     options = {} if job["cap_bytes"] is None else {"bucket_cap_mb": job["cap_bytes"] / (1 << 20)}
     options |= {} if job["buffers"] == "rank0" else {"broadcast_buffers": False}
     model = nn.parallel.DistributedDataParallel(trained.model, process_group=group, **options)
+    computing = use_kernels(kernels_of(job["devices"][rank], level_of(job)), level_of(job))
     seed_everything(job["seed"], "rank", rank)
     found = []
     for step in range(job["steps"]):
         inputs, targets = fetch(job, rank, step)
-        loss = trained.loss(model(inputs), targets)
+        with computing:
+            loss = trained.loss(model(inputs), targets)
         loss.backward()
         if trained.after_reduce is not None:
             trained.after_reduce(trained.model)
@@ -103,7 +119,7 @@ def train_stock(job, rank, group):
         trained.scheduler.step()
         trained.optimizer.zero_grad()
         found.append(
-            [float(loss).hex(), parameter_sha(trained.model), optimizer_sha(trained.optimizer),
+            [loss.item().hex(), parameter_sha(trained.model), optimizer_sha(trained.optimizer),
              implicit_sha(trained.model, CPU)]
         )  # fmt: skip
     return found
@@ -115,10 +131,10 @@ def train_stock(job, rank, group):
 class Elastic:
     """A job whose processes live in this one; what lasts from one mapping to the next is a checkpoint."""
 
-    def __init__(self, job, level="D1"):
-        self.job, self.level, self.step, self.saved = job, DeterminismLevel.named(level), 0, None
+    def __init__(self, job):
+        self.job, self.step, self.saved = job, job["first"], job["resume"]
 
-    def host(self, mapping, process):
+    def host(self, mapping, process, computing=None):
         job, trained = self.job, parts(self.job)
         bucket_map = None
         if self.saved is not None:
@@ -128,8 +144,8 @@ class Elastic:
             bucket_map = tuple(map(tuple, saved["bucket_map"]))
         hosted = HostedWorkers(
             trained, CPU, mapping, process,
-            Reduction(job["n"], bucket_cap_bytes=job["cap_bytes"]), self.level,
-            seed=job["seed"], buffers=job["buffers"], bucket_map=bucket_map,
+            Reduction(job["n"], bucket_cap_bytes=job["cap_bytes"]), level_of(job),
+            seed=job["seed"], buffers=job["buffers"], bucket_map=bucket_map, computing=computing,
         )  # fmt: skip
         if self.saved is not None:
             for rank in mapping.hosted[process]:
@@ -163,32 +179,64 @@ class Elastic:
         return [rows[rank] for rank in sorted(rows)]
 
     def save(self, mapping, processes, path):
-        trained = processes[0][0]
-        saved = {one: getattr(trained, one).state_dict() for one in ("model", "optimizer", "scheduler")}
-        saved["bucket_map"] = processes[0][1].bucket_map
-        saved["contexts"] = {
-            rank: hosted.contexts.values(rank)
-            for (_, hosted), ranks in zip(processes, mapping.hosted, strict=True)
-            for rank in ranks
-        }
-        torch.save(saved, path)
+        contexts = [
+            contexts_of(hosted, ranks) for (_, hosted), ranks in zip(processes, mapping.hosted, strict=True)
+        ]
+        save(processes[0], contexts, path)
         self.saved = path
+
+
+def contexts_of(hosted, ranks):
+    return {rank: hosted.contexts.values(rank) for rank in ranks}
+
+
+def save(process, contexts, path):
+    trained, hosted = process
+    saved = {one: getattr(trained, one).state_dict() for one in ("model", "optimizer", "scheduler")}
+    saved |= {
+        "bucket_map": hosted.bucket_map,
+        "contexts": {rank: one for some in contexts for rank, one in some.items()},
+    }
+    torch.save(saved, path)
+
+
+def level_of(job):
+    return DeterminismLevel.named(job["level"])
 
 
 def train_hosted(job, process):
     """Train the logical workers of one real process."""
     elastic, mapping = Elastic(job), RankMapping.parse(job["mapping"])
-    trained, hosted = elastic.host(mapping, process)
-    found = []
+    computing = use_kernels(kernels_of(job["devices"][process], level_of(job)), level_of(job))
+    trained, hosted = elastic.host(mapping, process, computing)
+    found, ranks = [], mapping.hosted[process]
     for _ in range(job["steps"]):
         batch = over_group(hosted.mini_batch(elastic.fetch))
-        rows = [
-            [batch.losses[rank].hex(), parameter_sha(trained.model), optimizer_sha(trained.optimizer),
-             hosted.contexts.sha(rank)]
-            for rank in mapping.hosted[process]
-        ]  # fmt: skip
-        found.append(rows)
+        shared = [parameter_sha(trained.model), optimizer_sha(trained.optimizer)]
+        found.append([[batch.losses[rank].hex(), *shared, hosted.contexts.sha(rank)] for rank in ranks])
         elastic.step += 1
+    if "save" in job:
+        contexts = [None] * mapping.n_processes
+        dist.all_gather_object(contexts, contexts_of(hosted, ranks))
+        if process == 0:
+            save((trained, hosted), contexts, job["save"])
+    return found
+
+
+def describe_stand_ins(job):
+    """Hash the parameters of every stand-in of the zoo, and some of its samples."""
+    found = {}
+    for name in STAND_INS:
+        model, samples = (
+            build_stand_in(StandIn(name), job["seed"]),
+            stand_in_data(StandIn(name), 16, job["seed"]),
+        )
+        seed_everything(job["seed"])
+        parts = [part for index in range(3) for part in tree_leaves(samples[index])]
+        found[name] = [
+            parameter_sha(model),
+            *(torch.as_tensor(part).double().numpy().tobytes().hex() for part in parts),
+        ]
     return found
 
 
@@ -196,6 +244,9 @@ def work(directory, who):
     join(directory, who)
     found = []
     for job in directory.request():
+        if "stand_ins" in job:
+            found.append(describe_stand_ins(job))
+            continue
         if "mapping" in job:
             found.append(train_hosted(job, who.rank))
             continue

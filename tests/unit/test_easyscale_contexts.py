@@ -185,6 +185,14 @@ def test_buffers_of_the_first_reach_every_logical_worker():
     assert not torch.equal(first["buffers"]["mean"], other["buffers"]["mean"])
 
 
+def test_without_swaps_logical_workers_share_what_should_be_their_own():
+    model = Counting()
+    worker = hosted(model, swaps_contexts=False)
+    in_memory([worker.mini_batch(fetch)])
+    assert int(model.passes) == 2
+    assert worker.contexts.mutable_buffers == []
+
+
 def test_a_mini_batch_tells_losses_by_rank_and_times_of_its_own():
     model = Counting()
     worker = hosted(model, "1,0")

@@ -12,7 +12,8 @@ Importing the package loads nothing; what it shows imports torch, except mapping
   `rebuilt_map`, the layouts of DistributedDataParallel; `ReadyOrder` records what the second one needs
 - `reduce_sets` sums the sets of all logical workers in an order that depends on their virtual ranks alone,
   `over_group` between processes, `in_memory` between generators
-- `folds_like_gloo` says whether a fold gives the bits of gloo's all-reduce on this machine
+- `folds_like_gloo` says whether a fold gives the bits of gloo's all-reduce on this machine, `fold_of_machine`
+  which one to take
 - `KERNEL_SETS` play types of devices on a CPU: `process_options` starts a process with one, `use_kernels`
   turns it on, `try_kernel_sets` says which of them differ here
 - `scan_module` says whether a model is cheap under level D2
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._contexts import Contexts, register_generator, register_state
     from makespan.papers.easyscale.runtime._exchange import Reduction, in_memory, over_group, reduce_sets
     from makespan.papers.easyscale.runtime._folds import FOLDS
-    from makespan.papers.easyscale.runtime._gloo import GlooThreads, folds_like_gloo
+    from makespan.papers.easyscale.runtime._gloo import GlooThreads, fold_of_machine, folds_like_gloo
     from makespan.papers.easyscale.runtime._hashes import implicit_sha, optimizer_sha, parameter_sha
     from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch, TrainedParts
     from makespan.papers.easyscale.runtime._kernels import (
@@ -75,6 +76,7 @@ __all__ = [
     "Reduction",
     "Shards",
     "TrainedParts",
+    "fold_of_machine",
     "folds_like_gloo",
     "implicit_sha",
     "in_memory",

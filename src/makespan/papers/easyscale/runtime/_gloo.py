@@ -1,10 +1,14 @@
 """Whether a fold adds up as gloo does on this machine, tried with ranks that are threads of this process."""
 
+import hashlib
 import importlib
+import logging
+import platform
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -12,12 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from makespan.files import read_json, write_json
 from makespan.papers.easyscale.runtime._folds import fold_named
+from makespan.runtime import describe_machine
 
-__all__ = ["GlooThreads", "checked_lengths", "folds_like_gloo"]
+__all__ = ["GlooThreads", "checked_lengths", "fold_of_machine", "folds_like_gloo"]
 
 _TIMEOUT = timedelta(seconds=60)
 _SEED = 20231114
+_log = logging.getLogger(__name__)
 
 
 class GlooThreads(AbstractContextManager["GlooThreads"]):
@@ -72,3 +79,27 @@ def folds_like_gloo(fold: str, n_ranks: int) -> bool:
             if not all(torch.equal(one, expected) for one in gloo.all_reduce(vectors)):
                 return False
     return True
+
+
+def fold_of_machine(n_ranks: int, directory: Path) -> str:
+    """Return the fold with which stock training on this machine can be met: ``ring``, else ``rank``.
+
+    Parameters
+    ----------
+    n_ranks
+        Number of logical workers.
+    directory
+        Where the answer is kept for the next start, one file a machine, version of torch and number.
+    """
+    system = [describe_machine()["processor"], platform.system(), torch.__version__]
+    key = hashlib.sha256("/".join(map(str, [*system, n_ranks])).encode()).hexdigest()[:16]
+    path = directory / f"fold-{key}.json"
+    if (known := read_json(path)) is None:
+        known = {"system": system, "n_ranks": n_ranks, "ring": folds_like_gloo("ring", n_ranks)}
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(known, path)
+    if known["ring"]:
+        return "ring"
+    _log.warning("gloo adds up in another order than the fold ring here; the fold rank takes its place, and "
+                 "only training that sums by the same fold has its bits")  # fmt: skip
+    return "rank"

@@ -89,6 +89,8 @@ class HostedWorkers:
         DistributedDataParallel does.
     computing
         What forward passes and losses run in.
+    swaps_contexts
+        Whether each logical worker has its own random states and buffers; False to see what that costs.
 
     Raises
     ------
@@ -109,10 +111,11 @@ class HostedWorkers:
         buffers: Literal["per_rank", "rank0"] = "per_rank",
         bucket_map: BucketMap | None = None,
         computing: AbstractContextManager[object] | None = None,
+        swaps_contexts: bool = True,
     ) -> None:
         _check(parts.model, mapping, reduction, buffers)
         self._parts, self._device, self._process = parts, device, process
-        self._reduction, self._buffers = reduction, buffers
+        self._reduction, self._buffers, self._swaps = reduction, buffers, swaps_contexts
         self.mapping, self._ranks = mapping, mapping.hosted[process]
         # Without D1 the place in the mapping takes the part of the virtual rank in communication.
         self._numbered = mapping if level.pins_communication else mapping.by_position()
@@ -136,7 +139,7 @@ class HostedWorkers:
         for rank in self._ranks:
             begun = time.perf_counter()
             recorder = ReadyOrder(self._trained) if self._must_rebuild and rank == 0 else None
-            with self.contexts.live(rank):
+            with self.contexts.live(rank) if self._swaps else nullcontext():
                 losses.append(self._micro_batch(*fetch(rank)))
             ready = ready if recorder is None else recorder.finish()
             own.append(self._layout.pack(self._reduction.set_scale, _HOST))
