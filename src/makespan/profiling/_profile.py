@@ -113,9 +113,7 @@ def measure_points(
         "procedure": asdict(procedure),
         "points": [
             {
-                "exec_plan": point.exec_plan,
-                "placement": point.placement.text,
-                "cpu_threads": point.cpu_threads,
+                **dict(zip(_KEYS, (point.exec_plan, point.placement.text, point.cpu_threads), strict=True)),
                 "micro_batch_size": plan.micro_batch_size,
                 "reason": "; ".join(why),
                 "runs": [{phase: run[phase] for phase in _PHASES} for run in runs.get(name, [])],
