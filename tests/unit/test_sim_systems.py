@@ -322,6 +322,9 @@ class Planner:
     def all(self, workload_key):
         return tuple(self.plan(n_nodes) for n_nodes in range(1, self.cluster.n_nodes + 1))
 
+    def holding(self, workload_key, devices):
+        return tuple(item for item in self.all(workload_key) if item.devices == devices)
+
     def requested(self, job):
         return self.plan(job.n_gpus // self.cluster.nodes[0].n_gpus)
 
