@@ -1,7 +1,9 @@
 """From a job list of EasyScale to what is simulated: cluster, jobs, and what they may run as."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -10,10 +12,14 @@ from makespan.errors import InputError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.papers.easyscale._catalogue import PLAN, JobKind, PlannedCatalogue
 from makespan.papers.easyscale._profile import Profile
-from makespan.traces import EASYSCALE_JOBS
+from makespan.throughput import Dataset, find_dataset, verify
+from makespan.traces import EASYSCALE_JOBS, read_easyscale_jobs
 from makespan.workloads import JobSpec
 
-__all__ = ["ClusterJobs", "cluster_jobs", "pooled"]
+__all__ = ["ClusterJobs", "cluster_jobs", "pooled", "published_jobs"]
+
+_LOG = logging.getLogger(__name__)
+_DATASET = "easyscale-workload"
 
 Infeasible = Literal["clamp", "reject"]
 
@@ -35,6 +41,28 @@ class ClusterJobs:
     catalogue: PlannedCatalogue
     clamped: tuple[str, ...]
     rejected: tuple[str, ...]
+
+
+def published_jobs(
+    directory: str | Path, register: Iterable[Dataset], dedup: Literal["rename", "artifact"]
+) -> pd.DataFrame:
+    """Read the authors' job list; schema `makespan.traces.EASYSCALE_JOBS`.
+
+    Parameters
+    ----------
+    directory, register
+        A directory with the published files, and their checksums.
+    dedup
+        What becomes of names that occur again, as for `makespan.traces.read_easyscale_jobs`.
+
+    Raises
+    ------
+    MissingDataError, ChecksumError
+        The file is not there or not the registered one.
+    """
+    table, report = read_easyscale_jobs(verify(find_dataset(register, _DATASET), directory), dedup)
+    _LOG.info("%s", report.text)
+    return table
 
 
 def pooled(cluster: ClusterSpec) -> ClusterSpec:
@@ -102,6 +130,8 @@ def cluster_jobs(
         jobs.append(JobSpec(name, submit_s, kind.key, kind.n_logical_workers, 0, PLAN, kind.steps))
     if not jobs:
         raise TraceError("job list: no job; accepted: at least one whose GPUs the cluster has")
+    if too_large:
+        _LOG.warning("gangs larger than the cluster, %s: %s", infeasible, ", ".join(too_large))
     lists = (tuple(too_large), ()) if infeasible == "clamp" else ((), tuple(too_large))
     return ClusterJobs(tuple(jobs), PlannedCatalogue(kinds.values()), *lists)
 
