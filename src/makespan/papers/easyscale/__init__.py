@@ -9,7 +9,8 @@ Below ``results/<source>/easyscale/`` a run writes
 `cluster_jobs` makes of a job list what is simulated, with times of `published_profile`, on the cluster of
 `pooled`: `IntraJobPlanner` says how the logical workers of a job share GPUs of several types, and
 `PlannedCatalogue` puts it behind the simulator. `read_published` reads the paper's cells,
-``config/published/easyscale_<artifact>.csv``. Figs 9 to 13 and serving co-location are not built yet.
+``config/published/easyscale_<artifact>.csv``. What one process of a job does is in
+`makespan.papers.easyscale.runtime`; Figs 9 to 13 and serving co-location are not built yet.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,25 @@
-"""The zoo of small models that train for real; here they are described, without torch."""
+"""The zoo of small models that train for real; here they are described, without torch.
+
+- `SmallModel` is a transformer that trains under any execution plan
+- `StandIn` keeps the character of a well-known model, state and random draws included; `build_stand_in`,
+  `stand_in_data` and `stand_in_loss` make what training it takes, and import torch when they are called
+"""
 
 from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel
+from makespan.training.zoo._stand_ins import (
+    STAND_INS,
+    StandIn,
+    build_stand_in,
+    stand_in_data,
+    stand_in_loss,
+)
 
-__all__ = ["MODEL_FAMILIES", "SmallModel"]
+__all__ = [
+    "MODEL_FAMILIES",
+    "STAND_INS",
+    "SmallModel",
+    "StandIn",
+    "build_stand_in",
+    "stand_in_data",
+    "stand_in_loss",
+]

@@ -1,14 +1,14 @@
 """Synthetic samples that a small model can learn; they depend on the data seed and the step only."""
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from makespan.training.zoo import SmallModel
+from makespan.training.zoo._seeding import generator_for
 
-__all__ = ["IGNORED", "Batch", "global_batch", "targets_per_sample"]
+__all__ = ["IGNORED", "Batch", "Tokens", "global_batch", "targets_per_sample", "token_walk"]
 
 IGNORED = -100
 """Target of a position that does not count."""
@@ -42,13 +42,13 @@ def global_batch(spec: SmallModel, batch_size: int, data_seed: int, step: int) -
     Tokens follow a random successor table and, now and then, a random jump; images are a class
     pattern under noise. Model, batch size, seed and step decide, no plan does.
     """
-    rng, fixed = _rng(data_seed, step), _rng(data_seed, -1)
+    rng, fixed = generator_for("data", data_seed, step), generator_for("data", data_seed, -1)
     if spec.family == "vit":
         classes = rng.integers(0, spec.vocab, batch_size)
         patterns = fixed.standard_normal((spec.vocab, spec.seq, spec.patch_features), dtype=np.float32)
         noise = rng.standard_normal((batch_size, spec.seq, spec.patch_features), dtype=np.float32)
         return Batch(patterns[classes] + np.float32(_NOISE) * noise, classes)
-    tokens = _walk(rng, fixed.permutation(spec.vocab), batch_size, spec.seq + 1)
+    tokens = token_walk(rng, fixed.permutation(spec.vocab), batch_size, spec.seq + 1)
     if spec.family in ("llama", "gpt"):
         return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy())
     tokens = tokens[:, 1:]
@@ -59,12 +59,8 @@ def global_batch(spec: SmallModel, batch_size: int, data_seed: int, step: int) -
     return Batch(np.stack([corrupted, shifted], axis=1), tokens.copy())
 
 
-def _rng(data_seed: int, step: int) -> np.random.Generator:
-    digest = hashlib.blake2b(f"data/{data_seed}/{step}".encode(), digest_size=8).digest()
-    return np.random.default_rng(int.from_bytes(digest, "big"))
-
-
-def _walk(rng: np.random.Generator, successor: Tokens, batch_size: int, length: int) -> Tokens:
+def token_walk(rng: np.random.Generator, successor: Tokens, batch_size: int, length: int) -> Tokens:
+    """Draw sequences in which most tokens are followed by their successor, the others by any token."""
     jumps = rng.integers(0, len(successor), (batch_size, length))
     follows = rng.random((batch_size, length)) < _PREDICTABLE
     tokens = jumps.copy()

@@ -6,7 +6,6 @@ from link to link is a tuple of hidden states, each ``(batch, seq, hidden)``: tw
 under every plan.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from makespan.plans import ExecutionPlan
 from makespan.training.zoo import SmallModel
+from makespan.training.zoo._seeding import generator_for
 
 __all__ = ["Attention", "Layer", "Mlp", "SmallTransformer", "build_model", "n_hidden_states"]
 
@@ -255,8 +255,7 @@ def build_model(spec: SmallModel, seed: int) -> SmallTransformer:
             if weight.dim() < 2:
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-            rng = np.random.default_rng(int.from_bytes(digest, "big"))
+            rng = generator_for(seed, name)
             spread = 1.0 / math.sqrt(weight.shape[1])
             if name.endswith(("output.weight", "down.weight")):
                 spread /= math.sqrt(2 * spec.n_layers)

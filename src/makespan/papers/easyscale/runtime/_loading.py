@@ -1,0 +1,115 @@
+"""What makes a batch: random states in, samples, random states out; and a process that does it on request."""
+
+import io
+import pickle
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from makespan.leftovers import end_with_parent
+from makespan.papers.easyscale.runtime._randomness import give_randomness, take_randomness
+from makespan.papers.easyscale.runtime._seeding import seed_stream
+
+__all__ = ["Collate", "Failed", "Made", "Order", "make", "read_answer", "samples_of", "serve"]
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One batch to be made; ``before`` are the states to start from, None at the start of an epoch."""
+
+    seed: int
+    rank: int
+    epoch: int
+    batch: int
+    stream: int
+    indices: tuple[int, ...]
+    before: bytes | None = None
+
+    def __str__(self) -> str:
+        """Name of the batch, for messages."""
+        return f"batch {self.batch} of epoch {self.epoch} for logical worker {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch, and the random states after it was made."""
+
+    batch: Any
+    after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What the code of the data set raised instead."""
+
+    text: str
+
+
+def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Read samples as a stock data loader does: all at once where the data set offers that."""
+    if getattr(dataset, "__getitems__", None):
+        return list(dataset.__getitems__(list(indices)))
+    return [dataset[index] for index in indices]
+
+
+def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
+    """Make a batch in this process, whose random states are those of the order afterwards."""
+    try:
+        if order.before is None:
+            seed_stream(order.seed, order.rank, order.epoch, order.stream)
+        else:
+            give_randomness(order.before)
+        return Made(collate(samples_of(dataset, order.indices)), take_randomness())
+    except Exception:  # noqa: BLE001 - code of others; it is raised where the batch is used
+        return Failed(traceback.format_exc())
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as arrays: no memory is shared that a killed process could take along."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Say how a tensor is made again; others as usual."""
+        if type(obj) is Tensor and obj.device.type == "cpu" and not obj.requires_grad:
+            with suppress(TypeError):  # a type of element that NumPy does not know
+                return torch.from_numpy, (obj.numpy(),)
+        return NotImplemented
+
+
+def _answer(made: Made | Failed) -> bytes:
+    written = io.BytesIO()
+    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(made)
+    return written.getvalue()
+
+
+def read_answer(written: bytes) -> Made | Failed:
+    """Read what a process of the pool, started by this one, has written."""
+    answer: Made | Failed = pickle.loads(written)
+    return answer
+
+
+def serve(
+    connection: Connection, others: Sequence[Connection], dataset: Any, collate: Collate, parent: int
+) -> None:
+    """Make batches until the process that asks closes the connection or is gone.
+
+    A fork has what its parent has: the other ends of the connections, which would keep this process from
+    noticing the end, and handlers of signals that are none of its business.
+    """
+    for other in others:
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent(parent)
+    torch.set_num_threads(1)
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send_bytes(_answer(make(dataset, collate, connection.recv())))
