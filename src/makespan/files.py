@@ -51,7 +51,9 @@ def _kind(path: Path) -> int | None:
 
 
 def is_stream(path: str | Path | None) -> bool:
-    """Whether what is written there goes to the standard output."""
+    """Whether what is written there goes to the standard output, also by a symbolic link to it."""
+    if path is not None and Path(path).is_symlink() and str(path) not in _STANDARD_OUTPUT:
+        path = Path(path).readlink()
     return str(path) in _STANDARD_OUTPUT
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import main
-from makespan.cli._view import Progress
+from makespan.cli._view import Countdown, Progress
 from makespan.policies import policy_names
 from makespan.tables import COMPARISON, read_csv
 
@@ -153,3 +153,39 @@ def test_progress_elsewhere_is_a_line_now_and_then_and_one_for_each_that_ends(
         progress([0.0, 1.0], [None, done(99.6)])
     assert stream.getvalue().endswith("  1/2 sia: average JCT 100 s\n")
     assert stream.getvalue().count("\n") == 2
+
+
+def test_the_time_left_follows_from_what_was_done_since_the_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("makespan.cli._view.time.perf_counter", lambda: now[0])
+    countdown = Countdown("runs")
+    for passed_s, done in ((0, 10), (5, 11), (12, 10), (13, 12), (32, 30), (300, 0), (320, 10)):
+        now[0] = 100.0 + passed_s
+        countdown(done, 70)
+    countdown.close()
+    assert [line.split("  ")[-1] for line in stream.getvalue().splitlines()] == [
+        "10/70 runs",  # after 12 s: nothing is done yet
+        "30/70 runs, about 0:00:40 left",
+        "0/70 runs",  # another one begins
+        "10/70 runs, about 0:02:00 left",
+    ]
+    assert Countdown("runs", is_shown=False)(1, 2) is None and stream.getvalue().count("\n") == 4
+
+
+def test_the_time_left_is_one_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, now = Terminal(), [0.0]
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("makespan.cli._view.time.perf_counter", lambda: now[0])
+    countdown = Countdown("runs")
+    for done in (0, 5, 10):
+        countdown(done, 20)
+        now[0] += 7.0
+    text = stream.getvalue()
+    assert text.startswith("\x1b[?25l0/20 runs  [------------------------------] 0:00:00\x1b[K\n")
+    assert "\x1b[1F10/20 runs  [###############---------------] 0:00:14  about 0:00:14 left" in text
+    countdown.close()
+    assert stream.getvalue().endswith("\x1b[1F\x1b[J\x1b[?25h")

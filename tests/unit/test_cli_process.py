@@ -1,8 +1,10 @@
 """The command line as a process: start-up, terminals and pipes."""
 
+import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,6 +83,72 @@ def test_a_closed_pipe_ends_quietly(arguments: list[str], tmp_path: Path) -> Non
     assert complaints == []
     assert done.returncode == 1
     assert list(tmp_path.iterdir()) == []
+
+
+NOISY = """
+import ctypes
+import os
+
+from makespan.policies import policy
+
+_fifo = policy("fifo")
+
+
+class Noisy:
+    name = title = "noisy"
+    interval_s, is_clairvoyant, honours_guarantees, references = None, True, False, ()
+    initial_state = _fifo.initial_state
+
+    def decide(self, view, state):
+        os.write(1, b"native line\\n")
+        ctypes.CDLL(None).printf(b"line that C keeps until the end\\n")
+        return _fifo.decide(view, state)
+
+
+POLICIES = (Noisy(),)
+"""
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> str:
+    """Policy that writes to the standard output past Python, as solvers do."""
+    path = tmp_path / "noisy.py"
+    path.write_text(NOISY)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--json", "--policy"],
+        ["compare", "--workers", "2", "--json", "--policies"],
+    ],
+)
+def test_what_native_code_prints_does_not_spoil_the_output(arguments: list[str], noisy: str) -> None:
+    last = f"{noisy},fifo" if arguments[0] == "compare" else noisy
+    done = subprocess.run([*COMMAND, *arguments, last], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)
+    assert "native line" in done.stderr
+    if arguments[0] == "simulate":  # workers end without a word of what C kept
+        assert "line that C keeps" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["-", "/dev/stdout", "link"])
+def test_a_table_on_the_standard_output_is_alone_there(target: str, noisy: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    arguments = ["compare", "--workers", "1", "--policies", noisy, "--output", target]
+    with (tmp_path / "out").open("wb") as output, (tmp_path / "err").open("wb") as errors:
+        subprocess.run([*COMMAND, *arguments], stdout=output, stderr=errors, check=True, cwd=tmp_path)
+    rows = (tmp_path / "out").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows] == ["policy", "noisy"]
+    assert "native line" in (tmp_path / "err").read_text()
+
+
+def test_a_closed_error_stream_takes_nothing_of_the_output(noisy: str) -> None:
+    command = shlex.join([*COMMAND, "simulate", "--quiet", "--json", "--policy", noisy])
+    done = subprocess.run(f"{command} 2>&-", shell=True, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)
+    assert done.stderr == ""
 
 
 def group_ended(group: int, patience_s: float = 200.0) -> bool:

@@ -1,6 +1,7 @@
 """Live scheduling with a stand-in for training: the loop, losses, interrupts, and taking a run over."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,10 +10,11 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.claims import judge
+from makespan.cli._live_run import _EventLines
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
 from makespan.papers.morphling import LEDGER
 from makespan.policies import policy
-from makespan.sim import Allocation, Decision, PolicyError
+from makespan.sim import Allocation, Decision, Event, PolicyError
 from makespan.tables import LIVE, LIVE_JOBS
 from makespan.workloads import JobSpec
 
@@ -107,6 +109,36 @@ def test_a_policy_that_raises_or_never_returns_ends_a_run_with_what_was_done_kep
             jobs, policy = [job("a", 0, 90), job("b", 40, 9)], kind({0: {"a": ("ga", 1)}})
             run(jobs, "scripted", policy, trainer, decision_limit_s=0.1)
         assert 0 < trainer.saved["a"] < 90
+
+
+def test_lines_of_events_say_when_all_is_expected_to_be_done(capsys):
+    jobs = [job("a", 0, 100), job("b", 50, 400), job("c", 3000, 10)]
+    lines = _EventLines(setting(jobs), [10.0, 50.0, 80.0])  # as simulated, on the wall
+    a, b, c = (SimpleNamespace(spec=spec) for spec in jobs)
+
+    def left(wall_s, kind, running, pending=()):
+        view = SimpleNamespace(running=running, pending=pending, n_free_gpus=0)
+        lines.observe(Event(wall_s * SPEED, 0, kind, "a", "", 0, "", "", "", 0, 0.0, 0.0), view)
+        return capsys.readouterr().err.split("; ")[1].strip()
+
+    assert left(1.0, "started", [a], [b]) == "0/3 done, about 0:01:19 left"
+    assert left(12.0, "started", [a, b]) == "0/3 done, about 0:01:10 left"  # a should be done by now
+    assert left(15.0, "finished", [b]) == "1/3 done, about 0:01:10 left"
+    assert left(31.0, "submitted", [b], [c]) == "1/3 done, about 0:00:54 left"
+    assert left(47.0, "finished", [c]) == "2/3 done, about 0:00:30 left"
+    assert left(79.0, "finished", []) == "3/3 done, about 0:00:00 left"
+
+
+def test_an_expected_end_comes_true_without_disturbance(capsys, tmp_path):
+    jobs = [job("a", 0, 60), job("b", 5, 40), job("c", 6, 30, 2, "ga")]
+    what, where = setting(jobs), live.slot_cluster(2)
+    result, _ = run(jobs)
+    ends_s = sorted(result.simulated_outcomes["finish_time_s"])
+    lines = _EventLines(what, ends_s)
+    engine = live.run_live(what, policy("fifo"), where, FakeTrainer(SPEED), observers=[lines])
+    assert engine.view.time_s / SPEED == pytest.approx(ends_s[-1], abs=1e-3)
+    shown = [line.split("; ")[1] for line in capsys.readouterr().err.splitlines() if " finished " in line]
+    assert [line.split(",")[0] for line in shown] == ["1/3 done", "2/3 done", "3/3 done"]
 
 
 # --- the loop -------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.cli._live_run import live_command
+from makespan.live import _prepare
 from makespan.live._prepare import measure_restarts_s, measure_tables
 from makespan.live._segments import configuration_plan, slots_of
 from makespan.policies import policy
+from makespan.profiling import _measurements
 from makespan.profiling._design import model_of
 from makespan.runtime import latest_checkpoint
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
@@ -126,6 +128,34 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     assert jobs["n_restarts"].to_dict() == {"a": 0, "b": 1, "c": 0}
     assert jobs["final_loss"].notna().all()
     assert not work.exists()
+
+
+def test_an_interrupted_profile_goes_on_where_it_was(tmp_path, monkeypatch):
+    spec, counts, told = live.live_workload("live-smoke"), [], []
+    settings = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=2, restart_steps=1)
+    restarts_s = _prepare._restarts_s
+
+    def prepare():
+        counts.append([])
+        return _prepare.prepare_setting(
+            tmp_path, "fifo", spec, WHERE, 0, HERE, settings, told.append, lambda *at: counts[-1].append(at)
+        )
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_prepare, "_restarts_s", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare()
+    assert counts[0][0] == (0, 12) and counts[0][-1] == (6, 12)  # two slots, and both: two runs each
+    monkeypatch.setattr(_prepare, "_restarts_s", restarts_s)
+    monkeypatch.setattr(_measurements, "train_all", interrupted)  # nothing is left to train
+    setting = prepare()
+    assert f"{tmp_path / 'profile.jsonl'}: 6 of 12 runs are measured, going on" in told
+    assert counts[1][0] == (6, 12) and counts[1][-1] == (12, 12)
+    assert [path.name for path in tmp_path.iterdir()] == ["setting.json"]
+    table = setting.tables["tiny-gpt"]
+    assert table["placement"].tolist() == ["1", "2"] and (table["iter_time_s"] > 0).all()
 
 
 def test_the_profile_measures_every_plan_and_what_a_restart_costs():

@@ -13,6 +13,7 @@ from makespan.errors import InputError
 from makespan.perf import fit_table, load_cluster, load_environment, sampling_design
 from makespan.plans import Placement, PlanFamily
 from makespan.profiling import (
+    Measurements,
     Procedure,
     measure_points,
     model_of,
@@ -22,7 +23,7 @@ from makespan.profiling import (
     profile_table,
     profiling_launcher,
 )
-from makespan.profiling import _profile as module
+from makespan.profiling import _measurements as module
 from makespan.profiling import _rates as rates_module
 from makespan.profiling._design import point_plan
 from makespan.profiling._rates import (
@@ -121,7 +122,8 @@ def trained(monkeypatch):
 
         def train_all(jobs, **options):
             asked.append((jobs, options))
-            return tuple(result(*steps_of(number)) for number in range(len(jobs)))
+            for number in range(len(jobs)):
+                options["on_beat"]([result(*steps_of(number))])
 
         monkeypatch.setattr(module, "train_all", train_all)
         return asked
@@ -129,9 +131,9 @@ def trained(monkeypatch):
     return install
 
 
-def measured(procedure, points=None, launcher=None):
+def measured(procedure, points=None, launcher=None, **more):
     points = profile_points(GPT, [TWO], 1)[:2] if points is None else points
-    return measure_points(GPT, points, NODE, launcher or LocalLauncher(), procedure)
+    return measure_points(GPT, points, NODE, launcher or LocalLauncher(), procedure, **more)
 
 
 def test_warm_up_is_thrown_away_and_a_run_counts_with_its_median(trained):
@@ -194,6 +196,78 @@ def test_the_sampling_design_leaves_rows_to_predict(trained):
     mask = sampling_design(profile_table(parts, GPT), "tiny-gpt")
     assert 7 <= mask.sum() <= 10
     assert (~mask).sum() >= 4
+
+
+# --- what an interrupted profile leaves ------------------------------------------------------------
+
+
+def interrupted(trained, path, after, settings=None):
+    """Measure two points three times, with an interrupt after some runs; return what was asked for."""
+
+    def time_s(number):
+        if number == after:
+            raise KeyboardInterrupt
+        return (float(number + 1),)
+
+    asked = trained(time_s)
+    with pytest.raises(KeyboardInterrupt):
+        measured(Procedure(0, 1, 3), kept=Measurements(path, settings, 6))
+    return asked
+
+
+def test_an_interrupted_profile_goes_on_with_the_runs_that_are_missing(trained, tmp_path):
+    path, told, counts = tmp_path / "new" / "unfinished.jsonl", [], []
+    interrupted(trained, path, 4)
+    with path.open("a") as stream:
+        stream.write('{"name": "of a process that was killed while')
+    asked = trained(lambda number: (float(number + 5),))
+    kept = Measurements(path, {}, 6, lambda *count: counts.append(count), told.append)
+    part = measured(Procedure(0, 1, 3), kept=kept)
+    assert [len(jobs) for jobs, _ in asked] == [2]
+    assert [run["iter_time_s"] for run in part["points"][0]["runs"]] == [1.0, 3.0, 5.0]
+    assert [run["iter_time_s"] for run in part["points"][1]["runs"]] == [2.0, 4.0, 6.0]
+    assert told == [f"{path}: 4 of 6 runs are measured, going on"]
+    assert counts[0] == (4, 6) and counts[-1] == (6, 6)
+    assert measured(Procedure(0, 1, 3), kept=Measurements(path, {})) == part  # also what was added behind
+    assert len(asked) == 1
+    kept.remove()
+    assert not path.exists()
+
+
+def test_other_settings_and_another_machine_begin_anew_and_say_so(trained, tmp_path, monkeypatch):
+    path, told = tmp_path / "unfinished.jsonl", []
+    interrupted(trained, path, 4, {"steps": 1})
+    before = path.read_text()
+    assert "tiny-gpt on 2: machine" not in Measurements(path, {"steps": 2}, 6, None, told.append)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    assert "tiny-gpt on 2: machine" not in Measurements(path, {"steps": 1}, 6, None, told.append)
+    assert told == [
+        f"{path}: was measured with other settings, beginning anew",
+        f"{path}: was measured on another machine, beginning anew",
+    ]
+    assert path.read_text() == before  # until something else is measured
+    asked = trained(lambda number: (1.0,))
+    measured(Procedure(0, 1, 3), kept=Measurements(path, {"steps": 1}, 6))
+    assert len(asked[0][0]) == 6
+    assert '"elsewhere"' in path.read_text().splitlines()[0]
+
+
+def test_another_micro_batch_is_another_run(trained, tmp_path):
+    path = tmp_path / "unfinished.jsonl"
+    interrupted(trained, path, 4)
+    path.write_text(path.read_text().replace("micro-batch", "micro-batch 99, not"))
+    asked = trained(lambda number: (1.0,))
+    measured(Procedure(0, 1, 3), kept=Measurements(path, {}, 6))
+    assert len(asked[0][0]) == 6
+
+
+def test_points_that_cannot_run_count_as_done(trained):
+    counts, points = [], profile_points(GPT, [TWO], 1)
+    trained(lambda number: (1.0,))
+    kept = Measurements(None, {}, len(points), lambda *count: counts.append(count))
+    measured(Procedure(0, 1, 1), points, LocalLauncher(device="cuda", gpus=(0,)), kept=kept)
+    kept.beat()
+    assert counts[-1] == (len(points), len(points))
 
 
 def by_placement():
@@ -269,16 +343,17 @@ def test_what_dividing_a_model_costs_is_what_it_adds_to_a_step(monkeypatch):
             return 0.9  # 0.3 s of it apart from the passes' half
         return 0.8 + 0.1 * (plan.zero_stage > 0) if plan.dp == 2 else 1.2
 
-    def train_all(jobs, **_):
-        return tuple(result(*[step_s(job.plan)] * 20) for job in jobs)
+    def train_all(jobs, on_beat, **_):
+        on_beat([result(*[step_s(job.plan)] * 20) for job in jobs])
 
-    monkeypatch.setattr(rates_module, "train_all", train_all)
-    alone = rates_module._alone([GPT], LocalLauncher())
-    found = _added_by_division([GPT], alone, LocalLauncher(), 1e9, 2)
+    monkeypatch.setattr(module, "train_all", train_all)
+    alone = rates_module._alone([GPT], LocalLauncher(), Measurements())
+    found = _added_by_division([GPT], alone, LocalLauncher(), 1e9, 2, Measurements())
     activations = 8 * GPT.global_batch_size * sum(b.n_layers * b.seq * b.hidden for b in GPT.model.blocks)
     assert found["tensor_bytes_per_s"] == pytest.approx(activations / (0.9 * (0.9 - 1.2 / 2)))
     assert found["gather_efficiency"] == pytest.approx(4 * GPT.model.parameters / 2 / 1e9 / 0.1)
-    assert _added_by_division([GPT], alone, LocalLauncher(), 1e9, 1)["gather_efficiency"] == 1.0
+    alone_too = _added_by_division([GPT], alone, LocalLauncher(), 1e9, 1, Measurements())
+    assert alone_too["gather_efficiency"] == 1.0
 
 
 def test_a_rate_of_nothing_is_refused():
@@ -290,14 +365,29 @@ def test_a_rate_of_nothing_is_refused():
 
 
 @pytest.mark.xdist_group("training")
-def test_one_command_measures_the_machine_and_every_plan_on_it(tmp_path):
+def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     arguments = ["--workload", "tiny-llama", "--placement", "2", "--device", "cpu", "--warmup", "1"]
-    done = CliRunner().invoke(
-        main, ["profile", *arguments, "--steps", "1", "--repetitions", "2", "--output", str(tmp_path)]
-    )
+    arguments += ["--steps", "1", "--repetitions", "2", "--output", str(tmp_path)]
+    counts = []
+
+    def interrupt(countdown, done, total):
+        counts.append((done, total))
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("makespan.cli._view.Countdown.__call__", interrupt)
+        done = CliRunner().invoke(main, ["profile", *arguments])
+    path = tmp_path / "unfinished.jsonl"
+    assert done.exit_code == 1
+    assert f"stopped; the same command goes on from {path}" in done.stderr
+    assert counts[0] == (0, 23) and len({done for done, _ in counts}) == 11  # seven for the machine
+    done = CliRunner().invoke(main, ["profile", *arguments])
     assert done.exit_code == 0, done.output
-    assert "tiny-llama: 8 of 8 points ran; two runs of a point differ by" in done.output
+    assert done.stderr.startswith(f"{path}: 10 of 23 runs are measured, going on\n")
+    assert done.stdout.startswith("tiny-llama: 8 of 8 points ran; two runs of a point differ by")
+    assert not path.exists()
     table = read_csv(tmp_path / "tiny-llama.csv", THROUGHPUT)
     assert (table["iter_time_s"] > 0).all()
     phases = table[["forward_s", "overlap_sync_s", "optimize_s"]].to_numpy()

@@ -1,6 +1,7 @@
 """``makespan live``: run a small workload for real under a policy, and compare with its simulation."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,26 +11,48 @@ from makespan import live
 from makespan.cli._numbers import PROCESSES, SEED
 from makespan.cli._options import check_target, decision_limit_option
 from makespan.cli._output import say
+from makespan.cli._view import Countdown, clock
 from makespan.policies import policy
-from makespan.sim import ClusterView, Event
+from makespan.sim import ClusterView, Event, EventKind
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
 
 __all__ = ["live_command"]
 
 
 class _EventLines:
-    """An observer that writes a line an event; a second on the wall is ``scale`` seconds of the schedule."""
+    """An observer that writes a line an event, on the clock of the wall.
 
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    ``ends_s`` are the times at which jobs finish in the simulation, in order. The end is expected as much
+    later than there as the last job was that finished, or as the next one already is [s].
+    """
+
+    def __init__(self, setting: live.LiveSetting, ends_s: Sequence[float]) -> None:
+        self._scale, self._ends_s = setting.scale, ends_s
+        self._submit_s = {job.job_id: job.submit_time_s for job in setting.scaled_jobs()}
+        self._late_s = 0.0
+
+    def _end_text(self, event: Event, view: ClusterView) -> str:
+        """Say how many jobs are done, and when all will be."""
+        now_s, unfinished = (
+            event.time_s / self._scale,
+            {job.spec.job_id for job in (*view.pending, *view.running)},
+        )
+        came = {name for name, submit_s in self._submit_s.items() if submit_s <= event.time_s}
+        n_done = len(came - unfinished)
+        if event.kind == EventKind.FINISHED and n_done:
+            self._late_s = now_s - self._ends_s[n_done - 1]
+        if n_done < len(self._ends_s):
+            self._late_s = max(self._late_s, now_s - self._ends_s[n_done])
+        left_s = max(self._ends_s[-1] + self._late_s - now_s, 0.0)
+        return f"{n_done}/{len(self._ends_s)} done, about {clock(left_s)} left"
 
     def observe(self, event: Event, view: ClusterView) -> None:
-        """Write what happened, and who waits and runs."""
+        """Write what happened, who waits and runs, and when all will be done."""
         plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
         left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
         what = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
-        say(f"{what} {plan:<14} {left:<16} {queue}", err=True)
+        say(f"{what} {plan:<14} {left:<16} {queue}; {self._end_text(event, view)}", err=True)
 
 
 @click.command("live")
@@ -86,7 +109,10 @@ def live_command(
     chosen = policy(policy_name)
     work = work_dir or output / f"live-{chosen.name}"
 
+    countdown = Countdown("runs", is_shown=not quiet)
+
     def tell(text: str) -> None:
+        countdown.close()
         if not quiet:
             say(text, err=True)
 
@@ -99,13 +125,17 @@ def live_command(
             seed=seed,
             launcher=launcher,
             device=device,
-            observe=lambda setting: [] if quiet else [_EventLines(setting.scale)],
+            observe=lambda setting, ends_s: [] if quiet else [_EventLines(setting, ends_s)],
             tell=tell,
+            progress=countdown,
             decision_limit_s=decision_limit_s,
         )
     except KeyboardInterrupt:
+        countdown.close()
         say(f"stopped; the same command goes on from {work}", err=True)
         raise click.Abort from None
+    finally:
+        countdown.close()
     write_csv(result.comparison, output / "live.csv", LIVE)
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
     for violation in result.violations:

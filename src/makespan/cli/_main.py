@@ -1,6 +1,10 @@
 """The entry point, the list of its verbs, and the reference page made from their help texts."""
 
+import fcntl
 import importlib
+import io
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +17,13 @@ from makespan.units import printable
 __all__ = ["VERBS", "cli_page", "main"]
 
 _WIDTH = 96
+_OUTPUT, _ERRORS, _FIRST_FREE = 1, 2, 3  # file descriptors
 _HEAD = """# Command line
 
 Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
 error stream, exit status 2, and leaves no file behind. Exit status 1 means that the work was done and
-the answer is no: a schedule is impossible, a bound is missed.
+the answer is no: a schedule is impossible, a bound is missed. What solvers and other native libraries
+print goes to the error stream.
 
 In bash, `eval "$(_MAKESPAN_COMPLETE=bash_source makespan)"` completes verbs, options and names of policies,
 workloads and clusters; in zsh and fish alike, with `zsh_source` and `fish_source`.
@@ -73,6 +79,12 @@ class LazyGroup(click.Group):
         super().__init__(**options)
         self.verbs = dict(verbs)
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as a program; as a part of one (``standalone_mode=False``) its output is left as it is."""
+        if kwargs.get("standalone_mode", True):
+            _keep_standard_output()
+        return super().main(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order in which they were given."""
         return list(self.verbs)
@@ -102,6 +114,36 @@ class LazyGroup(click.Group):
             raise
         except OSError as error:
             raise Failure(f"{error.filename or 'file'}: {error.strerror or error}") from None
+
+
+def _keep_standard_output() -> None:
+    """Let only the streams of Python write to the standard output; its descriptor becomes the error stream.
+
+    Solvers print to the descriptor, and would spoil tables and JSON. It stays so to the end of the process,
+    because C keeps what it prints until then. A stream that a test or a notebook put there is left alone.
+    """
+    stream = sys.stdout
+    try:
+        if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != _OUTPUT:
+            return
+    except OSError:
+        return
+    stream.flush()
+    kept = fcntl.fcntl(_OUTPUT, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    raw = io.FileIO(kept, "wb", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # the first without buffers, as python -u
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    try:
+        os.dup2(_ERRORS, _OUTPUT)
+    except OSError:  # closed
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _OUTPUT)
+        os.close(nowhere)
 
 
 @click.group(

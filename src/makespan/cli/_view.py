@@ -11,7 +11,7 @@ from makespan.studies import Run
 from makespan.units import printable
 from makespan.workloads import JobSpec
 
-__all__ = ["LiveView", "Progress", "clock"]
+__all__ = ["Countdown", "LiveView", "Progress", "clock"]
 
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -233,19 +233,67 @@ def _nodes(held: Allocation) -> str:
     return " ".join(f"{first}:{n}" if first == last else f"{first}-{last}:{n}" for first, last, n in groups)
 
 
-class Progress:
+class _OnErrors:
+    """Something on the error stream that is replaced in a terminal, and elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._panel = Panel(self._stream) if is_terminal(self._stream) else None
+        self._began = time.perf_counter()
+        self._next = self._began + (0.0 if self._panel else _LINE_S)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._panel is not None:
+            self._panel.clear()
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{clock(time.perf_counter() - self._began):>8}  {text}\n")
+        self._stream.flush()
+
+
+class Countdown(_OnErrors):
+    """How far a measurement is, and how long it will take.
+
+    The time that is left follows from what was done since the first call, or since the count went back.
+    """
+
+    def __init__(self, what: str, *, is_shown: bool = True) -> None:
+        super().__init__()
+        self._what, self._is_shown = what, is_shown
+        self._first: tuple[int, float] | None = None
+        self._last = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how much is done, and of how much."""
+        now = time.perf_counter()
+        if self._first is None or done < self._last:
+            self._first = (done, now)
+        self._last = done
+        if not self._is_shown or now < self._next:
+            return
+        before, since = self._first
+        left_s = (now - since) * (total - done) / (done - before) if done > before else float("nan")
+        count, left = f"{done}/{total} {self._what}", f"about {clock(left_s)} left" if done > before else ""
+        if self._panel is not None:
+            passed = f"{bar(done / max(total, 1), _PROGRESS_WIDTH)} {clock(now - self._began)}"
+            self._panel.show([f"{count}  {passed}  {left}".rstrip()])
+            self._next = now + _POLICY_FRAME_S
+        else:
+            self._write(", ".join(filter(None, (count, left))))
+            self._next = now + _LINE_S
+
+
+class Progress(_OnErrors):
     """How far several simulations are: a bar a policy in a terminal, else a line now and then.
 
     Elsewhere a line also tells of every simulation that ends.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
         self._names = names
         self._told: set[int] = set()
-        self._stream = sys.stderr
-        self._panel = Panel(self._stream) if is_terminal(self._stream) else None
-        self._began = time.perf_counter()
-        self._next = self._began + (0.0 if self._panel else _LINE_S)
 
     def __call__(self, shares: Sequence[float], done: Sequence[Run | None]) -> None:
         """Show the share of finished jobs of each, and what is over; as for `makespan.studies.run_all`."""
@@ -263,11 +311,6 @@ class Progress:
             self._write(f"{len(self._told)}/{len(self._names)} policies done; {', '.join(going)}")
             self._next = now + _LINE_S
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._panel is not None:
-            self._panel.clear()
-
     def _tell(self, done: Sequence[Run | None]) -> None:
         for number, run in enumerate(done):
             if run is not None and number not in self._told:
@@ -281,7 +324,3 @@ class Progress:
             jct_s = run.metrics.avg_jct_s
             return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, average JCT {jct_s:.0f} s"
         return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")
-
-    def _write(self, text: str) -> None:
-        self._stream.write(f"{clock(time.perf_counter() - self._began):>8}  {text}\n")
-        self._stream.flush()

@@ -15,7 +15,16 @@ from makespan.leftovers import temporary_directory
 from makespan.live._segments import LaunchOn, ProcessTrainer, steady_wall_s
 from makespan.live._workload import LiveSetting, LiveSettings, LiveWorkload, live_jobs
 from makespan.plans import Placement
-from makespan.profiling import Procedure, ProfilePoint, measure_points, model_of, point_plan, profile_table
+from makespan.profiling import (
+    Measurements,
+    Procedure,
+    ProfilePoint,
+    measure_points,
+    measured_by,
+    model_of,
+    point_plan,
+    profile_table,
+)
 from makespan.runtime import memory_bytes
 from makespan.training import TrainingJob, train
 from makespan.workloads import workload
@@ -28,6 +37,7 @@ Slots = tuple[int, ...]
 Result = TypeVar("Result")
 
 _PATTERN = "a800-64"
+_TURNS = 2  # a start, and a continuation under another plan
 _SMALL_BYTES = 2e9  # of a slot where memory cannot be divided into something sensible
 
 
@@ -61,6 +71,7 @@ def prepare_setting(
     launch_on: LaunchOn,
     settings: LiveSettings,
     tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LiveSetting:
     """Return the setting of the run that was left in a directory, or measure and write a new one."""
     left = LiveSetting.load(directory)
@@ -68,7 +79,8 @@ def prepare_setting(
         left.check_same(policy, spec.name, where.n_gpus, seed)
         tell("continuing the run that was left")
         return left
-    tables, delay_s = profile(spec, where, launch_on, settings, tell)
+    kept = directory / "profile.jsonl"
+    tables, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
     jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
     setting = LiveSetting(
         policy=policy,
@@ -82,6 +94,7 @@ def prepare_setting(
         tables=tables,
     )
     setting.save(directory)
+    kept.unlink(missing_ok=True)
     return setting
 
 
@@ -91,13 +104,36 @@ def profile(
     launch_on: LaunchOn,
     settings: LiveSettings,
     tell: Callable[[str], None],
+    path: Path,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, pd.DataFrame], float]:
-    n_slots, node = where.n_gpus, where.node
+    """Measure the tables of a live workload and what a restart takes [s]; ``path`` as for `Measurements`."""
+    n_slots, node, launcher = where.n_gpus, where.node, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
-    tables = measure_tables(spec, n_slots, node, launch_on, settings)
-    delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings))
+    how = measured_by(map(workload, spec.workloads), _procedure(settings)) | {
+        "processes": [type(launcher).__name__, launcher.device, n_slots],
+        "plans": dict(spec.plans),
+        "restart_steps": settings.restart_steps,
+    }
+    kept = Measurements(path, how, _n_runs(spec, n_slots, settings), progress, tell)
+    tables = measure_tables(spec, n_slots, node, launch_on, settings, kept)
+    delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings, kept))
     tell(f"a start or a change takes {delay_s:.2f} s")
     return tables, delay_s
+
+
+def _procedure(settings: LiveSettings) -> Procedure:
+    return Procedure(settings.warmup_steps, settings.steps, settings.repetitions)
+
+
+def _n_runs(spec: LiveWorkload, n_slots: int, settings: LiveSettings) -> int:
+    """Count the runs of a profile: points and, on each group of slots, a start and a continuation."""
+    runs = {size: len(spec.workloads) * len(spec.plans[size]) * settings.repetitions for size in spec.slots}
+    return sum(_n_lanes(size, n_slots) * (runs[size] + _TURNS) for size in spec.slots)
+
+
+def _n_lanes(size: int, n_slots: int) -> int:
+    return max(n_slots // size, 1)
 
 
 def _time_s(table: pd.DataFrame, n_slots: int, plan: str) -> float:
@@ -124,16 +160,24 @@ def process_trainer(
 
 
 def measure_tables(
-    spec: LiveWorkload, n_slots: int, node: NodeSpec, launch_on: LaunchOn, settings: LiveSettings
+    spec: LiveWorkload,
+    n_slots: int,
+    node: NodeSpec,
+    launch_on: LaunchOn,
+    settings: LiveSettings,
+    kept: Measurements | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Profile every plan of a live workload, side by side on all slots, because so the jobs will run."""
-    procedure = Procedure(settings.warmup_steps, settings.steps, settings.repetitions)
     parts: dict[str, list[dict[str, Any]]] = {key: [] for key in spec.workloads}
 
     def measure(key: str, slots: Slots) -> dict[str, Any]:
         size = len(slots)
         points = [ProfilePoint(plan, Placement((size,)), 1) for plan in spec.plans[size]]
-        return measure_points(workload(key), points, node, launch_on(slots), procedure)
+        where = f", slots {_listed(slots)}"
+        procedure = _procedure(settings)
+        return measure_points(
+            workload(key), points, node, launch_on(slots), procedure, kept=kept, where=where
+        )
 
     for size in sorted(spec.slots):
         for part in _side_by_side(measure, list(spec.workloads), size, n_slots):
@@ -145,7 +189,7 @@ def _side_by_side(
     measure: Callable[[str, Slots], Result], items: Sequence[str], size: int, n_slots: int
 ) -> list[Result]:
     """Measure every item once on each group of slots, all groups at once, each with another item."""
-    n_lanes = max(n_slots // size, 1)
+    n_lanes = _n_lanes(size, n_slots)
     results: list[Result] = []
     with ThreadPoolExecutor(n_lanes) as pool:
         for turn in range(len(items)):
@@ -153,6 +197,10 @@ def _side_by_side(
             groups = [tuple(range(lane * size, (lane + 1) * size)) for lane in range(n_lanes)]
             results += pool.map(measure, chosen, groups)
     return results
+
+
+def _listed(slots: Slots) -> str:
+    return ",".join(map(str, slots))
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -166,12 +214,22 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def measure_restarts_s(
-    spec: LiveWorkload, n_slots: int, node: NodeSpec, launch_on: LaunchOn, settings: LiveSettings
+    spec: LiveWorkload,
+    n_slots: int,
+    node: NodeSpec,
+    launch_on: LaunchOn,
+    settings: LiveSettings,
+    kept: Measurements | None = None,
 ) -> list[float]:
     """Measure what a start, a stop and a continuation under another plan cost."""
+    known = kept or Measurements()
 
     def measure(key: str, slots: Slots) -> list[float]:
-        return _restarts_s(key, spec.plans[len(slots)], slots, node, launch_on, settings.restart_steps)
+        def restarts_s() -> list[float]:
+            return _restarts_s(key, spec.plans[len(slots)], slots, node, launch_on, settings.restart_steps)
+
+        found: list[float] = known.measure(f"restarts of {key}, slots {_listed(slots)}", restarts_s, _TURNS)
+        return found
 
     first = list(spec.workloads)[:1]
     found = (_side_by_side(measure, first, size, n_slots) for size in sorted(spec.slots))
@@ -183,7 +241,7 @@ def _restarts_s(
 ) -> list[float]:
     overheads_s = []
     with temporary_directory("restart") as directory:
-        for turn in range(2):
+        for turn in range(_TURNS):
             point = ProfilePoint(plans[turn % len(plans)], Placement((len(slots),)), 1)
             plan = point_plan(point, workload(key), node)
             job = TrainingJob(model_of(workload(key)), plan, n_steps * (turn + 1))

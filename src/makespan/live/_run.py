@@ -18,6 +18,7 @@ from makespan.sim import (
     DECISION_LIMIT_S,
     Observer,
     Policy,
+    SimulationResult,
     Violation,
     check_jobs,
     check_policy,
@@ -114,14 +115,7 @@ def compare_live(
     profiled = profiled or setting
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     delay_s = setting.restart_delay_s * setting.scale
-    simulated = simulate(
-        jobs,
-        cluster,
-        profiled.catalogue().on(cluster),
-        policy,
-        restart_delay_s=profiled.restart_delay_s * setting.scale,
-        extra_steps=0,
-    )
+    simulated = _simulated(setting, profiled, policy, cluster)
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     found = validate_schedule(events, jobs, cluster, catalogue, delay_s, extra_steps=0)
@@ -136,6 +130,25 @@ def compare_live(
         simulated_events=tables[2],
         simulated_outcomes=tables[3],
         violations=tuple(violation for violation in found if violation.rule in _RULES),
+    )
+
+
+def _simulated(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> SimulationResult:
+    """Simulate the jobs of a setting with what was profiled, in the time of the policy."""
+    return simulate(
+        setting.scaled_jobs(),
+        cluster,
+        profiled.catalogue().on(cluster),
+        policy,
+        restart_delay_s=profiled.restart_delay_s * setting.scale,
+        extra_steps=0,
+        decision_limit_s=decision_limit_s,
     )
 
 
@@ -207,8 +220,9 @@ def live_experiment(
     seed: int = 0,
     launcher: str = "local",
     device: str = "cpu",
-    observe: Callable[[LiveSetting], Sequence[Observer]] = lambda setting: (),
+    observe: Callable[[LiveSetting, Sequence[float]], Sequence[Observer]] = lambda setting, ends_s: (),
     tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveResult:
     """Profile, run live, profile again, simulate and compare; go on with a run that was left.
@@ -221,11 +235,12 @@ def live_experiment(
     policy, workload, n_slots, seed
         What decides, the name of a live workload, devices to use, and which jobs.
     directory
-        Where state and checkpoints are kept until the end; then it is removed.
+        Where measurements, state and checkpoints are kept until the end; then it is removed.
     launcher, device
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
-    observe, tell
-        From the setting to who is told of every event; is told what is done.
+    observe, tell, progress
+        From the setting, and the times on the wall at which the simulation by the first profile lets jobs
+        finish [s], to who is told of every event; is told what is done; as for `Measurements`.
     decision_limit_s
         As for `run_live`.
 
@@ -238,10 +253,13 @@ def live_experiment(
     check_policy(policy)
     where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
     spec = live_workload(workload).fitting(n_slots)
-    setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell)
+    setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell, progress)
+    foreseen = _simulated(setting, setting, policy, where, decision_limit_s).outcomes["finish_time_s"]
+    observers = observe(setting, sorted(foreseen / setting.scale))
     trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
-    engine = run_live(setting, policy, where, trainer, directory, observe(setting), decision_limit_s)
-    again = setting.averaged(*profile(spec, where, slots, settings, tell))
+    engine = run_live(setting, policy, where, trainer, directory, observers, decision_limit_s)
+    kept = directory / "profile-again.jsonl"
+    again = setting.averaged(*profile(spec, where, slots, settings, tell, kept, progress))
     result = compare_live(setting, policy, where, engine, again)
     shutil.rmtree(directory, ignore_errors=True)
     return result

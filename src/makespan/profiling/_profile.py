@@ -3,7 +3,7 @@
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from makespan.errors import InputError
 from makespan.hardware import NodeSpec
+from makespan.plans import ExecutionPlan
 from makespan.profiling._design import ProfilePoint, model_of, point_plan
+from makespan.profiling._measurements import Measurements, train_missing
 from makespan.runtime import Launcher, describe_machine
-from makespan.training import RunResult, TrainingJob, train_all, unsupported_reasons
+from makespan.training import RunResult, TrainingJob, unsupported_reasons
 from makespan.workloads import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Procedure", "measure_points", "profile_record", "profile_table"]
+__all__ = ["Procedure", "measure_points", "measured_by", "profile_record", "profile_table"]
 
 _PHASES = {
     "iter_time_s": "step_s", "forward_s": "forward_s", "overlap_sync_s": "backward_sync_s",
@@ -54,6 +56,12 @@ class Procedure:
                 raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
 
 
+def measured_by(workloads: Iterable[Workload], procedure: Procedure) -> dict[str, Any]:
+    """Return the models of workloads and how they are measured, as settings of `Measurements`."""
+    models = {spec.key: [spec.global_batch_size, asdict(model_of(spec))] for spec in workloads}
+    return {"models": models, "procedure": asdict(procedure)}
+
+
 def measure_points(
     workload: Workload,
     points: Sequence[ProfilePoint],
@@ -61,6 +69,8 @@ def measure_points(
     launcher: Launcher,
     procedure: Procedure,
     run_dir: str | Path | None = None,
+    kept: Measurements | None = None,
+    where: str = "",
 ) -> dict[str, Any]:
     """Train each point for a few steps and time it.
 
@@ -72,6 +82,9 @@ def measure_points(
     launcher, procedure, run_dir
         Starts the processes, once for all points; steps and repetitions; directory in which the
         processes meet, seen by all nodes, None for a temporary one.
+    kept, where
+        What an interrupted profile measured, to go on with, and where runs are kept as they end, None for
+        nowhere; the part of their names that tells devices apart on which points are measured several times.
 
     Returns
     -------
@@ -79,37 +92,53 @@ def measure_points(
         Plain values: ``workload``, ``machine`` (see `describe_machine`), ``device``,
         ``procedure``, and for each of the ``points`` the median times [s] of every run.
     """
-    model = model_of(workload)
     plans = [point_plan(point, workload, node) for point in points]
-    reasons = [unsupported_reasons(plan, model, launcher.n_devices) for plan in plans]
-    n_steps = procedure.warmup_steps + procedure.steps
-    jobs = [TrainingJob(model, plan, n_steps) for plan, why in zip(plans, reasons, strict=True) if not why]
-    machine = describe_machine()
-    rounds = jobs * procedure.repetitions
-    runs = train_all(rounds, launcher=launcher, run_dir=run_dir) if jobs else ()
-    by_job = iter([runs[index :: len(jobs)] for index in range(len(jobs))])
+    reasons = [unsupported_reasons(plan, model_of(workload), launcher.n_devices) for plan in plans]
+    kept = kept or Measurements()
+    group = f"{workload.key} on {points[0].placement.text}{where}"
+    machine = kept.measure(f"{group}: machine", describe_machine, 0)
+    kept.skip(sum(map(bool, reasons)) * procedure.repetitions)
+    names = [
+        f"{group}: {point.exec_plan}, micro-batch {plan.micro_batch_size}"
+        for point, plan in zip(points, plans, strict=True)
+    ]
+    able = {name: plan for name, plan, why in zip(names, plans, reasons, strict=True) if not why}
+    jobs = _jobs(workload, able, procedure)
+    found = train_missing(jobs, lambda run: _medians(run, procedure), launcher, kept, run_dir)
+    runs = {name: found[index :: len(able)] for index, name in enumerate(able)}
     return {
         "workload": workload.key,
-        "device": runs[0].device if runs else launcher.device,
+        "device": found[0]["device"] if found else launcher.device,
         "machine": machine,
         "procedure": asdict(procedure),
         "points": [
             {
-                "exec_plan": point.exec_plan,
-                "placement": point.placement.text,
-                "cpu_threads": point.cpu_threads,
+                **dict(zip(_KEYS, (point.exec_plan, point.placement.text, point.cpu_threads), strict=True)),
                 "micro_batch_size": plan.micro_batch_size,
                 "reason": "; ".join(why),
-                "runs": [] if why else [_medians(run, procedure) for run in next(by_job)],
+                "runs": [{phase: run[phase] for phase in _PHASES} for run in runs.get(name, [])],
             }
-            for point, plan, why in zip(points, plans, reasons, strict=True)
+            for name, point, plan, why in zip(names, points, plans, reasons, strict=True)
         ],
     }
 
 
-def _medians(run: RunResult, procedure: Procedure) -> dict[str, float]:
+def _jobs(
+    workload: Workload, plans: Mapping[str, ExecutionPlan], procedure: Procedure
+) -> dict[str, TrainingJob]:
+    """Name the runs of named plans, all plans in turn."""
+    model, n_steps = model_of(workload), procedure.warmup_steps + procedure.steps
+    return {
+        f"{name}, run {number + 1}": TrainingJob(model, plan, n_steps)
+        for number in range(procedure.repetitions)
+        for name, plan in plans.items()
+    }
+
+
+def _medians(run: RunResult, procedure: Procedure) -> dict[str, Any]:
     timed = run.times[procedure.warmup_steps :]
-    return {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
+    phases = {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
+    return {"device": run.device, **phases}
 
 
 def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd.DataFrame":

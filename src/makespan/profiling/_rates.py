@@ -11,6 +11,7 @@ from makespan.leftovers import temporary_directory
 from makespan.plans import ExecutionPlan
 from makespan.presets import read_preset
 from makespan.profiling._design import ProfilePoint, model_of
+from makespan.profiling._measurements import Measurements, train_missing
 from makespan.runtime import (
     Launch,
     LocalLauncher,
@@ -21,12 +22,13 @@ from makespan.runtime import (
     usable_cpus,
     visible_gpus,
 )
-from makespan.training import RunResult, TrainingJob, train_all
+from makespan.training import RunResult, TrainingJob
 from makespan.units import GIB
 from makespan.workloads import Workload
 
 __all__ = [
     "MachineRates", "allocation_launcher", "environment_text", "measure_rates", "profiling_launcher",
+    "rate_runs",
 ]  # fmt: skip
 
 _BANDWIDTH_WORKER = "makespan.profiling._bandwidth"
@@ -34,7 +36,9 @@ _FLOAT_BYTES = 4
 _MIB = GIB / 1024
 _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
 _STEPS, _WARM_UP = 10, 3
+_EXCHANGE_RUNS, _PLANS = 1, 3  # of the exchange, and of each workload alone and divided
 _TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
+_PASSES = ("forward_s", "backward_sync_s")
 _LEAST_ADDED = 0.01  # of the time under division, so that the rate stays finite
 _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, training is in 32 bit
 
@@ -92,7 +96,11 @@ def allocation_launcher(
 
 
 def measure_rates(
-    workloads: Sequence[Workload], n_processes: int, cpu_threads: int, launcher: LocalLauncher
+    workloads: Sequence[Workload],
+    n_processes: int,
+    cpu_threads: int,
+    launcher: LocalLauncher,
+    kept: Measurements | None = None,
 ) -> MachineRates:
     """Measure the constants that all models on a machine share.
 
@@ -104,10 +112,16 @@ def measure_rates(
         Their sizes are those of the messages, and their models are those whose passes are timed.
     n_processes, cpu_threads, launcher
         Processes of the exchange, on this machine; CPU threads of each; where they run.
+    kept
+        As for `measure_points`; `rate_runs` are added.
     """
+    kept = kept or Measurements()
     n_devices = max(n_processes, launcher.n_devices or usable_cpus() // cpu_threads)
-    times = _exchange_times(workloads, min(n_processes, n_devices), cpu_threads, launcher)
-    between, alone = _rates(times, n_processes), _alone(workloads, launcher)
+    n_meeting = min(n_processes, n_devices)
+    times = kept.measure(
+        "exchange", lambda: _exchange_times(workloads, n_meeting, cpu_threads, launcher), _EXCHANGE_RUNS
+    )
+    between, alone = _rates(times, n_processes), _alone(workloads, launcher, kept)
     forward_s, backward_s = _launch_times(workloads, alone)
     return MachineRates(
         n_devices=n_devices,
@@ -118,8 +132,13 @@ def measure_rates(
         forward_launch_s=forward_s,
         backward_launch_s=backward_s,
         **between,
-        **_added_by_division(workloads, alone, launcher, between["ring_bytes_per_s"], n_processes),
+        **_added_by_division(workloads, alone, launcher, between["ring_bytes_per_s"], n_processes, kept),
     )
+
+
+def rate_runs(n_workloads: int, n_processes: int) -> int:
+    """Count the runs of `measure_rates`."""
+    return _EXCHANGE_RUNS + _PLANS * n_workloads * (1 if n_processes == 1 else 2)
 
 
 def _rates(times: dict[str, float], n_processes: int) -> dict[str, float]:
@@ -152,23 +171,47 @@ def _activation_bytes(spec: Workload) -> int:
     return _FLOAT_BYTES * samples * spec.model.seq * spec.model.hidden
 
 
-def _alone(workloads: Sequence[Workload], launcher: LocalLauncher) -> Sequence[Sequence[RunResult]]:
+Times = Mapping[str, float]
+"""Median times of the warm steps of a run [s]."""
+
+
+def _alone(
+    workloads: Sequence[Workload], launcher: LocalLauncher, kept: Measurements
+) -> list[tuple[Times, ...]]:
     """Train each workload in one process: a batch of one, a whole batch, and the same in micro-batches."""
-    jobs = [
-        TrainingJob(model_of(spec), plan, _STEPS)
-        for spec in workloads
-        for plan in (_whole(1), _whole(spec.global_batch_size), _plan(spec))
-    ]
-    results = train_all(jobs, launcher=launcher)
-    return [results[start : start + 3] for start in range(0, len(results), 3)]
+    plans = [(_whole(1), _whole(spec.global_batch_size), _plan(spec)) for spec in workloads]
+    return _times("alone", workloads, plans, launcher, kept)
 
 
-def _launch_times(workloads: Sequence[Workload], alone: Sequence[Sequence[RunResult]]) -> tuple[float, float]:
+def _times(
+    how: str,
+    workloads: Sequence[Workload],
+    plans: Sequence[Sequence[ExecutionPlan]],
+    launcher: LocalLauncher,
+    kept: Measurements,
+) -> list[tuple[Times, ...]]:
+    """Train each workload under its plans."""
+    jobs = {
+        f"rates {how}: {spec.key}, part {part + 1}": TrainingJob(model_of(spec), plan, _STEPS)
+        for spec, members in zip(workloads, plans, strict=True)
+        for part, plan in enumerate(members)
+    }
+    found = iter(train_missing(jobs, _medians, launcher, kept))
+    return [tuple(next(found) for _ in members) for members in plans]
+
+
+def _medians(result: RunResult) -> dict[str, float]:
+    warm = result.times[_WARM_UP:]
+    times = {name: median(getattr(step, name) for step in warm) for name in ("step_s", *_PASSES)}
+    return times | {"passes_s": median(sum(getattr(step, name) for name in _PASSES) for step in warm)}
+
+
+def _launch_times(workloads: Sequence[Workload], alone: Sequence[Sequence[Times]]) -> tuple[float, float]:
     """Time of a forward and of a backward pass at no samples, by a line through two batch sizes [s]."""
-    found: dict[str, list[float]] = {"forward_s": [], "backward_sync_s": []}
+    found: dict[str, list[float]] = {name: [] for name in _PASSES}
     for spec, results in zip(workloads, alone, strict=True):
         for name, values in found.items():
-            one, many = (_median_s(result, name) for result in results[:2])
+            one, many = (result[name] for result in results[:2])
             growth = (many - one) / max(spec.global_batch_size - 1, 1)
             values.append(max(one - growth, 0.0))
     return mean(found["forward_s"]), mean(found["backward_sync_s"])
@@ -176,28 +219,24 @@ def _launch_times(workloads: Sequence[Workload], alone: Sequence[Sequence[RunRes
 
 def _added_by_division(
     workloads: Sequence[Workload],
-    alone: Sequence[Sequence[RunResult]],
+    alone: Sequence[Sequence[Times]],
     launcher: LocalLauncher,
     ring_bytes_per_s: float,
     n_processes: int,
+    kept: Measurements,
 ) -> dict[str, float]:
     """Rates from what dividing a model over two processes adds to a step: messages, and its own cost."""
     if n_processes == 1:
         return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
-    jobs = [
-        TrainingJob(model_of(spec), plan, _STEPS)
-        for spec in workloads
-        for plan in (_plan(spec, tp=2), _plan(spec, dp=2), _plan(spec, dp=2, zero_stage=2))
-    ]
-    two = train_all(jobs, launcher=launcher)
+    plans = [(_plan(spec, tp=2), _plan(spec, dp=2), _plan(spec, dp=2, zero_stage=2)) for spec in workloads]
+    two = _times("divided", workloads, plans, launcher, kept)
     moved = ring_s = tensor_s = gather_s = 0.0
-    by_kind = zip(workloads, alone, two[::3], two[1::3], two[2::3], strict=True)
-    for spec, (*_, one), tensor, whole, divided in by_kind:
+    for spec, (*_, one), (tensor, whole, divided) in zip(workloads, alone, two, strict=True):
         activations = sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
         moved += _TENSOR_BYTES * spec.global_batch_size * activations
         ring_s += _FLOAT_BYTES * spec.model.parameters / 2 / ring_bytes_per_s
-        tensor_s += _difference_s(_passes_s(tensor), _passes_s(one) / 2)
-        gather_s += _difference_s(_median_s(divided, "step_s"), _median_s(whole, "step_s"))
+        tensor_s += _difference_s(tensor["passes_s"], one["passes_s"] / 2)
+        gather_s += _difference_s(divided["step_s"], whole["step_s"])
     return {"tensor_bytes_per_s": moved / tensor_s, "gather_efficiency": ring_s / gather_s}
 
 
@@ -215,15 +254,6 @@ def _plan(spec: Workload, dp: int = 1, tp: int = 1, zero_stage: int = 0) -> Exec
 
 def _difference_s(longer_s: float, shorter_s: float) -> float:
     return max(longer_s - shorter_s, _LEAST_ADDED * longer_s)
-
-
-def _passes_s(result: RunResult) -> float:
-    """Median time of the forward and backward passes of a step [s]."""
-    return median(step.forward_s + step.backward_sync_s for step in result.times[_WARM_UP:])
-
-
-def _median_s(result: RunResult, phase: str) -> float:
-    return float(median(getattr(step, phase) for step in result.times[_WARM_UP:]))
 
 
 def _device_memory(kind: str, n_devices: int) -> float:

@@ -12,7 +12,7 @@ from makespan.files import read_json, write_json
 __all__ = ["RunDirectory"]
 
 _OF_A_RUN = (
-    "request.json", "result.json", "progress.json", "stop", "met-*.json", "store-*.json", "error-*.json",
+    "request.json", "result-*.json", "progress.json", "stop", "met-*.json", "store-*.json", "error-*.json",
     "lost-*.json", "log-*.txt",
 )  # fmt: skip
 
@@ -38,13 +38,13 @@ class RunDirectory:
         """Request of the run."""
         return read_json(self.path / "request.json")
 
-    def write_result(self, result: Any) -> None:
-        """Write what came of the run; one process does."""
-        write_json(result, self.path / "result.json")
+    def write_result(self, result: Any, number: int = 0) -> None:
+        """Write what came of the run, or of one of its jobs by number; one process does."""
+        write_json(result, self.path / f"result-{number}.json")
 
-    def result(self) -> Any:
-        """Outcome of the run; None before it is written."""
-        return read_json(self.path / "result.json")
+    def result(self, number: int = 0) -> Any:
+        """Outcome of the run, or of one of its jobs; None before it is written."""
+        return read_json(self.path / f"result-{number}.json")
 
     def write_progress(self, values: Any) -> None:
         """Write a heartbeat; one process does, and the time without one is limited."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +77,8 @@ class Launch:
     on_loss
         ``end``: when a process fails all end; ``tell``: the others find it in the directory and go on,
         and the run is well if one of them ends well.
+    on_beat
+        Called here, in the process that waits, soon after each heartbeat.
     """
 
     worker: str | Sequence[str]
@@ -86,6 +88,7 @@ class Launch:
     threads: int = 1
     options: Sequence[ProcessOptions] = ()
     on_loss: OnLoss = "end"
+    on_beat: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -301,6 +304,7 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             now = time.monotonic()
             if (latest := directory.last_beat_ns()) != beat:
                 beat, beat_time = latest, now
+                launch.on_beat()
             if now - begun > limits.timeout_s:
                 raise WorkerError(f"the run took longer than {limits.timeout_s:g} s and was brought down")
             if beat is not None and now - beat_time > limits.stall_timeout_s:

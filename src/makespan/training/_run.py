@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -84,11 +84,13 @@ def train_all(
     launcher: Launcher | None = None,
     run_dir: str | Path | None = None,
     keep_gradients: bool = False,
+    on_beat: Callable[[Sequence[RunResult]], None] = lambda results: None,
 ) -> tuple[RunResult, ...]:
     """Train several jobs one after the other in one group of processes, without checkpoints.
 
     This saves the start of processes, for example when many plans are profiled. Options and errors are
-    those of `train`; an `InputError` says that the jobs need different numbers of processes.
+    those of `train`; an `InputError` says that the jobs need different numbers of processes. With each
+    heartbeat ``on_beat`` gets the results that are new, often none.
     """
     launcher = launcher if launcher is not None else LocalLauncher()
     if len({job.plan.n_gpus for job in jobs}) != 1:
@@ -96,7 +98,7 @@ def train_all(
         raise InputError(f"jobs that train together need equally many processes; found {counts}")
     for job in jobs:
         check_supported(job.plan, job.model, launcher.n_devices)
-    return tuple(_execute(jobs, launcher, run_dir, None, None, keep_gradients))
+    return tuple(_execute(jobs, launcher, run_dir, None, None, keep_gradients, on_beat))
 
 
 def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
@@ -136,13 +138,14 @@ def _execute(
     checkpoint_dir: str | Path | None,
     source: Mapping[str, Any] | None,
     keep_gradients: bool,
+    on_beat: Callable[[Sequence[RunResult]], None] = lambda results: None,
 ) -> list[RunResult]:
-    """Run the request and read the results."""
+    """Run the request and read the results as they come."""
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
         with temporary_directory("run") as name:
-            return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients)
+            return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients, on_beat)
     directory, plan = Path(run_dir).resolve(), jobs[0].plan
     request = {
         "jobs": [job_values(job) for job in jobs],
@@ -151,8 +154,18 @@ def _execute(
         "keep_gradients": keep_gradients,
     }
     _log.info("%d job(s) on %d %s process(es)", len(jobs), plan.n_gpus, launcher.device)
-    launcher.run(Launch(_WORKER, request, plan.n_gpus, directory, threads=plan.cpu_threads))
-    return [result_from(values) for values in RunDirectory(directory).result()]
+    results: list[RunResult] = []
+
+    def collect() -> None:
+        known, found = len(results), RunDirectory(directory)
+        while (values := found.result(len(results))) is not None:
+            results.append(result_from(values))
+        on_beat(results[known:])
+
+    threads = plan.cpu_threads
+    launcher.run(Launch(_WORKER, request, plan.n_gpus, directory, threads=threads, on_beat=collect))
+    collect()
+    return results
 
 
 def request_stop(run_dir: str | Path) -> None:

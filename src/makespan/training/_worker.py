@@ -50,14 +50,13 @@ class _Run:
         self.stop = True
 
     def run(self) -> None:
-        """Train every job and write what came of them."""
-        results = []
+        """Train every job and write at its end what came of it."""
         for number, values in enumerate(self.request["jobs"]):
-            results.append(self._train(job_from(values), number))
-            if results[-1]["stopped"]:
+            result = self._train(job_from(values), number)
+            if self.who.rank == 0:
+                self.directory.write_result(result, number)
+            if result["stopped"]:
                 break
-        if self.who.rank == 0:
-            self.directory.write_result(results)
 
     def _train(self, job: TrainingJob, number: int) -> dict[str, Any]:
         begun = time.perf_counter()
