@@ -1,6 +1,7 @@
 # EasyScale (SC 2023): from a job list to the tables of the cluster experiments.
 
 EASYSCALE = SETTINGS.easyscale.simulation
+BESIDE_SERVING = SETTINGS.easyscale.beside_serving()
 
 
 rule easyscale_generate_jobs:
@@ -72,3 +73,29 @@ rule easyscale_simulate:
         ),
     script:
         "../workflow/scripts/easyscale_simulate.py"
+
+
+rule easyscale_serving:
+    input:
+        **{
+            artifact: f"config/published/easyscale_{artifact}.csv"
+            for artifact in ("fig11", "fig12", "serving")
+        },
+        jobs="results/{source}/easyscale/jobs.csv",
+    output:
+        serving="results/{source}/easyscale/serving.csv",
+        serving_rounds="results/{source}/easyscale/serving_rounds.csv",
+    log:
+        "logs/{source}/easyscale/easyscale_serving.log",
+    benchmark:
+        "benchmarks/results/{source}/easyscale/easyscale_serving.tsv"
+    conda:
+        CPU
+    threads: 2
+    resources:
+        **asks(minutes=10),
+    params:
+        options=BESIDE_SERVING,
+        code=code_hash("easyscale_serving", chosen=BESIDE_SERVING["policies"]),
+    script:
+        "../workflow/scripts/easyscale_serving.py"

@@ -16,8 +16,9 @@ from makespan.papers.easyscale import (
     generated_jobs,
     published_jobs,
     read_published,
+    serving_experiment,
 )
-from makespan.papers.easyscale._draw import fig14, fig15, sensitivity
+from makespan.papers.easyscale._draw import fig14, fig15, sensitivity, serving
 from makespan.tables import write_csv
 from makespan.throughput import shipped_register
 
@@ -27,7 +28,7 @@ HAS_LIST = (PUBLISHED / "easyscale/workload.csv").is_file()
 SETTINGS = load_settings([], ROOT).easyscale
 CELLS = {
     name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv")
-    for name in ("fig11", "fig12", "fig14", "fig15")
+    for name in ("fig11", "fig12", "fig14", "fig15", "serving")
 }
 SHORT = {"intervals_s": [120.0], "restart_delays_s": []}
 
@@ -36,6 +37,12 @@ SHORT = {"intervals_s": [120.0], "restart_delays_s": []}
 def tables():
     options = SETTINGS.simulation.experiments() | SHORT
     return cluster_experiments(generated_jobs(3, 14), CELLS, **options)
+
+
+@pytest.fixture(scope="module")
+def beside():
+    options = SETTINGS.beside_serving() | {"copies": 2, "hours": 3.0}
+    return serving_experiment(generated_jobs(3, 14), CELLS, **options)
 
 
 def test_all_jobs_complete_under_every_policy(tables):
@@ -89,21 +96,41 @@ def test_equal_inputs_give_equal_tables(tables):
     }
 
 
-def test_figures_are_drawn_from_the_saved_tables(tables, tmp_path):
+def test_training_beside_serving_uses_what_is_idle_and_gives_it_back(beside):
+    table, rounds = beside["serving"].set_index("policy"), beside["serving_rounds"]
+    assert (table["jobs"] == 28).all() and (table["interruptions"] == 0).all()
+    assert (table["shared_ratio"] > table["serving_ratio"]).all()
+    ratio = 100 * (table["shared_ratio"] / table["serving_ratio"] - 1)
+    assert table["gain_pct"].to_numpy() == pytest.approx(ratio.to_numpy())
+    assert (rounds["serving_gpus"] <= rounds["reserved_gpus"]).all()
+    assert (rounds["reserved_gpus"] + rounds["training_gpus"] <= 64).all()
+    assert table["published_gain_pct"].dropna().to_dict() == {"easyscale-heter": 62.1}
+
+
+def test_serving_waits_where_it_keeps_no_headroom_and_nothing_in_hand():
+    options = SETTINGS.beside_serving() | {"copies": 1, "hours": 1.0}
+    options["demand"] = options["demand"] | {"headroom_share": 0.0, "hold_rounds": 1, "noise_std": 0.1}
+    found = serving_experiment(generated_jobs(3, 14), CELLS, **options)["serving"]
+    assert (found["delayed_rounds"] > 0).all() and (found["interruptions"] == 0).all()
+
+
+def test_figures_are_drawn_from_the_saved_tables(tables, beside, tmp_path):
     paths = {}
+    tables = tables | beside
     for schema in SCHEMAS:
         name = schema.name.removeprefix("easyscale_")
         paths[name] = str(tmp_path / f"{name}.csv")
         write_csv(tables[name], paths[name], schema)
     shown = ["easyscale-homo", "easyscale-heter"]
-    for figure, table in (fig14(paths, "emulated"), fig15(paths, "emulated", shown), sensitivity(paths, "x")):
+    drawn = (fig14(paths, "emulated"), fig15(paths, "emulated", shown), sensitivity(paths, "published"))
+    for figure, table in (*drawn, serving(paths, "emulated")):
         assert len(figure.axes) >= 2 and len(table)
 
 
 # --- the ledger -----------------------------------------------------------------------------------
 
 
-def made_up(jct, makespan, heter=64, homo=32):
+def made_up(jct, makespan, heter=64, homo=32, gain=30.0, lost=0):
     """Tables in which policies have these times, and two of them hold so many GPUs all the time."""
     policies = ["easyscale-heter", "easyscale-heter-growth", "easyscale-homo", "fifo", "fifo-serial"]
     times = {"avg_jct_s": jct, "makespan_from_zero_s": makespan}
@@ -113,7 +140,20 @@ def made_up(jct, makespan, heter=64, homo=32):
     series = (("easyscale-heter", heter), ("easyscale-homo", homo))
     rows = [(name, str(60.0 * number), str(gpus)) for name, gpus in series for number in range(100)]
     held = pd.DataFrame(rows, columns=["policy", "time_s", "gpus"])
-    return {"fig14": one, "fig15": held, "sensitivity": one.assign(parameter="interval_s", value="30")}
+    other = pd.DataFrame(
+        {
+            "policy": ["easyscale-heter"],
+            "gain_pct": [str(gain)],
+            "delayed_rounds": "0",
+            "interruptions": str(lost),
+        }
+    )
+    return {
+        "fig14": one,
+        "fig15": held,
+        "serving": other,
+        "sensitivity": one.assign(parameter="interval_s", value="30"),
+    }
 
 
 def verdicts(tables):
@@ -123,7 +163,7 @@ def verdicts(tables):
 
 def test_statements_hold_where_the_tables_say_so():
     good = made_up([1.0, 1.5, 2.0, 5.0, 9.0], [10.0, 11.0, 12.0, 20.0, 30.0])
-    assert verdicts(good) == ["holds"] * 9
+    assert verdicts(good) == ["holds"] * 11
 
 
 @pytest.mark.parametrize(
@@ -135,6 +175,8 @@ def test_statements_hold_where_the_tables_say_so():
         ({"makespan": [10.0, 12.5, 12.0, 20.0, 30.0]}, [4]),
         ({"heter": 63}, [5]),
         ({"heter": 30}, [5, 6, 7]),
+        ({"gain": 19.0}, [9]),
+        ({"lost": 1}, [10]),
     ],
 )
 def test_statements_fail_where_the_tables_say_so(changes, failing):

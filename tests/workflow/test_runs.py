@@ -11,11 +11,12 @@ import pytest
 
 from makespan import tables
 from makespan.config import check_settings
-from makespan.papers import figures, morphling
+from makespan.papers import PAPERS, figures, morphling
 from makespan.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
+FURTHER = [name for paper in PAPERS[1:] for name, entry in figures(paper).items() if not entry.sources]
 N_SIMULATED_FIGURES = 9
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
@@ -54,7 +55,8 @@ def test_every_product_of_a_paper_is_in_the_list_of_results(small_run):
     text = (ROOT / "results/README.md").read_text()
     listed = [name.replace(".*", ".") for name in re.findall(r"^ {8}(\S+) ", text, re.MULTILINE)]
     patterns = [re.sub(r"<\w+>", r"\\w+", re.escape(name)) for name in listed]
-    papers = [path / "morphling" for path in (small_run.root / "results").iterdir() if path.is_dir()]
+    sources = [path for path in (small_run.root / "results").iterdir() if path.is_dir()]
+    papers = [path / name for path in sources for name in PAPERS]
     files = [path.relative_to(one).as_posix() for one in papers for path in one.rglob("*") if path.is_file()]
     found = {
         re.sub(r"(^|/)\.(\w+\.csv)\.sum$", r"\1\2", name) for name in files
@@ -81,7 +83,9 @@ def test_the_claims_are_evaluated(small_run):
     claims = read_csv(small_run.root / "results/emulated/morphling/claims.csv", tables.CLAIMS)
     assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
     assert "holds" in set(claims["verdict"])
-    joined = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
+    every = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
+    assert set(every["paper"]) == {"Morphling", "EasyScale"}
+    joined = every[every["paper"] == "Morphling"]
     assert joined["statement"].tolist() == claims["statement"].tolist()
     assert joined["verdict_emulated"].tolist() == claims["verdict"].tolist()
 
@@ -123,7 +127,7 @@ def test_editing_a_script_reruns_its_rule_and_what_depends_on_it(finished):
     script = finished.root / "workflow/scripts/draw_figure.py"
     before = script.read_text()
     script.write_text(before + "# an edit\n")
-    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES)}
+    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER)}
     script.write_text(before)
 
 
@@ -156,8 +160,9 @@ def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on
     append(finished.root / "src/makespan/policies/_fifo.py", "\n# changed\n")
     planned = finished.planned()
     without = {"morphling_perturbed", "morphling_rounds"}
-    assert set(planned) == (SIMULATION_RULES | {"draw_figure"} | BESIDE) - without
-    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 1
+    again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
+    assert set(planned) == again - without
+    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 1 + len(FURTHER)
 
 
 def test_what_no_rule_reaches_reruns_nothing(finished):
@@ -177,13 +182,14 @@ def test_editing_the_generator_reruns_job_lists_and_studies_and_no_emulation(fin
 
 def test_editing_a_plot_redraws_the_figures_and_nothing_else(finished):
     append(finished.root / "src/makespan/plots/_style.py", "\n# changed\n")
-    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES)}
+    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER)}
 
 
 def test_changing_an_option_reruns_what_it_changes(finished):
     override = finished.root / "more.yaml"
     override.write_text("morphling: {fig7: {stage_duration_s: 60}}\n")
-    planned = finished.planned("--configfile", "config/test/morphling.yaml", "more.yaml", small=False)
+    small = [f"config/test/{paper}.yaml" for paper in PAPERS]
+    planned = finished.planned("--configfile", *small, "more.yaml", small=False)
     assert planned == {"all": 1, "draw_figure": 1, "write_provenance": 1}
 
 

@@ -4,13 +4,14 @@ Below ``results/<source>/easyscale/`` a run writes
 
 - of `generated_jobs` or `published_jobs`: ``jobs.csv``
 - of `cluster_experiments`: ``fig14.csv``, ``fig14_jobs.csv``, ``fig15.csv`` and ``sensitivity.csv``
+- of `serving_experiment`: ``serving.csv`` and ``serving_rounds.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `cluster_jobs` makes of a job list what is simulated, with times of `published_profile`, on the cluster of
 `pooled`: `IntraJobPlanner` says how the logical workers of a job share GPUs of several types, and
 `PlannedCatalogue` puts it behind the simulator. `read_published` reads the paper's cells,
 ``config/published/easyscale_<artifact>.csv``. What one process of a job does is in
-`makespan.papers.easyscale.runtime`; Figs 9 to 13 and serving co-location are not built yet.
+`makespan.papers.easyscale.runtime`; Figs 9 to 13 are not built yet.
 """
 
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
     from makespan.papers.easyscale._planner import IntraJobPlanner, Plan
     from makespan.papers.easyscale._profile import Profile, published_profile
+    from makespan.papers.easyscale._serving import serving_experiment
     from makespan.papers.easyscale._settings import EasyScale as SETTINGS
     from makespan.papers.easyscale._tables import SCHEMAS, read_published
 
@@ -45,6 +47,7 @@ __all__ = [
     "published_jobs",
     "published_profile",
     "read_published",
+    "serving_experiment",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

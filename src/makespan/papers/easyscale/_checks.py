@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
-from makespan.papers.easyscale._tables import FIG14, FIG15, SENSITIVITY
+from makespan.papers.easyscale._tables import FIG14, FIG15, SENSITIVITY, SERVING
 
 __all__ = ["LEDGER"]
 
@@ -102,15 +102,30 @@ def _order_in_all_settings(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(found, not exceptions and n_settings > 0, ", ".join(exceptions))
 
 
+def _serving_gain(tables: Tables, claim: Claim) -> Finding | None:
+    gains = _of_policies(tables["serving"], "gain_pct", [claim.subject])
+    if gains is None:
+        return None
+    return Finding(f"{gains[claim.subject]:.1f} %", gains[claim.subject] > claim.limit)
+
+
+def _serving_undisturbed(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["serving"]
+    if table.empty:
+        return None
+    delayed, lost = (int(number(table, name).sum()) for name in ("delayed_rounds", "interruptions"))
+    return Finding(f"{delayed} rounds and {lost} interruptions", delayed == lost == 0)
+
+
 _CHECKS: tuple[Check, ...] = (
     *(_jct_order, _makespan_order, _jct_gain, _order_in_all_settings),
-    *(_largest_allocation, _busy_allocation, _rounds_with_more),
+    *(_largest_allocation, _busy_allocation, _rounds_with_more, _serving_gain, _serving_undisturbed),
 )
 
 LEDGER = Ledger(
     paper="EasyScale",
     package="makespan.papers.easyscale",
     checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY},
+    tables={"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING},
 )
 """What the paper states of its scheduler; what it states of training is not built yet."""

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from makespan.papers.easyscale._tables import FIG14, FIG15, SENSITIVITY
+from makespan.papers.easyscale._tables import FIG14, FIG15, SENSITIVITY, SERVING_ROUNDS
 from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
@@ -25,8 +25,9 @@ from makespan.plots import (
     styled,
 )
 from makespan.tables import read_csv
+from makespan.units import HOUR
 
-__all__ = ["fig14", "fig15", "sensitivity"]
+__all__ = ["fig14", "fig15", "sensitivity", "serving"]
 
 Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
@@ -151,3 +152,29 @@ def sensitivity(paths: Paths, source: str) -> Drawn:
     """Mean completion time and makespan against the length of a round and the restart delay."""
     rows = read_csv(paths["sensitivity"], SENSITIVITY)
     return _against(rows, source), rows
+
+
+@styled
+def _beside(rows: pd.DataFrame, source: str) -> Figure:
+    policies = ordered(rows["policy"], LOOKS)
+    figure = new_figure(TWO_COLUMNS_IN, 2.6)
+    panels = figure.subplots(1, len(policies), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, name in zip(panels, policies, strict=True):
+        own = rows[rows["policy"] == name]
+        hours = own["time_s"] / HOUR
+        total = own["training_gpus"] + own["serving_gpus"]
+        axes.fill_between(hours, 0, own["serving_gpus"], fc=PALETTE["grey"], lw=0, zorder=2)
+        axes.fill_between(hours, own["serving_gpus"], total, fc=look_of(LOOKS, name).colour, lw=0, zorder=2)
+        axes.set_title(look_of(LOOKS, name).title)
+        axes.set_xlabel("time [h]")
+    panels[0].set_ylabel("GPUs in use")
+    panels[0].set_ylim(0, None)
+    colours = [Patch(color=look_of(LOOKS, name).colour, label=f"training, {name}") for name in policies]
+    handles = [Patch(color=PALETTE["grey"], label="serving"), *colours]
+    return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
+
+
+def serving(paths: Paths, source: str) -> Drawn:
+    """GPUs in use by serving and, on top, by training."""
+    rows = read_csv(paths["serving_rounds"], SERVING_ROUNDS)
+    return _beside(rows, source), rows

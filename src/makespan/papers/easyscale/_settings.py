@@ -21,7 +21,9 @@ _of_all = partial(option, changes="fig14, fig15, sensitivity")
 _chosen = partial(_of_all, source="a choice")
 _varied = partial(option, source="a choice", changes="sensitivity")
 
-_TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity")
+_beside = partial(option, source="a choice", changes="serving")
+
+_TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity", "serving", "serving_rounds")
 
 
 class JobList(Block):
@@ -82,10 +84,32 @@ class Simulation(Block):
         return plain | listed | {"cluster_name": self.cluster, "jobs": jobs}
 
 
+class Demand(Block):
+    """What serving needs of the GPUs."""
+
+    mean_share: float = _beside("share of the GPUs on average over a day", ge=0, le=1)
+    amplitude: float = _beside("how far that rises and falls in a day", ge=0, le=1)
+    noise_std: float = _beside("standard deviation of the share in a round", ge=0, le=1)
+    headroom_share: float = _beside(
+        "share of the GPUs of each type that serving has beyond its need", ge=0, le=1
+    )
+    hold_rounds: int = _beside("rounds for which serving keeps GPUs that it needed", unit="rounds", ge=1)
+    seed: int = _beside("seed of the noise", ge=0)
+
+
+class Serving(Block):
+    """Training beside online serving."""
+
+    policies: tuple[PolicyName, ...] = _beside("elastic policies", min_length=1)
+    copies: int = _beside("how often the job list is submitted, at equal distances", ge=1)
+    hours: float = _beside("time over which that is spread and measured", unit="h", gt=0)
+    demand: Demand = option("what serving needs")
+
+
 class EasyScale(PaperSettings):
     """Experiments of the EasyScale paper."""
 
-    unjudged = frozenset({"fig14_jobs"})
+    unjudged = frozenset({"fig14_jobs", "serving_rounds"})
     untimed = frozenset(_TABLES)
     contents = {
         "jobs": "the job list of the cluster experiments",
@@ -93,10 +117,20 @@ class EasyScale(PaperSettings):
         "fig14_jobs": "submission, start and completion of every job",
         "fig15": "GPUs of each type that jobs hold after every round, with the paper's values",
         "sensitivity": "completion time and makespan with other rounds and restart delays",
+        "serving": "GPUs in use by serving alone and with training beside it, and what training gave back",
+        "serving_rounds": "GPUs of serving and of training, every tenth minute",
         "claims": "the statements of the paper, judged by this source alone",
     }
 
     simulation: Simulation = option("cluster experiments")
+    serving: Serving = option("training beside online serving")
+
+    def beside_serving(self) -> dict[str, Any]:
+        """Return the options of `serving_experiment`."""
+        shared = self.simulation.experiments()
+        names = ("cluster_name", "interval_s", "restart_delay_s", "jobs")
+        own = self.serving.model_dump() | {"policies": list(self.serving.policies)}
+        return {name: shared[name] for name in names} | own
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built: simulations rest on printed cells, not on a measured profile."""

@@ -7,7 +7,17 @@ import pandas as pd
 from makespan.errors import unknown_name
 from makespan.tables import read_csv, table_schema
 
-__all__ = ["FIG14", "FIG14_JOBS", "FIG15", "PUBLISHED", "SCHEMAS", "SENSITIVITY", "read_published"]
+__all__ = [
+    "FIG14",
+    "FIG14_JOBS",
+    "FIG15",
+    "PUBLISHED",
+    "SCHEMAS",
+    "SENSITIVITY",
+    "SERVING",
+    "SERVING_ROUNDS",
+    "read_published",
+]
 
 _MODEL = ("model", "text", "", "model, by its name in the authors' job list")
 _BATCH = ("micro_batch_size", "int", "samples", "samples a micro-batch")
@@ -62,7 +72,29 @@ SENSITIVITY = table_schema(
     _POLICY,
     *_TIMES,
 )
-SCHEMAS = (FIG14, FIG14_JOBS, FIG15, SENSITIVITY)
+SERVING = table_schema(
+    "serving",
+    _POLICY,
+    ("jobs", "int", "1", "jobs of all copies of the list"),
+    ("serving_ratio", "float", "1", "mean share of the GPUs that serving needs"),
+    ("shared_ratio", "float", "1", "the same with what training holds"),
+    ("gain_pct", "float", "%", "by how much the second is larger"),
+    ("delayed_rounds", "int", "1", "rounds in which serving needs more GPUs than it has"),
+    ("shrinks", "int", "1", "changes to fewer GPUs"),
+    ("suspensions", "int", "1", "jobs that lost all GPUs by a decision"),
+    ("interruptions", "int", "1", "jobs that held GPUs when these were withdrawn"),
+    ("avg_jct_s", "float", "s", "mean completion time"),
+    ("published_gain_pct", "float", "%", "improvement of utilisation in the paper's own cluster", True),
+)
+SERVING_ROUNDS = table_schema(
+    "serving_rounds",
+    _POLICY,
+    ("time_s", "float", "s", "round, every tenth minute"),
+    ("serving_gpus", "int", "1", "GPUs that serving needs"),
+    ("reserved_gpus", "int", "1", "GPUs that are withdrawn from training"),
+    ("training_gpus", "int", "1", "GPUs that jobs hold"),
+)
+SCHEMAS = (FIG14, FIG14_JOBS, FIG15, SENSITIVITY, SERVING, SERVING_ROUNDS)
 
 _CELLS = {
     "fig11": (
@@ -88,6 +120,7 @@ _CELLS = {
         ("time_s", "float", "s", "round"),
         ("published_gpus", "int", "1", "GPUs held"),
     ),
+    "serving": (_POLICY, ("published_gain_pct", "float", "%", "improvement of the utilisation of a cluster")),
 }
 PUBLISHED = {
     artifact: table_schema(
@@ -98,7 +131,7 @@ PUBLISHED = {
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
-    """Read the paper's cells of ``fig11``, ``fig12``, ``fig14`` or ``fig15``, each with its source.
+    """Read the paper's cells of ``fig11, fig12, fig14, fig15`` or ``serving``, each with its source.
 
     Raises
     ------
