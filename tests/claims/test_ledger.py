@@ -1,16 +1,23 @@
 """The ledger on what was built: complete, and statements hold or fail as they are marked."""
 
+from importlib import import_module
+
 import pandas as pd
 import pytest
 
 from makespan.claims import measured_targets, read_targets
-from makespan.papers.morphling import LEDGER
+from makespan.papers import PAPERS
 from makespan.tables import JOINED_CLAIMS, read_csv
 
 pytestmark = pytest.mark.claims
 
 # What is measured here depends on the machine and on whatever else it does.
 SAME_EVERYWHERE = ("emulated", "published")
+
+
+ledgers = pytest.mark.parametrize(
+    "ledger", [import_module(f"makespan.papers.{name}").LEDGER for name in PAPERS], ids=PAPERS
+)
 
 
 @pytest.fixture
@@ -21,21 +28,24 @@ def joined(root):
     return read_csv(path, JOINED_CLAIMS)
 
 
-def test_every_statement_is_in_the_ledger_and_says_why_it_is_not_judged(joined):
-    statements = LEDGER.statements()
-    own = joined[joined["paper"] == LEDGER.paper]
+@ledgers
+def test_every_statement_is_in_the_ledger_and_says_why_it_is_not_judged(joined, ledger):
+    statements = ledger.statements()
+    own = joined[joined["paper"] == ledger.paper]
     columns = ["artifact", "statement", "published", "tolerance"]
     pd.testing.assert_frame_equal(own[columns].reset_index(drop=True), statements[columns], check_dtype=False)
     assert (own["note"][own["verdict"] == "not run"] != "").all()
 
 
-def test_statements_hold_or_fail_as_they_are_marked(joined):
+@ledgers
+def test_statements_hold_or_fail_as_they_are_marked(joined, ledger):
     built = [name for name in SAME_EVERYWHERE if f"verdict_{name}" in joined.columns]
-    marked = LEDGER.statements()["fails_on"].str.split()
+    statements = ledger.statements()
+    marked = statements["fails_on"].str.split()
     for source in built:
-        verdicts = joined.loc[joined["paper"] == LEDGER.paper, f"verdict_{source}"].reset_index(drop=True)
+        verdicts = joined.loc[joined["paper"] == ledger.paper, f"verdict_{source}"].reset_index(drop=True)
         expected = marked.map(lambda names, source=source: source in names) & (verdicts != "not run")
-        wrong = joined["statement"].to_numpy()[: len(verdicts)][(verdicts == "fails") != expected]
+        wrong = statements["statement"].to_numpy()[(verdicts == "fails") != expected]
         assert not wrong.size, (source, list(wrong))
 
 

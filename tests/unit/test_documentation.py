@@ -106,9 +106,9 @@ def test_every_link_inside_the_project_leads_somewhere():
 # words of columns that mean here what they mean everywhere
 ORDINARY = """
 abs all alone avg best cpu cpus decision delay difference duration err error factor fastest final finish first
-found gpu gpus high id is kind large left loss low max mean model morphling n note paper parameter pct
+found gpu gpus high id is kind large left loss low max mean model morphling n note p100 paper parameter pct
 per policy predicted ratio reason reference rows run s samples scheduler scope seed seeds seq service
-share size slowest start status std submit threads time to validate value
+share size slowest start status std submit t4 threads time to v100 validate value
 """
 
 

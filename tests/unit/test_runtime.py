@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked import SUPPORT, forking_servers
 
 from makespan.errors import InputError, WorkerError
 from makespan.files import read_json
@@ -26,7 +27,6 @@ from makespan.runtime import (
     start_checkpoint,
 )
 
-SUPPORT = Path(__file__).parents[1] / "support"
 TOY = [sys.executable, str(SUPPORT / "toy_worker.py")]
 FORKED = "toy_worker"
 
@@ -55,14 +55,10 @@ def until(condition):
 
 
 @pytest.fixture
-def forking(monkeypatch):
+def forking():
     """Let workers of the tests be forked, by a server of this test; returns the process of the server."""
-    monkeypatch.setenv("PYTHONPATH", f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(_launch, "can_fork", lambda worker: isinstance(worker, str))
-    monkeypatch.setattr(_forkserver, "_servers", {})
-    yield lambda: _forkserver._servers[os.getpid()][1]
-    for connection, _ in list(_forkserver._servers.values()):
-        _forkserver._discard(connection)
+    with forking_servers() as servers:
+        yield lambda: servers()[0]
 
 
 @pytest.fixture
@@ -256,6 +252,18 @@ def test_the_exit_status_of_a_forked_worker_is_told(forking, tmp_path, monkeypat
     process = _forkserver.fork_worker("ending", "argument", os.environ, tmp_path / "log")
     assert process.wait() == process.poll() == status
     assert ("ValueError: bad" in (tmp_path / "log").read_text()) == (status == 1)
+
+
+def test_workers_are_forked_from_a_parent_with_the_variables_that_are_read_once(tmp_path):
+    options = [ProcessOptions(one) for one in ({"ATEN_CPU_CAPABILITY": "default"}, {"GREETING": "hello"})]
+    with forking_servers() as servers:
+        for number in range(2):
+            run_dir = tmp_path / str(number)
+            LocalLauncher().run(launch("end", run_dir, worker=FORKED, options=options))
+            assert [one["greeting"] for one in seen(run_dir)] == [None, "hello"]
+        plain, other = (Path(f"/proc/{one.pid}/environ").read_text().split("\0") for one in servers())
+    assert "ATEN_CPU_CAPABILITY=default" in plain
+    assert not [one for one in other if one.startswith(("ATEN_CPU_CAPABILITY", "GREETING"))]
 
 
 def test_a_server_killed_between_runs_is_replaced(forking, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from killed_runs import copy_project
 
-SMALL = "config/test/morphling.yaml"
+SMALL = ("config/test/morphling.yaml", "config/test/easyscale.yaml")
 LONGEST_S = 3600  # against runs that hang; a small one takes a minute or two, more on a busy machine
 
 
@@ -33,7 +33,7 @@ class Project:
             environment["MAKESPAN_PUBLISHED_DIR"] = str(published)
         if proxy is not None:
             environment["https_proxy"] = proxy
-        files = ["--configfile", SMALL] if small else []
+        files = ["--configfile", *SMALL] if small else []
         return subprocess.run(
             [sys.executable, "-m", "snakemake", *arguments, *files],
             cwd=self.root,

@@ -11,5 +11,5 @@ from makespan.papers._figure import FigureEntry, figures
 
 __all__ = ["PAPERS", "FigureEntry", "figures"]
 
-PAPERS: tuple[str, ...] = ("morphling",)
+PAPERS: tuple[str, ...] = ("morphling", "easyscale")
 """Every paper, by the name of its package."""

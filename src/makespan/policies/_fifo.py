@@ -1,4 +1,4 @@
-"""FIFO: first in, first out, the plainest policy."""
+"""FIFO: first in, first out, the plainest policies."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._placing import Room, can_starve
 from makespan.sim import Allocation, Catalogue, ClusterView, Decision
 
-__all__ = ["POLICIES", "Fifo"]
+__all__ = ["POLICIES", "Fifo", "SerialFifo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,27 @@ class Fifo:
         return Decision(changes), state
 
 
-POLICIES = (Fifo(),)
+@dataclass(frozen=True, slots=True)
+class SerialFifo:
+    """One job at a time in the whole cluster, in the order of submission, as requested."""
+
+    name: str = "fifo-serial"
+    title: str = "FIFO, one job at a time"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = ()
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+        """Return nothing: the queue says it all."""
+
+    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+        """Start the head of the queue once nothing runs."""
+        head = next(iter(view.pending), None)
+        if head is None or view.running:
+            return Decision(), state
+        found = Room.of(view, is_tight=True).first_fit(view.catalogue.as_requested(head.spec))
+        return Decision({} if found is None else {head.spec.job_id: found[0].on(found[1])}), state
+
+
+POLICIES = (Fifo(), SerialFifo())

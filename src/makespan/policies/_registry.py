@@ -16,7 +16,11 @@ __all__ = ["REGISTRY", "policy", "policy_names"]
 
 _MODULES = {
     "antman": "makespan.policies._antman",
+    "easyscale-heter": "makespan.policies._easyscale",
+    "easyscale-heter-growth": "makespan.policies._easyscale",
+    "easyscale-homo": "makespan.policies._easyscale",
     "fifo": "makespan.policies._fifo",
+    "fifo-serial": "makespan.policies._fifo",
     "gavel": "makespan.policies._gavel",
     "morphling": "makespan.policies.morphling._policies",
     "morphling-e": "makespan.policies.morphling._policies",

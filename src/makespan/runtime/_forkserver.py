@@ -1,8 +1,9 @@
 """Start Python workers by forking a process that has loaded their libraries already.
 
 A worker that trains loads torch, which takes seconds of CPU time; a fork of a process that has it takes
-milliseconds. One server belongs to each process that launches. It ends when that process is gone, and the
-workers with it. A worker whose launcher closed its end of the pipe is killed.
+milliseconds. Servers belong to the process that launches, one for each set of the variables that a library
+reads once, when it is loaded. They end when that process is gone, and the workers with them. A worker whose
+launcher closed its end of the pipe is killed.
 """
 
 import importlib
@@ -38,8 +39,11 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 from {__name__} import serve
 serve(*map(int, sys.argv[1:]))
 """
+_READ_ONCE = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables by which torch and its libraries choose their kernels for good."""
+_Key = tuple[int, tuple[str | None, ...]]
 _lock = threading.Lock()
-_servers: dict[int, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
+_servers: dict[_Key, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
 
 
 class Process(Protocol):
@@ -118,7 +122,7 @@ def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
     try:
         try:
             with log.open("wb") as stream, _lock:
-                server = _server()
+                server = _server(request["environment"])
                 _send(server, request, (write, stream.fileno()))
         finally:
             os.close(write)
@@ -136,9 +140,15 @@ def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
     return None
 
 
-def _server() -> socket.socket:
-    """Return the connection to the server of this process, which is started the first time."""
-    if (known := _servers.get(os.getpid())) is not None:
+def _key(environment: Mapping[str, str]) -> _Key:
+    """Which server starts a worker: that of this process with the same variables."""
+    return os.getpid(), tuple(environment.get(name) for name in _READ_ONCE)
+
+
+def _server(environment: Mapping[str, str]) -> socket.socket:
+    """Return the connection to the server for a worker, which is started the first time."""
+    key = _key(environment)
+    if (known := _servers.get(key)) is not None:
         if known[1].poll() is None:
             return known[0]
         _discard(known[0])
@@ -146,18 +156,21 @@ def _server() -> socket.socket:
     with theirs:
         handle = theirs.fileno()
         command = [sys.executable, "-c", _SERVING, str(handle), str(os.getpid())]
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[handle])
-    _servers[os.getpid()] = ours, server
+        others = {name: value for name, value in os.environ.items() if name not in _READ_ONCE}
+        fixed = {name: environment[name] for name in _READ_ONCE if name in environment}
+        server = subprocess.Popen(command, env=others | fixed, stdin=subprocess.DEVNULL, pass_fds=[handle])
+    _servers[key] = ours, server
     return ours
 
 
 def _discard(server: socket.socket) -> None:
     """Do away with a server that was killed, unless another thread has done so."""
-    if (known := _servers.get(os.getpid())) is not None and known[0] is server:
-        del _servers[os.getpid()]
-        server.close()
-        known[1].kill()
-        known[1].wait()
+    for key, (connection, process) in list(_servers.items()):
+        if connection is server:
+            del _servers[key]
+            server.close()
+            process.kill()
+            process.wait()
 
 
 def _send(server: socket.socket, request: Mapping[str, Any], handles: tuple[int, int]) -> None:

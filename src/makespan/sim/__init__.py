@@ -8,7 +8,7 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; what may run c
 """
 
 from makespan.sim._accounts import Violation
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration, Devices
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
 from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer, read_failures
@@ -39,6 +39,7 @@ __all__ = [
     "Configuration",
     "DECISION_LIMIT_S",
     "Decision",
+    "Devices",
     "Engine",
     "Event",
     "EventKind",

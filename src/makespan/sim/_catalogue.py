@@ -9,7 +9,10 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.workloads import JobSpec
 
-__all__ = ["Allocation", "Catalogue", "Configuration"]
+__all__ = ["Allocation", "Catalogue", "Configuration", "Devices"]
+
+Devices = tuple[tuple[str, int], ...]
+"""Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
 
 _TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
 
@@ -43,6 +46,8 @@ class Configuration:
         Devices a node, largest first.
     types_by_count
         Names of each count's devices, empty where any will do.
+    devices
+        How many of each type on all nodes together.
 
     Raises
     ------
@@ -64,6 +69,7 @@ class Configuration:
     key: Hashable = None
     counts: tuple[int, ...] = field(init=False)
     types_by_count: tuple[str, ...] = field(init=False)
+    devices: Devices = field(init=False)
     n_gpus: int = field(init=False)
     n_nodes: int = field(init=False)
 
@@ -77,9 +83,13 @@ class Configuration:
                 f"configuration on {self.placement.text}: gpu_types are {self.gpu_types}; accepted: one name "
                 "a node, in alphabetical order where nodes give equally many devices"
             )
+        totals: dict[str, int] = {}
+        for count, name in pairs:
+            totals[name] = totals.get(name, 0) + count
         derived = {
             "counts": shares[::-1],
             "types_by_count": types[::-1],
+            "devices": tuple(sorted(totals.items())),
             "n_gpus": self.placement.n_gpus,
             "n_nodes": self.placement.n_nodes,
         }
@@ -150,6 +160,9 @@ class Catalogue(Protocol):
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
         """Return all configurations of a workload by devices, nodes and counts, or raise UnknownNameError."""
+
+    def holding(self, workload_key: str, devices: Devices) -> tuple[Configuration, ...]:
+        """Return the configurations of a workload on just these devices, on the fewest nodes first."""
 
     def requested(self, job: JobSpec) -> Configuration:
         """Return the reference of a job: what it asked for, or what stands for that.

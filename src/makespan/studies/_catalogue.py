@@ -8,7 +8,7 @@ import pandas as pd
 from makespan.errors import InputError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan
-from makespan.sim import Configuration
+from makespan.sim import Configuration, Devices
 from makespan.tables import THROUGHPUT
 from makespan.throughput import placement_order, reference_plan
 from makespan.workloads import JobSpec, Workload, workload
@@ -29,7 +29,7 @@ class TableCatalogue:
         A time is not positive and finite, or a configuration occurs twice.
     """
 
-    __slots__ = ("_all", "_as_requested", "_fitting", "_index")
+    __slots__ = ("_all", "_as_requested", "_fitting", "_holding", "_index")
 
     def __init__(self, configurations: Iterable[Configuration]) -> None:
         groups: dict[str, list[Configuration]] = {}
@@ -42,6 +42,7 @@ class TableCatalogue:
             groups.setdefault(item.workload, []).append(item)
         self._all = {key: tuple(sorted(group, key=_order)) for key, group in sorted(groups.items())}
         self._as_requested: dict[tuple[str, str, int], tuple[Configuration, ...]] = {}
+        self._holding: dict[str, dict[Devices, tuple[Configuration, ...]]] = {}
         self._fitting: dict[ClusterSpec, TableCatalogue] = {}
 
     @classmethod
@@ -105,6 +106,15 @@ class TableCatalogue:
             return self._all[workload_key]
         except KeyError:
             raise unknown_name("workload in the catalogue", workload_key, self._all) from None
+
+    def holding(self, workload_key: str, devices: Devices) -> tuple[Configuration, ...]:
+        """Return the configurations of a workload on just these devices, by nodes, counts and plan."""
+        if workload_key not in self._holding:
+            groups: dict[Devices, list[Configuration]] = {}
+            for item in self.all(workload_key):
+                groups.setdefault(item.devices, []).append(item)
+            self._holding[workload_key] = {key: tuple(group) for key, group in groups.items()}
+        return self._holding[workload_key].get(devices, ())
 
     def accepts(self, configuration: Configuration) -> bool:
         """Whether a configuration is one of this catalogue."""

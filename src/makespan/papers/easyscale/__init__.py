@@ -1,7 +1,50 @@
-"""EasyScale (SC 2023): training that gives the same bits on any number of devices, and its scheduler.
+"""EasyScale (SC 2023): elastic training with the same bits on any GPUs, and its scheduler.
 
-Built so far is the loading of samples, in `makespan.papers.easyscale.runtime`; the paper is not yet among
-`makespan.papers.PAPERS`.
+Below ``results/<source>/easyscale/`` a run writes
+
+- of `generated_jobs` or `published_jobs`: ``jobs.csv``
+- of `cluster_experiments`: ``fig14.csv``, ``fig14_jobs.csv``, ``fig15.csv`` and ``sensitivity.csv``
+- of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
+
+`cluster_jobs` makes of a job list what is simulated, with times of `published_profile`, on the cluster of
+`pooled`: `IntraJobPlanner` says how the logical workers of a job share GPUs of several types, and
+`PlannedCatalogue` puts it behind the simulator. `read_published` reads the paper's cells,
+``config/published/easyscale_<artifact>.csv``. What one process of a job does is in
+`makespan.papers.easyscale.runtime`; Figs 9 to 13 and serving co-location are not built yet.
 """
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.easyscale._catalogue import JobKind, PlannedCatalogue
+    from makespan.papers.easyscale._checks import LEDGER
+    from makespan.papers.easyscale._cluster import cluster_experiments
+    from makespan.papers.easyscale._generated import generated_jobs
+    from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
+    from makespan.papers.easyscale._planner import IntraJobPlanner, Plan
+    from makespan.papers.easyscale._profile import Profile, published_profile
+    from makespan.papers.easyscale._settings import EasyScale as SETTINGS
+    from makespan.papers.easyscale._tables import SCHEMAS, read_published
+
+__all__ = [
+    "LEDGER",
+    "SCHEMAS",
+    "SETTINGS",
+    "ClusterJobs",
+    "IntraJobPlanner",
+    "JobKind",
+    "Plan",
+    "PlannedCatalogue",
+    "Profile",
+    "cluster_experiments",
+    "cluster_jobs",
+    "generated_jobs",
+    "pooled",
+    "published_jobs",
+    "published_profile",
+    "read_published",
+]
+
+__getattr__ = shown_lazily(__name__, __file__)

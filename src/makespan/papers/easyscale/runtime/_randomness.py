@@ -2,6 +2,7 @@
 
 import random
 import struct
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -14,8 +15,10 @@ from makespan.errors import CheckpointError, InputError
 
 __all__ = ["apart_from_own", "give_randomness", "own_generators", "take_randomness"]
 
-# Python and NumPy have the same twister: words and place, and the second of a pair of normal variates.
-_TWISTER = struct.Struct("<625I?d")
+# Python and NumPy have the same twister: 624 words and a place, and the second of a pair of normal variates.
+_WORDS = 624 * 4
+_REST = struct.Struct("<I?d")
+_TWISTER = _WORDS + _REST.size
 _LONG = 1000  # a longer list has samples
 _TORCH_BYTES = torch.Generator().get_state().numel()
 
@@ -26,25 +29,30 @@ def take_randomness() -> bytes:
     found = mtrand.get_state(legacy=False)
     if found["bit_generator"] != "MT19937":
         raise InputError(f"the global random state of NumPy is {found['bit_generator']}; accepted: MT19937")
-    key, place = found["state"]["key"], found["state"]["pos"]
-    python = _TWISTER.pack(*words, second is not None, second or 0.0)
-    numpy = _TWISTER.pack(*key.tolist(), place, bool(found["has_gauss"]), found["gauss"])
-    return python + numpy + torch.get_rng_state().numpy().tobytes()
+    twister = found["state"]
+    parts = (
+        array("I", words[:-1]).tobytes(),
+        _REST.pack(words[-1], second is not None, second or 0.0),
+        twister["key"].tobytes(),
+        _REST.pack(twister["pos"], bool(found["has_gauss"]), found["gauss"]),
+        torch.get_rng_state().numpy().tobytes(),
+    )
+    return b"".join(parts)
 
 
 def give_randomness(state: bytes) -> None:
     """Restore what `take_randomness` returned; a `CheckpointError` says that it is something else."""
-    wanted = 2 * _TWISTER.size + _TORCH_BYTES
-    if len(state) != wanted:
+    if len(state) != 2 * _TWISTER + _TORCH_BYTES:
+        wanted = 2 * _TWISTER + _TORCH_BYTES
         raise CheckpointError(f"a random state has {len(state)} bytes; accepted: {wanted}")
-    *words, is_paired, second = _TWISTER.unpack_from(state)
-    random.setstate((3, tuple(words), second if is_paired else None))
-    *key, place, is_paired, second = _TWISTER.unpack_from(state, _TWISTER.size)
-    twister = {"key": np.array(key, dtype=np.uint32), "pos": place}
+    place, is_paired, second = _REST.unpack_from(state, _WORDS)
+    random.setstate((3, (*array("I", state[:_WORDS]), place), second if is_paired else None))
+    place, is_paired, second = _REST.unpack_from(state, _TWISTER + _WORDS)
+    twister = {"key": np.frombuffer(state, np.uint32, 624, _TWISTER), "pos": place}
     mtrand.set_state(
         {"bit_generator": "MT19937", "state": twister, "has_gauss": int(is_paired), "gauss": second}
     )
-    torch.set_rng_state(torch.frombuffer(bytearray(state[2 * _TWISTER.size :]), dtype=torch.uint8))
+    torch.set_rng_state(torch.frombuffer(bytearray(state[2 * _TWISTER :]), dtype=torch.uint8))
 
 
 @contextmanager

@@ -1,0 +1,74 @@
+# EasyScale (SC 2023): from a job list to the tables of the cluster experiments.
+
+EASYSCALE = SETTINGS.easyscale.simulation
+
+
+rule easyscale_generate_jobs:
+    output:
+        jobs="results/{source}/easyscale/jobs.csv",
+    log:
+        "logs/{source}/easyscale/easyscale_generate_jobs.log",
+    wildcard_constraints:
+        source="emulated",
+    localrule: True
+    conda:
+        CPU
+    resources:
+        **asks(minutes=5),
+    params:
+        options=EASYSCALE.job_list.model_dump(),
+        code=code_hash("easyscale_generate_jobs"),
+    script:
+        "../workflow/scripts/easyscale_generate_jobs.py"
+
+
+rule easyscale_import_jobs:
+    input:
+        files=lambda wildcards: registered("paper_files", "easyscale"),
+        register=SETTINGS.throughput.published.register_file,
+    output:
+        jobs="results/published/easyscale/jobs.csv",
+    log:
+        "logs/published/easyscale/easyscale_import_jobs.log",
+    localrule: True
+    conda:
+        CPU
+    resources:
+        **asks(minutes=5),
+    params:
+        directory=lambda wildcards: str(published_directory(SETTINGS)),
+        dedup=EASYSCALE.dedup,
+        code=code_hash("easyscale_import_jobs"),
+    script:
+        "../workflow/scripts/easyscale_import_jobs.py"
+
+
+rule easyscale_simulate:
+    input:
+        **{
+            artifact: f"config/published/easyscale_{artifact}.csv"
+            for artifact in ("fig11", "fig12", "fig14", "fig15")
+        },
+        jobs="results/{source}/easyscale/jobs.csv",
+    output:
+        fig14="results/{source}/easyscale/fig14.csv",
+        fig14_jobs="results/{source}/easyscale/fig14_jobs.csv",
+        fig15="results/{source}/easyscale/fig15.csv",
+        sensitivity="results/{source}/easyscale/sensitivity.csv",
+    log:
+        "logs/{source}/easyscale/easyscale_simulate.log",
+    benchmark:
+        "benchmarks/results/{source}/easyscale/easyscale_simulate.tsv"
+    conda:
+        CPU
+    threads: 4
+    resources:
+        **asks(minutes=10),
+    params:
+        options=EASYSCALE.experiments(),
+        code=code_hash(
+            "easyscale_simulate",
+            chosen=[*EASYSCALE.gang_policies, *EASYSCALE.elastic_policies],
+        ),
+    script:
+        "../workflow/scripts/easyscale_simulate.py"

@@ -1,0 +1,107 @@
+"""Block ``easyscale``: options of the paper, checked when a configuration is read."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from makespan.hardware import cluster_names
+from makespan.policies import policy_names
+from makespan.settings import Block, PaperSettings, option, taken_from
+
+__all__ = ["EasyScale"]
+
+PolicyName = Annotated[str, taken_from(policy_names)]
+Time = Annotated[float, Field(ge=0)]
+PositiveTime = Annotated[float, Field(gt=0)]
+Samples = Annotated[float, Field(gt=0)]
+Charge = Literal["every", "first_only"]
+
+_of_all = partial(option, changes="fig14, fig15, sensitivity")
+_chosen = partial(_of_all, source="a choice")
+_varied = partial(option, source="a choice", changes="sensitivity")
+
+_TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity")
+
+
+class JobList(Block):
+    """The job list, where it is generated."""
+
+    jobs: int = _of_all("jobs", source="EasyScale artifact: 68", ge=2)
+    seed: int = _chosen("seed of all that is drawn", ge=0)
+
+
+class Simulation(Block):
+    """Cluster experiments."""
+
+    cluster: Annotated[str, taken_from(cluster_names)] = _of_all(
+        "cluster whose devices are simulated as one pool a type",
+        source="EasyScale artifact: 32 V100, 16 P100, 16 T4",
+    )
+    job_list: JobList = option("generated job list; the published source has the authors' own")
+    dedup: Literal["rename", "artifact"] = _chosen(
+        "what becomes of names that occur again in the authors' list: rename keeps every row, artifact does "
+        "as the released simulator"
+    )
+    samples_per_epoch: dict[str, Samples] = _of_all(
+        "samples of an epoch by model, a real number",
+        unit="samples",
+        source="EasyScale artifact: 1 % of the real data sets",
+        min_length=1,
+    )
+    interval_s: float = _of_all("length of a round", unit="s", source="EasyScale artifact: 60 s", gt=0)
+    restart_delay_s: float = _of_all(
+        "time without progress after a start or change", unit="s", source="EasyScale artifact: 20 s", ge=0
+    )
+    charge: Charge = _chosen(
+        "what the delay follows: every, each start and change; first_only, the first start, as in the "
+        "released simulator"
+    )
+    infeasible: Literal["clamp", "reject"] = _chosen(
+        "what becomes of a gang that is larger than the cluster has GPUs of its type: clamp, it runs on all "
+        "of them; reject, it is left out"
+    )
+    d2_penalty: bool = _chosen("whether jobs on several types at once pay the printed price of D2")
+    gang_policies: tuple[PolicyName, ...] = _of_all(
+        "policies that run every job on all GPUs that it asks for",
+        source="EasyScale, Fig. 14: YARN-CS",
+        min_length=1,
+    )
+    elastic_policies: tuple[PolicyName, ...] = _of_all(
+        "policies that may run jobs on other GPUs", source="EasyScale, Fig. 14", min_length=1
+    )
+    intervals_s: tuple[PositiveTime, ...] = _varied("lengths of a round", unit="s")
+    restart_delays_s: tuple[Time, ...] = _varied("times without progress", unit="s")
+
+    def experiments(self) -> dict[str, Any]:
+        """Return the options of `cluster_experiments`."""
+        lists = ("gang_policies", "elastic_policies", "intervals_s", "restart_delays_s")
+        plain = self.model_dump(include={"interval_s", "restart_delay_s", "charge"})
+        jobs = self.model_dump(include={"samples_per_epoch", "infeasible", "d2_penalty"})
+        listed = {name: list(getattr(self, name)) for name in lists}
+        return plain | listed | {"cluster_name": self.cluster, "jobs": jobs}
+
+
+class EasyScale(PaperSettings):
+    """Experiments of the EasyScale paper."""
+
+    unjudged = frozenset({"fig14_jobs"})
+    untimed = frozenset(_TABLES)
+    contents = {
+        "jobs": "the job list of the cluster experiments",
+        "fig14": "completion time and makespan under each policy, with the paper's values",
+        "fig14_jobs": "submission, start and completion of every job",
+        "fig15": "GPUs of each type that jobs hold after every round, with the paper's values",
+        "sensitivity": "completion time and makespan with other rounds and restart delays",
+        "claims": "the statements of the paper, judged by this source alone",
+    }
+
+    simulation: Simulation = option("cluster experiments")
+
+    def tables(self, source: str, is_profiled: bool) -> list[str]:
+        """Return the tables that are built: simulations rest on printed cells, not on a measured profile."""
+        return [] if source == "measured" else list(_TABLES)
+
+    def published_datasets(self) -> tuple[str, ...]:
+        """Return the name of the authors' job list."""
+        return ("easyscale-workload",)

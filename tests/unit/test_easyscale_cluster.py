@@ -1,0 +1,174 @@
+"""EasyScale's cluster experiments on a short list, their figures, and the ledger on made-up tables."""
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from makespan.claims import judge
+from makespan.config import load_settings
+from makespan.errors import ChecksumError
+from makespan.papers.easyscale import (
+    LEDGER,
+    SCHEMAS,
+    cluster_experiments,
+    generated_jobs,
+    published_jobs,
+    read_published,
+)
+from makespan.papers.easyscale._draw import fig14, fig15, sensitivity
+from makespan.tables import write_csv
+from makespan.throughput import shipped_register
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none"))
+HAS_LIST = (PUBLISHED / "easyscale/workload.csv").is_file()
+SETTINGS = load_settings([], ROOT).easyscale
+CELLS = {
+    name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv")
+    for name in ("fig11", "fig12", "fig14", "fig15")
+}
+SHORT = {"intervals_s": [120.0], "restart_delays_s": []}
+
+
+@pytest.fixture(scope="module")
+def tables():
+    options = SETTINGS.simulation.experiments() | SHORT
+    return cluster_experiments(generated_jobs(3, 14), CELLS, **options)
+
+
+def test_all_jobs_complete_under_every_policy(tables):
+    table = tables["fig14"].set_index("policy")
+    simulated = SETTINGS.simulation
+    assert list(table.index) == [*simulated.gang_policies, *simulated.elastic_policies]
+    assert (table["jobs"] == 14).all() and len(tables["fig14_jobs"]) == 14 * 5
+    assert table["jct_gain"]["fifo"] == 1.0 and table["jct_gain_to_serial"]["fifo-serial"] == 1.0
+    assert (table["makespan_round_s"] % 60 == 0).all()
+    assert (table["makespan_round_s"] >= table["makespan_from_zero_s"]).all()
+    first_s = tables["fig14_jobs"]["submit_time_s"].min()
+    assert (table["makespan_from_zero_s"] - table["makespan_s"]).to_numpy() == pytest.approx(first_s)
+    assert table["published_avg_jct_s"].dropna().to_dict() == {
+        "fifo-serial": 8904.97, "easyscale-homo": 1070.5, "easyscale-heter": 676.75,
+    }  # fmt: skip
+
+
+def test_a_mean_is_that_of_the_jobs(tables):
+    jobs = tables["fig14_jobs"].groupby("policy")
+    own = tables["fig14"].set_index("policy")
+    assert jobs["jct_s"].mean().to_dict() == pytest.approx(own["avg_jct_s"].to_dict())
+    restarts = jobs["n_restarts"].mean() + 1
+    assert restarts.to_dict() == pytest.approx(own["reconfigurations_per_job"].to_dict())
+
+
+def test_what_is_held_never_exceeds_the_cluster_and_adds_up(tables):
+    table = tables["fig15"]
+    assert (table["v100"] <= 32).all() and (table["p100"] <= 16).all() and (table["t4"] <= 16).all()
+    assert (table[["v100", "p100", "t4"]].sum(axis=1) == table["gpus"]).all()
+    for _, rows in table.groupby("policy"):
+        assert rows["time_s"].tolist() == [60.0 * number for number in range(len(rows))]
+        assert rows["gpus"].iloc[0] == rows["gpus"].iloc[-1] == 0
+    homo = table[table["policy"] == "easyscale-homo"]
+    assert homo["published_gpus"].max() == 52 and homo["time_s"].max() >= 6720
+
+
+def test_one_thing_is_varied_at_a_time(tables):
+    table = tables["sensitivity"]
+    settings = list(table.groupby(["parameter", "value"], sort=False).groups)
+    assert settings == [("default", ""), ("interval_s", "120"), ("charge", "first_only")]
+    default = table[table["parameter"] == "default"].set_index("policy")["avg_jct_s"]
+    assert default.to_dict() == tables["fig14"].set_index("policy")["avg_jct_s"].to_dict()
+
+
+def test_equal_inputs_give_equal_tables(tables):
+    again = cluster_experiments(
+        generated_jobs(3, 14), CELLS, **(SETTINGS.simulation.experiments() | SHORT), n_processes=2
+    )
+    assert {name: table.to_csv() for name, table in again.items()} == {
+        name: table.to_csv() for name, table in tables.items()
+    }
+
+
+def test_figures_are_drawn_from_the_saved_tables(tables, tmp_path):
+    paths = {}
+    for schema in SCHEMAS:
+        name = schema.name.removeprefix("easyscale_")
+        paths[name] = str(tmp_path / f"{name}.csv")
+        write_csv(tables[name], paths[name], schema)
+    shown = ["easyscale-homo", "easyscale-heter"]
+    for figure, table in (fig14(paths, "emulated"), fig15(paths, "emulated", shown), sensitivity(paths, "x")):
+        assert len(figure.axes) >= 2 and len(table)
+
+
+# --- the ledger -----------------------------------------------------------------------------------
+
+
+def made_up(jct, makespan, heter=64, homo=32):
+    """Tables in which policies have these times, and two of them hold so many GPUs all the time."""
+    policies = ["easyscale-heter", "easyscale-heter-growth", "easyscale-homo", "fifo", "fifo-serial"]
+    times = {"avg_jct_s": jct, "makespan_from_zero_s": makespan}
+    one = pd.DataFrame(
+        {"policy": policies} | {name: [str(v) for v in values] for name, values in times.items()}
+    )
+    series = (("easyscale-heter", heter), ("easyscale-homo", homo))
+    rows = [(name, str(60.0 * number), str(gpus)) for name, gpus in series for number in range(100)]
+    held = pd.DataFrame(rows, columns=["policy", "time_s", "gpus"])
+    return {"fig14": one, "fig15": held, "sensitivity": one.assign(parameter="interval_s", value="30")}
+
+
+def verdicts(tables):
+    found = judge(LEDGER, tables, "emulated", {})
+    return found[~found["note"].str.contains("not built yet")]["verdict"].tolist()
+
+
+def test_statements_hold_where_the_tables_say_so():
+    good = made_up([1.0, 1.5, 2.0, 5.0, 9.0], [10.0, 11.0, 12.0, 20.0, 30.0])
+    assert verdicts(good) == ["holds"] * 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "failing"),
+    [
+        ({"jct": [2.5, 1.5, 2.0, 5.0, 9.0]}, [0, 8]),
+        ({"jct": [1.0, 1.5, 2.0, 3.0, 3.5]}, [1, 2]),
+        ({"makespan": [13.0, 11.0, 12.0, 20.0, 30.0]}, [3, 8]),
+        ({"makespan": [10.0, 12.5, 12.0, 20.0, 30.0]}, [4]),
+        ({"heter": 63}, [5]),
+        ({"heter": 30}, [5, 6, 7]),
+    ],
+)
+def test_statements_fail_where_the_tables_say_so(changes, failing):
+    given = {"jct": [1.0, 1.5, 2.0, 5.0, 9.0], "makespan": [10.0, 11.0, 12.0, 20.0, 30.0]} | changes
+    found = verdicts(made_up(**given))
+    assert [number for number, verdict in enumerate(found) if verdict == "fails"] == failing
+
+
+def test_statements_of_policies_that_did_not_run_are_not_judged():
+    tables = {name: table[table["policy"] == "fifo"] for name, table in made_up([1.0] * 5, [1.0] * 5).items()}
+    assert set(verdicts(tables)) == {"not run"}
+
+
+# --- the authors' list ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not HAS_LIST, reason="MAKESPAN_PUBLISHED_DIR has no easyscale/workload.csv")
+def test_the_authors_list_gives_what_the_project_promises():
+    """Goals of our own: they were written down before any policy was run."""
+    table = published_jobs(PUBLISHED, shipped_register(), "rename")
+    assert len(table) == 68 and table["job_id"].is_unique
+    assert len(published_jobs(PUBLISHED, shipped_register(), "artifact")) == 62
+    options = SETTINGS.simulation.experiments() | {"intervals_s": [], "restart_delays_s": []}
+    found = cluster_experiments(table, CELLS, **options)["fig14"].set_index("policy")
+    jct, makespan = found["avg_jct_s"], found["makespan_from_zero_s"]
+    assert jct["easyscale-heter"] < jct["easyscale-homo"] < jct["fifo"] < jct["fifo-serial"]
+    assert makespan["easyscale-heter"] < makespan["easyscale-homo"] < makespan["fifo"]
+    assert jct["easyscale-homo"] <= 740 and makespan["easyscale-homo"] <= 6050
+    assert jct["easyscale-heter"] <= 600 and makespan["easyscale-heter"] <= 5500
+
+
+def test_another_file_in_the_place_of_the_authors_list_is_refused(tmp_path):
+    path = tmp_path / "easyscale/workload.csv"
+    path.parent.mkdir()
+    path.write_text("name,time\n")
+    with pytest.raises(ChecksumError):
+        published_jobs(tmp_path, shipped_register(), "rename")

@@ -1,0 +1,215 @@
+"""What a logical worker has for itself, and what a process refuses to train."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+
+from makespan.errors import InputError, UnknownNameError
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from makespan.papers.easyscale.runtime import (  # noqa: E402
+    Contexts,
+    DeterminismLevel,
+    HostedWorkers,
+    RankMapping,
+    Reduction,
+    TrainedParts,
+    in_memory,
+    optimizer_sha,
+    parameter_sha,
+    register_generator,
+    register_state,
+)
+from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("training")
+CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered():
+    yield
+    registered_state().clear()
+
+
+class Counting(nn.Module):
+    """Buffers: one written in place, one bound anew, one written from the third pass on, and a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("late", torch.full((2,), torch.nan), persistent=False)
+        self.register_buffer("fixed", torch.full((3,), torch.nan))
+
+    def forward(self, inputs):
+        found = self.linear(inputs)
+        self.passes += 1
+        self.mean = self.mean + found.detach().mean(0)
+        if self.passes >= 3:
+            self.late[:] = float(self.passes)
+        return found
+
+
+def drawn():
+    states = random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+    return states
+
+
+def test_each_logical_worker_draws_as_if_it_were_alone():
+    model = nn.Linear(2, 2)
+    before = torch.get_rng_state()
+    together, alone = Contexts(model, CPU, [0, 1], 3), [Contexts(model, CPU, [rank], 3) for rank in (0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    found = {0: [], 1: []}
+    for rank in (0, 1, 1, 0, 1, 0):
+        with together.live(rank):
+            found[rank].append(drawn())
+    for rank, one in enumerate(alone):
+        expected = []
+        for _ in range(3):
+            with one.live(rank):
+                expected.append(drawn())
+        assert found[rank] == expected
+    assert len({*found[0], *found[1]}) == 6
+    assert together.sha(0) == alone[0].sha(0) != together.sha(1)
+
+
+def test_buffers_that_change_are_found_whenever_they_do_and_copied_in_place():
+    model = Counting()
+    contexts, late = Contexts(model, CPU, [0, 1], 0), model.late
+    for n_passes, rank in ((1, 0), (2, 1), (1, 1)):
+        with contexts.live(rank):
+            for _ in range(n_passes):
+                model(torch.ones(1, 4))
+    assert contexts.mutable_buffers == ["late", "mean", "passes"]
+    contexts.enter(0)
+    assert (int(model.passes), bool(model.late.isnan().all())) == (1, True)
+    contexts.enter(1)
+    assert (int(model.passes), model.late.tolist()) == (3, [3.0, 3.0])
+    assert model.late is late
+
+
+def test_a_context_goes_through_a_file_without_pickled_objects():
+    model, stream = Counting(), io.BytesIO()
+    generator = np.random.default_rng(1)
+    register_generator("generator", generator)
+    contexts = Contexts(model, CPU, [0, 1], 0)
+    with contexts.live(1):
+        model(torch.ones(1, 4))
+        drawn(), generator.random()
+    torch.save(contexts.values(1), stream)
+    sha = contexts.sha(1)
+    with contexts.live(1):
+        expected = drawn(), generator.random()
+    stream.seek(0)
+    other = Contexts(Counting(), CPU, [1], 99)
+    other.install(1, torch.load(stream, weights_only=True))
+    assert other.sha(1) == sha
+    with other.live(1):
+        assert (drawn(), generator.random()) == expected
+
+
+def test_registered_state_belongs_to_each_logical_worker():
+    state, generator = {"n": 0}, torch.Generator().manual_seed(5)
+    register_state("count", lambda: dict(state), state.update)
+    register_generator("draws", generator)
+    contexts = Contexts(nn.Linear(1, 1), CPU, [0, 1], 0)
+    draws = []
+    for rank in (0, 1, 0):
+        with contexts.live(rank):
+            state["n"] += 1
+            draws.append(float(torch.rand((), generator=generator)))
+    assert draws[0] == draws[1] != draws[2]
+    assert [contexts.values(rank)["states"]["registered"]["count"]["n"] for rank in (0, 1)] == [2, 1]
+    with pytest.raises(InputError, match="'count' is registered already"):
+        register_state("count", dict, print)
+
+
+def test_a_context_that_does_not_fit_is_refused():
+    contexts = Contexts(nn.Linear(1, 1), CPU, [0], 0)
+    values = contexts.values(0)
+    with pytest.raises(InputError, match=r"buffers mean of the context are not in the model; accepted: \[\]"):
+        contexts.install(0, values | {"buffers": {"mean": torch.zeros(1)}})
+    contexts.install(0, {"states": values["states"] | {"registered": {"odd": 1}}, "buffers": {}})
+    with pytest.raises(InputError, match="'odd' is in the context and not registered"):
+        contexts.enter(0)
+
+
+# --- a process ----------------------------------------------------------------------------------------
+
+
+def hosted(model, mapping="0,1", process=0, n=2, **options):
+    parts = TrainedParts(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
+    return HostedWorkers(parts, CPU, RankMapping.parse(mapping), process, Reduction(n), D1, seed=0, **options)
+
+
+def fetch(rank):
+    return torch.full((2, 4), float(rank)), torch.zeros(2, 2)
+
+
+def test_what_logical_workers_cannot_share_is_refused():
+    synchronised = nn.Sequential(nn.Linear(4, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(InputError, match=r"module 1 is a SyncBatchNorm.*accepted: BatchNorm, or 2 processes"):
+        hosted(synchronised)
+    hosted(synchronised, "0/1")
+    with pytest.raises(InputError, match=r"mapping 0,1 has 2 logical workers; accepted: .* 3"):
+        hosted(nn.Linear(4, 2), n=3)
+    with pytest.raises(InputError, match="buffers 'mine'; accepted: per_rank, rank0"):
+        hosted(nn.Linear(4, 2), buffers="mine")
+    with pytest.raises(UnknownNameError, match=r"unknown determinism level 'D2'; accepted: D0, D0\+D2"):
+        DeterminismLevel.named("D2")
+
+
+def test_one_sample_under_batch_norm_fails_as_it_does_in_torch():
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        in_memory([hosted(model).mini_batch(lambda rank: (torch.ones(1, 4), torch.zeros(1, 2)))])
+
+
+def test_buffers_of_the_first_reach_every_logical_worker():
+    models = [Counting(), Counting()]
+    models[1].load_state_dict(models[0].state_dict())
+    processes = [hosted(one, "1/0", number, buffers="rank0") for number, one in enumerate(models)]
+    for _ in range(3):
+        in_memory([one.mini_batch(fetch) for one in processes])
+    first, other = processes[1].contexts.values(0), processes[0].contexts.values(1)
+    assert first["buffers"]["passes"] == other["buffers"]["passes"] == 3
+    # Both started from the mean of the first, and each added that of its own batch.
+    assert not torch.equal(first["buffers"]["mean"], other["buffers"]["mean"])
+
+
+def test_without_swaps_logical_workers_share_what_should_be_their_own():
+    model = Counting()
+    worker = hosted(model, swaps_contexts=False)
+    in_memory([worker.mini_batch(fetch)])
+    assert int(model.passes) == 2
+    assert worker.contexts.mutable_buffers == []
+
+
+def test_a_mini_batch_tells_losses_by_rank_and_times_of_its_own():
+    model = Counting()
+    worker = hosted(model, "1,0")
+    assert worker.bucket_map is None
+    before = parameter_sha(model)
+    (batch,) = in_memory([worker.mini_batch(fetch)])
+    assert batch.losses[0] != batch.losses[1]
+    assert len(batch.micro_batch_s) == 2
+    assert min(*batch.micro_batch_s, batch.sync_s) > 0
+    assert sorted(name for names in worker.bucket_map for name in names) == ["linear.bias", "linear.weight"]
+    assert parameter_sha(model) != before
+    assert all(one.grad is None for one in model.parameters())
+
+
+def test_hashes_see_the_learning_rate_and_every_state():
+    model = nn.Linear(2, 2)
+    one, other = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
+    assert optimizer_sha(one) != optimizer_sha(other)
+    other.param_groups[0]["lr"] = 0.1
+    assert optimizer_sha(one) == optimizer_sha(other)

@@ -1,0 +1,189 @@
+"""Who hosts which logical worker, how gradients are packed, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+
+from makespan.errors import InputError, UnknownNameError
+from makespan.papers.easyscale.runtime import RankMapping
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from makespan.papers.easyscale.runtime import (  # noqa: E402
+    Buckets,
+    GradientSet,
+    ReadyOrder,
+    Reduction,
+    in_memory,
+    provisional_map,
+    rebuilt_map,
+    reduce_sets,
+    trained_parameters,
+)
+from makespan.papers.easyscale.runtime._exchange import Exchange  # noqa: E402
+from makespan.papers.easyscale.runtime._folds import ring_chunks  # noqa: E402
+
+
+def test_the_paper_and_its_mappings_are_read_without_torch():
+    code = (
+        "import sys, makespan.papers.easyscale, makespan.papers.easyscale.runtime as r\n"
+        "r.RankMapping.parse('0,1/2'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_mapping_is_read_as_it_is_printed():
+    mapping = RankMapping.parse("3,1/0/2")
+    assert (mapping.hosted, str(mapping)) == (((3, 1), (0,), (2,)), "3,1/0/2")
+    assert (mapping.n_logical_workers, mapping.n_processes) == (4, 3)
+    assert [str(RankMapping.even(4, n)) for n in (1, 2, 3, 4)] == ["0,1,2,3", "0,1/2,3", "0,1/2/3", "0/1/2/3"]
+
+
+@pytest.mark.parametrize("text", ["", "0,1/", "0;1", "a", "0,-1", "0,,1"])
+def test_a_text_that_is_no_mapping_is_refused(text):
+    with pytest.raises(InputError, match="accepted: ranks by process, for example 0,1/2/3"):
+        RankMapping.parse(text)
+
+
+def test_every_logical_worker_has_one_host_and_every_process_something_to_do():
+    for text in ("0,1/1", "1/2", "0/2"):
+        with pytest.raises(InputError, match="accepted: each of 0 to"):
+            RankMapping.parse(text)
+    with pytest.raises(InputError, match="process 1 hosts no logical worker"):
+        RankMapping(((0, 1), ()))
+    with pytest.raises(InputError, match="accepted: each of 0"):
+        RankMapping(())
+    with pytest.raises(InputError, match="5 processes for 4 logical workers; accepted: 1 to 4"):
+        RankMapping.even(4, 5)
+
+
+def test_chunks_of_the_ring_follow_the_segments_of_gloo():
+    assert ring_chunks(7, 4, 4) == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert ring_chunks(1, 3, 4) == [(0, 1), (1, 1), (1, 1)]
+    # 6 MiB and a bit on 2 ranks: 7 segments, rounded up to 8, 4 a rank of 196609 elements
+    length = (6 << 18) + 1
+    assert ring_chunks(length, 2, 4) == [(0, 4 * 196_609), (4 * 196_609, length)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": "mid"}, "scaling 'mid'; accepted: pre, post"),
+        ({"bucket_cap_bytes": 0}, "bucket_cap_bytes 0; accepted: a whole number >= 1"),
+        ({"n_logical_workers": 0}, "n_logical_workers 0"),
+    ],
+)
+def test_choices_of_a_reduction_are_checked(options, message):
+    with pytest.raises(InputError, match=message):
+        Reduction(**{"n_logical_workers": 2, **options})
+    with pytest.raises(UnknownNameError, match=r"fold 'rings'; accepted: rank, ring"):
+        Reduction(2, "rings")
+
+
+# --- buckets ------------------------------------------------------------------------------------------
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_gradients_come_back_from_flat_vectors_in_their_memory_layout():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 3)).to(memory_format=torch.channels_last)
+    parameters = trained_parameters(model)
+    model(torch.rand(1, 2, 6, 6)).sum().backward()
+    before = {name: one.grad.clone() for name, one in parameters.items()}
+    buckets = Buckets(parameters, rebuilt_map(parameters, list(parameters), 64))
+    packed = buckets.pack(1.0)
+    assert all(one.grad is None for one in parameters.values())
+    assert len(packed.buckets) > 1
+    dense = before["0.weight"].permute(0, 2, 3, 1).reshape(-1)
+    assert torch.equal(packed.buckets[0][: dense.numel()], dense)
+    buckets.unpack(packed.buckets, packed.used)
+    assert all(torch.equal(one.grad, before[name]) for name, one in parameters.items())
+
+
+def test_buckets_are_closed_at_their_limit_and_hold_one_type():
+    parameters = {
+        "a": nn.Parameter(torch.zeros(6)), "b": nn.Parameter(torch.zeros(2, dtype=torch.float64)),
+        "c": nn.Parameter(torch.zeros(1)), "d": nn.Parameter(torch.zeros(1)),
+    }  # fmt: skip
+    assert provisional_map(parameters) == (("a", "c", "d"), ("b",))
+    assert rebuilt_map(parameters, ["d", "c", "b"], 8) == (("d", "c"), ("b",), ("a",))
+    assert rebuilt_map(parameters, ["d", "c", "b", "a"]) == (("d", "c", "a"), ("b",))
+
+
+def test_the_default_gives_the_first_bucket_1_mib_and_others_25():
+    parameters = {name: nn.Parameter(torch.empty(1 << 18, device="meta")) for name in map(str, range(60))}
+    sizes = [len(names) for names in rebuilt_map(parameters, list(parameters))]
+    assert sizes == [1, 25, 25, 9]
+
+
+def test_the_order_of_readiness_is_that_of_the_backward_pass():
+    model, parameters = small(), trained_parameters(small())
+    recorder = ReadyOrder(trained_parameters(model))
+    model(torch.rand(2, 4)).sum().backward()
+    order = recorder.finish()
+    assert sorted(order) == sorted(parameters)
+    assert {name[0] for name in order[:2]} == {"2"}
+    model(torch.rand(2, 4)).sum().backward()
+    assert recorder.finish() == order
+
+
+def test_a_gradient_missing_somewhere_counts_as_zero_and_one_missing_everywhere_stays_missing():
+    model = small()
+    parameters = trained_parameters(model)
+    buckets, reduction = Buckets(parameters, provisional_map(parameters)), Reduction(2)
+    sets = []
+    for weight in (3.0, None):
+        parameters["2.bias"].grad = None if weight is None else torch.full((3,), weight)
+        sets.append(buckets.pack(reduction.set_scale))
+    total = in_memory([reduce_sets(sets, RankMapping.even(2, 1), 0, reduction)])[0]
+    buckets.unpack(total.buckets, total.used)
+    assert parameters["2.bias"].grad.tolist() == [1.5] * 3
+    assert [name for name, one in parameters.items() if one.grad is not None] == ["2.bias"]
+
+
+def test_what_is_not_a_number_goes_through_the_sum():
+    sets = [
+        GradientSet([torch.tensor([one, 1.0])], torch.tensor([True])) for one in (torch.inf, 1.0, torch.nan)
+    ]
+    for total in in_memory(
+        [
+            reduce_sets([sets[rank] for rank in ranks], RankMapping.even(3, 2), process, Reduction(3))
+            for process, ranks in enumerate(RankMapping.even(3, 2).hosted)
+        ]
+    ):
+        assert total.buckets[0].isnan().tolist() == [True, False]
+
+
+def test_what_cannot_be_packed_is_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
+    parameters = trained_parameters(model)
+    with pytest.raises(InputError, match=r"bucket map: 1\.bias; accepted: each trained parameter once"):
+        Buckets(parameters, (("0.weight", "1.weight"),))
+    with pytest.raises(InputError, match=r"bucket map: 1\.bias, 1\.bias; accepted"):
+        Buckets(parameters, (("0.weight", "1.weight"), ("1.bias", "1.bias")))
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(InputError, match=r"parameter 0\.weight has a sparse gradient"):
+        Buckets(parameters, provisional_map(parameters)).pack(1.0)
+    with pytest.raises(InputError, match=r"parameter weight is torch\.float16; accepted: torch\.float32"):
+        trained_parameters(nn.Linear(2, 2).half())
+    frozen = nn.Linear(2, 2)
+    frozen.bias.requires_grad_(False)
+    assert list(trained_parameters(frozen)) == ["weight"]
+
+
+def test_processes_that_do_not_do_the_same_are_found_out():
+    def steps(*lengths):
+        for length in lengths:
+            yield Exchange([torch.zeros(2), torch.zeros(2)], [length, length])
+
+    with pytest.raises(RuntimeError, match=r"sent \[2, 2\], expected \[3, 3\]"):
+        in_memory([steps(2), steps(3)])
+    with pytest.raises(RuntimeError, match="1 of 2 have ended"):
+        in_memory([steps(2), steps(2, 2)])
