@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -35,6 +36,7 @@ _FINISHED, _SUBMITTED, _READY = (
 _POLICY_FRAME_S = 0.2
 _LINE_S = 10.0  # between two lines where nothing can be replaced
 _PROGRESS_WIDTH = 30
+_PACE_RUNS = 20  # from which the time that is left is estimated
 
 
 def clock(time_s: float) -> str:
@@ -255,24 +257,25 @@ class _OnErrors:
 class Countdown(_OnErrors):
     """How far a measurement is, and how long it will take.
 
-    The time that is left follows from what was done since the first call, or since the count went back.
+    The time that is left follows from the last changes of the count, because a start takes longer than what
+    comes after it; from none where the count went back.
     """
 
     def __init__(self, what: str, *, is_shown: bool = True) -> None:
         super().__init__()
         self._what, self._is_shown = what, is_shown
-        self._first: tuple[int, float] | None = None
-        self._last = 0
+        self._changes: deque[tuple[int, float]] = deque(maxlen=_PACE_RUNS)
 
     def __call__(self, done: int, total: int) -> None:
         """Show how much is done, and of how much."""
         now = time.perf_counter()
-        if self._first is None or done < self._last:
-            self._first = (done, now)
-        self._last = done
+        if self._changes and done < self._changes[-1][0]:
+            self._changes.clear()
+        if not self._changes or done > self._changes[-1][0]:
+            self._changes.append((done, now))
         if not self._is_shown or now < self._next:
             return
-        before, since = self._first
+        before, since = self._changes[0]
         left_s = (now - since) * (total - done) / (done - before) if done > before else float("nan")
         count, left = f"{done}/{total} {self._what}", f"about {clock(left_s)} left" if done > before else ""
         if self._panel is not None:

@@ -1,6 +1,5 @@
 """What is run live: workloads of the packaged preset, their jobs, and the setting of one run."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -140,8 +139,8 @@ class LiveSetting:
         """Write the setting where the run keeps its state."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["jobs"] = [asdict(job) for job in self.jobs]
-        tables = self.tables.items()
-        values["tables"] = {key: json.loads(table.to_json(orient="split")) for key, table in tables}
+        tables = self.tables.items()  # to every digit: a schedule is checked with what was read back
+        values["tables"] = {key: table.to_dict(orient="split", index=False) for key, table in tables}
         write_json(values, directory / _SETTING)
 
     @classmethod
