@@ -4,6 +4,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -78,9 +79,9 @@ class Watch:
     def _close(self) -> None:
         with self._lock:
             self._is_open = False
-            if self._is_interrupted:
-                _raise_in(threading.get_ident(), None)  # what has not arrived yet must not arrive later
-                self._is_interrupted = False
+            was_interrupted, self._is_interrupted = self._is_interrupted, False
+        if was_interrupted:
+            _receive()
 
     def _look(self, watched: int, limit_s: float) -> None:
         tick_s = min(max(limit_s / _TICKS, _MIN_TICK_S), _MAX_TICK_S)
@@ -97,7 +98,18 @@ class Watch:
                     _raise_in(watched, TookTooLong)
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Raise an exception in a thread at its next instruction of Python, or take it back."""
-    what = ctypes.py_object() if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in a thread at its next instruction of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _receive() -> None:
+    """Let what may still be on its way to this thread arrive here, so that it does not arrive later.
+
+    Taking it back would leave the interpreter looking for it: slower from then on, and for ever where a
+    tracer follows the program. There is place for one: a second one takes the place of the first.
+    """
+    with suppress(TookTooLong):
+        _raise_in(threading.get_ident(), TookTooLong)
+        while True:
+            pass
