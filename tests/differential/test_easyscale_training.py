@@ -1,6 +1,7 @@
 """Logical workers on any number of processes against stock DistributedDataParallel, bit for bit."""
 
 import random
+from itertools import product
 
 import pytest
 
@@ -155,7 +156,8 @@ def test_buffers_must_be_swapped(reference, monkeypatch):
 # --- determinism levels, in processes that end with every stage ------------------------------------------
 
 STAGES = (("0/1/2/3", "AAAA"), ("0,1/2,3", "AA"), ("0,1/2/3", "ABB"))
-IN_A_STAGE = 3
+IN_A_STAGE = 3  # of four batches in an epoch: stages end within epochs, and epochs within stages
+MODELS = ("resnet50", "vgg19")
 
 
 @pytest.fixture(scope="module")
@@ -167,19 +169,30 @@ def equal(run, tmp_path_factory):
     for levels in (("D0", "D1"), ("D0+D2", "D1+D2")):
         for number, (mapping, letters) in enumerate(STAGES):
             devices = [first if letter == "A" else second for letter in letters]
-            shared = JOB | {"channels": 32, "devices": devices, "level": levels[0]}
-            jobs = [shared | {"steps": 3 * IN_A_STAGE}] if number == 0 else []
-            for level in levels:
-                paths = [str(folder / f"{level}-{stage}.pt") for stage in (number - 1, number)]
-                of_stage = {"first": number * IN_A_STAGE, "steps": IN_A_STAGE, "save": paths[1]}
-                of_stage |= {"resume": paths[0]} if number else {}
-                jobs.append(shared | of_stage | {"level": level, "mapping": mapping})
+            shared, asked = JOB | {"devices": devices, "loaders": 2}, list(product(MODELS, levels))
+            paths = [f"{{}}-{{}}-{stage}.pt" for stage in (number - 1, number)]
+            jobs = [
+                shared | {
+                    "model": model, "level": level, "mapping": mapping,
+                    "first": number * IN_A_STAGE, "steps": IN_A_STAGE,
+                    "save": str(folder / paths[1].format(model, level)),
+                    "resume": str(folder / paths[0].format(model, level)) if number else None,
+                }
+                for model, level in asked
+            ]  # fmt: skip
+            if number == 0:
+                whole = shared | {"level": levels[0], "steps": len(STAGES) * IN_A_STAGE}
+                jobs += [whole | {"model": model} for model in MODELS]
             by_process = run(jobs, len(devices), folder / f"{levels[0]}-{number}")
             if number == 0:
-                stock = [list(rows) for rows in zip(*(one[0] for one in by_process), strict=True)]
-            for place, level in enumerate(levels, start=-len(levels)):
-                rows = [[row for one in by_process for row in one[place][step]] for step in range(IN_A_STAGE)]
-                found[level, number] = rows == stock[number * IN_A_STAGE :][:IN_A_STAGE]
+                ranks = [[one[place] for one in by_process] for place in range(len(asked), len(jobs))]
+                stock = {
+                    model: list(zip(*rows, strict=True)) for model, rows in zip(MODELS, ranks, strict=True)
+                }
+            for place, (model, level) in enumerate(asked):
+                steps = zip(*(one[place] for one in by_process), strict=True)
+                rows = [tuple(row for rows in step for row in rows) for step in steps]
+                found[model, level, number] = rows == stock[model][number * IN_A_STAGE :][:IN_A_STAGE]
     return found
 
 
@@ -192,8 +205,9 @@ def equal(run, tmp_path_factory):
         ("D1+D2", [True, True, True]),
     ],
 )
-def test_each_level_keeps_the_bits_for_as_long_as_it_promises(equal, level, expected):
-    assert [equal[level, stage] for stage in range(len(STAGES))] == expected
+@pytest.mark.parametrize("model", MODELS)
+def test_each_level_keeps_the_bits_for_as_long_as_it_promises(equal, model, level, expected):
+    assert [equal[model, level, stage] for stage in range(len(STAGES))] == expected
 
 
 def test_models_and_samples_do_not_depend_on_the_kernels(run, tmp_path):

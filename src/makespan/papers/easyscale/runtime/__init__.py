@@ -17,8 +17,8 @@ Importing the package loads nothing; what it shows imports torch, except mapping
 - `KERNEL_SETS` play types of devices on a CPU: `process_options` starts a process with one, `use_kernels`
   turns it on, `try_kernel_sets` says which of them differ here
 - `scan_module` says whether a model is cheap under level D2
-- `seed_everything` is the rule of seeds; `parameter_sha`, `optimizer_sha` and `implicit_sha` hash what must
-  be equal
+- `seed_everything` and `seed_stream` are the rule of seeds; `parameter_sha`, `optimizer_sha`, `implicit_sha`
+  hash what must be equal
 """
 
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._mapping import RankMapping
     from makespan.papers.easyscale.runtime._process import scan_module, use_kernels
     from makespan.papers.easyscale.runtime._profiles import KernelTrial, try_kernel_sets
-    from makespan.papers.easyscale.runtime._seeding import seed_everything
+    from makespan.papers.easyscale.runtime._seeding import seed_everything, seed_stream
     from makespan.papers.easyscale.runtime._shards import LoaderState, Shards
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "register_state",
     "scan_module",
     "seed_everything",
+    "seed_stream",
     "trained_parameters",
     "try_kernel_sets",
     "use_kernels",
