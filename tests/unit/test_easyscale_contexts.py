@@ -132,12 +132,31 @@ def test_registered_state_belongs_to_each_logical_worker():
         register_state("count", dict, print)
 
 
+def test_a_buffer_that_changed_in_one_process_alone_comes_back_in_another():
+    models = [Counting(), Counting()]
+    contexts = [Contexts(model, CPU, [rank], 0) for rank, model in enumerate(models)]
+    for n_passes, rank in ((3, 0), (1, 1)):
+        with contexts[rank].live(rank):
+            for _ in range(n_passes):
+                models[rank](torch.ones(1, 4))
+    saved = [contexts[rank].values(rank) for rank in (0, 1)]
+    together = Contexts(models[0], CPU, [0, 1], 0)  # whose buffers are those that the first left behind
+    for rank in (0, 1):
+        together.install(rank, saved[rank])
+    together.enter(0)
+    assert models[0].late.tolist() == [3.0, 3.0]
+    together.enter(1)
+    assert (int(models[0].passes), bool(models[0].late.isnan().all())) == (1, True)
+
+
 def test_a_context_that_does_not_fit_is_refused():
     contexts = Contexts(nn.Linear(1, 1), CPU, [0], 0)
     values = contexts.values(0)
-    with pytest.raises(InputError, match=r"buffers mean of the context are not in the model; accepted: \[\]"):
+    with pytest.raises(
+        InputError, match="buffers mean are in the context or in the model; accepted: in both"
+    ):
         contexts.install(0, values | {"buffers": {"mean": torch.zeros(1)}})
-    contexts.install(0, {"states": values["states"] | {"registered": {"odd": 1}}, "buffers": {}})
+    contexts.install(0, values | {"states": values["states"] | {"registered": {"odd": 1}}})
     with pytest.raises(InputError, match="'odd' is in the context and not registered"):
         contexts.enter(0)
 
@@ -191,6 +210,12 @@ def test_without_swaps_logical_workers_share_what_should_be_their_own():
     in_memory([worker.mini_batch(fetch)])
     assert int(model.passes) == 2
     assert worker.contexts.mutable_buffers == []
+
+
+def test_a_model_without_buffers_has_none_to_send():
+    models = [nn.Linear(4, 2), nn.Linear(4, 2)]
+    processes = [hosted(one, "1/0", number, buffers="rank0") for number, one in enumerate(models)]
+    assert len(in_memory([one.mini_batch(fetch) for one in processes])) == 2
 
 
 def test_a_mini_batch_tells_losses_by_rank_and_times_of_its_own():

@@ -156,26 +156,33 @@ class Contexts:
         return found
 
     def values(self, rank: int) -> dict[str, Any]:
-        """Context as tensors and plain values, for a checkpoint."""
+        """Context as tensors and plain values, for a checkpoint.
+
+        All buffers are in it, because other processes may have seen others change.
+        """
         one = self._own[rank]
-        return {"states": one.states, "buffers": {name: kept.cpu() for name, kept in one.buffers.items()}}
+        buffers = {name: kept.cpu() for name, kept in (self._shared | one.buffers).items()}
+        return {"states": one.states, "buffers": buffers}
 
     def install(self, rank: int, values: Mapping[str, Any]) -> None:
         """Take over a context from a checkpoint."""
-        for name in values["buffers"]:
-            if name in self._shared:
+        context, buffers = self._own[rank], values["buffers"]
+        if odd := sorted(set(buffers) ^ (set(self._shared) | set(context.buffers))):
+            raise InputError(
+                f"buffers {', '.join(odd)} are in the context or in the model; accepted: in both"
+            )
+        for name, value in buffers.items():
+            if name in self._shared and not _same_bits(self._shared[name], value):
                 self._divide(name)
-        known = set(self._own[rank].buffers)
-        if set(values["buffers"]) - known:
-            odd = ", ".join(sorted(set(values["buffers"]) - known))
-            raise InputError(f"buffers {odd} of the context are not in the model; accepted: {sorted(known)}")
-        for name, value in values["buffers"].items():
-            self._own[rank].buffers[name].copy_(value)
-        self._own[rank].states = dict(values["states"])
+            if name in context.buffers:
+                context.buffers[name].copy_(value)
+        context.states = dict(values["states"])
 
     def from_first(self, mapping: RankMapping, process: int) -> Steps[None]:
         """Give every logical worker the buffers of the first, as DistributedDataParallel does by default."""
         live = dict(self._model.named_buffers())
+        if not live:
+            return
         lengths = [0] * mapping.n_processes
         host = mapping.host(0)
         lengths[host] = sum(one.nbytes for one in live.values())
