@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
+# Long simulations, which take three times as long when traced; the tests of units reach the same lines.
+UNTRACED = ("claims", "differential", "property")
 
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,6 +24,27 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(ROOT / "tests" / name in item.path.parents for name in UNTRACED):
+            item.add_marker(pytest.mark.no_cover)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """Leave the fixtures of such tests untraced too; pytest-cov looks at calls only."""
+    plugin = item.config.pluginmanager.getplugin("_cov")
+    controller = plugin.cov_controller if plugin and item.get_closest_marker("no_cover") else None
+    if controller:
+        controller.pause()
+    try:
+        return (yield)
+    finally:
+        if controller:
+            controller.resume()
 
 
 @pytest.fixture(scope="session")
