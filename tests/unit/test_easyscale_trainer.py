@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from elastic_job import JOB, OWN, bits, trainer  # noqa: E402
+
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError  # noqa: E402
 from makespan.papers.easyscale import (  # noqa: E402
     ElasticTrainer,
@@ -21,23 +23,7 @@ from makespan.runtime import _checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
 
-OWN = Path(__file__).parents[1] / "support" / "own_job.py"
-BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
-JOB = {
-    "model": f"{OWN}:build_model", "optimizer": f"{OWN}:build_optimizer", "data": f"{OWN}:data_set",
-    "loss": f"{OWN}:loss", "lr_scheduler": f"{OWN}:build_scheduler", "after_reduce": f"{OWN}:after_reduce",
-    "n_logical_workers": 4, "micro_batch_size": 4, "n_loaders": 2, "seed": 7, "bucket_cap_bytes": 1 << 11,
-}  # fmt: skip
 STEPS = 8
-
-
-def trainer(run_dir, **changes):
-    """Return a trainer of the job with some fields changed; options are added to those that there are."""
-    return ElasticTrainer(run_dir=run_dir, **(JOB | changes))
-
-
-def bits(result, steps=STEPS):
-    return result.steps[BITS][result.steps["step"] <= steps].to_numpy().tolist()
 
 
 @pytest.fixture(scope="module")
