@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._catalogue import JobKind, PlannedCatalogue
     from makespan.papers.easyscale._checks import LEDGER
     from makespan.papers.easyscale._cluster import cluster_experiments
+    from makespan.papers.easyscale._commands import COMMANDS
     from makespan.papers.easyscale._generated import generated_jobs
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
     from makespan.papers.easyscale._planner import IntraJobPlanner, Plan
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "COMMANDS",
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
