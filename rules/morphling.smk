@@ -225,8 +225,8 @@ rule morphling_predictions:
         "../workflow/scripts/morphling_predictions.py"
 
 
-# Wall times are measured in two of them, whose simulations run one after the other. What takes all cores goes
-# first, so that small jobs are left to run beside what takes one.
+# Wall times are measured in two of them: in the small one simulations run one after the other, in `scale` two at
+# a time. What takes all cores goes first, so that small jobs are left to run beside what takes one.
 for experiment, options in SIM.experiments().items():
 
     rule:
@@ -242,10 +242,10 @@ for experiment, options in SIM.experiments().items():
             f"logs/{{source}}/morphling/morphling_{experiment}.log",
         benchmark:
             f"benchmarks/results/{{source}}/morphling/morphling_{experiment}.tsv"
-        priority: 0 if experiment in ("getting_started", "scale") else 1
+        priority: int(experiment != "getting_started")
         conda:
             CPU
-        threads: 1 if experiment in ("getting_started", "scale") else 4
+        threads: {"getting_started": 1, "scale": 2}.get(experiment, 4)
         resources:
             **asks(minutes=30),
         params:

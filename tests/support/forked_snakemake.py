@@ -1,4 +1,4 @@
-"""Snakemake in a process of its own, forked from one that has imported it, which halves the time of a dry run."""
+"""Snakemake in a process of its own, forked from one that has imported it: a dry run in half the time."""
 
 import multiprocessing
 import os

@@ -186,26 +186,27 @@ def scale_study(
     """Measure what scheduling costs on larger clusters with more jobs; schema `SCALE`, then metrics.
 
     Sizes are pairs: copies of each job, and copies of the cluster. Every simulation runs three times; those
-    that run at the same time take longer.
+    that run at the same time share caches and memory, and take a little longer.
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
+    scenarios = [
+        replace(base, cluster=enlarged(base.cluster, factor), jobs=tuple(scaled(base.jobs, copies, seed=1)))
+        for copies, factor in sizes
+    ]
+    cases = [Case(larger, name, repeats=_REPEATS) for larger in scenarios for name in policies]
     rows = []
-    for copies, factor in sizes:
-        larger = replace(
-            base, cluster=enlarged(base.cluster, factor), jobs=tuple(scaled(base.jobs, copies, seed=1))
-        )
-        for run in run_all([Case(larger, name, repeats=_REPEATS) for name in policies], n_processes):
-            n_decisions = max(run.result.n_decisions, 1)
-            decisions_s = [run.decision_wall_s, *(wall_s / n_decisions for _, wall_s in run.repeat_walls_s)]
-            cost = {
-                "policy": run.policy,
-                "jobs": run.metrics.n_jobs,
-                "gpus": larger.cluster.n_gpus,
-                **_spread("wall_s", [run.result.wall_s, *(wall_s for wall_s, _ in run.repeat_walls_s)]),
-                **_spread("decision_wall_s", decisions_s),
-                "n_decisions": run.result.n_decisions,
-            }
-            rows.append(cost | measures(run))
+    for case, run in zip(cases, run_all(cases, n_processes), strict=True):
+        n_decisions = max(run.result.n_decisions, 1)
+        decisions_s = [run.decision_wall_s, *(wall_s / n_decisions for _, wall_s in run.repeat_walls_s)]
+        cost = {
+            "policy": run.policy,
+            "jobs": run.metrics.n_jobs,
+            "gpus": case.scenario.cluster.n_gpus,
+            **_spread("wall_s", [run.result.wall_s, *(wall_s for wall_s, _ in run.repeat_walls_s)]),
+            **_spread("decision_wall_s", decisions_s),
+            "n_decisions": run.result.n_decisions,
+        }
+        rows.append(cost | measures(run))
     return SCALE.validate(pd.DataFrame(rows), where="scale")
 
 
