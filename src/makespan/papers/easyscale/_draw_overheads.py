@@ -108,7 +108,7 @@ def _draw_throughput(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str)
     axes.errorbar(x, values, half, fmt="none", ecolor="black", elinewidth=0.8, capsize=1.5, zorder=4)
     axes.plot(x, part["published_norm_throughput"].to_numpy(float), **_MARK, zorder=5)
     over = part["oom"].astype(bool).to_numpy()
-    axes.plot(x[over], np.full(over.sum(), 0.04), **_CROSS, zorder=5)
+    axes.plot(x[over], np.full(over.sum(), 0.05), **_CROSS, transform=axes.get_xaxis_transform(), zorder=5)
 
 
 def _draw_memory(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str) -> None:
@@ -140,7 +140,7 @@ def _switching(rows: pd.DataFrame, source: str) -> Figure:
     axes.set_xticks(range(len(rows)), [_title(model) for model in rows["model"]])
     spread = rows["ratio"] + rows["ratio_iqr"] / 2, rows["ratio"] - rows["ratio_iqr"] / 2
     axes.set_ylim(min(0.95, spread[1].min() - 0.01), max(1.06, spread[0].max() + 0.01))
-    axes.set_ylabel("time of a micro-batch")
+    axes.set_ylabel("time of a micro-batch\nover that without switches")
     return finished(figure, source, _legend(bars, "published, V100"), ncols=3)
 
 

@@ -5,11 +5,12 @@ what else the machine does falls on all of them. A way is stock DistributedDataP
 the run, or logical workers that the first process hosts while the others wait.
 """
 
+import ctypes
 import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ _CPU = torch.device("cpu")
 _DISTINCT = 64  # samples that are made; a batch repeats them, because only its size matters here
 _LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
 _KIB = 1024
+_TRIM, _MMAP = -1, -3  # of mallopt: free memory that the heap keeps, size from which blocks lie outside
+_SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
 Computing = AbstractContextManager[object]
 Batch = tuple[Any, Any]
 Step = Callable[[], list[float]]
@@ -101,7 +104,9 @@ class _Series:
         self.who, self.spec, self.asked, self.idle_bytes = who, spec, asked, idle_bytes
         self.ways: list[dict[str, Any]] = asked["ways"]
         self.steps: dict[str, Step] = {}
+        self.parts: dict[bool, TrainedParts] = {}
         self.held_bytes = self.set_bytes = self.sets_bytes = 0
+        self.batch = _batch(spec, asked["micro_batch_size"], asked["seed"])
         self.d2_cheap = True
 
     @property
@@ -116,29 +121,29 @@ class _Series:
 
     def enter(self) -> None:
         """Get memory, one process after the other, so that only the last one can exceed the budget."""
-        batch = _batch(self.spec, self.asked["micro_batch_size"], self.asked["seed"])
-        parts: dict[bool, TrainedParts] = {}
+        batch = self.batch
         for turn in range(self.who.size):
             if turn == self.who.rank:
                 for kind in {way["is_stock"] for way in self.ways if self.is_mine(way)}:
-                    parts[kind] = _parts(self.spec, self.asked["seed"])
-                    self._pass(parts[kind], batch)
+                    self.parts[kind] = _parts(self.spec, self.asked["seed"])
+                self._pass(batch)
             self.weigh()
             if self.is_over:
                 return
         for way in self.ways:
             if self.is_mine(way):
-                self.steps[way["name"]] = self._way(parts[way["is_stock"]], batch, way)
+                self.steps[way["name"]] = self._way(batch, way)
 
-    def _pass(self, parts: TrainedParts, batch: Batch) -> None:
-        with self._computing(self.ways[0]):
-            parts.loss(parts.model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
-        parts.optimizer.zero_grad(set_to_none=True)
-        self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
-        self.set_bytes = sum(one.nbytes for one in trained_parameters(parts.model).values())
+    def _pass(self, batch: Batch) -> None:
+        for parts in self.parts.values():
+            with self._computing(self.ways[0]):
+                parts.loss(parts.model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
+            parts.optimizer.zero_grad(set_to_none=True)
+            self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
+            self.set_bytes = sum(one.nbytes for one in trained_parameters(parts.model).values())
 
-    def _way(self, parts: TrainedParts, batch: Batch, way: Mapping[str, Any]) -> Step:
-        computing = self._computing(way)
+    def _way(self, batch: Batch, way: Mapping[str, Any]) -> Step:
+        computing, parts = self._computing(way), self.parts[way["is_stock"]]
         if way["is_stock"]:
             return _stock(parts, batch, way["n"], computing)
         return _hosted(parts, batch, way, self.asked["seed"], computing)
@@ -162,19 +167,27 @@ class _Series:
         self.held_bytes = int(total.item()) - self.sets_bytes
 
     def run(self) -> dict[str, list[list[float]]]:
-        """Do all steps, ways in an order that changes; times by way and step, warm-up left out."""
+        """Do all steps, ways in an order that changes; times by way and step, warm-up left out.
+
+        Memory is weighed in the warm-up, in which what is freed goes back to the system: what the heap
+        keeps depends on how often something was freed, not on how much was needed.
+        """
         found: dict[str, list[list[float]]] = {way["name"]: [] for way in self.ways}
+        _keep_freed(self.asked["budget_bytes"] is None)
         self.enter()
-        warmup, steps = self.asked["warmup_steps"], self.asked["steps"]
-        for number in range(warmup + steps):
+        for _ in range(self.asked["warmup_steps"]):
+            for way in self.ways:
+                if not self.is_over:
+                    self.turn(way)
+                    self.weigh()
+        if self.is_over:
+            return found
+        _keep_freed(True)
+        self._pass(self.batch)  # fills the heap
+        for number in range(self.asked["steps"]):
             first = number % len(self.ways)
             for way in [*self.ways[first:], *self.ways[:first]]:
-                if self.is_over:
-                    return {name: [] for name in found}
-                times = self.turn(way)
-                if number >= warmup:
-                    found[way["name"]].append(times)
-                self.weigh()
+                found[way["name"]].append(self.turn(way))
         return found
 
 
@@ -189,10 +202,11 @@ def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
         ``gradient_sets_bytes``; ``is_over``, whether that exceeds the budget; ``d2_cheap``.
     """
     spec = StandIn(**asked["spec"])
-    # A process is idle once code and libraries of all that follows are there: the smallest model loads them.
-    small = dict(asked, micro_batch_size=2, budget_bytes=None, warmup_steps=0, steps=1)
-    _Series(who, replace(spec, width=8, depth=1), small, 0).run()
-    gc.collect()
+    if asked["budget_bytes"] is not None:
+        # A process is idle once code and libraries of what follows are there: the smallest model loads them.
+        small = dict(asked, micro_batch_size=2, warmup_steps=1, steps=1, budget_bytes=sys.maxsize)
+        _Series(who, replace(spec, width=8, depth=1), small, 0).run()
+        gc.collect()
     series = _Series(who, spec, asked, _memory_bytes("VmRSS"))
     own = series.run()
     everything: list[Any] = [None] * who.size
@@ -204,6 +218,14 @@ def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
         "is_over": series.is_over,
         "d2_cheap": series.d2_cheap,
     }
+
+
+def _keep_freed(keeps: bool) -> None:
+    """Let the heap keep what is freed, or give large blocks back to the system at once."""
+    with suppress(AttributeError):  # not every C library has it
+        allocator = ctypes.CDLL(None).mallopt
+        allocator(_TRIM, _KEPT)
+        allocator(_MMAP, _LARGE_BLOCK if keeps else _SMALL_BLOCK)
 
 
 def _memory_bytes(name: str) -> int:
