@@ -24,6 +24,16 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
+# Unit tests run, too, what these repeat thousands of times; to trace it would take them twice as long.
+UNTRACED = [ROOT / "tests" / name for name in ("claims", "differential", "property")]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent in UNTRACED:
+            item.add_marker("no_cover")
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """Return the root of the checkout."""

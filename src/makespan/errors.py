@@ -16,6 +16,7 @@ __all__ = [
     "FitError",
     "InfeasiblePlanError",
     "InputError",
+    "LostWorkerError",
     "MakespanError",
     "MissingDataError",
     "NotationError",
@@ -94,6 +95,10 @@ class CheckpointError(TrainingError):
 
 class WorkerError(TrainingError):
     """A training process died or hung; the message names the process and what it reported."""
+
+
+class LostWorkerError(WorkerError):
+    """A training process was ended by a signal; the same may go well another time."""
 
 
 def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:

@@ -13,14 +13,13 @@ from makespan.config import load_settings
 from makespan.errors import ConfigError, UnknownNameError
 from makespan.papers.easyscale import LEDGER, SETTINGS, measure_overheads, read_published
 from makespan.papers.easyscale import _draw_overheads as draw
-from makespan.papers.easyscale._tables import FIG10, FIG11, FIG12, FIG13
+from makespan.papers.easyscale._tables_overheads import OVERHEADS as FIGURES
 from makespan.tables import read_csv, write_csv
 
 ROOT = Path(__file__).parents[2]
 AUTHORS = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none")) / "easyscale"
-FIGURES = {"fig10": FIG10, "fig11": FIG11, "fig12": FIG12, "fig13": FIG13}
 CELLS = {name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv") for name in FIGURES}
-OVERHEADS = load_settings([], ROOT).easyscale.overheads
+SETTING = load_settings([], ROOT).easyscale.overheads
 TINY = {"depth": 1, "extent": 16, "n_rows": 64}
 RESNET = {"name": "resnet50", "width": 32, "micro_batch_size": 16, "small_micro_batch_size": 4} | TINY
 NEUMF = {"name": "neumf", "width": 16, "micro_batch_size": 32, "small_micro_batch_size": 16} | TINY
@@ -131,8 +130,8 @@ def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refuse
 
 
 def test_options_of_a_figure_are_those_that_it_reads():
-    assert set(OVERHEADS.measured("fig10")) == {"procedure", "models", "workers", "memory_mib"}
-    assert set(OVERHEADS.measured("fig12")) == {"procedure", "models", "logical_workers", "devices"}
+    assert set(SETTING.measured("fig10")) == {"procedure", "models", "workers", "memory_mib"}
+    assert set(SETTING.measured("fig12")) == {"procedure", "models", "logical_workers", "devices"}
     assert set(FIGURES) <= set(SETTINGS.contents) and SETTINGS.judged_on_profile >= set(FIGURES)
 
 

@@ -1,18 +1,12 @@
 """Policies from modules and from files of the user, and what is wrong where there are none."""
 
-import hashlib
-import importlib
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
-from makespan.errors import failed_at, short_path
+from makespan.errors import short_path
 from makespan.sim import Policy, PolicyError, check_policy
+from makespan.user_code import load_file, load_module, user_file
 
 __all__ = ["is_file_name", "policy_in_file", "policy_in_module"]
 
@@ -26,11 +20,7 @@ def is_file_name(text: str) -> bool:
 
 def policy_in_module(module: str, name: str) -> Policy:
     """Return a policy from the tuple ``POLICIES`` of a module, imported by its dotted name."""
-    with _explained(module):
-        spec = importlib.util.find_spec(module)
-    file = (spec and spec.origin) or module
-    with _explained(file):
-        found = importlib.import_module(module)
+    found, file = load_module(module, PolicyError)
     return _chosen(found, file, name)
 
 
@@ -39,10 +29,7 @@ def policy_in_file(text: str) -> Policy:
     match = _FILE.fullmatch(text)
     if match is None:
         raise PolicyError(f"{text}: accepted: a policy file with the ending .py")
-    path = Path(match["path"])
-    if not path.is_file():
-        problem = "is no regular file" if path.exists() else "no such file"
-        raise PolicyError(f"{path}: {problem}; accepted: a policy file with the ending .py")
+    path = user_file(match["path"], "a policy file", PolicyError)
     stat = path.stat()
     file = str(path.resolve())
     return _chosen(_loaded(file, stat.st_mtime_ns, stat.st_size), file, match["name"])
@@ -51,27 +38,7 @@ def policy_in_file(text: str) -> Policy:
 @cache
 def _loaded(file: str, mtime_ns: int, size: int) -> ModuleType:
     """Run a file as a module; again when it has changed, and without leaving compiled code beside it."""
-    name = f"{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
-    module = ModuleType(name)
-    module.__file__ = file
-    with _explained(file):
-        code = compile(Path(file).read_bytes(), file, "exec")
-        sys.modules[name] = module  # dataclasses and messages look for it there
-        exec(code, module.__dict__)
-    return module
-
-
-@contextmanager
-def _explained(file: str) -> Iterator[None]:
-    """Say in which file and line an import failed, and why."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        line, problem = failed_at(error.__traceback__, file), str(error)
-        if isinstance(error, SyntaxError):
-            line, problem = (error.lineno if error.filename == file else line), error.msg
-        where = short_path(file) + (f", line {line}" if line else "")
-        raise PolicyError(f"{where}: {type(error).__name__}: {problem}") from error
+    return load_file(file, PolicyError)
 
 
 def _chosen(module: ModuleType, file: str, name: str | None) -> Policy:

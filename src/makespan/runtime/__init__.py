@@ -7,11 +7,18 @@ calls `join` or `choose_device`.
   process dies all end, or the others are told
 - a worker calls `run_worker` with what it does, `join` to meet the others, and finds request, stop
   request and lost processes in its `RunDirectory`
-- `start_checkpoint`, `finish_checkpoint`, `latest_checkpoint` keep checkpoints complete or absent
+- `start_checkpoint` and `finish_checkpoint` keep checkpoints complete or absent; `latest_checkpoint` is the
+  newest, `sound_checkpoint` the newest that nothing has damaged
 - `describe_machine` says on what a measurement was made
 """
 
-from makespan.runtime._checkpoints import Checkpoint, finish_checkpoint, latest_checkpoint, start_checkpoint
+from makespan.runtime._checkpoints import (
+    Checkpoint,
+    finish_checkpoint,
+    latest_checkpoint,
+    sound_checkpoint,
+    start_checkpoint,
+)
 from makespan.runtime._directory import RunDirectory
 from makespan.runtime._launch import (
     Launch,
@@ -42,6 +49,7 @@ __all__ = [
     "local_launcher",
     "memory_bytes",
     "run_worker",
+    "sound_checkpoint",
     "start_checkpoint",
     "usable_cpus",
     "visible_gpus",

@@ -10,6 +10,7 @@ not vouch for. Checksums tell damaged and mixed files, not who wrote them.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,8 +23,9 @@ from typing import Any
 from makespan.errors import CheckpointError, ChecksumError
 from makespan.files import read_json, write_json
 
-__all__ = ["Checkpoint", "finish_checkpoint", "latest_checkpoint", "start_checkpoint"]
+__all__ = ["Checkpoint", "finish_checkpoint", "latest_checkpoint", "sound_checkpoint", "start_checkpoint"]
 
+_log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 _PARTIAL = ".partial"
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
@@ -39,7 +41,7 @@ class Checkpoint:
     path, step, save_s
         Its directory, steps done, and the time that writing it took [s].
     values, checksums
-        Plain values that its writer left in the manifest; digest of every file by name.
+        Plain values that its writer left in the manifest; SHA-256 of every file by name.
     """
 
     path: Path
@@ -87,7 +89,37 @@ def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
     found = _complete(Path(directory))
     if not found:
         return None
-    path = found[-1] / _MANIFEST
+    return _read(found[-1])
+
+
+def sound_checkpoint(directory: str | Path) -> Checkpoint | None:
+    """Newest checkpoint of which every file is as it was written, None if there never was one.
+
+    One that is damaged is left out with a warning.
+
+    Raises
+    ------
+    CheckpointError
+        There are checkpoints, and all are damaged; the message says what is wrong with each.
+    """
+    problems = []
+    for path in reversed(_named(Path(directory))):
+        try:
+            checkpoint = _read(path)
+            checkpoint.verify()
+        except (CheckpointError, ChecksumError) as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            _log.warning("%s; going on from %s", problem, path)
+        return checkpoint
+    if problems:
+        raise CheckpointError(f"{directory}: no sound checkpoint is left; {'; '.join(problems)}")
+    return None
+
+
+def _read(directory: Path) -> Checkpoint:
+    path = directory / _MANIFEST
     manifest = read_json(path, CheckpointError)
     try:
         wanted = manifest.pop("digest")
@@ -97,9 +129,9 @@ def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
     except (AttributeError, KeyError, TypeError):
         expected = "one that makespan wrote, with step, save_s, files and digest"
         raise CheckpointError(f"{path}: is no manifest of a checkpoint; accepted: {expected}") from None
-    if _step_of(found[-1]) != step:
+    if _step_of(directory) != step:
         raise CheckpointError(f"{path}: was written for step {step}, not for this directory")
-    return Checkpoint(found[-1], step, save_s, manifest, files)
+    return Checkpoint(directory, step, save_s, manifest, files)
 
 
 def start_checkpoint(directory: Path) -> Path:
@@ -142,9 +174,13 @@ def finish_checkpoint(
 
 
 def _complete(directory: Path) -> list[Path]:
-    """Directories of complete checkpoints by step, and of one step in the order of writing."""
-    whole = [path for path in directory.glob("step-*") if (path / _MANIFEST).is_file()]
-    keyed = [(match, path) for path in whole if (match := _NAME.fullmatch(path.name))]
+    """Directories of checkpoints with a manifest, in the order of `_named`."""
+    return [path for path in _named(directory) if (path / _MANIFEST).is_file()]
+
+
+def _named(directory: Path) -> list[Path]:
+    """Directories with the name of a checkpoint by step, and of one step in the order of writing."""
+    keyed = [(match, path) for path in directory.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, _, path in sorted((int(one[1]), int(one[2] or 0), path) for one, path in keyed)]
 
 
@@ -156,12 +192,12 @@ def _step_of(directory: Path) -> int | None:
 def _digest_of(values: Mapping[str, Any]) -> str:
     """Digest of plain values, the same before they are written and after they are read."""
     text = json.dumps(json.loads(json.dumps(values)), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _to_disk(path: Path) -> None:

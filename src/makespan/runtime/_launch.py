@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from makespan.errors import InputError, WorkerError
+from makespan.errors import InputError, LostWorkerError, WorkerError
 from makespan.runtime._directory import RunDirectory
 from makespan.runtime._forkserver import Process, can_fork, fork_worker
 from makespan.runtime._machine import n_visible_gpus
@@ -293,7 +293,7 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             failed = [rank for rank, state in enumerate(states) if state and rank not in lost]
             if failed and launch.on_loss == "end":
                 time.sleep(_GRACE_S)
-                raise WorkerError(_first_cause(processes, directory, n_processes))
+                raise _failure(processes, directory, n_processes)
             for rank in failed:
                 lost[rank] = _cause(processes[rank], directory, rank, n_processes)
                 directory.write_lost(rank, lost[rank])
@@ -314,6 +314,14 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             time.sleep(_POLL_S)
     finally:
         _end(processes, interrupts)
+
+
+def _failure(processes: _Processes, directory: RunDirectory, n_processes: int) -> WorkerError:
+    """Build the error of a run of which a process failed."""
+    text = _first_cause(processes, directory, n_processes)
+    silent = [one.poll() or 0 for rank, one in enumerate(processes) if directory.error(rank) is None]
+    is_lost = len(processes) == n_processes and any(state < 0 for state in silent)
+    return LostWorkerError(text) if is_lost else WorkerError(text)
 
 
 def _first_cause(processes: _Processes, directory: RunDirectory, n_processes: int) -> str:

@@ -11,8 +11,11 @@ Below ``results/<source>/easyscale/`` a run writes
 `cluster_jobs` makes of a job list what is simulated, with times of `published_profile`, on the cluster of
 `pooled`: `IntraJobPlanner` says how the logical workers of a job share GPUs of several types, and
 `PlannedCatalogue` puts it behind the simulator. `read_published` reads the paper's cells,
-``config/published/easyscale_<artifact>.csv``. What one process of a job does is in
-`makespan.papers.easyscale.runtime`; Fig. 9 is not built yet.
+``config/published/easyscale_<artifact>.csv``.
+
+`ElasticTrainer` trains a model for real, on any number of processes with the same bits; `run_together` lets
+several jobs share processes, and from outside `request_change` and `export_model` reach a run. What its
+processes do is in `makespan.papers.easyscale.runtime`. Fig. 9 is not built yet.
 """
 
 from typing import TYPE_CHECKING
@@ -30,13 +33,22 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._profile import Profile, published_profile
     from makespan.papers.easyscale._serving import serving_experiment
     from makespan.papers.easyscale._settings import EasyScale as SETTINGS
+    from makespan.papers.easyscale._stages import ElasticResult
     from makespan.papers.easyscale._tables import SCHEMAS, read_published
+    from makespan.papers.easyscale._trainer import (
+        ElasticTrainer,
+        export_model,
+        request_change,
+        run_together,
+    )
 
 __all__ = [
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
     "ClusterJobs",
+    "ElasticResult",
+    "ElasticTrainer",
     "IntraJobPlanner",
     "JobKind",
     "Plan",
@@ -44,12 +56,15 @@ __all__ = [
     "Profile",
     "cluster_experiments",
     "cluster_jobs",
+    "export_model",
     "generated_jobs",
     "measure_overheads",
     "pooled",
     "published_jobs",
     "published_profile",
     "read_published",
+    "request_change",
+    "run_together",
     "serving_experiment",
 ]
 

@@ -169,7 +169,8 @@ def _beside(rows: pd.DataFrame, source: str) -> Figure:
         axes.set_xlabel("time [h]")
     panels[0].set_ylabel("GPUs in use")
     panels[0].set_ylim(0, None)
-    colours = [Patch(color=look_of(LOOKS, name).colour, label=f"training, {name}") for name in policies]
+    looks = [look_of(LOOKS, name) for name in policies]
+    colours = [Patch(color=look.colour, label=f"training, {look.title}") for look in looks]
     handles = [Patch(color=PALETTE["grey"], label="serving"), *colours]
     return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
 

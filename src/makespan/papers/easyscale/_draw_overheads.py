@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from makespan.papers.easyscale._tables import FIG10, FIG11, FIG12, FIG13
+from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
 from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
 from makespan.tables import read_csv
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from makespan.errors import unknown_name
 from makespan.leftovers import temporary_directory
-from makespan.papers.easyscale._tables import FIG10, FIG11, FIG12, FIG13
+from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
 from makespan.papers.easyscale.runtime import KERNEL_SETS, DeterminismLevel, process_options
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
 

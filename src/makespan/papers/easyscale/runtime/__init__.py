@@ -2,6 +2,7 @@
 
 Importing the package loads nothing; what it shows imports torch, except mappings, levels and kernel sets.
 
+- `ElasticJob` is all that decides the bits of a job, `build_parts` makes what it trains
 - `RankMapping` says which process hosts which logical workers, `DeterminismLevel` what is pinned
 - `HostedWorkers` does the mini-batches of one process: its logical workers in turn, each with a context of
   its own (`Contexts`), and one step of the `TrainedParts` that all share
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._folds import FOLDS
     from makespan.papers.easyscale.runtime._gloo import GlooThreads, fold_of_machine, folds_like_gloo
     from makespan.papers.easyscale.runtime._hashes import implicit_sha, optimizer_sha, parameter_sha
-    from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch, TrainedParts
+    from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch
+    from makespan.papers.easyscale.runtime._job import ElasticJob, job_from
     from makespan.papers.easyscale.runtime._kernels import (
         CANONICAL,
         KERNEL_SETS,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._levels import LEVELS, DeterminismLevel
     from makespan.papers.easyscale.runtime._loader import LoaderPool
     from makespan.papers.easyscale.runtime._mapping import RankMapping
+    from makespan.papers.easyscale.runtime._parts import JobParts, TrainedParts, build_parts
     from makespan.papers.easyscale.runtime._process import scan_module, use_kernels
     from makespan.papers.easyscale.runtime._profiles import KernelTrial, try_kernel_sets
     from makespan.papers.easyscale.runtime._seeding import seed_everything, seed_stream
@@ -63,9 +66,11 @@ __all__ = [
     "Buckets",
     "Contexts",
     "DeterminismLevel",
+    "ElasticJob",
     "GlooThreads",
     "GradientSet",
     "HostedWorkers",
+    "JobParts",
     "KernelSet",
     "KernelTrial",
     "LoaderPool",
@@ -76,10 +81,12 @@ __all__ = [
     "Reduction",
     "Shards",
     "TrainedParts",
+    "build_parts",
     "fold_of_machine",
     "folds_like_gloo",
     "implicit_sha",
     "in_memory",
+    "job_from",
     "kernels_of",
     "optimizer_sha",
     "over_group",

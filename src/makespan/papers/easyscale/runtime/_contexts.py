@@ -54,7 +54,14 @@ def register_generator(name: str, generator: np.random.Generator | torch.Generat
         register_state(name, generator.get_state, generator.set_state)
     else:
         bits = generator.bit_generator
-        register_state(name, lambda: bits.state, lambda state: setattr(bits, "state", state))
+        register_state(name, lambda: _listed(bits.state), lambda state: setattr(bits, "state", state))
+
+
+def _listed(state: Any) -> Any:
+    """State of a generator of NumPy with lists for arrays, which a checkpoint does not take."""
+    if isinstance(state, Mapping):
+        return {name: _listed(value) for name, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
 
 
 def registered_state() -> dict[str, _Hook]:

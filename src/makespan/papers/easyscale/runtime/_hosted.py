@@ -23,32 +23,13 @@ from makespan.papers.easyscale.runtime._contexts import Contexts
 from makespan.papers.easyscale.runtime._exchange import Reduction, Steps, reduce_sets, share
 from makespan.papers.easyscale.runtime._levels import DeterminismLevel
 from makespan.papers.easyscale.runtime._mapping import RankMapping
+from makespan.papers.easyscale.runtime._parts import TrainedParts
+from makespan.papers.easyscale.runtime._virtual import seen_as
 
-__all__ = ["HostedWorkers", "MiniBatch", "TrainedParts"]
+__all__ = ["HostedWorkers", "MiniBatch"]
 
 Fetch = Callable[[int], tuple[Any, Any]]
 _HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedParts:
-    """What all logical workers share.
-
-    Parameters
-    ----------
-    model, optimizer, scheduler
-        The same bits in every process; the scheduler of the learning rate may be None.
-    loss
-        Scalar loss of the outputs and the targets of a batch.
-    after_reduce
-        Called with the model between sum and step, for example to clip gradients; None for nothing.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: Callable[[Any, Any], Tensor]
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
-    after_reduce: Callable[[nn.Module], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +97,12 @@ class HostedWorkers:
         _check(parts.model, mapping, reduction, buffers)
         self._parts, self._device, self._process = parts, device, process
         self._reduction, self._buffers, self._swaps = reduction, buffers, swaps_contexts
-        self.mapping, self._ranks = mapping, mapping.hosted[process]
+        self.mapping, self.ranks = mapping, mapping.hosted[process]
         # Without D1 the place in the mapping takes the part of the virtual rank in communication.
         self._numbered = mapping if level.pins_communication else mapping.by_position()
         self._computing = nullcontext() if computing is None else computing
         self._trained = trained_parameters(parts.model)
-        self.contexts = Contexts(parts.model, device, self._ranks, seed)
+        self.contexts = Contexts(parts.model, device, self.ranks, seed)
         restored = bucket_map if level.pins_communication else None
         self._must_rebuild = restored is None
         self._layout = Buckets(self._trained, restored or provisional_map(self._trained))
@@ -136,10 +117,11 @@ class HostedWorkers:
         if self._buffers == "rank0":
             yield from self.contexts.from_first(self.mapping, self._process)
         own, losses, times, ready = [], [], [], list[str]()
-        for rank in self._ranks:
+        for rank in self.ranks:
             begun = time.perf_counter()
             recorder = ReadyOrder(self._trained) if self._must_rebuild and rank == 0 else None
-            with self.contexts.live(rank) if self._swaps else nullcontext():
+            own_context = self.contexts.live(rank) if self._swaps else nullcontext()
+            with seen_as(rank, self.mapping.n_logical_workers), own_context:
                 losses.append(self._micro_batch(*fetch(rank)))
             ready = ready if recorder is None else recorder.finish()
             own.append(self._layout.pack(self._reduction.set_scale, _HOST))
@@ -171,11 +153,12 @@ class HostedWorkers:
         """Sum the gradients of all logical workers and let the optimizer take its step."""
         total = yield from reduce_sets(own, self._numbered, self._process, self._reduction)
         self._layout.unpack(total.buckets, total.used)
-        if self._parts.after_reduce is not None:
-            self._parts.after_reduce(self._parts.model)
-        self._parts.optimizer.step()
-        if self._parts.scheduler is not None:
-            self._parts.scheduler.step()
+        with seen_as(0, self.mapping.n_logical_workers):
+            if self._parts.after_reduce is not None:
+                self._parts.after_reduce(self._parts.model)
+            self._parts.optimizer.step()
+            if self._parts.scheduler is not None:
+                self._parts.scheduler.step()
         self._parts.optimizer.zero_grad(set_to_none=True)
 
     def _rebuild(self, ready: Sequence[str]) -> Steps[None]:

@@ -33,6 +33,7 @@ from makespan.papers.easyscale.runtime._loading import (
 )
 from makespan.papers.easyscale.runtime._randomness import apart_from_own, own_generators
 from makespan.papers.easyscale.runtime._shards import LoaderState, Shards
+from makespan.papers.easyscale.runtime._virtual import seen_as
 
 __all__ = ["LoaderPool"]
 
@@ -168,7 +169,8 @@ class LoaderPool:
         """
         feed = self._feeds[rank]
         if not self._shards.n_loaders:
-            batch = self._collate(samples_of(self._dataset, self._batches(rank, feed.epoch)[feed.batch]))
+            with seen_as(rank, self._shards.n_logical_workers):
+                batch = self._collate(samples_of(self._dataset, self._batches(rank, feed.epoch)[feed.batch]))
         else:
             batch = self._taken(feed.ahead[0])
             feed.ahead.popleft()
@@ -236,7 +238,9 @@ class LoaderPool:
         feed = self._feeds[rank]
         (epoch, batch), shards = feed.asked, self._shards
         batches, stream = self._batches(rank, epoch), batch % shards.n_loaders
-        request = _Request(Order(shards.seed, rank, epoch, batch, stream, batches[batch]))
+        request = _Request(
+            Order(shards.seed, shards.n_logical_workers, rank, epoch, batch, stream, batches[batch])
+        )
         self._streams.setdefault(request.key, _Stream(None))
         feed.ahead.append(request)
         self._waiting.append(request)

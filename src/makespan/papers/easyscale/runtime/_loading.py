@@ -16,6 +16,7 @@ from torch import Tensor
 from makespan.leftovers import end_with_parent
 from makespan.papers.easyscale.runtime._randomness import give_randomness, take_randomness
 from makespan.papers.easyscale.runtime._seeding import seed_stream
+from makespan.papers.easyscale.runtime._virtual import seen_as
 
 __all__ = ["Collate", "Failed", "Made", "Order", "make", "read_answer", "samples_of", "serve"]
 
@@ -27,6 +28,7 @@ class Order:
     """One batch to be made; ``before`` are the states to start from, None at the start of an epoch."""
 
     seed: int
+    n_logical_workers: int
     rank: int
     epoch: int
     batch: int
@@ -68,7 +70,9 @@ def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
             seed_stream(order.seed, order.rank, order.epoch, order.stream)
         else:
             give_randomness(order.before)
-        return Made(collate(samples_of(dataset, order.indices)), take_randomness())
+        with seen_as(order.rank, order.n_logical_workers):
+            batch = collate(samples_of(dataset, order.indices))
+        return Made(batch, take_randomness())
     except Exception:  # noqa: BLE001 - code of others; it is raised where the batch is used
         return Failed(traceback.format_exc())
 

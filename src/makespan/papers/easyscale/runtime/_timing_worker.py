@@ -25,10 +25,11 @@ from torch.utils.data import default_collate
 
 from makespan.papers.easyscale.runtime._buckets import trained_parameters
 from makespan.papers.easyscale.runtime._exchange import Reduction, over_group
-from makespan.papers.easyscale.runtime._hosted import HostedWorkers, TrainedParts
+from makespan.papers.easyscale.runtime._hosted import HostedWorkers
 from makespan.papers.easyscale.runtime._kernels import kernels_of
 from makespan.papers.easyscale.runtime._levels import DeterminismLevel
 from makespan.papers.easyscale.runtime._mapping import RankMapping
+from makespan.papers.easyscale.runtime._parts import TrainedParts
 from makespan.papers.easyscale.runtime._process import scan_module, use_kernels
 from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss

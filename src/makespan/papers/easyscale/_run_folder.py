@@ -1,0 +1,125 @@
+"""The directory of an elastic run: what lasts from one set of processes to the next.
+
+``checkpoints/`` has the newest two, ``records/`` what happened between them, ``steps.csv`` and
+``reconfigurations.csv`` the tables made of that, ``state.json`` whether the run goes on, and ``wanted.json``
+what somebody asks for.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from makespan.errors import CheckpointError, InputError
+from makespan.files import read_json, write_json
+from makespan.papers.easyscale._tables import ELASTIC_STEPS, RECONFIGURATIONS
+from makespan.runtime import Checkpoint, sound_checkpoint
+from makespan.tables import read_csv, write_csv
+
+__all__ = ["RunFolder"]
+
+_RECORD = re.compile(r"step-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of a run; one process at a time holds them."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def wanted_path(self) -> Path:
+        """Where somebody asks for another mapping."""
+        return self.path / "wanted.json"
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Be the one process that runs here; an `InputError` says that there is another."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found = f"run_dir is {self.path}, where a run is going on"
+                raise InputError(f"{found}; accepted: a directory of its own for each run") from None
+            yield
+        finally:
+            os.close(handle)
+
+    def is_held(self) -> bool:
+        """Whether a run is going on here."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Newest checkpoint that is as it was written, see `makespan.runtime.sound_checkpoint`."""
+        return sound_checkpoint(self.checkpoints)
+
+    def forget_after(self, step: int) -> None:
+        """Remove records of mini-batches that no checkpoint has."""
+        for path, end in self._records():
+            if end > step:
+                path.unlink()
+
+    def _records(self) -> list[tuple[Path, int]]:
+        """Files of records with the last mini-batch of each, in order."""
+        found = [(path, _RECORD.fullmatch(path.name)) for path in sorted((self.path / "records").glob("*"))]
+        return [(path, int(match[1])) for path, match in found if match is not None]
+
+    def write_steps(self) -> pd.DataFrame:
+        """Make ``steps.csv`` of all records."""
+        rows = [row for path, _ in self._records() for row in read_json(path, CheckpointError)]
+        table = pd.DataFrame(rows, columns=ELASTIC_STEPS.names)
+        write_csv(table, self.path / "steps.csv", ELASTIC_STEPS)
+        return ELASTIC_STEPS.validate(table, "steps.csv")
+
+    def reconfigurations(self) -> pd.DataFrame:
+        """Return ``reconfigurations.csv``."""
+        path = self.path / "reconfigurations.csv"
+        if not path.exists():
+            return RECONFIGURATIONS.validate(pd.DataFrame(columns=RECONFIGURATIONS.names), str(path))
+        return read_csv(path, RECONFIGURATIONS)
+
+    def add_reconfiguration(self, row: dict[str, Any]) -> None:
+        """Add a row to ``reconfigurations.csv``."""
+        before = self.reconfigurations().to_dict("records")
+        table = pd.DataFrame([*before, row], columns=RECONFIGURATIONS.names)
+        write_csv(table, self.path / "reconfigurations.csv", RECONFIGURATIONS)
+
+    def write_state(self, state: str, step: int, job: dict[str, Any]) -> None:
+        """Write whether the run goes on, after which mini-batch, and what it trains."""
+        write_json({"state": state, "step": step, "job": job}, self.path / "state.json")
+
+    def state(self) -> dict[str, Any]:
+        """Return what was written last; an `InputError` says that no run was here."""
+        found = read_json(self.path / "state.json")
+        if not isinstance(found, dict) or "job" not in found:
+            raise InputError(f"run_dir is {self.path}, where no run was; accepted: the directory of a run")
+        return found
+
+    def take_wanted(self) -> dict[str, Any] | None:
+        """Return what somebody asked for, and forget it."""
+        found: dict[str, Any] | None = read_json(self.wanted_path)
+        self.wanted_path.unlink(missing_ok=True)
+        return found

@@ -1,0 +1,249 @@
+"""The stages of elastic runs: one set of processes after the other, each from a checkpoint to the next."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from makespan import errors
+from makespan.errors import CheckpointError, InputError, LostWorkerError, TrainingError, WorkerError
+from makespan.papers.easyscale._placing import Placing
+from makespan.papers.easyscale._run_folder import RunFolder
+from makespan.papers.easyscale.runtime import ElasticJob
+from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, describe_machine
+
+__all__ = ["ElasticResult", "RunOptions", "train_stages"]
+
+_WORKER = "makespan.papers.easyscale.runtime._stage"
+_FORMAT = 1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticResult:
+    """What came of a run so far.
+
+    Parameters
+    ----------
+    state
+        ``finished``, or ``pending`` if it was suspended; the same call goes on then.
+    step
+        Mini-batches done.
+    steps
+        A row for each mini-batch and logical worker, table ``steps``: losses, hashes, times.
+    reconfigurations
+        A row for each set of processes, table ``reconfigurations``.
+    rates_per_s
+        Micro-batches a second on each device, from the median of their times; C_i of the planner.
+    checkpoint
+        Directory of the newest checkpoint, None before the first.
+    """
+
+    state: Literal["finished", "pending"]
+    step: int
+    steps: pd.DataFrame
+    reconfigurations: pd.DataFrame
+    rates_per_s: dict[str, float]
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run is done, see `ElasticTrainer.run`; none of it decides a bit."""
+
+    resume: bool = True
+    checkpoint_every: int = 0
+    hash_every: int = 1
+    loader_processes: int = 1
+    prefetch: int = 2
+    max_restarts: int = 2
+    launcher: Launcher | None = None
+
+    def __post_init__(self) -> None:
+        least = {
+            "checkpoint_every": 0,
+            "hash_every": 0,
+            "loader_processes": 0,
+            "prefetch": 1,
+            "max_restarts": 0,
+        }
+        for name, number in least.items():
+            found = getattr(self, name)
+            if not isinstance(found, int) or found < number:
+                raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+
+
+class _Run:
+    """One run while its directory is held."""
+
+    def __init__(
+        self, job: ElasticJob, folder: RunFolder, steps: int, placing: Placing, options: RunOptions
+    ) -> None:
+        self.job, self.folder = job, folder
+        self.steps, self.placing, self.options = steps, placing, options
+        self.checkpoint: Checkpoint | None = None
+        self.cause, self.n_failures, self.is_suspended = "run", 0, False
+
+    @property
+    def done(self) -> int:
+        """Mini-batches that the newest checkpoint has."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it needs another set of processes."""
+        return not self.is_suspended and self.done < self.steps
+
+    def begin(self) -> None:
+        """Find out where it is."""
+        self.checkpoint = self.folder.checkpoint()
+        if self.checkpoint is not None and not self.options.resume:
+            found = f"run_dir is {self.folder.path}, which has a checkpoint after {self.done} mini-batches"
+            raise InputError(f"{found}; accepted: resume=True, or a directory without one")
+        if self.checkpoint is not None:
+            _check_continues(self.checkpoint, self.job, self.placing)
+        if self.done > self.steps:
+            raise InputError(f"steps is {self.steps}; accepted: at least {self.done}, which are done")
+        self.folder.forget_after(self.done)
+        self.folder.take_wanted()
+        self.folder.write_state("running", self.done, self.job.values())
+
+    def request(self, is_first: bool, fold_dir: Path) -> dict[str, Any]:
+        """Return what the processes are asked for."""
+        before = None if self.checkpoint is None else self.checkpoint.values
+        stage, options = 0 if before is None else before["stage"] + 1, self.options
+        machine = describe_machine()
+        manifest = {
+            "format": _FORMAT, "job": self.job.values(), "stage": stage, **self.placing.values(),
+            "torch": machine["versions"].get("torch"), "processor": machine["processor"],
+        }  # fmt: skip
+        return {
+            "job": self.job.values(), **self.placing.values(), "manifest": manifest, "stage": stage,
+            "run_dir": str(self.folder.path.resolve()), "fold_dir": str(fold_dir),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint.path.resolve()),
+            "fold": None if before is None else before["fold"], "first_step": self.done, "steps": self.steps,
+            "checkpoint_every": options.checkpoint_every, "hash_every": options.hash_every,
+            "loader_processes": options.loader_processes, "prefetch": options.prefetch,
+            "asked": str(self.folder.wanted_path.resolve()), "is_first": is_first,
+        }  # fmt: skip
+
+    def take(self, result: dict[str, Any] | None) -> None:
+        """Take over what a set of processes did; None if it was lost."""
+        before, done = self.checkpoint, self.done
+        self.checkpoint = self.folder.checkpoint()
+        self.n_failures = 0 if self.done > done else self.n_failures
+        if result is None:
+            self.cause, self.n_failures = "failure", self.n_failures + 1
+            self.folder.forget_after(self.done)
+            return
+        old = {"mapping": "", "devices": []} if before is None else before.values
+        restart_s = result["start_s"] + result["setup_s"] + (0.0 if before is None else before.save_s)
+        row = {
+            "step": done, "cause": "start" if before is None and self.cause == "run" else self.cause,
+            "old_mapping": old["mapping"], "new_mapping": str(self.placing.mapping),
+            "old_devices": ",".join(old["devices"]), "new_devices": ",".join(self.placing.devices),
+            "restart_s": restart_s,
+        }  # fmt: skip
+        self.folder.add_reconfiguration(row)
+        self.folder.write_steps()
+        wanted = self.folder.take_wanted()
+        if result["ending"] == "signalled" or wanted == {}:
+            self.is_suspended = self.done < self.steps
+        elif wanted is not None and self.is_unfinished:
+            self.cause, self.placing = "request", Placing.from_values(self.job, wanted)
+        elif wanted is not None:
+            _log.warning("%s: the request came after the last mini-batch", self.folder.path)
+
+    def result(self) -> ElasticResult:
+        """Tell what came of it."""
+        state: Literal["finished", "pending"] = "pending" if self.is_suspended else "finished"
+        self.folder.write_state(state, self.done, self.job.values())
+        steps = self.folder.write_steps()
+        times = steps.groupby("device")["micro_batch_s"].median()
+        rates = {str(device): 1.0 / time_s for device, time_s in times.items()}
+        path = None if self.checkpoint is None else self.checkpoint.path
+        return ElasticResult(state, self.done, steps, self.folder.reconfigurations(), rates, path)
+
+
+def train_stages(
+    jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
+) -> list[ElasticResult]:
+    """Train jobs together for as long as they need the same processes, then each by itself."""
+    if steps < 0:
+        raise InputError(f"steps is {steps!r}; accepted: a whole number >= 0")
+    with ExitStack() as held:
+        runs = [_Run(job, folder, steps, placing, options) for job, folder in jobs]
+        for run in runs:
+            held.enter_context(run.folder.hold())
+        for run in runs:
+            run.begin()
+        _launch([run for run in runs if run.is_unfinished], options)
+        for run in runs:
+            while run.is_unfinished:
+                _launch([run], options)
+        return [run.result() for run in runs]
+
+
+def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
+    """Let one set of processes train runs as far as it gets."""
+    if not runs:
+        return
+    launcher = options.launcher if options.launcher is not None else LocalLauncher()
+    placing, directory = runs[0].placing, RunDirectory(runs[0].folder.path.resolve() / "processes")
+    n_devices, n_processes = launcher.n_devices, placing.mapping.n_processes
+    if n_devices is not None and n_processes > n_devices:
+        found = f"mapping {placing.mapping} has {n_processes} processes"
+        raise InputError(f"{found}; accepted: at most {n_devices}, one for each device at hand")
+    requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
+    launch = Launch(_WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job))
+    lost: LostWorkerError | None = None
+    try:
+        launcher.run(launch)
+    except LostWorkerError as error:
+        lost = error
+    except WorkerError as error:
+        raise _cause(directory, n_processes) or error from None
+    for number, run in enumerate(runs):
+        run.take(directory.result(number))
+        if lost is not None and run.n_failures > options.max_restarts:
+            raise lost
+    if lost is not None:
+        _log.warning("%s; going on from the last checkpoint", str(lost).splitlines()[0])
+
+
+def _cause(directory: RunDirectory, n_processes: int) -> TrainingError | InputError | None:
+    """Error that a process raised on purpose, without its traceback; None if there is no such."""
+    for rank in range(n_processes):
+        report = directory.error(rank)
+        name, _, text = (report["error"] if report else "").partition(": ")
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, InputError | TrainingError):
+            return kind(text)
+    return None
+
+
+def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) -> None:
+    """Refuse a checkpoint of another job, and warn of one with which bits may not be kept."""
+    values, path = checkpoint.values, checkpoint.path
+    if values.get("format") != _FORMAT:
+        raise CheckpointError(f"{path}: format is {values.get('format')!r}; accepted: {_FORMAT}")
+    found = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
+    if differences := job.differences(found):
+        raise CheckpointError(f"{path}: is that of another job; {'; '.join(differences)}")
+    machine, doubts = describe_machine(), []
+    if (version := machine["versions"].get("torch")) != values["torch"]:
+        doubts.append(f"written with torch {values['torch']}, going on with {version}")
+    if not job.level.pins_kernels:
+        if values["processor"] != machine["processor"]:
+            doubts.append(
+                f"written on {values['processor']}, going on with {machine['processor']} without D2"
+            )
+        if set(values["devices"]) != set(placing.devices):
+            before, now = (",".join(sorted(set(one))) for one in (values["devices"], placing.devices))
+            doubts.append(f"written on devices {before}, going on with {now} without D2")
+    for doubt in doubts:
+        _log.warning("%s: %s; equal bits are not promised", path, doubt)

@@ -1,0 +1,155 @@
+"""What a job trains, built in a process: model, optimizer, loss, data; the rule of seeds and nothing else.
+
+Reference runs build theirs here too.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from makespan.errors import InputError
+from makespan.papers.easyscale.runtime._job import ElasticJob, split_name
+from makespan.papers.easyscale.runtime._seeding import seed_everything
+from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
+from makespan.user_code import load_file, load_module
+
+__all__ = ["JobParts", "TrainedParts", "build_parts"]
+
+T = TypeVar("T")
+_N_SAMPLES = 1024
+_BUILT_IN: dict[str, Callable[..., Any]] = {
+    "adam": lambda model, **options: torch.optim.Adam(model.parameters(), **options),
+    "adamw": lambda model, **options: torch.optim.AdamW(model.parameters(), **options),
+    "sgd": lambda model, **options: torch.optim.SGD(model.parameters(), **options),
+    "step": torch.optim.lr_scheduler.StepLR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedParts:
+    """What all logical workers share.
+
+    Parameters
+    ----------
+    model, optimizer, scheduler
+        The same bits in every process; the scheduler of the learning rate may be None.
+    loss
+        Scalar loss of the outputs and the targets of a batch.
+    after_reduce
+        Called with the model between sum and step, for example to clip gradients; None for nothing.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Any, Any], Tensor]
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    after_reduce: Callable[[nn.Module], object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What is trained, the samples, and how these are joined to a batch."""
+
+    trained: TrainedParts
+    data: Any
+    collate: Callable[[list[Any]], Any]
+
+
+def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
+    """Build what a job trains; the same bits in every process.
+
+    Parameters
+    ----------
+    job, device
+        The job, and where its model shall be.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        A function cannot be loaded, does not take the options that the job has for it, or returns something
+        else than is needed.
+    """
+    modules: dict[str, Any] = {}
+
+    def of(part: str) -> Callable[..., Any] | None:
+        return _function(job, part, modules)
+
+    spec = None if ":" in job.model else _called(job, "model", partial(StandIn, job.model))
+    seed_everything(job.seed)
+    if spec is None:
+        model = _checked(job, "model", _called(job, "model", of("model")), nn.Module)
+    else:
+        model = build_stand_in(spec, job.seed)
+    model.train().to(device)
+    optimizer = _checked(job, "optimizer", _called(job, "optimizer", of("optimizer"), model),
+                         torch.optim.Optimizer)  # fmt: skip
+    scheduler = None
+    if job.lr_scheduler is not None:
+        found = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
+        scheduler = _checked(job, "lr_scheduler", found, torch.optim.lr_scheduler.LRScheduler)
+    loss = of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
+    trained = TrainedParts(model, optimizer, loss, scheduler, of("after_reduce"))
+    seed_everything(job.seed)
+    if job.data is not None:
+        data = _called(job, "data", of("data"))
+    else:
+        make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
+        options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
+        data = _bound("data", make, (), options)()
+    return JobParts(trained, data, of("collate") or default_collate)
+
+
+def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[..., Any] | None:
+    """Find the function of a part; a file is run once for all that the job takes from it."""
+    text = getattr(job, part)
+    if text is None:
+        return None
+    if ":" not in text:
+        return _BUILT_IN[text]
+    place, name = split_name(text)
+    if place not in modules:
+        modules[place] = load_file(place) if place.endswith(".py") else load_module(place)[0]
+    function: Callable[..., Any] | None = getattr(modules[place], name, None)
+    if not callable(function):
+        raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; accepted: a function")
+    if part in ("loss", "after_reduce", "collate") and (options := job.options.get(part)):
+        return partial(function, **options)
+    return function
+
+
+def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
+    if function is None:
+        raise InputError(f"{part} is None; accepted: a function")
+    return _bound(part, function, arguments, dict(job.options.get(part, {})))()
+
+
+def _bound(
+    part: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Callable[[], Any]:
+    """Check that a function takes some arguments before it is called, where it says what it takes."""
+    try:
+        inspect.signature(function).bind(*arguments, **options)
+    except TypeError as error:
+        raise InputError(f"options of {part} are {options}: {error}") from None
+    except ValueError:  # without a signature
+        pass
+    return partial(function, *arguments, **options)
+
+
+def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
+    if not isinstance(found, kind):
+        what = f"{getattr(job, part)} returned {type(found).__name__}"
+        raise InputError(f"{part}: {what}; accepted: a {kind.__module__}.{kind.__name__}")
+    return found
+
+
+def _needed(spec: StandIn | None, part: str) -> StandIn:
+    if spec is None:
+        raise InputError(f"{part} is None; accepted: a function, because the model is one of your own")
+    return spec

@@ -1,0 +1,210 @@
+"""One process of a stage: ``python -m <this module> <run directory>``.
+
+The request lists jobs, which the same processes train one after the other, each from a checkpoint to the next
+with one mapping.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from makespan.files import write_json
+from makespan.papers.easyscale.runtime._contexts import registered_state
+from makespan.papers.easyscale.runtime._exchange import Reduction, over_group
+from makespan.papers.easyscale.runtime._gloo import fold_of_machine
+from makespan.papers.easyscale.runtime._hashes import optimizer_sha, parameter_sha
+from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch
+from makespan.papers.easyscale.runtime._job import ElasticJob, job_from
+from makespan.papers.easyscale.runtime._kernels import kernels_of
+from makespan.papers.easyscale.runtime._loader import LoaderPool
+from makespan.papers.easyscale.runtime._mapping import RankMapping
+from makespan.papers.easyscale.runtime._parts import build_parts
+from makespan.papers.easyscale.runtime._process import use_kernels
+from makespan.papers.easyscale.runtime._saved import read_saved, write_saved
+from makespan.papers.easyscale.runtime._shards import Shards
+from makespan.papers.easyscale.runtime._virtual import hide_processes, seen_as
+from makespan.runtime import (
+    Identity,
+    RunDirectory,
+    choose_device,
+    end_worker,
+    finish_checkpoint,
+    join,
+    run_worker,
+    start_checkpoint,
+)
+
+__all__ = ["train_stage"]
+
+OF_SEVERAL = ("torch._dynamo",)
+"""What optimizers load, and takes long: a fork server has it before the first worker is forked."""
+
+_GO_ON, _ASKED, _SIGNALLED = range(3)
+_ENDINGS = ("done", "asked", "signalled")
+_BEAT_S = 0.5
+
+
+class _Process:
+    """What this process has for all jobs of the stage: its place, its device, and signals to it."""
+
+    def __init__(self, directory: RunDirectory, who: Identity) -> None:
+        self.directory, self.who = directory, who
+        self.is_signalled, self._beaten = False, 0.0
+        signal.signal(signal.SIGTERM, self._on_signal)
+        self.device = choose_device(who)
+        self.pids = join(directory, who)
+        self.start_s = time.time() - who.launched_s
+        hide_processes()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_signalled = True
+
+    def beat(self, step: int, loss: float) -> None:
+        """Say now and then that there is progress."""
+        if self.who.rank == 0 and time.monotonic() - self._beaten > _BEAT_S:
+            self._beaten = time.monotonic()
+            self.directory.write_progress({"step": step, "loss": loss, "pids": self.pids})
+
+
+class _Stage:
+    """One job from a checkpoint to the next, in this process."""
+
+    def __init__(self, process: _Process, request: Mapping[str, Any]) -> None:
+        self.process, self.request, self.begun = process, request, time.perf_counter()
+        self.job: ElasticJob = job_from(request["job"])
+        self.mapping = RankMapping.parse(request["mapping"])
+        self.run_dir, self.number = Path(request["run_dir"]), process.who.rank
+        self.kernels = kernels_of(request["devices"][self.number], self.job.level)
+        self.done, self.rows = int(request["first_step"]), list[dict[str, Any]]()
+
+    def train(self) -> dict[str, Any]:
+        """Train to the last step of the stage, or until somebody asks for its end."""
+        ending, save_s = _GO_ON, 0.0
+        with ExitStack() as stack:
+            self._build(stack)
+            setup_s = time.perf_counter() - self.begun
+            while self.done < self.request["steps"] and ending == _GO_ON:
+                batch = over_group(self.hosted.mini_batch(self.pool.next), self.process.device)
+                self.done += 1
+                self._record(batch)
+                self.process.beat(self.done, batch.losses[-1])
+                ending = self._ending()
+                every = self.request["checkpoint_every"]
+                if ending or self.done == self.request["steps"] or (every and self.done % every == 0):
+                    save_s = self._save()
+        start_s = self.process.start_s if self.request["is_first"] else 0.0
+        return {
+            "last_step": self.done, "ending": _ENDINGS[ending], "start_s": start_s, "setup_s": setup_s,
+            "save_s": save_s, "fold": self.fold,
+        }  # fmt: skip
+
+    def _build(self, stack: ExitStack) -> None:
+        """Build what is trained, from the checkpoint if there is one."""
+        job, ranks = self.job, self.mapping.hosted[self.number]
+        registered_state().clear()
+        computing = use_kernels(self.kernels, job.level)
+        with seen_as(0, job.n_logical_workers):
+            parts = build_parts(job, self.process.device)
+        self.parts, source = parts.trained, self.request["checkpoint"]
+        saved = None if source is None else read_saved(Path(source), self.parts, ranks)
+        self.fold = self.request["fold"] or self._fold()
+        reduction = Reduction(job.n_logical_workers, self.fold, job.scaling, job.bucket_cap_bytes)
+        self.hosted = HostedWorkers(
+            self.parts, self.process.device, self.mapping, self.number, reduction, job.level,
+            seed=job.seed, buffers=job.buffers, computing=computing,
+            bucket_map=None if saved is None else saved.bucket_map,
+        )  # fmt: skip
+        shards = Shards(
+            job.n_logical_workers, job.micro_batch_size, job.seed, job.n_loaders, job.shuffle,
+            job.drop_last_samples, job.drop_last_batch,
+        )  # fmt: skip
+        states = {rank: shards.start() if saved is None else saved.loaders[rank] for rank in ranks}
+        for rank, context in ({} if saved is None else saved.contexts).items():
+            self.hosted.contexts.install(rank, context)
+        self.pool = stack.enter_context(
+            LoaderPool(
+                parts.data, shards, states, n_processes=self.request["loader_processes"],
+                prefetch=self.request["prefetch"], collate=parts.collate,
+            )
+        )  # fmt: skip
+
+    def _fold(self) -> str:
+        """Order of sums of this machine, found out by the first process for all."""
+        if self.job.fold != "auto":
+            return self.job.fold
+        n_ranks, found = self.job.n_logical_workers, [""]
+        if self.number == 0:
+            found = ["ring" if n_ranks == 1 else fold_of_machine(n_ranks, Path(self.request["fold_dir"]))]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def _record(self, batch: MiniBatch) -> None:
+        """Keep what each logical worker of this process has after a mini-batch."""
+        hashed = self.request["hash_every"] and self.done % self.request["hash_every"] == 0
+        shared = {
+            "parameter_sha": parameter_sha(self.parts.model) if hashed else None,
+            "optimizer_sha": optimizer_sha(self.parts.optimizer) if hashed else None,
+        }
+        for rank, micro_batch_s in zip(self.hosted.ranks, batch.micro_batch_s, strict=True):
+            self.rows.append(
+                {
+                    "stage": self.request["stage"], "step": self.done, "rank": rank, "process": self.number,
+                    "device": self.request["devices"][self.number],
+                    "loss": batch.losses[rank], "loss_hex": batch.losses[rank].hex(), **shared,
+                    "context_sha": self.hosted.contexts.sha(rank) if hashed else None,
+                    "micro_batch_s": micro_batch_s, "sync_s": batch.sync_s,
+                }
+            )  # fmt: skip
+
+    def _ending(self) -> int:
+        """Whether somebody asks for the end of the stage; the same answer in every process."""
+        own = _SIGNALLED if self.process.is_signalled else _GO_ON
+        if self.number == 0 and own == _GO_ON and Path(self.request["asked"]).exists():
+            own = _ASKED
+        agreed = torch.tensor(own, device=self.process.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return int(agreed.item())
+
+    def _save(self) -> float:
+        """Write a checkpoint with all processes, and before it what was recorded since the last one."""
+        begun, size = time.perf_counter(), self.process.who.size
+        directory = self.run_dir / "checkpoints"
+        partial = [str(start_checkpoint(directory)) if self.number == 0 else ""]
+        dist.broadcast_object_list(partial, src=0)
+        write_saved(Path(partial[0]), self.parts, self.hosted, self.pool)
+        gathered: list[Any] | None = [None] * size if self.number == 0 else None
+        dist.gather_object(self.rows, gathered)
+        if gathered is not None:
+            rows = sorted(
+                (row for part in gathered for row in part), key=lambda row: (row["step"], row["rank"])
+            )
+            write_json(rows, self.run_dir / "records" / f"step-{self.done:08d}.json")
+            values = self.request["manifest"] | {"fold": self.fold}
+            finish_checkpoint(directory, self.done, time.perf_counter() - begun, values)
+        self.rows.clear()
+        dist.barrier()
+        return time.perf_counter() - begun
+
+
+def train_stage(directory: RunDirectory, who: Identity) -> None:
+    """Take part in the jobs of a stage."""
+    process = _Process(directory, who)
+    for number, request in enumerate(directory.request()):
+        result = _Stage(process, request).train()
+        if who.rank == 0:
+            directory.write_result(result, number)
+        if result["ending"] == "signalled":
+            break
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], train_stage))

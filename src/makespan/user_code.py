@@ -1,0 +1,58 @@
+"""Code that a user names by file or module: finding it, and saying what is wrong where it cannot be run."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from makespan.errors import InputError, failed_at, short_path
+
+__all__ = ["explained", "load_file", "load_module", "user_file"]
+
+
+def user_file(path: str | Path, what: str, error: type[Exception] = InputError) -> Path:
+    """Return the path of a file of Python, ``what`` in messages; an ``error`` says that there is none."""
+    path = Path(path)
+    if not path.is_file():
+        problem = "is no regular file" if path.exists() else "no such file"
+        raise error(f"{path}: {problem}; accepted: {what} with the ending .py")
+    return path
+
+
+def load_file(path: str | Path, error: type[Exception] = InputError) -> ModuleType:
+    """Run a file as a module, without leaving compiled code beside it; an ``error`` says where it failed."""
+    file = str(Path(path).resolve())
+    name = f"{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    module = ModuleType(name)
+    module.__file__ = file
+    with explained(file, error):
+        code = compile(Path(file).read_bytes(), file, "exec")
+        sys.modules[name] = module  # dataclasses and messages look for it there
+        exec(code, module.__dict__)
+    return module
+
+
+def load_module(name: str, error: type[Exception] = InputError) -> tuple[ModuleType, str]:
+    """Import a module by its dotted name; also its file, or the name where it has none."""
+    with explained(name, error):
+        spec = importlib.util.find_spec(name)
+    file = (spec and spec.origin) or name
+    with explained(file, error):
+        return importlib.import_module(name), file
+
+
+@contextmanager
+def explained(file: str, error: type[Exception] = InputError) -> Iterator[None]:
+    """Say in which file and line an import failed, and why."""
+    try:
+        yield
+    except (Exception, SystemExit) as failure:
+        line, problem = failed_at(failure.__traceback__, file), str(failure)
+        if isinstance(failure, SyntaxError):
+            line, problem = (failure.lineno if failure.filename == file else line), failure.msg
+        where = short_path(file) + (f", line {line}" if line else "")
+        raise error(f"{where}: {type(failure).__name__}: {problem}") from failure

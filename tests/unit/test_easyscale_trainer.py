@@ -1,0 +1,305 @@
+"""Elastic training of a user's own model: stages, requests, restarts, checkpoints, and what is refused."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError  # noqa: E402
+from makespan.papers.easyscale import (  # noqa: E402
+    ElasticTrainer,
+    export_model,
+    request_change,
+    run_together,
+)
+from makespan.papers.easyscale.runtime import ElasticJob  # noqa: E402
+from makespan.runtime import _checkpoints  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("training")
+
+OWN = Path(__file__).parents[1] / "support" / "own_job.py"
+BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
+JOB = {
+    "model": f"{OWN}:build_model", "optimizer": f"{OWN}:build_optimizer", "data": f"{OWN}:data_set",
+    "loss": f"{OWN}:loss", "lr_scheduler": f"{OWN}:build_scheduler", "after_reduce": f"{OWN}:after_reduce",
+    "n_logical_workers": 4, "micro_batch_size": 4, "n_loaders": 2, "seed": 7, "bucket_cap_bytes": 1 << 11,
+}  # fmt: skip
+STEPS = 8
+
+
+def trainer(run_dir, **changes):
+    """Return a trainer of the job with some fields changed; options are added to those that there are."""
+    return ElasticTrainer(run_dir=run_dir, **(JOB | changes))
+
+
+def bits(result, steps=STEPS):
+    return result.steps[BITS][result.steps["step"] <= steps].to_numpy().tolist()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Directory and result of the job on a process for each logical worker, without any change."""
+    run_dir = tmp_path_factory.mktemp("straight") / "run"
+    return run_dir, trainer(run_dir).run(STEPS, checkpoint_every=3)
+
+
+@pytest.fixture
+def copied(straight, tmp_path):
+    return Path(shutil.copytree(straight[0], tmp_path / "run"))
+
+
+def test_stages_on_other_processes_train_with_the_same_bits(straight, tmp_path):
+    """The learning rate falls after 3 and 6 mini-batches, an epoch ends after 4."""
+    ours, (_, whole) = trainer(tmp_path), straight
+    for steps, mapping in ((2, "3,1/0,2"), (5, "0,1,2,3"), (STEPS, "2/0,3/1")):
+        result = ours.run(steps, mapping)
+    assert bits(result) == bits(whole)
+    assert len(bits(whole)) == STEPS * JOB["n_logical_workers"]
+    assert (result.state, result.step) == ("finished", STEPS)
+    changes = result.reconfigurations
+    assert changes["cause"].tolist() == ["start", "run", "run"]
+    assert changes["old_mapping"].tolist() == ["", "3,1/0,2", "0,1,2,3"]
+    assert (changes["restart_s"] > 0).all()
+    assert result.rates_per_s["A"] > 0
+    again = ours.run(STEPS)
+    assert len(again.reconfigurations) == 3
+    assert bits(again) == bits(result)
+
+
+def test_a_request_takes_effect_at_the_next_boundary_and_no_device_suspends(straight, tmp_path):
+    asks = [[2, str(tmp_path), {"mapping": "0,1/2,3"}], [5, str(tmp_path), {"devices": ""}]]
+    ours = trainer(tmp_path, options={"after_reduce": {"asks": asks}})
+    result = ours.run(STEPS)
+    assert (result.state, result.step) == ("pending", 5)
+    assert json.loads((tmp_path / "state.json").read_text())["state"] == "pending"
+    result = ours.run(STEPS, "0,1,2,3")
+    assert (result.state, result.step) == ("finished", STEPS)
+    assert bits(result) == bits(straight[1])
+    changes = result.reconfigurations
+    assert changes["step"].tolist() == [0, 2, 5]
+    assert changes["cause"].tolist() == ["start", "request", "run"]
+    assert changes["new_mapping"].tolist() == ["0/1/2/3", "0,1/2,3", "0,1,2,3"]
+
+
+def test_a_killed_process_costs_the_mini_batches_since_the_last_checkpoint_and_no_bit(straight, tmp_path):
+    kills = {"process": 1, "at": 6, "file": str(tmp_path / "killed")}
+    ours = trainer(tmp_path / "run", options={"after_reduce": {"kills": kills}})
+    result = ours.run(STEPS, "0,1/2,3", checkpoint_every=4)
+    assert bits(result) == bits(straight[1])
+    assert result.reconfigurations["step"].tolist() == [4]
+    assert result.reconfigurations["cause"].tolist() == ["failure"]
+
+
+def test_a_process_that_is_killed_again_and_again_is_given_up(tmp_path):
+    kills = {"process": 0, "at": 2, "file": str(tmp_path / "nowhere" / "killed")}
+    with pytest.raises(WorkerError):
+        trainer(tmp_path / "run", options={"after_reduce": {"kills": kills}}).run(3, "0,1,2,3")
+    kills["file"] = str(tmp_path / "killed")
+    with pytest.raises(LostWorkerError, match="SIGKILL"):
+        trainer(tmp_path / "run", options={"after_reduce": {"kills": kills}}).run(
+            3, "0,1,2,3", max_restarts=0
+        )
+
+
+def test_jobs_that_share_processes_train_as_if_they_did_not(straight, tmp_path):
+    several = [trainer(tmp_path / "a"), trainer(tmp_path / "b", seed=8), trainer(tmp_path / "c")]
+    first = run_together(several, 4, "0,1/2,3")
+    assert [one.step for one in first] == [4, 4, 4]
+    a, b, c = run_together(several, STEPS, "0/1,2,3")
+    assert bits(a) == bits(c) == bits(straight[1])
+    assert bits(b) != bits(a)
+    assert run_together([], 1) == []
+
+
+def test_code_of_the_user_sees_its_logical_worker_and_no_process(tmp_path):
+    ours = trainer(tmp_path, loss=f"{OWN}:tell_rank", n_logical_workers=3)
+    result = ours.run(1, "2,0/1")
+    assert result.steps["loss"].tolist() == [3.0, 103.0, 203.0]
+
+
+def test_the_exported_model_is_a_plain_state_dict(straight, tmp_path):
+    path = export_model(straight[0], tmp_path / "model.pt")
+    state = torch.load(path, weights_only=True)
+    assert state["features.0.weight"].shape == (4, 3, 3, 3)
+    assert state["n_passes"] == STEPS
+    with pytest.raises(CheckpointError, match="where no checkpoint is"):
+        trainer(tmp_path / "none").export(tmp_path / "other.pt")
+    assert not (tmp_path / "other.pt").exists()
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_a_format_and_a_checksum_of_every_file(copied):
+    steps = sorted(path.name for path in (copied / "checkpoints").iterdir())
+    assert steps == ["step-00000006", "step-00000008"]
+    newest = copied / "checkpoints" / steps[-1]
+    manifest = json.loads((newest / "manifest.json").read_text())
+    assert manifest["format"] == 1
+    assert set(manifest["files"]) == {path.name for path in newest.iterdir()} - {"manifest.json"}
+    assert all(re.fullmatch("[0-9a-f]{64}", one) for one in manifest["files"].values())
+
+
+def spoil(path, how):
+    if how == "cut short":
+        path.write_bytes(path.read_bytes()[:-7])
+    elif how == "changed":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut short", "changed", "removed"])
+@pytest.mark.parametrize("name", ["model.pt", "worker-3.pt", "manifest.json"])
+def test_after_a_damaged_checkpoint_comes_the_one_before(copied, how, name, caplog):
+    spoil(copied / "checkpoints/step-00000008" / name, how)
+    assert trainer(copied).folder.checkpoint().step == 6
+    assert name in caplog.text
+    assert "going on from" in caplog.text
+
+
+def test_training_goes_on_from_the_one_before(straight, copied):
+    spoil(copied / "checkpoints/step-00000008/model.pt", "changed")
+    result = trainer(copied).run(STEPS, "0,1,2,3")
+    assert bits(result) == bits(straight[1])
+    assert result.reconfigurations["step"].tolist()[-1] == 6
+
+
+def test_without_a_sound_checkpoint_nothing_is_begun_anew(copied):
+    spoil(copied / "checkpoints/step-00000008/shared.pt", "changed")
+    spoil(copied / "checkpoints/step-00000006/manifest.json", "removed")
+    with pytest.raises(CheckpointError, match=r"no sound checkpoint is left.*shared\.pt.*manifest"):
+        trainer(copied).run(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 8}, ["seed: found 7, expected 8"]),
+        (
+            {"n_loaders": 3, "bucket_cap_bytes": None},
+            ["n_loaders: found 2", "bucket_cap_bytes: found 2048, expected None"],
+        ),
+        ({"scaling": "post", "micro_batch_size": 5}, ["scaling: found 'pre'", "micro_batch_size"]),
+        ({"n_logical_workers": 2}, ["n_logical_workers: found 4, expected 2"]),
+        ({"options": {"model": {"width": 8}}}, ["options: found {}"]),
+        ({"fold": "rank"}, ["fold: found 'ring', expected 'rank'"]),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_job_is_refused_with_every_field(copied, changes, told):
+    with pytest.raises(CheckpointError) as error:
+        trainer(copied, **changes).run(STEPS + 1)
+    assert all(one in str(error.value) for one in told)
+
+
+def rewrite(path, **changes):
+    manifest = json.loads(path.read_text()) | changes
+    del manifest["digest"]
+    path.write_text(json.dumps(manifest | {"digest": _checkpoints._digest_of(manifest)}))
+
+
+def test_another_format_is_refused_and_another_torch_is_warned_of(straight, copied, caplog):
+    manifest = copied / "checkpoints/step-00000008/manifest.json"
+    rewrite(manifest, format=2)
+    with pytest.raises(CheckpointError, match=r"format is 2; accepted: 1"):
+        trainer(copied).run(STEPS)
+    rewrite(manifest, format=1, torch="1.8.0", devices=["A", "B"])
+    assert trainer(copied).run(STEPS).step == STEPS
+    assert "written with torch 1.8.0" in caplog.text
+    assert "written on devices A,B, going on with A without D2" in caplog.text
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": lambda: None}, "model is the function '<lambda>'; accepted: the name of a function"),
+        ({"model": "resnet5"}, "unknown model 'resnet5'; accepted"),
+        ({"model": f"{OWN}:build_mode"}, "unknown name in .* 'build_mode'; .*Did you mean 'build_model'"),
+        ({"model": "nowhere.py:build"}, "nowhere.py: no such file; accepted: model, a file of Python"),
+        ({"data": None}, "data is None; accepted: the name of a function"),
+        ({"optimizer": "sdg"}, "unknown optimizer 'sdg'"),
+        ({"loss": "mse"}, "loss is 'mse'; accepted: the name of a function"),
+        ({"determinism": "D3"}, "unknown determinism level 'D3'; accepted: D0"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0; accepted: a whole number >= 1"),
+        ({"buffers": "none"}, "buffers is 'none'; accepted: per_rank, rank0"),
+        ({"shuffle": 1}, "shuffle is 1; accepted: True, False"),
+        ({"options": {"network": {}}}, "unknown part in options 'network'"),
+        ({"options": {"model": {"width": object()}}}, "options of model are .*; accepted: names and plain"),
+        ({"n_worker": 4}, "unknown field of an elastic job 'n_worker'"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
+    with pytest.raises(InputError, match=told):
+        ElasticTrainer(**(JOB | changes))
+
+
+@pytest.mark.parametrize(
+    ("placing", "told"),
+    [
+        ({"devices": "A,A,A,A,A"}, "devices has 5 names; accepted: 1 to 4, because each has to host"),
+        ({"mapping": "0,1/2"}, "mapping 0,1/2 has 3 logical workers; accepted: 4"),
+        ({"mapping": "0/1/2/3", "devices": "A,B"}, "devices has 2 names; accepted: 4, one for each process"),
+        ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2: found virtual ranks"),
+        ({"devices": "A,D"}, "unknown device 'D'"),
+        ({"devices": ""}, "devices has 0 names; accepted: 1 to 4"),
+        ({"hash_every": -1}, "hash_every is -1; accepted: a whole number >= 0"),
+        ({"steps": -1}, "steps is -1; accepted: a whole number >= 0"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(tmp_path, placing, told):
+    with pytest.raises(InputError, match=told):
+        trainer(tmp_path / "run").run(**({"steps": 3} | placing))
+    assert not (tmp_path / "run" / "processes").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"options": {"model": {"kind": "sync"}}}, "module features.1 is a SyncBatchNorm.*4 processes"),
+        ({"options": {"model": {"kind": "sparse"}}}, "words.weight has a sparse gradient; accepted: dense"),
+        ({"options": {"model": {"wide": 4}}}, "options of model are .*wide.*unexpected keyword argument"),
+        ({"loss": f"{OWN}:N_SAMPLES"}, "loss is .* and N_SAMPLES is 60 there; accepted: a function"),
+        ({"model": f"{OWN}:data_set"}, "model: .*:data_set returned Samples; accepted: a torch.nn"),
+    ],
+)
+def test_what_only_a_process_can_know_is_told_in_one_line(tmp_path, changes, told):
+    with pytest.raises(InputError, match=told) as error:
+        trainer(tmp_path, **changes).run(1, "0,1,2,3")
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_belongs_to_one_run(straight, copied, tmp_path):
+    ours = trainer(copied)
+    with (
+        ours.folder.hold(),
+        pytest.raises(InputError, match="where a run is going on; accepted: a directory"),
+    ):
+        ours.run(STEPS)
+    with pytest.raises(InputError, match=r"has a checkpoint after 8 mini-batches; accepted: resume=True"):
+        ours.run(STEPS, resume=False)
+    with pytest.raises(InputError, match="steps is 3; accepted: at least 8, which are done"):
+        ours.run(3)
+    with pytest.raises(InputError, match="where no run is going on"):
+        ours.request(devices="A,A")
+    with pytest.raises(InputError, match="where no run was"):
+        request_change(tmp_path / "none", devices="A,A")
+    with (
+        ours.folder.hold(),
+        pytest.raises(InputError, match="mapping 0/1 has 2 logical workers; accepted: 4"),
+    ):
+        ours.request("0/1")
+
+
+def test_a_job_is_made_again_of_its_values():
+    job = ElasticJob("resnet50", options={"data": {"n_samples": 8}})
+    assert ElasticJob(**job.values()) == job
+    assert ElasticJob(**job.values() | {"seed": 3}).differences(job.values()) == ["seed: found 0, expected 3"]
