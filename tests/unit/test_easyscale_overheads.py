@@ -294,6 +294,11 @@ def test_the_control_has_no_say(made_up):
         ("switch_largest", ("fig11", {}, {"disable_s": 0.03}), "micro-batches of 30 ms; only 50 ms or more"),
         ("d2_order", ("fig12", {}, {"d1d2_norm_iqr": 9.0}), "measurements spread across the limit"),
         ("below_stock", ("fig13", {}, {"cores": 1}), "fewer cores than stock processes"),
+        (
+            "out_of_memory resnet50",
+            ("fig10", {"method": "packing", "k": 4}, {"micro_batch_s": np.nan}),
+            "alone",
+        ),
     ],
 )
 def test_what_measurements_cannot_tell_is_undecided_with_the_reason(made_up, check, change, note):

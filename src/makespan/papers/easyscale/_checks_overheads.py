@@ -135,7 +135,8 @@ def _out_of_memory(tables: Tables, claim: Claim) -> Finding | None:
             "", None, f"packed processes fit the device up to {largest}, the most that was measured"
         )
     first = int(packing["k"][packing["is_over"]].min())
-    return Finding(f"packing from {first}, EasyScale never up to {largest}", first < largest)
+    note = "" if first < largest else "packed processes exceed it at the largest number that was tried alone"
+    return Finding(f"packing from {first}, EasyScale never up to {largest}", None if note else True, note)
 
 
 def _micro_batches(rows: pd.DataFrame) -> dict[int, _Value]:
