@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._catalogue import JobKind, PlannedCatalogue
     from makespan.papers.easyscale._checks import LEDGER
     from makespan.papers.easyscale._cluster import cluster_experiments
+    from makespan.papers.easyscale._commands import COMMANDS
     from makespan.papers.easyscale._generated import generated_jobs
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
     from makespan.papers.easyscale._overheads import measure_overheads
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "COMMANDS",
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
