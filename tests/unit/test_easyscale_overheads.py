@@ -129,6 +129,12 @@ def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refuse
         load_settings([tmp_path / "odd.yaml"], ROOT)
 
 
+def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device():
+    full = load_settings([ROOT / "config/easyscale-full.yaml"], ROOT).easyscale.overheads
+    assert sorted(one.name for one in full.models) == sorted(draw._TITLES)
+    assert full.sharing.workers == tuple(range(1, 17)) and full.logical_workers == 8
+
+
 def test_options_of_a_figure_are_those_that_it_reads():
     assert set(SETTING.measured("fig10")) == {"procedure", "models", "workers", "memory_mib"}
     assert set(SETTING.measured("fig12")) == {"procedure", "models", "logical_workers", "devices"}
