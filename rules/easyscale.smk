@@ -117,8 +117,8 @@ for figure in ("fig10", "fig11", "fig12", "fig13"):
             f"benchmarks/results/measured/easyscale/easyscale_{figure}.tsv"
         priority: 1
         conda:
-            CPU
-        threads: all_cores(1)
+            GPU
+        threads: all_cores(SETTINGS.easyscale.overheads.ranks if figure == "fig13" else 1)
         resources:
             **asks(minutes=60, mem_mb=4000),
         params:

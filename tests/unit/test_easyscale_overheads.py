@@ -298,6 +298,7 @@ def test_the_control_has_no_say(made_up):
     [
         ("switch_median", ("fig11", {}, {"ratio_iqr": 0.2}), "measurements spread across the limit"),
         ("switch_largest", ("fig11", {}, {"disable_s": 0.03}), "micro-batches of 30 ms; only 50 ms or more"),
+        ("last_synchronises", ("fig13", {}, {"samples": 1}), "measurements spread across the limit"),
         ("d2_order", ("fig12", {}, {"d1d2_norm_iqr": 9.0}), "measurements spread across the limit"),
         ("below_stock", ("fig13", {}, {"cores": 1}), "fewer cores than stock processes"),
         (
