@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._catalogue import JobKind, PlannedCatalogue
     from makespan.papers.easyscale._checks import LEDGER
     from makespan.papers.easyscale._cluster import cluster_experiments
+    from makespan.papers.easyscale._fig9 import fig9_experiment
+    from makespan.papers.easyscale._gap import gap_experiment
     from makespan.papers.easyscale._generated import generated_jobs
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
     from makespan.papers.easyscale._planner import IntraJobPlanner, Plan
@@ -55,6 +57,8 @@ __all__ = [
     "cluster_experiments",
     "cluster_jobs",
     "export_model",
+    "fig9_experiment",
+    "gap_experiment",
     "generated_jobs",
     "pooled",
     "published_jobs",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from makespan.hardware import cluster_names
+from makespan.papers.easyscale._settings_accuracy import Fig9, Gap
 from makespan.policies import policy_names
 from makespan.settings import Block, PaperSettings, option, taken_from
 
@@ -24,6 +25,7 @@ _varied = partial(option, source="a choice", changes="sensitivity")
 _beside = partial(option, source="a choice", changes="serving")
 
 _TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity", "serving", "serving_rounds")
+_TRAINED = ("fig9", "fig9_summary", "gap", "gap_spread", "gap_curves")
 
 
 class JobList(Block):
@@ -109,9 +111,15 @@ class Serving(Block):
 class EasyScale(PaperSettings):
     """Experiments of the EasyScale paper."""
 
-    unjudged = frozenset({"fig14_jobs", "serving_rounds"})
-    untimed = frozenset(_TABLES)
+    unjudged = frozenset({"fig9_summary", "fig14_jobs", "serving_rounds"})
+    judged_on_profile = frozenset(_TRAINED)
+    untimed = frozenset({*_TABLES, *_TRAINED})
     contents = {
+        "fig9": "losses and hashes of elastic and of stock training, step by step",
+        "fig9_summary": "steps and losses that differ, by level and stage, with the paper's values",
+        "gap": "accuracy of elastic schemes on several numbers of devices, overall and by class",
+        "gap_spread": "how far it spreads over devices and over seeds, with the paper's values",
+        "gap_curves": "losses by epoch where the learning rate decays by several factors",
         "jobs": "the job list of the cluster experiments",
         "fig14": "completion time and makespan under each policy, with the paper's values",
         "fig14_jobs": "submission, start and completion of every job",
@@ -124,6 +132,8 @@ class EasyScale(PaperSettings):
 
     simulation: Simulation = option("cluster experiments")
     serving: Serving = option("training beside online serving")
+    fig9: Fig9 = option("bits of elastic training and of stock training")
+    gap: Gap = option("accuracy of elastic schemes by the number of devices")
 
     def beside_serving(self) -> dict[str, Any]:
         """Return the options of `serving_experiment`."""
@@ -133,8 +143,8 @@ class EasyScale(PaperSettings):
         return {name: shared[name] for name in names} | own
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
-        """Return the tables that are built: simulations rest on printed cells, not on a measured profile."""
-        return [] if source == "measured" else list(_TABLES)
+        """Return the tables that are built: what is trained, or simulations, which rest on printed cells."""
+        return list(_TRAINED if source == "measured" else _TABLES)
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the name of the authors' job list."""

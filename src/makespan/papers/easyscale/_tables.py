@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import unknown_name
+from makespan.papers.easyscale._tables_accuracy import ACCURACY_CELLS, ACCURACY_SCHEMAS
 from makespan.tables import read_csv, table_schema
 
 __all__ = [
@@ -132,6 +133,7 @@ RECONFIGURATIONS = table_schema(
     ),
 )
 SCHEMAS = (
+    *ACCURACY_SCHEMAS,
     FIG14,
     FIG14_JOBS,
     FIG15,
@@ -143,6 +145,7 @@ SCHEMAS = (
 )
 
 _CELLS = {
+    **ACCURACY_CELLS,
     "fig11": (
         *(_MODEL, _BATCH),
         ("published_disable_s", "float", "s", "micro-batch without keeping contexts apart"),
@@ -177,7 +180,7 @@ PUBLISHED = {
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
-    """Read the paper's cells of ``fig11, fig12, fig14, fig15`` or ``serving``, each with its source.
+    """Read the paper's cells of an artifact, one of `PUBLISHED`, each with its source.
 
     Raises
     ------
