@@ -9,7 +9,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
+from makespan.papers.easyscale._checks_accuracy import ACCURACY_CHECKS
 from makespan.papers.easyscale._tables import FIG14, FIG15, SENSITIVITY, SERVING
+from makespan.papers.easyscale._tables_accuracy import FIG9, GAP, GAP_CURVES, GAP_SPREAD
 
 __all__ = ["LEDGER"]
 
@@ -122,10 +124,12 @@ _CHECKS: tuple[Check, ...] = (
     *(_largest_allocation, _busy_allocation, _rounds_with_more, _serving_gain, _serving_undisturbed),
 )
 
+_TRAINED = {"fig9": FIG9, "gap": GAP, "gap_spread": GAP_SPREAD, "gap_curves": GAP_CURVES}
+
 LEDGER = Ledger(
     paper="EasyScale",
     package="makespan.papers.easyscale",
-    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING},
+    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *ACCURACY_CHECKS)},
+    tables=_TRAINED | {"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING},
 )
-"""What the paper states of its scheduler; what it states of training is not built yet."""
+"""What the paper states of its scheduler, and of the bits and the accuracy of training."""

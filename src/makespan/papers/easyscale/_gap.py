@@ -16,7 +16,7 @@ from makespan.papers.easyscale.runtime import ElasticJob, RankMapping, train_sto
 from makespan.runtime import Launch, LocalLauncher, RunDirectory
 from makespan.training.zoo import StandIn
 
-__all__ = ["GapProtocol", "gap_experiment"]
+__all__ = ["GapProtocol", "gap_experiment", "spreads"]
 
 _SCORING = "makespan.papers.easyscale.runtime._scoring_worker"
 _ELASTIC = "easyscale"
@@ -146,7 +146,7 @@ def gap_experiment(
         )
     return {
         "gap": gap,
-        "gap_spread": _spread(gap, cells["gap"]),
+        "gap_spread": spreads(gap, cells["gap"]),
         "gap_curves": GAP_CURVES.validate(curves, where="gap_curves"),
     }
 
@@ -247,7 +247,7 @@ def _gap(runs: Sequence[_Run], protocol: GapProtocol, found: Mapping[str, Any]) 
     return GAP.validate(pd.DataFrame(records), where="gap")
 
 
-def _spread(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+def spreads(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Compare what devices change with what seeds change; one row more for the class that spreads most."""
 
     def spread(values: "pd.Series[float]") -> float:
