@@ -43,8 +43,85 @@ def build_model(kind="plain", width=4):
     return Net(kind, width)
 
 
+def build_fragile(moments, width=4):
+    """Build the model, and be killed once at each of some moments of training; see `Moment`."""
+    model = Net("plain", width)
+    for moment in moments:
+        if moment["process"] == int(os.environ["MAKESPAN_RANK"]):
+            _PLACES[moment["place"]](model, moment)
+    return model
+
+
+def in_backward(model, moment):
+    """Be killed while the gradient of a parameter, of one of the logical workers, is computed."""
+    parameters = list(model.parameters())
+    count = counted(model, moment)
+    parameters[moment["nth"] % len(parameters)].register_hook(lambda gradient: count())
+
+
+def in_exchange(model, moment):
+    """Be killed before the nth vector of a sum is sent, or right after it came."""
+    count, send = counted(model, moment), dist.all_to_all_single
+
+    def all_to_all_single(*arguments):
+        if moment["nth"] % 2:
+            send(*arguments)
+        count()
+        if not moment["nth"] % 2:
+            send(*arguments)
+
+    dist.all_to_all_single = all_to_all_single
+
+
+def in_checkpoint(model, moment):
+    """Be killed with the nth file of a checkpoint written in part, or before it is on the disk."""
+    count, save, to_disk = counted(model, moment), torch.save, os.fsync
+
+    def torn(values, path):
+        save(values, path)
+        content = Path(path).read_bytes()
+        Path(path).write_bytes(content[: len(content) // 2])
+        count()
+        Path(path).write_bytes(content)
+
+    def fsync(handle):
+        count()
+        to_disk(handle)
+
+    torch.save, os.fsync = (torn, to_disk) if moment["is_torn"] else (save, fsync)
+
+
+_PLACES = {"backward": in_backward, "exchange": in_exchange, "checkpoint": in_checkpoint}
+
+
+def counted(model, moment):
+    """Return a function that kills this process once, when it is called for the nth time in a mini-batch."""
+    seen = {}
+
+    def count():
+        step = int(model.n_passes)
+        seen[step] = seen.get(step, 0) + 1
+        if step == moment["step"] and seen[step] >= moment["count"]:
+            once({"at": 0, "file": moment["file"]}, 0)
+
+    return count
+
+
 def build_optimizer(model, lr=0.01):
     return torch.optim.Adam(model.parameters(), lr=lr)
+
+
+class Halving(torch.optim.SGD):
+    """Changes its learning rate in place, as code of users does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] *= 0.5
+
+
+def halving(model):
+    return Halving(model.parameters(), lr=0.5, momentum=0.9)
 
 
 def build_scheduler(optimizer, step_size=3):
@@ -96,6 +173,12 @@ def after_reduce(model, asks=(), kills=None, stops=None):
         once(kills, int(model.n_passes))
     if stops == int(model.n_passes) and os.environ["MAKESPAN_RANK"] == "1":
         time.sleep(600)
+
+
+def overflowing(outputs, targets):
+    """Return a loss whose gradients are not finite for the last logical worker and at the first scale."""
+    found = loss(outputs, targets)
+    return found * 1e18 if dist.get_rank() == dist.get_world_size() - 1 else found
 
 
 def tell_rank(outputs, targets):

@@ -5,10 +5,15 @@ import re
 import shutil
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
+from elastic_job import BITS, JOB, OWN, bits, trainer  # noqa: E402
+
+from makespan.cli import main  # noqa: E402
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError  # noqa: E402
 from makespan.papers.easyscale import (  # noqa: E402
     ElasticTrainer,
@@ -16,28 +21,14 @@ from makespan.papers.easyscale import (  # noqa: E402
     request_change,
     run_together,
 )
+from makespan.papers.easyscale._tables import ELASTIC_STEPS  # noqa: E402
 from makespan.papers.easyscale.runtime import ElasticJob  # noqa: E402
 from makespan.runtime import _checkpoints  # noqa: E402
+from makespan.tables import read_csv  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
 
-OWN = Path(__file__).parents[1] / "support" / "own_job.py"
-BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
-JOB = {
-    "model": f"{OWN}:build_model", "optimizer": f"{OWN}:build_optimizer", "data": f"{OWN}:data_set",
-    "loss": f"{OWN}:loss", "lr_scheduler": f"{OWN}:build_scheduler", "after_reduce": f"{OWN}:after_reduce",
-    "n_logical_workers": 4, "micro_batch_size": 4, "n_loaders": 2, "seed": 7, "bucket_cap_bytes": 1 << 11,
-}  # fmt: skip
 STEPS = 8
-
-
-def trainer(run_dir, **changes):
-    """Return a trainer of the job with some fields changed; options are added to those that there are."""
-    return ElasticTrainer(run_dir=run_dir, **(JOB | changes))
-
-
-def bits(result, steps=STEPS):
-    return result.steps[BITS][result.steps["step"] <= steps].to_numpy().tolist()
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +204,60 @@ def test_another_format_is_refused_and_another_torch_is_warned_of(straight, copi
     assert trainer(copied).run(STEPS).step == STEPS
     assert "written with torch 1.8.0" in caplog.text
     assert "written on devices A,B, going on with A without D2" in caplog.text
+
+
+# --- the command line -----------------------------------------------------------------------------------
+
+
+def command(*words):
+    return CliRunner().invoke(main, ["easyscale", *map(str, words)], catch_exceptions=False)
+
+
+def test_the_command_line_does_the_same(straight, tmp_path):
+    run_dir = tmp_path / "run"
+    job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
+    asks = json.dumps([[3, str(run_dir), {"devices": ""}]])
+    words = ["run", JOB["model"], "--run-dir", run_dir, *job, "--steps", STEPS]
+    done = command(*words, "--set", f"after_reduce.asks={asks}")
+    assert done.exit_code == 0, done.output
+    assert "pending after 3 mini-batches and 1 stage(s)" in done.output
+    done = command(*words, "--set", f"after_reduce.asks={asks}", "--mapping", "0,1,2,3")
+    assert done.exit_code == 0, done.output
+    assert f"finished after {STEPS} mini-batches" in done.output
+    table = read_csv(run_dir / "steps.csv", ELASTIC_STEPS)
+    assert table[BITS].to_numpy().tolist() == bits(straight[1])
+    assert command("export", "--run-dir", run_dir, "--output", tmp_path / "m.pt").exit_code == 0
+    assert (tmp_path / "m.pt").read_bytes() == Path(straight[1].checkpoint / "model.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run", "resnet5", "--steps", 1), "unknown model 'resnet5'"),
+        (("run", "resnet50", "--steps", 1, "--set", "lr=0.1"), "--set 'lr=0.1'; accepted: PART.NAME=VALUE"),
+        (
+            ("run", "resnet50", "--steps", 1, "--devices", "A,A,A,A,A"),
+            "devices has 5 names; accepted: 1 to 4",
+        ),
+        (("request",), "nothing is asked for; accepted: --mapping, --devices or --suspend"),
+        (("request", "--suspend", "--devices", "A"), "--suspend beside --mapping or --devices"),
+        (("request", "--suspend"), "run_dir is run, where no run was"),
+        (("export", "--output", "model.pt"), "run_dir is run, where no checkpoint is"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_message(tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    done = command(*words)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_the_verbs_of_a_paper_are_found_without_importing_it():
+    listed = CliRunner().invoke(main, ["--help"]).output
+    group = main.get_command(click.Context(main), "easyscale")
+    assert group.get_short_help_str(limit=200) in " ".join(listed.split())
+    assert group.list_commands(click.Context(group)) == ["export", "request", "run"]
 
 
 # --- what is refused ------------------------------------------------------------------------------------

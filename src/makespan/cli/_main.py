@@ -1,11 +1,14 @@
 """The entry point, the list of its verbs, and the reference page made from their help texts."""
 
+import ast
 import fcntl
 import importlib
+import importlib.util
 import io
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -72,12 +75,29 @@ class Failure(click.ClickException):
         return printable(super().format_message())
 
 
+def _verbs_of_papers() -> dict[str, tuple[str, str]]:
+    """Find the papers that bring commands of their own; none is imported for that."""
+    place = importlib.util.find_spec("makespan.papers")
+    found = {}
+    for folder in (place and place.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob("*/_commands.py")):
+            paper, text = path.parent.name, ast.get_docstring(ast.parse(path.read_bytes())) or ""
+            found[paper] = f"makespan.papers.{paper}:COMMANDS", text.partition("\n")[0]
+    return found
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on demand and whose expected errors become one message."""
 
     def __init__(self, verbs: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(**options)
-        self.verbs = dict(verbs)
+        self._own, self._all = dict(verbs), dict[str, tuple[str, str]]()
+
+    @property
+    def verbs(self) -> dict[str, tuple[str, str]]:
+        """Where each verb is defined and what it does, with those of the papers."""
+        self._all = self._all or self._own | _verbs_of_papers()
+        return self._all
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run as a program; as a part of one (``standalone_mode=False``) its output is left as it is."""
@@ -86,7 +106,7 @@ class LazyGroup(click.Group):
         return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order in which they were given."""
+        """Return the verbs in the order in which they were given, then those of the papers."""
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -163,12 +183,20 @@ def cli_page() -> str:
     """Return the page as Markdown."""
     root = click.Context(main, info_name="makespan", terminal_width=_WIDTH, **main.context_settings)
     parts = [_HEAD, _block(main.get_help(root))]
-    for verb in VERBS:
-        command = main.get_command(root, verb)
+    return "\n".join([*parts, *_entries(main, root, "")])
+
+
+def _entries(group: click.Group, context: click.Context, before: str) -> list[str]:
+    """Return the entries of the commands of a group, and of those below them."""
+    found = []
+    for verb in group.list_commands(context):
+        command = group.get_command(context, verb)
         if command is not None:
-            context = click.Context(command, root, verb, terminal_width=_WIDTH)
-            parts.append(f"## `{verb}`\n\n{_block(command.get_help(context))}")
-    return "\n".join(parts)
+            inner = click.Context(command, context, verb, terminal_width=_WIDTH)
+            found.append(f"## `{before}{verb}`\n\n{_block(command.get_help(inner))}")
+            if isinstance(command, click.Group):
+                found += _entries(command, inner, f"{before}{verb} ")
+    return found
 
 
 def _block(text: str) -> str:

@@ -10,8 +10,10 @@ import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
 from makespan.papers.easyscale._checks_accuracy import ACCURACY_CHECKS
-from makespan.papers.easyscale._tables import FIG14, FIG15, SENSITIVITY, SERVING
+from makespan.papers.easyscale._checks_overheads import CHECKS as OF_OVERHEADS
+from makespan.papers.easyscale._tables import FIG14, FIG15, PUBLISHED, SENSITIVITY, SERVING
 from makespan.papers.easyscale._tables_accuracy import FIG9, GAP, GAP_CURVES, GAP_SPREAD
+from makespan.papers.easyscale._tables_overheads import OVERHEADS
 
 __all__ = ["LEDGER"]
 
@@ -125,11 +127,13 @@ _CHECKS: tuple[Check, ...] = (
 )
 
 _TRAINED = {"fig9": FIG9, "gap": GAP, "gap_spread": GAP_SPREAD, "gap_curves": GAP_CURVES}
+_PRINTED = {f"{name}_published": PUBLISHED[name] for name in OVERHEADS}
+_SIMULATED = {"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING}
 
 LEDGER = Ledger(
     paper="EasyScale",
     package="makespan.papers.easyscale",
-    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *ACCURACY_CHECKS)},
-    tables=_TRAINED | {"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING},
+    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *ACCURACY_CHECKS, *OF_OVERHEADS)},
+    tables=_TRAINED | OVERHEADS | _PRINTED | _SIMULATED,
 )
-"""What the paper states of its scheduler, and of the bits and the accuracy of training."""
+"""What the paper states of its scheduler, and of training: bits and accuracy, memory and time."""

@@ -6,6 +6,7 @@ import pandas as pd
 
 from makespan.errors import unknown_name
 from makespan.papers.easyscale._tables_accuracy import ACCURACY_CELLS, ACCURACY_SCHEMAS
+from makespan.papers.easyscale._tables_overheads import OVERHEADS
 from makespan.tables import read_csv, table_schema
 
 __all__ = [
@@ -134,6 +135,7 @@ RECONFIGURATIONS = table_schema(
 )
 SCHEMAS = (
     *ACCURACY_SCHEMAS,
+    *OVERHEADS.values(),
     FIG14,
     FIG14_JOBS,
     FIG15,
@@ -146,6 +148,13 @@ SCHEMAS = (
 
 _CELLS = {
     **ACCURACY_CELLS,
+    "fig10": (
+        _MODEL,
+        ("method", "text", "", "packing or easyscale"),
+        ("k", "int", "1", "processes or logical workers on the GPU"),
+        ("published_peak_mem_mib", "float", "MiB", "memory in use"),
+        ("published_micro_batch_s", "float", "s", "micro-batch; none out of memory", True),
+    ),
     "fig11": (
         *(_MODEL, _BATCH),
         ("published_disable_s", "float", "s", "micro-batch without keeping contexts apart"),
@@ -158,6 +167,17 @@ _CELLS = {
         ("published_d1_s", "float", "s", "step under D1"),
         ("published_d1d2_s", "float", "s", "step under D1+D2"),
         ("published_d1d2_stock_s", "float", "s", "the same with the stock kernels of reduction and dropout"),
+    ),
+    "fig13": (
+        *(_MODEL, _BATCH),
+        ("published_ddp_s", "float", "s", "step of data parallelism on 8 GPUs"),
+        (
+            "published_est_first_s",
+            "float",
+            "s",
+            "micro-batch of 8 logical workers on one GPU, with the last",
+        ),
+        ("published_est_last_s", "float", "s", "micro-batch of the last, with sum and update"),
     ),
     "fig14": (
         _POLICY,

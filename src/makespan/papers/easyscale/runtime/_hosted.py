@@ -146,7 +146,9 @@ class HostedWorkers:
         with self._computing:
             outputs = self._parts.model(_moved(inputs, self._device))
             loss = self._parts.loss(outputs, _moved(targets, self._device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        scaler = self._parts.scaler
+        scaled = loss if scaler is None else scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _update(self, own: Sequence[GradientSet]) -> Steps[None]:
@@ -154,9 +156,15 @@ class HostedWorkers:
         total = yield from reduce_sets(own, self._numbered, self._process, self._reduction)
         self._layout.unpack(total.buckets, total.used)
         with seen_as(0, self.mapping.n_logical_workers):
+            if self._parts.scaler is not None:
+                self._parts.scaler.unscale_(self._parts.optimizer)
             if self._parts.after_reduce is not None:
                 self._parts.after_reduce(self._parts.model)
-            self._parts.optimizer.step()
+            if self._parts.scaler is None:
+                self._parts.optimizer.step()
+            else:
+                self._parts.scaler.step(self._parts.optimizer)
+                self._parts.scaler.update()
             if self._parts.scheduler is not None:
                 self._parts.scheduler.step()
         self._parts.optimizer.zero_grad(set_to_none=True)

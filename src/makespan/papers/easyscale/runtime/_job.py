@@ -18,8 +18,9 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "model": STAND_INS,
     "optimizer": ("adam", "adamw", "sgd"),
     "lr_scheduler": ("step",),
+    "scaler": ("grad",),
 }
-PARTS = ("model", "optimizer", "data", "loss", "lr_scheduler", "after_reduce", "collate")
+PARTS = ("model", "optimizer", "data", "loss", "lr_scheduler", "after_reduce", "scaler", "collate")
 _CHOICES = {
     "buffers": ("per_rank", "rank0"),
     "scaling": ("pre", "post"),
@@ -51,6 +52,8 @@ class ElasticJob:
         ``step``, or a function of the optimizer; called once a mini-batch. None for none.
     after_reduce
         A function of the model, called between sum and step, for example to clip gradients; None for none.
+    scaler
+        ``grad``, torch's scaling of losses, or a function that returns such an object; None for none.
     collate
         A function that joins a list of samples to a batch; None for torch's own.
     options
@@ -88,6 +91,7 @@ class ElasticJob:
     loss: str | None = None
     lr_scheduler: str | None = None
     after_reduce: str | None = None
+    scaler: str | None = None
     collate: str | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     n_logical_workers: int = 4

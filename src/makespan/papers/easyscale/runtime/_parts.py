@@ -28,6 +28,7 @@ _BUILT_IN: dict[str, Callable[..., Any]] = {
     "adamw": lambda model, **options: torch.optim.AdamW(model.parameters(), **options),
     "sgd": lambda model, **options: torch.optim.SGD(model.parameters(), **options),
     "step": torch.optim.lr_scheduler.StepLR,
+    "grad": torch.amp.GradScaler,
 }
 
 
@@ -43,6 +44,9 @@ class TrainedParts:
         Scalar loss of the outputs and the targets of a batch.
     after_reduce
         Called with the model between sum and step, for example to clip gradients; None for nothing.
+    scaler
+        Scales losses so that small gradients stay in range, and decides after the sum, so that all decide the
+        same, whether a step is taken; None for no scaling.
     """
 
     model: nn.Module
@@ -50,6 +54,7 @@ class TrainedParts:
     loss: Callable[[Any, Any], Tensor]
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     after_reduce: Callable[[nn.Module], object] | None = None
+    scaler: torch.amp.GradScaler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,11 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
         found = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
         scheduler = _checked(job, "lr_scheduler", found, torch.optim.lr_scheduler.LRScheduler)
     loss = of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
-    trained = TrainedParts(model, optimizer, loss, scheduler, of("after_reduce"))
+    scaler = None
+    if job.scaler is not None:
+        kind = (device.type,) if ":" not in job.scaler else ()
+        scaler = _checked(job, "scaler", _called(job, "scaler", of("scaler"), *kind), torch.amp.GradScaler)
+    trained = TrainedParts(model, optimizer, loss, scheduler, of("after_reduce"), scaler)
     seed_everything(job.seed)
     if job.data is not None:
         data = _called(job, "data", of("data"))

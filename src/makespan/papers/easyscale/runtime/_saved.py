@@ -51,6 +51,7 @@ def write_saved(directory: Path, parts: TrainedParts, hosted: HostedWorkers, poo
     shared = {
         "optimizer": parts.optimizer.state_dict(),
         "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+        "scaler": None if parts.scaler is None else parts.scaler.state_dict(),
         "bucket_map": None if hosted.bucket_map is None else [list(names) for names in hosted.bucket_map],
     }
     _write(state, directory / MODEL_FILE)
@@ -66,6 +67,8 @@ def read_saved(directory: Path, parts: TrainedParts, ranks: tuple[int, ...]) -> 
         parts.optimizer.load_state_dict(shared["optimizer"])
         if parts.scheduler is not None:
             parts.scheduler.load_state_dict(shared["scheduler"])
+        if parts.scaler is not None:
+            parts.scaler.load_state_dict(shared["scaler"])
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{directory}: does not fit what the functions of the job return: {error}"

@@ -1,0 +1,23 @@
+"""The job of the tests of elastic training: a user's own model, with draws of every kind."""
+
+from pathlib import Path
+
+from makespan.papers.easyscale import ElasticTrainer
+
+OWN = Path(__file__).with_name("own_job.py")
+JOB = {
+    "model": f"{OWN}:build_model", "optimizer": f"{OWN}:build_optimizer", "data": f"{OWN}:data_set",
+    "loss": f"{OWN}:loss", "lr_scheduler": f"{OWN}:build_scheduler", "after_reduce": f"{OWN}:after_reduce",
+    "n_logical_workers": 4, "micro_batch_size": 4, "n_loaders": 2, "seed": 7, "bucket_cap_bytes": 1 << 11,
+}  # fmt: skip
+BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
+
+
+def trainer(run_dir, **changes):
+    """Return a trainer of the job with some fields changed."""
+    return ElasticTrainer(run_dir=run_dir, **(JOB | changes))
+
+
+def bits(result):
+    """Return all that must be equal, by mini-batch and logical worker."""
+    return result.steps[BITS].to_numpy().tolist()

@@ -1,0 +1,70 @@
+"""Processes of a job are killed at moments of every kind; what is trained keeps its bits."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from elastic_job import OWN, bits, trainer  # noqa: E402
+
+from makespan.papers.easyscale.runtime import RankMapping  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("training")
+
+STEPS, EVERY = 8, 2
+MAPPINGS = ("0,1/2,3", "3,1,2/0", "2/0,3/1")
+N_OPERATIONS = 9  # vectors that are exchanged for four buckets, counts and losses; at least so many
+
+
+def drawn(seed, mapping, files):
+    """Draw a moment in a backward pass, in an exchange, and in the writing of a checkpoint.
+
+    In a checkpoint it is a file that is torn, or a step on the way to the disk, up to the last one, after the
+    checkpoint has got its name.
+    """
+    rng, hosted = random.Random(seed), RankMapping.parse(mapping).hosted
+    steps = rng.sample(range(2, STEPS), 2)
+    kinds = [
+        ("backward", steps[0]),
+        ("exchange", steps[1]),
+        ("checkpoint", rng.choice(range(2, STEPS, EVERY))),
+    ]
+    for place, step in kinds:
+        process, is_torn = rng.randrange(len(hosted)), rng.random() < 0.5
+        n_files = len(hosted[process]) + 2 * (0 in hosted[process])
+        counts = {"backward": len(hosted[process]), "exchange": N_OPERATIONS, "checkpoint": n_files}
+        if place == "checkpoint" and not is_torn:
+            process, counts["checkpoint"] = 0, 4 + 2 + 3  # workers, shared ones, manifest and directories
+        yield {
+            "place": place, "step": step, "process": process, "is_torn": is_torn, "nth": rng.randrange(100),
+            "count": rng.randint(1, counts[place]), "file": str(files / place),
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return bits(trainer(tmp_path_factory.mktemp("straight")).run(STEPS, "0,1/2,3"))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_no_kill_costs_a_bit(straight, tmp_path, seed):
+    """Four kills a run, one of each kind: the fourth is that of a process that loads samples."""
+    mapping = MAPPINGS[seed % len(MAPPINGS)]
+    moments = list(drawn(seed, mapping, tmp_path))
+    loader = {"at": random.Random(seed).randrange(60), "file": str(tmp_path / "loader")}
+    ours = trainer(
+        tmp_path / "run",
+        model=f"{OWN}:build_fragile",
+        options={"model": {"moments": moments}, "data": {"kills": loader}},
+    )
+    result = ours.run(STEPS, mapping, checkpoint_every=EVERY, max_restarts=4)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "run",
+        "backward",
+        "exchange",
+        "checkpoint",
+        "loader",
+    }
+    assert bits(result) == straight
+    assert result.reconfigurations["cause"].tolist() == ["failure"]
