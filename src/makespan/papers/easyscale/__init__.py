@@ -5,6 +5,8 @@ Below ``results/<source>/easyscale/`` a run writes
 - of `generated_jobs` or `published_jobs`: ``jobs.csv``
 - of `cluster_experiments`: ``fig14.csv``, ``fig14_jobs.csv``, ``fig15.csv`` and ``sensitivity.csv``
 - of `serving_experiment`: ``serving.csv`` and ``serving_rounds.csv``
+- of `fig9_experiment` and `gap_experiment`: ``fig9.csv``, ``fig9_summary.csv``, ``gap.csv``, ``gap_spread.csv`` and
+  ``gap_curves.csv``, of real training
 - of `measure_overheads`: ``fig10.csv`` to ``fig13.csv``, of real training
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
@@ -15,7 +17,7 @@ Below ``results/<source>/easyscale/`` a run writes
 
 `ElasticTrainer` trains a model for real, on any number of processes with the same bits; `run_together` lets
 several jobs share processes, and from outside `request_change` and `export_model` reach a run. What its
-processes do is in `makespan.papers.easyscale.runtime`. Fig. 9 is not built yet.
+processes do is in `makespan.papers.easyscale.runtime`.
 """
 
 from typing import TYPE_CHECKING
