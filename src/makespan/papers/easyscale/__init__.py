@@ -5,8 +5,8 @@ Below ``results/<source>/easyscale/`` a run writes
 - of `generated_jobs` or `published_jobs`: ``jobs.csv``
 - of `cluster_experiments`: ``fig14.csv``, ``fig14_jobs.csv``, ``fig15.csv`` and ``sensitivity.csv``
 - of `serving_experiment`: ``serving.csv`` and ``serving_rounds.csv``
-- of `fig9_experiment` and `gap_experiment`: ``fig9.csv``, ``fig9_summary.csv``, ``gap.csv``, ``gap_spread.csv`` and
-  ``gap_curves.csv``, of real training
+- of `fig9_experiment` and `gap_experiment`, which train: ``fig9.csv``, ``fig9_summary.csv``, ``gap.csv``,
+  ``gap_spread.csv`` and ``gap_curves.csv``
 - of `measure_overheads`: ``fig10.csv`` to ``fig13.csv``, of real training
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 

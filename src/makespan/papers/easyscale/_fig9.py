@@ -12,7 +12,13 @@ from makespan.errors import TraceError
 from makespan.leftovers import temporary_directory
 from makespan.papers.easyscale._tables_accuracy import FIG9, FIG9_SUMMARY
 from makespan.papers.easyscale._trainer import ElasticTrainer, run_together
-from makespan.papers.easyscale.runtime import DeterminismLevel, kernels_of, train_stock, try_kernel_sets
+from makespan.papers.easyscale.runtime import (
+    DeterminismLevel,
+    StockRun,
+    kernels_of,
+    train_stock,
+    try_kernel_sets,
+)
 from makespan.runtime import Launcher, local_launcher
 
 __all__ = ["STAGES", "Stage", "fig9", "fig9_experiment", "fig9_summary"]
@@ -75,7 +81,7 @@ def fig9_experiment(
         A process failed.
     """
     launcher = local_launcher(device, len(STAGES[0].places))
-    pair = _two_types(launcher)
+    pair, steps = _two_types(launcher), len(STAGES) * steps_per_stage
     runs: dict[tuple[str, str], pd.DataFrame] = {}
     references: dict[tuple[str, str], tuple[str, pd.DataFrame]] = {}
     with temporary_directory("fig9") as folder:
@@ -92,16 +98,18 @@ def fig9_experiment(
                 done, devices = number * steps_per_stage, stage.devices(pair)
                 found = run_together(list(trainers.values()), done, stage.mapping, devices, **options)
             runs |= zip(trainers, (one.steps for one in found), strict=True)
-            first = {model: trainers[model, levels[0]] for model in models}
-            stock_jobs = [replace(one.job, fold=_fold(one)) for one in first.values()]
-            steps = len(STAGES) * steps_per_stage
-            for model, one in zip(
-                models, train_stock(stock_jobs, steps, device=pair[0], launcher=launcher), strict=True
-            ):
+            stock = _stock([trainers[model, levels[0]] for model in models], steps, pair[0], launcher)
+            for model, one in zip(models, stock, strict=True):
                 name = f"{reference}, hooked" if one.is_hooked else reference
                 references |= {(model, level): (name, one.steps) for level in levels}
     table = fig9(runs, references, steps_per_stage)
     return {"fig9": table, "fig9_summary": fig9_summary(table, pair, cells["fig9"])}
+
+
+def _stock(trainers: Sequence[ElasticTrainer], steps: int, device: str, launcher: Launcher) -> list[StockRun]:
+    """Train the same jobs without a stop, with sums in the order that the elastic runs have settled for."""
+    jobs = [replace(trainer.job, fold=_fold(trainer)) for trainer in trainers]
+    return train_stock(jobs, steps, device=device, launcher=launcher)
 
 
 def _fold(trainer: ElasticTrainer) -> Literal["ring", "rank"]:

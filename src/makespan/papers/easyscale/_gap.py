@@ -90,6 +90,11 @@ class _Run(NamedTuple):
         """Optimizer steps that an epoch takes."""
         return protocol.samples // (self.n_workers(protocol) * protocol.micro_batch_size)
 
+    def trained_as(self, protocol: GapProtocol) -> "_Run":
+        """Return the run that trains this one too: with all devices nothing is scaled."""
+        is_whole = self.scheme in _RATES and self.devices == protocol.logical_workers
+        return self._replace(scheme=next(iter(_RATES))) if is_whole else self
+
     def job(self, protocol: GapProtocol) -> ElasticJob:
         """Return the job that is trained, as one of so many logical workers."""
         decay = protocol.decay_epoch * self.steps_per_epoch(protocol)
@@ -139,7 +144,7 @@ def gap_experiment(
         gap = _gap(scored, given, _scores(scored, given, Path(folder), n_processes))
         curves = pd.concat(
             [
-                _curve(run, given, rows[run])
+                _curve(run, given, rows[run.trained_as(given)])
                 for run in runs
                 if run.seed == given.seeds[0] and run.scheme != "adaptive"
             ]
@@ -173,7 +178,7 @@ def _trained(
 ) -> dict[_Run, pd.DataFrame]:
     """Train; runs with the same processes share them, and groups of processes run beside each other."""
     groups: dict[tuple[int, bool], list[_Run]] = {}
-    for run in runs:
+    for run in dict.fromkeys(run.trained_as(protocol) for run in runs):
         groups.setdefault((run.devices, run.scheme == _ELASTIC), []).append(run)
     with ThreadPoolExecutor(n_at_once) as pool:
         waiting = [
@@ -221,7 +226,7 @@ def _scores(runs: Sequence[_Run], protocol: GapProtocol, folder: Path, n_process
         "seed": protocol.task_seed,
         "n_samples": protocol.held_out_samples,
         "noise": protocol.noise,
-        "paths": [str(_model_path(run, folder / "any")) for run in runs],
+        "paths": [str(_model_path(run.trained_as(protocol), folder / "any")) for run in runs],
     }
     launch = Launch(_SCORING, request, n_processes, folder / "scoring")
     LocalLauncher().run(launch)
