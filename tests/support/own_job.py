@@ -26,6 +26,10 @@ class Net(nn.Module):
         self.features = nn.Sequential(nn.Conv2d(3, width, 3), norm, nn.ReLU(), nn.Dropout(0.2), nn.Flatten())
         self.words = nn.Embedding(12, 16, sparse=kind == "sparse")
         self.head = nn.Linear(width * 16 + 16, 5)
+        if kind == "large":  # gradients of 8 MiB, more than two segments of gloo's ring for three ranks
+            self.head = nn.Sequential(
+                nn.Linear(width * 16 + 16, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.Linear(1024, 5)
+            )
         if kind == "partly used":
             self.odd, self.never = nn.Linear(5, 5), nn.Linear(5, 5)
         self.register_buffer("n_passes", torch.tensor(0))
@@ -122,6 +126,10 @@ class Halving(torch.optim.SGD):
 
 def halving(model):
     return Halving(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def momentum(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def build_scheduler(optimizer, step_size=3):

@@ -17,6 +17,7 @@ from makespan.papers.easyscale._placing import Placing  # noqa: E402
 from makespan.papers.easyscale._stages import RunOptions, _Run  # noqa: E402
 from makespan.papers.easyscale.runtime import ElasticJob, build_parts, register_generator  # noqa: E402
 from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
+from makespan.papers.easyscale.runtime._offload import HostCopies, settle  # noqa: E402
 from makespan.papers.easyscale.runtime._saved import _leaves, _read, _write  # noqa: E402
 from makespan.papers.easyscale.runtime._stage import train_stage  # noqa: E402
 from makespan.papers.easyscale.runtime._virtual import seen_as  # noqa: E402
@@ -156,3 +157,27 @@ def test_the_environment_has_a_rank_for_as_long_as_somebody_looks(monkeypatch):
     with seen_as(2, 3):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("2", "3")
     assert ("RANK" in os.environ, os.environ["WORLD_SIZE"]) == (False, "9")
+
+
+# --- copies of gradients --------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_gradients_stay_where_they_are():
+    copies, vectors = HostCopies(CPU), [torch.ones(3)]
+    assert copies.start(vectors)[0] is vectors[0]
+    copies.finish()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_copies_have_what_was_there_when_they_began():
+    device = torch.device("cuda", 0)
+    copies, made = HostCopies(device), []
+    for number in range(8):
+        vector = torch.full((1 << 22,), float(number), device=device)
+        made.append(copies.start([vector])[0])
+        del vector  # its memory may be used again before it is copied, by somebody who waits
+        torch.full((1 << 22,), -1.0, device=device)
+        settle(device)
+    copies.finish()
+    assert all(one.is_pinned() and torch.all(one == number) for number, one in enumerate(made))
