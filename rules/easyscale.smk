@@ -99,3 +99,31 @@ rule easyscale_serving:
         code=code_hash("easyscale_serving", chosen=BESIDE_SERVING["policies"]),
     script:
         "../workflow/scripts/easyscale_serving.py"
+
+
+# Timed without anything beside it, so each of these takes all cores.
+for figure in ("fig10", "fig11", "fig12", "fig13"):
+
+    rule:
+        name:
+            f"easyscale_{figure}"
+        input:
+            published=f"config/published/easyscale_{figure}.csv",
+        output:
+            table=f"results/measured/easyscale/{figure}.csv",
+        log:
+            f"logs/measured/easyscale/easyscale_{figure}.log",
+        benchmark:
+            f"benchmarks/results/measured/easyscale/easyscale_{figure}.tsv"
+        priority: 1
+        conda:
+            CPU
+        threads: all_cores(1)
+        resources:
+            **asks(minutes=60, mem_mb=4000),
+        params:
+            figure=figure,
+            options=SETTINGS.easyscale.overheads.measured(figure),
+            code=code_hash("easyscale_overheads"),
+        script:
+            "../workflow/scripts/easyscale_overheads.py"

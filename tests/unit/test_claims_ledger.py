@@ -128,6 +128,25 @@ def test_a_statement_that_no_built_source_decides_gives_the_reason(paper):
     assert joined["note"][1] == "a colour; not a shape; applies to source published"
 
 
+def test_results_that_cannot_tell_leave_a_statement_undecided_where_no_source_decides_it(paper):
+    def cannot_tell(tables, claim):
+        found = at_most(tables, claim)
+        return found and Finding(found.reproduced, None, "the spread is too large")
+
+    sure = paper()
+    unsure = Ledger(sure.paper, sure.package, {"at_most": cannot_tell}, sure.tables)
+    measured = judge(unsure, sizes(size=3.0), "measured", {"unit": "m"})
+    assert measured["verdict"].tolist() == ["undecided", "not run", "not run"]
+    assert measured["note"][0] == "the spread is too large"
+    absent = judge(sure, {}, "published", {})
+    joined = join_claims({"published": [absent], "measured": [measured]})
+    assert joined["verdict"].tolist() == ["undecided", "not run", "not run"]
+    assert joined["note"][0] == "the spread is too large"
+    emulated = judge(sure, sizes(size=5.0), "emulated", {"unit": "m"})
+    joined = join_claims({"emulated": [emulated], "measured": [measured]})
+    assert joined["verdict"][0] == "fails" and joined["note"][0] == "1 things"
+
+
 def test_papers_that_one_source_alone_builds_stand_in_the_joined_ledger(paper):
     first = judge(paper(), sizes(size=3.0), "emulated", {"unit": "m"})
     second = first.assign(paper="Other")

@@ -119,6 +119,8 @@ def test_figures_are_drawn_from_the_saved_tables(tables, beside, tmp_path):
     tables = tables | beside
     for schema in SCHEMAS:
         name = schema.name.removeprefix("easyscale_")
+        if name not in tables:
+            continue
         paths[name] = str(tmp_path / f"{name}.csv")
         write_csv(tables[name], paths[name], schema)
     shown = ["easyscale-homo", "easyscale-heter"]
@@ -158,7 +160,8 @@ def made_up(jct, makespan, heter=64, homo=32, gain=30.0, lost=0):
 
 def verdicts(tables):
     found = judge(LEDGER, tables, "emulated", {})
-    return found[~found["note"].str.contains("not built yet")]["verdict"].tolist()
+    simulated = found["artifact"].isin(["Fig. 14", "Fig. 15", "Sensitivity", "Serving"])
+    return found[simulated]["verdict"].tolist()
 
 
 def test_statements_hold_where_the_tables_say_so():

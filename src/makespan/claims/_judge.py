@@ -10,6 +10,8 @@ from makespan.tables import CLAIMS, JOINED_CLAIMS
 
 __all__ = ["join_claims", "judge"]
 
+_VERDICTS = {True: "holds", False: "fails", None: "undecided"}
+_STRONGEST = ("fails", "holds", "undecided", "not run")
 _KEY = ("paper", "artifact", "statement")
 
 
@@ -58,7 +60,8 @@ def judge(
     -------
     pandas.DataFrame
         Schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails`` if the
-        results decide it, and ``not run`` with the reason in the note if they do not.
+        results decide it, ``undecided`` if there are results and they cannot, for example because they
+        spread too far, and ``not run`` if there are none; the note has the reason.
     """
     built, records = _Built(tables, ledger), []
     for row in _records(ledger.statements()):
@@ -92,7 +95,7 @@ def _judged(
         return record | {"note": _joined(row["note"], "the results have no row that decides it")}
     return record | {
         "reproduced": finding.reproduced,
-        "verdict": "holds" if finding.holds else "fails",
+        "verdict": _VERDICTS[None if finding.holds is None else bool(finding.holds)],
         "note": _joined(row["note"], finding.note),
     }
 
@@ -100,10 +103,10 @@ def _judged(
 def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
     """Judge every statement over all sources.
 
-    A statement fails if it fails on any source that decides it, holds if it holds on all of those,
-    and is not run only if no source decides it. A source to which a statement does not apply, or
-    whose tables do not decide it, has no say. The note is that of the sources that decide, or the reason why
-    none does; what only some of them say names the source.
+    A statement fails if it fails on any source that decides it, and holds if it holds on all of those.
+    If no source decides it, it is undecided where one has tried, else not run. A source to which a statement
+    does not apply, or whose tables do not decide it, has no say. The note is that of the sources that
+    decide, or the reason why none does; what only some of them say names the source.
 
     Parameters
     ----------
@@ -127,12 +130,14 @@ def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame
 
 
 def _over_sources(found: Mapping[str, Mapping[str, str]], sources: Sequence[str]) -> dict[str, str]:
-    deciding = {source: row for source, row in found.items() if row["verdict"] != "not run"}
-    verdicts = {row["verdict"] for row in deciding.values()}
+    verdicts = {row["verdict"] for row in found.values()}
+    verdict = next(name for name in _STRONGEST if name in verdicts)
+    says = {"fails", "holds"} if verdict in ("fails", "holds") else {verdict}
+    deciding = {source: row for source, row in found.items() if row["verdict"] in says}
     first = next(iter(found.values()))
     record = {name: first[name] for name in (*_KEY, "published", "tolerance")}
-    record["verdict"] = "fails" if "fails" in verdicts else "holds" if verdicts else "not run"
-    record["note"] = _note({source: row["note"] for source, row in (deciding or found).items()})
+    record["verdict"] = verdict
+    record["note"] = _note({source: row["note"] for source, row in deciding.items()})
     for source in sources:
         own = found.get(source, {"reproduced": "", "verdict": "not run"})
         record |= {f"{name}_{source}": own[name] for name in ("reproduced", "verdict")}

@@ -34,10 +34,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found: the value for people, whether the statement holds, and what a reader must know."""
+    """What a check found: the value for people, whether the statement holds, and what a reader must know.
+
+    ``holds`` is None where there are results and they decide nothing; the note then says why.
+    """
 
     reproduced: str
-    holds: bool
+    holds: bool | None
     note: str = ""
 
 

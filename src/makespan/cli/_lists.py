@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["claims_command", "clusters_command", "policies_command", "workloads_command"]
 
 _WIDTH = 100
+_VERDICTS = ("holds", "fails", "undecided", "not run")
 
 
 @click.command("policies")
@@ -159,7 +160,7 @@ def workloads_command(form: str | None) -> None:
 def claims_command(paper: str | None, fails: bool, ledger: Path, form: str | None) -> None:
     """Print the statements of the papers with their verdicts.
 
-    Each with the published value, what every source reproduces, and why it does not hold or was not run.
+    Each with the published value, what every source reproduces, and why it does not hold or is not decided.
     """
     from makespan.tables import JOINED_CLAIMS, read_csv
 
@@ -184,12 +185,12 @@ def claims_command(paper: str | None, fails: bool, ledger: Path, form: str | Non
             say(f"\n{row['paper']}, {row['artifact']}")
         say("\n".join(_claim_lines(row)))
     verdicts = [row["verdict"] for row in kept]
-    say("\n" + ", ".join(f"{verdicts.count(name)} {name}" for name in ("holds", "fails", "not run")))
+    say("\n" + ", ".join(f"{verdicts.count(name)} {name}" for name in _VERDICTS))
 
 
 def _claim_lines(row: Mapping[str, Any]) -> list[str]:
-    head = f"{row['verdict']:<8} {row['statement']}"
-    lines = [textwrap.fill(head, _WIDTH, initial_indent="  ", subsequent_indent=" " * 11)]
+    head = f"{row['verdict']:<9} {row['statement']}"
+    lines = [textwrap.fill(head, _WIDTH, initial_indent="  ", subsequent_indent=" " * 12)]
     values = [("published", row["published"])]
     values += [
         (name.removeprefix("reproduced_"), value)
@@ -198,4 +199,4 @@ def _claim_lines(row: Mapping[str, Any]) -> list[str]:
     ]
     found = "; ".join(f"{name}: {value}" for name, value in values if value)
     notes = [row["note"]] if row["verdict"] != "holds" else []
-    return lines + [_indented(str(text), 11) for text in (found, *notes) if text]
+    return lines + [_indented(str(text), 12) for text in (found, *notes) if text]

@@ -238,7 +238,7 @@ CLAIMS = table_schema(
     ("published", "text", "", "published value"),
     ("reproduced", "text", "", "value found here"),
     ("tolerance", "text", "", "what counts as agreement"),
-    ("verdict", "text", "", "holds, fails or not run"),
+    ("verdict", "text", "", "holds, fails, undecided or not run"),
     ("note", "text", "", "explanation"),
 )
 
@@ -253,7 +253,8 @@ JOINED_CLAIMS = table_schema(
         "verdict",
         "text",
         "",
-        "over all sources: fails if one says so, holds if all that decide it do, else not run; "
+        "over all sources: fails if one says so, holds if all that decide it do, else undecided where one "
+        "has tried, or not run; "
         "reproduced_<source> and verdict_<source> of each source follow",
     ),
     ("note", "text", "", "explanation"),

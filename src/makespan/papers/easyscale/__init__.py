@@ -5,6 +5,7 @@ Below ``results/<source>/easyscale/`` a run writes
 - of `generated_jobs` or `published_jobs`: ``jobs.csv``
 - of `cluster_experiments`: ``fig14.csv``, ``fig14_jobs.csv``, ``fig15.csv`` and ``sensitivity.csv``
 - of `serving_experiment`: ``serving.csv`` and ``serving_rounds.csv``
+- of `measure_overheads`: ``fig10.csv`` to ``fig13.csv``, of real training
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `cluster_jobs` makes of a job list what is simulated, with times of `published_profile`, on the cluster of
@@ -14,7 +15,7 @@ Below ``results/<source>/easyscale/`` a run writes
 
 `ElasticTrainer` trains a model for real, on any number of processes with the same bits; `run_together` lets
 several jobs share processes, and from outside `request_change` and `export_model` reach a run. What its
-processes do is in `makespan.papers.easyscale.runtime`. Figs 9 to 13 are not built yet.
+processes do is in `makespan.papers.easyscale.runtime`. Fig. 9 is not built yet.
 """
 
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._commands import COMMANDS
     from makespan.papers.easyscale._generated import generated_jobs
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
+    from makespan.papers.easyscale._overheads import measure_overheads
     from makespan.papers.easyscale._planner import IntraJobPlanner, Plan
     from makespan.papers.easyscale._profile import Profile, published_profile
     from makespan.papers.easyscale._serving import serving_experiment
@@ -58,6 +60,7 @@ __all__ = [
     "cluster_jobs",
     "export_model",
     "generated_jobs",
+    "measure_overheads",
     "pooled",
     "published_jobs",
     "published_profile",

@@ -1,13 +1,17 @@
 """Block ``easyscale``: options of the paper, checked when a configuration is read."""
 
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from makespan.errors import MakespanError
 from makespan.hardware import cluster_names
+from makespan.papers.easyscale.runtime import KERNEL_SETS
 from makespan.policies import policy_names
-from makespan.settings import Block, PaperSettings, option, taken_from
+from makespan.settings import Block, Count, PaperSettings, option, taken_from, unlike
+from makespan.training.zoo import STAND_INS, StandIn
 
 __all__ = ["EasyScale"]
 
@@ -22,6 +26,10 @@ _chosen = partial(_of_all, source="a choice")
 _varied = partial(option, source="a choice", changes="sensitivity")
 
 _beside = partial(option, source="a choice", changes="serving")
+
+_MEASURED = ("fig10", "fig11", "fig12", "fig13")
+_of_steps = partial(option, changes="fig10, fig11, fig12, fig13")
+_of_models = partial(_of_steps, source="a choice: what a core trains in 50 to 100 ms")
 
 _TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity", "serving", "serving_rounds")
 
@@ -106,12 +114,108 @@ class Serving(Block):
     demand: Demand = option("what serving needs")
 
 
+class Procedure(Block):
+    """How often something is timed."""
+
+    warmup_steps: int = _of_steps(
+        "mini-batches that are not timed", source="EasyScale artifact: 4, and 2 for Fig. 10", ge=0
+    )
+    steps: int = _of_steps("mini-batches that are timed", source="a choice; the artifact: 16, and 8", ge=1)
+    repetitions: int = _of_steps("how often all of a figure is measured, in turn", source="a choice", ge=1)
+    seed: int = _of_steps("seed of weights, samples and random states", source="a choice", ge=0)
+
+
+class SizedModel(Block):
+    """A stand-in, and how large it is."""
+
+    name: Annotated[str, taken_from(lambda: STAND_INS)] = _of_models("name of the stand-in")
+    width: Count = _of_models("channels of the first layers, or features of an embedding")
+    depth: Count = _of_models("blocks at each resolution, or layers")
+    extent: Count = _of_models("pixels a side, or tokens a sequence")
+    n_rows: Count = _of_models("rows of an embedding")
+    micro_batch_size: Count = _of_models("samples a micro-batch", unit="samples")
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> "SizedModel":
+        try:
+            StandIn(**self.model_dump(include={one.name for one in fields(StandIn)}))
+        except MakespanError as error:
+            raise ValueError(f"sizes of a stand-in ({error})") from None
+        return self
+
+
+class TimedModel(SizedModel):
+    """A stand-in whose steps are timed."""
+
+    small_micro_batch_size: Count = _of_models("samples a micro-batch in Fig. 12", unit="samples")
+
+
+class Sharing(Block):
+    """Device sharing against packed processes."""
+
+    models: tuple[SizedModel, ...] = option(
+        "stand-ins, with memories in the ratio of those of the paper to its device",
+        source="EasyScale, Fig. 10: ResNet50 and ShuffleNetv2",
+        changes="fig10",
+        min_length=1,
+    )
+    workers: Annotated[tuple[Count, ...], unlike("each number once")] = option(
+        "how many share the device; the smallest number is what throughput is relative to",
+        source="EasyScale artifact: 1 to 16",
+        changes="fig10",
+        min_length=1,
+    )
+    memory_mib: float = option(
+        "memory of the device: what exceeds it is recorded as out of memory",
+        unit="MiB",
+        source="a choice; a V100 of the paper has 32 GB",
+        changes="fig10",
+        gt=0,
+    )
+
+
+class Overheads(Block):
+    """Memory and time of logical workers, measured here."""
+
+    procedure: Procedure = option("how often something is timed")
+    models: tuple[TimedModel, ...] = _of_models("stand-ins of Figs 11 to 13", min_length=1)
+    logical_workers: Count = option(
+        "logical workers of one process", source="EasyScale artifact: 8", changes="fig11, fig12"
+    )
+    ranks: int = option(
+        "stock processes, each on a core of its own, and as many logical workers on one core",
+        source="EasyScale artifact: 8",
+        changes="fig13",
+        ge=2,
+    )
+    devices: Annotated[
+        tuple[Annotated[str, taken_from(lambda: KERNEL_SETS)], ...], unlike("each kernel set once")
+    ] = option(
+        "kernel sets that play types of GPU", source="EasyScale, Fig. 12", changes="fig12", min_length=1
+    )
+    sharing: Sharing = option("device sharing against packed processes")
+
+    def measured(self, figure: str) -> dict[str, Any]:
+        """Return the options of `measure_overheads` for a figure."""
+        shared = {"procedure": self.procedure.model_dump()}
+        if figure == "fig10":
+            return shared | self.sharing.model_dump()
+        own = {"fig11": {"logical_workers"}, "fig12": {"logical_workers", "devices"}, "fig13": {"ranks"}}
+        return shared | self.model_dump(include={"models", *own[figure]})
+
+
 class EasyScale(PaperSettings):
     """Experiments of the EasyScale paper."""
 
     unjudged = frozenset({"fig14_jobs", "serving_rounds"})
-    untimed = frozenset(_TABLES)
+    judged_on_profile = frozenset(_MEASURED)
+    untimed = frozenset({*_TABLES, *_MEASURED})
+    judged_cells = _MEASURED
     contents = {
+        "fig10": "memory and time of packed processes and of logical workers that share a device",
+        "fig11": "micro-batches with and without context switches",
+        "fig12": "micro-batches of stock training, under D1 and under D1+D2, by kernel set",
+        "fig13": "steps of stock processes, and of logical workers with and without the sum",
         "jobs": "the job list of the cluster experiments",
         "fig14": "completion time and makespan under each policy, with the paper's values",
         "fig14_jobs": "submission, start and completion of every job",
@@ -124,6 +228,7 @@ class EasyScale(PaperSettings):
 
     simulation: Simulation = option("cluster experiments")
     serving: Serving = option("training beside online serving")
+    overheads: Overheads = option("memory and time of logical workers, measured here")
 
     def beside_serving(self) -> dict[str, Any]:
         """Return the options of `serving_experiment`."""
@@ -133,8 +238,8 @@ class EasyScale(PaperSettings):
         return {name: shared[name] for name in names} | own
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
-        """Return the tables that are built: simulations rest on printed cells, not on a measured profile."""
-        return [] if source == "measured" else list(_TABLES)
+        """Return the tables that are built: real training, or simulations, which rest on printed cells."""
+        return list(_MEASURED if source == "measured" else _TABLES)
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the name of the authors' job list."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import unknown_name
+from makespan.papers.easyscale._tables_overheads import OVERHEADS
 from makespan.tables import read_csv, table_schema
 
 __all__ = [
@@ -132,6 +133,7 @@ RECONFIGURATIONS = table_schema(
     ),
 )
 SCHEMAS = (
+    *OVERHEADS.values(),
     FIG14,
     FIG14_JOBS,
     FIG15,
@@ -143,6 +145,13 @@ SCHEMAS = (
 )
 
 _CELLS = {
+    "fig10": (
+        _MODEL,
+        ("method", "text", "", "packing or easyscale"),
+        ("k", "int", "1", "processes or logical workers on the GPU"),
+        ("published_peak_mem_mib", "float", "MiB", "memory in use"),
+        ("published_micro_batch_s", "float", "s", "micro-batch; none out of memory", True),
+    ),
     "fig11": (
         *(_MODEL, _BATCH),
         ("published_disable_s", "float", "s", "micro-batch without keeping contexts apart"),
@@ -155,6 +164,17 @@ _CELLS = {
         ("published_d1_s", "float", "s", "step under D1"),
         ("published_d1d2_s", "float", "s", "step under D1+D2"),
         ("published_d1d2_stock_s", "float", "s", "the same with the stock kernels of reduction and dropout"),
+    ),
+    "fig13": (
+        *(_MODEL, _BATCH),
+        ("published_ddp_s", "float", "s", "step of data parallelism on 8 GPUs"),
+        (
+            "published_est_first_s",
+            "float",
+            "s",
+            "micro-batch of 8 logical workers on one GPU, with the last",
+        ),
+        ("published_est_last_s", "float", "s", "micro-batch of the last, with sum and update"),
     ),
     "fig14": (
         _POLICY,
@@ -177,7 +197,7 @@ PUBLISHED = {
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
-    """Read the paper's cells of ``fig11, fig12, fig14, fig15`` or ``serving``, each with its source.
+    """Read the paper's cells of ``fig10`` to ``fig15`` or ``serving``, each with its source.
 
     Raises
     ------

@@ -1,0 +1,323 @@
+"""Checks of what was measured of logical workers, Figs 10 to 13.
+
+The subject of a statement says what decides it, ``measured`` or ``printed`` cells, and then names models. A
+median is known up to the notch of its box plot; where a limit lies within that nothing is decided.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import hypot, sqrt
+
+import pandas as pd
+
+from makespan.claims import Check, Claim, Finding, Tables, number
+
+__all__ = ["CHECKS"]
+
+_NOTCH = 1.57  # inter-quartile ranges over the root of the number of values: McGill, Tukey, Larsen, 1978
+_MEASURED, _PRINTED = "measured", "printed"
+_CONVOLUTIONS = ("shufflenetv2", "resnet50", "vgg19")
+_COSTLY = (*_CONVOLUTIONS, "yolov3")
+_COMPARED = ("A", "B")  # C is a control: it has the kernels that D2 has
+_SHORTEST_S = 0.05
+_N_PRINTED = 8  # logical workers on a GPU in the printed cells
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A number, and how far off it may be."""
+
+    value: float
+    half: float = 0.0
+
+    def decides(self, accepts: Callable[[float], bool]) -> bool | None:
+        """Tell whether it is accepted; None if that depends on where within its spread it lies."""
+        found = {accepts(self.value + sign * self.half) for sign in (-1, 0, 1)}
+        return found.pop() if len(found) == 1 else None
+
+    def over(self, other: "_Value") -> "_Value":
+        """Return the ratio to another number."""
+        ratio = self.value / other.value
+        return _Value(ratio, ratio * hypot(self.half / self.value, other.half / other.value))
+
+
+def _values(table: pd.DataFrame, column: str, spread: str) -> list[_Value]:
+    """Return the numbers of a column; printed cells come without spread."""
+    if spread not in table.columns:
+        return [_Value(float(value)) for value in number(table, column)]
+    cells = zip(*(number(table, name) for name in (column, spread, "samples")), strict=True)
+    return [_Value(float(value), _NOTCH * float(iqr) / sqrt(max(count, 1))) for value, iqr, count in cells]
+
+
+def _mean(values: Iterable[_Value]) -> _Value:
+    listed = list(values)
+    return _Value(*(sum(getattr(one, name) for one in listed) / len(listed) for name in ("value", "half")))
+
+
+def _verdict(
+    values: Mapping[str, _Value], accepts: Callable[[float], bool], reproduced: str
+) -> Finding | None:
+    """All must be accepted; one that is not decides, and else one that spreads too far leaves it open."""
+    if not values:
+        return None
+    found = {name: one.decides(accepts) for name, one in values.items()}
+    if False in found.values():
+        return Finding(reproduced, False)
+    wide = [
+        f"{name} {values[name].value:.3g} +- {values[name].half:.2g}" for name in found if found[name] is None
+    ]
+    note = f"measurements spread across the limit: {', '.join(wide)}" if wide else ""
+    return Finding(reproduced, None if wide else True, note)
+
+
+def _range(values: Iterable[_Value], unit: str = "") -> str:
+    listed = sorted(one.value for one in values)
+    ends = [f"{listed[0]:.3g}{unit}", f"{listed[-1]:.3g}{unit}"] if listed else [""]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _source(claim: Claim) -> str:
+    return claim.subject.split()[0]
+
+
+def _named(claim: Claim) -> list[str]:
+    return claim.subject.split()[1:]
+
+
+def _table(tables: Tables, claim: Claim, figure: str) -> pd.DataFrame:
+    """Return the rows of a figure, or its printed cells under the same names."""
+    if _source(claim) == _MEASURED:
+        return tables[figure]
+    return tables[f"{figure}_published"].rename(columns=lambda name: str(name).removeprefix("published_"))
+
+
+# --- Fig. 10 --------------------------------------------------------------------------------------------
+
+
+def _sharing(tables: Tables, claim: Claim, method: str) -> dict[str, pd.DataFrame]:
+    """Return the rows of a method by model, in the order of k, with ``is_over``."""
+    table = _table(tables, claim, "fig10")
+    own = table[table["method"] == method].assign(k=lambda rows: number(rows, "k"))
+    over = number(own, "micro_batch_s").isna()  # printed or measured, no time means out of memory
+    grouped = own.assign(is_over=over).sort_values("k").groupby("model", sort=False)
+    return {str(model): rows.reset_index(drop=True) for model, rows in grouped}
+
+
+def _memory_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for model, rows in _sharing(tables, claim, "easyscale").items():
+        memory = number(rows[~rows["is_over"]], "peak_mem_mib").to_numpy()
+        if len(memory) > 1:
+            found[model] = _Value(float(memory[-1] / memory[0]))
+    return _verdict(found, lambda ratio: ratio <= claim.limit, _range(found.values(), "x"))
+
+
+def _memory_of_packing(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for model, rows in _sharing(tables, claim, "packing").items():
+        fits = rows[~rows["is_over"]]
+        share = (number(fits, "peak_mem_mib") / fits["k"]).to_numpy()
+        if len(share) > 1:
+            found[model] = _Value(float(min(share[1:]) / share[0]))
+    return _verdict(found, lambda ratio: ratio >= claim.limit, _range(found.values(), "x k"))
+
+
+def _out_of_memory(tables: Tables, claim: Claim) -> Finding | None:
+    (model,) = _named(claim)
+    packing, shared = (_sharing(tables, claim, method).get(model) for method in ("packing", "easyscale"))
+    if packing is None or shared is None:
+        return None
+    largest = int(packing["k"].max())
+    if shared["is_over"].any():
+        return Finding(f"EasyScale from {int(shared['k'][shared['is_over']].min())}", False)
+    if not packing["is_over"].any():
+        return Finding(
+            "", None, f"packed processes fit the device up to {largest}, the most that was measured"
+        )
+    first = int(packing["k"][packing["is_over"]].min())
+    note = "" if first < largest else "packed processes exceed it at the largest number that was tried alone"
+    return Finding(f"packing from {first}, EasyScale never up to {largest}", None if note else True, note)
+
+
+def _micro_batches(rows: pd.DataFrame) -> dict[int, _Value]:
+    fits = rows[~rows["is_over"]]
+    return dict(zip(fits["k"].astype(int), _values(fits, "micro_batch_s", "micro_batch_iqr_s"), strict=True))
+
+
+def _throughput_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
+    packing, found = _sharing(tables, claim, "packing"), {}
+    for model, rows in _sharing(tables, claim, "easyscale").items():
+        packed = _micro_batches(packing[model])
+        for k, own in _micro_batches(rows).items():
+            if k in packed:
+                found[f"{model} k={k}"] = packed[k].over(own)
+    return _verdict(found, lambda ratio: ratio >= claim.limit, _range(found.values(), "x"))
+
+
+def _flat_throughput(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for model, rows in _sharing(tables, claim, "easyscale").items():
+        several = [one for k, one in _micro_batches(rows).items() if k >= 2]
+        if len(several) > 1:
+            found[model] = max(several, key=lambda one: one.value).over(
+                min(several, key=lambda one: one.value)
+            )
+    return _verdict(found, lambda ratio: ratio <= claim.limit, _range(found.values(), "x"))
+
+
+# --- Fig. 11 --------------------------------------------------------------------------------------------
+
+
+def _switching(tables: Tables, claim: Claim) -> tuple[dict[str, _Value], float]:
+    """Return time with over time without context switches by model, and the shortest micro-batch [s]."""
+    table = _table(tables, claim, "fig11")
+    disable = number(table, "disable_s")
+    if _source(claim) == _PRINTED:
+        table = table.assign(ratio=number(table, "enable_s") / disable)
+    return dict(zip(table["model"], _values(table, "ratio", "ratio_iqr"), strict=True)), float(disable.min())
+
+
+def _long_enough(claim: Claim, shortest_s: float, found: Finding | None) -> Finding | None:
+    if found is None or _source(claim) == _PRINTED or shortest_s >= _SHORTEST_S:
+        return found
+    what = f"micro-batches of {1e3 * shortest_s:.0f} ms; only {1e3 * _SHORTEST_S:.0f} ms or more decide"
+    return Finding(found.reproduced, None, what)
+
+
+def _switch_median(tables: Tables, claim: Claim) -> Finding | None:
+    ratios, shortest_s = _switching(tables, claim)
+    if not ratios:
+        return None
+    medians = (float(pd.Series([getattr(one, name) for one in ratios.values()]).median()) for name in _FIELDS)
+    one = _Value(*medians)
+    found = _verdict({"median": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.4f}")
+    return _long_enough(claim, shortest_s, found)
+
+
+def _switch_largest(tables: Tables, claim: Claim) -> Finding | None:
+    ratios, shortest_s = _switching(tables, claim)
+    shown = f"{max((one.value for one in ratios.values()), default=0.0):.4f}"
+    return _long_enough(claim, shortest_s, _verdict(ratios, lambda ratio: ratio <= claim.limit, shown))
+
+
+_FIELDS = ("value", "half")
+
+
+# --- Fig. 12 --------------------------------------------------------------------------------------------
+
+
+def _levels(tables: Tables, claim: Claim, level: str) -> dict[str, list[_Value]]:
+    """Return time under a level over the baseline by model, on all GPUs that are compared."""
+    table = _table(tables, claim, "fig12")
+    if _source(claim) == _PRINTED:
+        table = table.assign(**{f"{level}_norm": number(table, f"{level}_s") / number(table, "baseline_s")})
+    else:
+        table = table[table["device"].isin(_COMPARED)]
+    found: dict[str, list[_Value]] = {}
+    for model, one in zip(table["model"], _values(table, f"{level}_norm", f"{level}_norm_iqr"), strict=True):
+        found.setdefault(str(model), []).append(one)
+    return found
+
+
+def _of_kind(found: Mapping[str, list[_Value]], *, convolutions: bool) -> list[_Value]:
+    """Return the values of models of convolutions, or of those without any."""
+    kept = [name for name in found if (name in _CONVOLUTIONS if convolutions else name not in _COSTLY)]
+    return [one for name in kept for one in found[name]]
+
+
+def _d1_nearly_free(tables: Tables, claim: Claim) -> Finding | None:
+    values = [one for some in _levels(tables, claim, "d1").values() for one in some]
+    if not values:
+        return None
+    one = _Value(*(float(pd.Series([getattr(one, name) for one in values]).median()) for name in _FIELDS))
+    return _verdict({"median": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.3f}")
+
+
+def _d2_costly(tables: Tables, claim: Claim) -> Finding | None:
+    values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=True)
+    if not values:
+        return None
+    one = _mean(values)
+    return _verdict({"mean": one}, lambda ratio: ratio > claim.limit, f"{one.value:.2f}x")
+
+
+def _d2_order(tables: Tables, claim: Claim) -> Finding | None:
+    levels = _levels(tables, claim, "d1d2")
+    both = [_of_kind(levels, convolutions=convolutions) for convolutions in (True, False)]
+    if not all(both):
+        return None
+    costly, others = map(_mean, both)
+    text = f"{costly.value:.2f}x and {others.value:.2f}x"
+    return _verdict({"ratio": costly.over(others)}, lambda ratio: ratio > 1.0, text)
+
+
+def _d2_free_for_others(tables: Tables, claim: Claim) -> Finding | None:
+    values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=False)
+    if not values:
+        return None
+    one = _mean(values)
+    if _source(claim) == _MEASURED:
+        why = "kernels that every kind of CPU has lack vector instructions and slow down all models"
+        return Finding(f"{one.value:.2f}x", None, why)
+    return _verdict({"mean": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.3f}x")
+
+
+def _d2_scan(tables: Tables, claim: Claim) -> Finding | None:
+    table = _table(tables, claim, "fig12")
+    cheap = dict(zip(table["model"], table["d2_cheap"].astype(str).str.lower() == "true", strict=True))
+    wrong = [model for model, is_cheap in cheap.items() if is_cheap == (model in _COSTLY)]
+    if not cheap:
+        return None
+    return Finding(f"{len(cheap) - len(wrong)} of {len(cheap)} models", not wrong, ", ".join(wrong))
+
+
+# --- Fig. 13 --------------------------------------------------------------------------------------------
+
+
+def _copying(tables: Tables, claim: Claim) -> tuple[dict[str, tuple[_Value, _Value]], int, bool]:
+    """Return first and last logical workers over a stock step by model, how many, and if cores sufficed."""
+    table = _table(tables, claim, "fig13")
+    n, has_cores = _N_PRINTED, True
+    if _source(claim) == _PRINTED:
+        ddp = number(table, "ddp_s")
+        norms = {f"{name}_norm": number(table, f"est_{name}_s") / ddp for name in ("first", "last")}
+        table = table.assign(**norms)
+    elif len(table):
+        n = int(number(table, "logical_workers").max())
+        has_cores = bool((number(table, "cores") >= number(table, "logical_workers")).all())
+    pairs = zip(
+        *(_values(table, f"{name}_norm", f"{name}_norm_iqr") for name in ("first", "last")), strict=True
+    )
+    return dict(zip(table["model"], pairs, strict=True)), n, has_cores
+
+
+def _last_synchronises(tables: Tables, claim: Claim) -> Finding | None:
+    pairs, _, _ = _copying(tables, claim)
+    found = {model: last.over(first) for model, (first, last) in pairs.items()}
+    return _verdict(found, lambda ratio: ratio > 1.0, _range(found.values(), "x"))
+
+
+def _below_stock(tables: Tables, claim: Claim) -> Finding | None:
+    pairs, n, has_cores = _copying(tables, claim)
+    if not pairs:
+        return None
+    one = _mean(_mean([first] * (n - 1) + [last]) for first, last in pairs.values())
+    if not has_cores:
+        why = "there are fewer cores than stock processes, which then wait for each other"
+        return Finding(f"{one.value:.3f}x", None, why)
+    return _verdict({"mean": one}, lambda ratio: ratio < claim.limit, f"{one.value:.3f}x")
+
+
+def _last_above_stock(tables: Tables, claim: Claim) -> Finding | None:
+    pairs, _, _ = _copying(tables, claim)
+    above = [model for model, (_, last) in pairs.items() if last.value > 1.0]
+    return Finding(", ".join(above), set(above) == set(_named(claim))) if pairs else None
+
+
+CHECKS: tuple[Check, ...] = (
+    *(_memory_of_sharing, _memory_of_packing, _out_of_memory, _throughput_of_sharing, _flat_throughput),
+    *(_switch_median, _switch_largest),
+    *(_d1_nearly_free, _d2_costly, _d2_order, _d2_free_for_others, _d2_scan),
+    *(_last_synchronises, _below_stock, _last_above_stock),
+)
+"""By the names of these functions without the underscore, as in ``claims.csv``."""
