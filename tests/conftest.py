@@ -34,6 +34,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker("no_cover")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """Leave the fixtures of such tests untraced too; pytest-cov looks at calls only."""
+    plugin = item.config.pluginmanager.getplugin("_cov")
+    controller = plugin.cov_controller if plugin and item.get_closest_marker("no_cover") else None
+    if controller:
+        controller.pause()
+    try:
+        return (yield)
+    finally:
+        if controller:
+            controller.resume()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """Return the root of the checkout."""

@@ -1,6 +1,10 @@
-"""Log files of workflow jobs."""
+"""Log files of workflow jobs, and where what native libraries print goes."""
 
+import fcntl
+import io
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +13,10 @@ from makespan.errors import MakespanError
 from makespan.leftovers import end_with_run
 from makespan.units import printable
 
-__all__ = ["logged_to"]
+__all__ = ["divert_native_output", "logged_to"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_OUTPUT, _FIRST_FREE = 1, 3  # file descriptors
 
 
 class _Lines(logging.Formatter):
@@ -27,24 +32,56 @@ def logged_to(path: str | Path) -> Iterator[None]:
 
     A `MakespanError` becomes a `SystemExit`: its message says what to do, and a traceback would bury it.
     Any other exception passes through, and its traceback is in the file. The job ends when the run of the
-    workflow that started it is killed.
+    workflow that started it is killed. What native libraries print is in the file too.
     """
-    handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-    handler.setFormatter(_Lines(_FORMAT))
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    end_with_run()
+    with Path(path).open("w", encoding="utf-8") as stream:
+        divert_native_output(stream.fileno())
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(_Lines(_FORMAT))
+        root = logging.getLogger()
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        end_with_run()
+        try:
+            yield
+        except MakespanError as error:
+            root.error("%s: %s", type(error).__name__, error)
+            raise SystemExit(printable(f"{type(error).__name__}: {error}")) from None
+        except BaseException:
+            root.exception("failed")
+            raise
+        finally:
+            root.setLevel(level)
+            root.removeHandler(handler)
+
+
+def divert_native_output(place: int) -> None:
+    """Let only the streams of Python write to the standard output; its descriptor becomes a copy of another.
+
+    Solvers print to the descriptor, and would spoil tables, JSON and the output of the workflow. It stays so
+    to the end of the process, because C keeps what it prints until then. A stream that a test or a notebook
+    put there is left alone.
+    """
+    stream = sys.stdout
     try:
-        yield
-    except MakespanError as error:
-        root.error("%s: %s", type(error).__name__, error)
-        raise SystemExit(printable(f"{type(error).__name__}: {error}")) from None
-    except BaseException:
-        root.exception("failed")
-        raise
-    finally:
-        root.setLevel(level)
-        root.removeHandler(handler)
-        handler.close()
+        if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != _OUTPUT:
+            return
+    except OSError:
+        return
+    stream.flush()
+    kept = fcntl.fcntl(_OUTPUT, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    raw = io.FileIO(kept, "wb", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # the first without buffers, as python -u
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    try:
+        os.dup2(place, _OUTPUT)
+    except OSError:  # closed
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _OUTPUT)
+        os.close(nowhere)

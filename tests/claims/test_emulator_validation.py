@@ -24,6 +24,8 @@ from makespan.plans import memory_estimate, resolve_micro_batch
 from makespan.throughput import PublishedSource
 from makespan.workloads import workload
 
+pytestmark = pytest.mark.xdist_group("published rows")
+
 WHERE = cluster("a800-64")
 
 

@@ -22,7 +22,7 @@ from makespan.papers.morphling import (
 )
 from makespan.throughput import EmulatedSource, PublishedSource, read_register
 
-pytestmark = pytest.mark.claims
+pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("complete runs")]
 
 TARGETS = Path(__file__).parents[2] / "benchmarks" / "targets.csv"
 CLUSTER, FORM = "a800-64", "extended"

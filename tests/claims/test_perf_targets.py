@@ -16,6 +16,8 @@ from makespan.perf import (
 )
 from makespan.throughput import PublishedSource
 
+pytestmark = pytest.mark.xdist_group("fits to published rows")
+
 MODELS = ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30")
 ENVIRONMENT = load_environment("a800-64")
 

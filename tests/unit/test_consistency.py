@@ -5,6 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -55,6 +56,13 @@ def test_run_set_and_tools_do_not_overlap_and_torch_is_in_neither():
     assert not set(RUN) & set(DEV)
     assert "torch" not in {**RUN, **DEV}
     assert "-r requirements.txt" in (ROOT / "requirements-dev.txt").read_text().splitlines()
+
+
+@pytest.mark.xdist_group("alone")
+def test_tests_of_a_group_are_told_to_whoever_hands_them_out(request):
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("tests are not handed out in groups")
+    assert request.node.nodeid.endswith("@alone")
 
 
 def test_torch_is_pinned_inside_its_range_without_a_local_tag():

@@ -157,6 +157,9 @@ def test_every_kind_of_event_source_level_and_verdict_is_in_the_glossary(defined
     assert words | printed <= defined
 
 
+SITE = pytest.mark.xdist_group("site")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Return the folder of the built site and what the builder said."""
@@ -168,10 +171,12 @@ def site(tmp_path_factory):
     return folder, done.stderr
 
 
+@SITE
 def test_the_site_is_built_without_a_warning(site):
     assert "WARNING" not in site[1]
 
 
+@SITE
 def test_no_page_of_the_site_loads_anything_from_another_host(site):
     pages = {path: path.read_text() for path in site[0].rglob("*.html")}
     assert len(pages) > len(PAGES) / 2
@@ -181,6 +186,7 @@ def test_no_page_of_the_site_loads_anything_from_another_host(site):
     assert not [str(path) for path, text in pages.items() if 'class="mermaid' in text]
 
 
+@SITE
 def test_every_formula_is_mathml(site):
     pages = {path.parent.name: path.read_text() for path in site[0].rglob("*.html")}
     assert pages["performance-model"].count("<math") > 50

@@ -1,6 +1,8 @@
 """Log files of workflow jobs."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,21 @@ def test_the_level_of_the_root_logger_comes_back(tmp_path):
     with logged_to(tmp_path / "job.log"):
         assert logging.getLogger().level == logging.INFO
     assert logging.getLogger().level == before
+
+
+JOB = """
+import ctypes, os, sys
+from makespan.logs import logged_to
+with logged_to(sys.argv[1]):
+    os.write(1, b"native line\\n")
+    ctypes.CDLL(None).printf(b"line that C keeps until the end\\n")
+    print("said by Python")
+"""
+
+
+def test_what_native_code_prints_is_in_the_file_and_not_on_the_output_of_the_workflow(tmp_path):
+    path = tmp_path / "job.log"
+    done = subprocess.run([sys.executable, "-c", JOB, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "said by Python\n"
+    assert not done.stderr
+    assert {"native line", "line that C keeps until the end"} <= set(path.read_text().splitlines())

@@ -22,6 +22,8 @@ from makespan.plots import (
 )
 from makespan.tables import shown_source
 
+pytestmark = pytest.mark.xdist_group("figures")
+
 
 def error_table():
     rows = [

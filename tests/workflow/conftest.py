@@ -4,16 +4,23 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from forked_snakemake import run_snakemake
 from killed_runs import copy_project
 
 SMALL = ("config/test/morphling.yaml", "config/test/easyscale.yaml")
 LONGEST_S = 3600  # against runs that hang; a small one takes a minute or two, more on a busy machine
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a run of Snakemake ended, and what it wrote on its output and error stream."""
+
+    returncode: int
+    stdout: str
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,7 @@ class Project:
     root: Path
 
     def snakemake(self, *arguments, published=None, small=True, proxy=None):
-        """Run Snakemake here and return the finished process, output and errors in ``stdout``."""
+        """Run Snakemake here and return how it ended."""
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("COV_", "PYTEST_"))
         }
@@ -34,16 +41,9 @@ class Project:
         if proxy is not None:
             environment["https_proxy"] = proxy
         files = ["--configfile", *SMALL] if small else []
-        return subprocess.run(
-            [sys.executable, "-m", "snakemake", *arguments, *files],
-            cwd=self.root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LONGEST_S,
-            check=False,
-        )
+        output = self.root.with_name(f"{self.root.name}.txt")
+        status = run_snakemake([*arguments, *files], self.root, environment, output, LONGEST_S)
+        return Done(status, output.read_text())
 
     def planned(self, *arguments, **options):
         """Return the rules that a dry run plans, with the number of jobs of each."""

@@ -1,12 +1,8 @@
 """The entry point, the list of its verbs, and the reference page made from their help texts."""
 
 import ast
-import fcntl
 import importlib
 import importlib.util
-import io
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +11,13 @@ import click
 
 from makespan import __version__
 from makespan.errors import MakespanError
+from makespan.logs import divert_native_output
 from makespan.units import printable
 
 __all__ = ["VERBS", "cli_page", "main"]
 
 _WIDTH = 96
-_OUTPUT, _ERRORS, _FIRST_FREE = 1, 2, 3  # file descriptors
+_ERRORS = 2  # file descriptor
 _HEAD = """# Command line
 
 Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
@@ -102,7 +99,7 @@ class LazyGroup(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run as a program; as a part of one (``standalone_mode=False``) its output is left as it is."""
         if kwargs.get("standalone_mode", True):
-            _keep_standard_output()
+            divert_native_output(_ERRORS)
         return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -134,36 +131,6 @@ class LazyGroup(click.Group):
             raise
         except OSError as error:
             raise Failure(f"{error.filename or 'file'}: {error.strerror or error}") from None
-
-
-def _keep_standard_output() -> None:
-    """Let only the streams of Python write to the standard output; its descriptor becomes the error stream.
-
-    Solvers print to the descriptor, and would spoil tables and JSON. It stays so to the end of the process,
-    because C keeps what it prints until then. A stream that a test or a notebook put there is left alone.
-    """
-    stream = sys.stdout
-    try:
-        if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != _OUTPUT:
-            return
-    except OSError:
-        return
-    stream.flush()
-    kept = fcntl.fcntl(_OUTPUT, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
-    raw = io.FileIO(kept, "wb", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        raw if stream.write_through else io.BufferedWriter(raw),  # the first without buffers, as python -u
-        stream.encoding,
-        stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-    try:
-        os.dup2(_ERRORS, _OUTPUT)
-    except OSError:  # closed
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, _OUTPUT)
-        os.close(nowhere)
 
 
 @click.group(

@@ -30,8 +30,9 @@ $ snakemake --cores all --configfile mine.yaml
 Later files win; groups are merged, lists are replaced. Everything is checked before any job starts: an
 unknown key or a value that is not accepted stops the run with one line that names the key, what was found
 and what is accepted. `config/schemas/config.schema.json` says the same to editors. The merged result is
-written to `results/<source>/provenance.json`. A small run of every experiment is described by
-`config/test/morphling.yaml`.
+written to `results/<source>/provenance.json`. Snakemake reads files before this project does, and answers one
+that is not UTF-8 with a traceback; `makespan config mine.yaml` says in one line what is wrong. A small run of
+every experiment is described by `config/test/morphling.yaml`.
 
 The column *changes* names the tables and figures that depend on an option.
 This page is generated from `makespan.config`.

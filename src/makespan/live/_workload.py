@@ -123,17 +123,31 @@ def _shared_out(shares: Mapping[Any, float], total: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LiveSetting:
-    """What a live run is given; all times on the wall."""
+    """What a live run is given; all times on the wall.
+
+    Parameters
+    ----------
+    policy, workload, n_slots, seed
+        Names of policy and live workload, how many slots jobs run on, and what the job list was drawn with.
+    restart_delay_s
+        Measured mean of a start or a change [s].
+    scale
+        Seconds that policies see in a second on the wall.
+    jobs, seeds
+        The job list, and the seed of each job's training by its name.
+    tables
+        Throughput just measured, by workload; `makespan.tables.THROUGHPUT`.
+    """
 
     policy: str
     workload: str
     n_slots: int
     seed: int
-    restart_delay_s: float  # measured mean of a start or a change
-    scale: float  # seconds that policies see in a second on the wall
+    restart_delay_s: float
+    scale: float
     jobs: tuple[JobSpec, ...]
-    seeds: Mapping[str, int]  # of each job's training, by its name
-    tables: Mapping[str, pd.DataFrame]  # throughput just measured, by workload
+    seeds: Mapping[str, int]
+    tables: Mapping[str, pd.DataFrame]
 
     def save(self, directory: Path) -> None:
         """Write the setting where the run keeps its state."""

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
-from scipy import special
 
+from makespan.confidence import half_widths
 from makespan.plots._style import (
     ONE_COLUMN_IN,
     POLICIES,
@@ -31,7 +31,6 @@ from makespan.units import HOUR
 
 __all__ = ["plot_bands", "plot_cdf", "plot_costs"]
 
-_CONFIDENCE = 0.95
 _MARGIN = 1.25
 _COARSE_RANGE = 12.0
 _LEGEND_COLUMNS = 6
@@ -124,20 +123,12 @@ def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bo
 def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look: Look) -> None:
     """Draw means and band of one policy; in logarithms, because times are positive and skewed."""
     x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
-    half = _half_widths(groups)
+    half = np.nan_to_num(half_widths(groups))
     mark: dict[str, Any] = {"marker": look.marker, "ms": 3, "label": look.title}
     axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, zorder=3, **mark)
     if half.any():
         low, high = np.exp(mean - half), np.exp(mean + half)
         axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
-
-
-def _half_widths(groups: "pd.api.typing.SeriesGroupBy[float, float]") -> Floats:
-    """Half the width of the confidence interval of each mean, 0 for a single seed."""
-    n = groups.count().to_numpy(float)
-    spread = groups.std(ddof=1).fillna(0.0).to_numpy(float)
-    quantile = special.stdtrit(np.maximum(n - 1.0, 1.0), 0.5 + _CONFIDENCE / 2.0)
-    return np.asarray(np.where(n > 1, quantile * spread / np.sqrt(n), 0.0), dtype=np.float64)
 
 
 def _log_hours(axes: Axes) -> None:

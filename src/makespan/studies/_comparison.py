@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
+from makespan.confidence import half_widths
 from makespan.studies._runs import Run
 from makespan.tables import COMPARISON
 
 __all__ = ["comparison", "intervals", "measures"]
 
-_CONFIDENCE = 0.95
 _SETTING = ["trace", "restart_delay_s", "rounds"]
 
 _FURTHER = (
@@ -68,17 +67,15 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> 
     """Return geometric means and their 95 % confidence intervals, because times are positive and skewed.
 
     One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
-    each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is that of Student's t
-    for the mean of the logarithms, and missing for a single row.
+    each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is for
+    the mean of the logarithms, and missing for a single row.
     """
     keys = [rows[name] for name in by]
     table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()
-    n = table["n"].to_numpy(dtype=float)
-    quantile = special.stdtrit(np.maximum(n - 1.0, 1.0), 0.5 + _CONFIDENCE / 2.0)
     for column in columns:
         logs = np.log(rows[column]).groupby(keys, sort=False)
         mean = logs.mean().to_numpy(dtype=float)
-        half = quantile * logs.std(ddof=1).to_numpy(dtype=float) / np.sqrt(n)
+        half = half_widths(logs)
         table[f"{column}_mean"] = np.exp(mean)
         table[f"{column}_low"], table[f"{column}_high"] = np.exp(mean - half), np.exp(mean + half)
     return table

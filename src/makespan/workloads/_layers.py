@@ -20,19 +20,39 @@ _FLOP_PER_MAC = 2
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a model, per sample and forward pass."""
+    """One layer of a model, per sample and forward pass.
+
+    Parameters
+    ----------
+    kind
+        As of the block that it belongs to: ``enc``, ``dec``, ``causal`` or ``vit``.
+    parameters
+        Weights of the layer.
+    flop, attention_flop
+        Matrix products, and those of the attention core in them [FLOP].
+    replicated_bytes, sharded_bytes
+        Kept for the backward pass: on every rank of a tensor group, and divided between the ranks [B].
+    attention_bytes
+        Kept scores, divided as well [B].
+    input_bytes
+        At 16 bit; kept by full checkpointing, moved by an all-reduce [B].
+    boundary_bytes
+        Sent across a pipeline boundary behind the layer [B].
+    n_all_reduces, n_kernels
+        All-reduces of tensor parallelism and kernels, in one forward pass.
+    """
 
     kind: str
-    parameters: int  # weights of the layer
-    flop: float  # matrix products
-    attention_flop: float  # those of the attention core in them
-    replicated_bytes: float  # kept for the backward pass on every rank of a tensor group
-    sharded_bytes: float  # kept, divided between the ranks
-    attention_bytes: float  # kept scores, divided as well
-    input_bytes: float  # at 16 bit; kept by full checkpointing, moved by an all-reduce
-    boundary_bytes: float  # across a pipeline boundary behind the layer
-    n_all_reduces: int  # of tensor parallelism, in one forward pass
-    n_kernels: int  # in one forward pass
+    parameters: int
+    flop: float
+    attention_flop: float
+    replicated_bytes: float
+    sharded_bytes: float
+    attention_bytes: float
+    input_bytes: float
+    boundary_bytes: float
+    n_all_reduces: int
+    n_kernels: int
 
     def kept_bytes(self, tp: int, *, sequence_parallel: bool = False, fused_attention: bool = False) -> float:
         """Return the bytes kept for the backward pass on one rank of a tensor group."""
@@ -43,10 +63,18 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before the first and behind the last layer, per sample."""
+    """What stands before the first and behind the last layer, per sample.
 
-    embedding_parameters: int  # with positions
-    head_parameters: int  # a tied head has none of its own
+    Parameters
+    ----------
+    embedding_parameters, head_parameters
+        Weights of the embeddings with positions, and of the output head; a tied head has none of its own.
+    flop, logit_bytes
+        Matrix products of the output head [FLOP], and what it puts out [B].
+    """
+
+    embedding_parameters: int
+    head_parameters: int
     flop: float
     logit_bytes: float
 

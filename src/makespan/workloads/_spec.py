@@ -48,16 +48,34 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model architecture."""
+    """A model architecture.
+
+    Parameters
+    ----------
+    key, title, family
+        Key in the catalogue, title in tables and figures, and architecture, such as ``bert`` or ``llama``.
+    blocks
+        Runs of equal layers, from input to output.
+    vocab
+        Rows of the output head, or classes of an image model.
+    tied_head
+        Whether the embedding has the same weights.
+    max_positions
+        Rows of a learned position table; 0 without one.
+    parameters
+        Published count, used for communication and optimiser volumes.
+    source
+        Where the numbers come from.
+    """
 
     key: str
     title: str
-    family: str  # such as ``bert`` or ``llama``
+    family: str
     blocks: tuple[BlockSpec, ...]
-    vocab: int  # rows of the output head, or classes of an image model
-    tied_head: bool  # whether the embedding has the same weights
-    max_positions: int  # rows of a learned position table; 0 without one
-    parameters: int  # published count, used for communication and optimiser volumes
+    vocab: int
+    tied_head: bool
+    max_positions: int
+    parameters: int
     source: str
 
     def __post_init__(self) -> None:
@@ -134,21 +152,43 @@ class BoundWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a job trains."""
+    """What a job trains.
+
+    Parameters
+    ----------
+    key, aliases
+        Key in the catalogue, and other names accepted for it.
+    model, global_batch_size, precision
+        What is trained, samples an optimiser step, and ``fp16`` or the like.
+    families
+        Plan families that users choose from, values of `makespan.plans.PlanFamily`.
+    data_parallel_stack, model_parallel_stack
+        Training software, the second of plans with tensor or pipeline parallelism.
+    max_microbatches
+        Largest number of micro-batches an optimiser step.
+    source
+        Where the numbers come from.
+    model_parallel_seq
+        Tokens a sample of each block under plans of the second stack, where they differ.
+    trace_cpu_threads
+        CPU threads a GPU in published traces, first of rows that do not say.
+    used_for_calibration
+        Whether what is behind published traces is clear enough.
+    """
 
     key: str
-    aliases: tuple[str, ...]  # other names accepted for it
+    aliases: tuple[str, ...]
     model: ModelSpec
     global_batch_size: int
     precision: str
-    families: tuple[str, ...]  # plan families that users choose from, values of ``PlanFamily``
+    families: tuple[str, ...]
     data_parallel_stack: Stack
-    model_parallel_stack: Stack  # of plans with tensor or pipeline parallelism
+    model_parallel_stack: Stack
     max_microbatches: int
     source: str
-    model_parallel_seq: tuple[int, ...] = ()  # of each block under such plans, where it differs
-    trace_cpu_threads: tuple[int, ...] = ()  # a GPU in published traces, first of rows that do not say
-    used_for_calibration: bool = True  # whether what is behind published traces is clear enough
+    model_parallel_seq: tuple[int, ...] = ()
+    trace_cpu_threads: tuple[int, ...] = ()
+    used_for_calibration: bool = True
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1 or self.max_microbatches < 1:
@@ -175,18 +215,36 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One row of a job trace; raises `InputError` for empty names, wrong times and wrong counts."""
+    """One row of a job trace; raises `InputError` for empty names, wrong times and wrong counts.
+
+    Parameters
+    ----------
+    job_id, workload
+        Name of the job, and key of what it trains.
+    submit_time_s
+        When the job enters the system [s].
+    n_gpus, n_cpus, plan
+        What the user asks for: GPUs, CPU threads and execution plan in trace notation.
+    steps
+        Optimiser steps to run.
+    is_guaranteed
+        Whether it must run at least as fast as with what it asks for.
+    tenant
+        Owner of a quota.
+    duration_s
+        As the trace states [s]; the engine never reads it.
+    """
 
     job_id: str
-    submit_time_s: float  # when the job enters the system
+    submit_time_s: float
     workload: str
     n_gpus: int
     n_cpus: int
-    plan: str  # that the user asks for, in trace notation
+    plan: str
     steps: int
-    is_guaranteed: bool = False  # whether it must run as fast as with what it asks for
-    tenant: str = ""  # owner of a quota
-    duration_s: float | None = None  # as the trace states; the engine never reads it
+    is_guaranteed: bool = False
+    tenant: str = ""
+    duration_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("job_id", "workload", "plan"):

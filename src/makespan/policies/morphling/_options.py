@@ -12,10 +12,18 @@ __all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "undominated"]
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """What a policy may choose for a job; the ablations take one or both away."""
+    """What a policy may choose for a job; the ablations take one or both away.
 
-    plan: bool = True  # otherwise the kind asked for, data-parallel degree following the devices
-    resources: bool = True  # otherwise as many devices as asked for
+    Parameters
+    ----------
+    plan
+        Its execution plan; otherwise the kind asked for, data-parallel degree following the devices.
+    resources
+        Its devices; otherwise as many as asked for.
+    """
+
+    plan: bool = True
+    resources: bool = True
 
 
 FULL_FREEDOM = Freedom()

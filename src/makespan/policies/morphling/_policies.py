@@ -78,12 +78,23 @@ class Morphling(_Variant):
 
     Run times are heavy-tailed, so a job that has run for long will probably run on for as long again. Of jobs
     from which equally much is expected, the one with the steepest normalised curve is served first.
+
+    Parameters
+    ----------
+    tuning
+        Parameters shared with the variant that knows run times.
+    expected_s
+        Time that a new job is expected to run at its requested speed [s].
+    expected_share
+        Share of the time that a job has run which it is expected to run on.
+    look_again_s
+        Period after which it decides again while devices are free and nobody waits [s].
     """
 
     tuning: Tuning = NON_CLAIRVOYANT
-    expected_s: float = 60.0  # that a new job is expected to run at its requested speed
-    expected_share: float = 0.25  # of the time that it has run, which it is expected to run on
-    look_again_s: float = 900.0  # decide again while devices are free and nobody waits
+    expected_s: float = 60.0
+    expected_share: float = 0.25
+    look_again_s: float = 900.0
     name: str = "morphling"
     title: str = "Morphling"
     interval_s: float | None = None
