@@ -12,7 +12,10 @@ from makespan.papers.easyscale.runtime._levels import DeterminismLevel
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
-__all__ = ["BUILT_IN", "PARTS", "ElasticJob", "job_from", "split_name"]
+__all__ = ["BUILT_IN", "PARTS", "TRAINING_LOCK", "ElasticJob", "job_from", "split_name"]
+
+TRAINING_LOCK = "training.lock"
+"""File in the directory of a run on which processes that train there have a shared lock."""
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "model": STAND_INS,
