@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import unknown_name
+from makespan.papers.easyscale._tables_accuracy import ACCURACY_CELLS, ACCURACY_SCHEMAS
 from makespan.papers.easyscale._tables_overheads import OVERHEADS
 from makespan.tables import read_csv, table_schema
 
@@ -133,6 +134,7 @@ RECONFIGURATIONS = table_schema(
     ),
 )
 SCHEMAS = (
+    *ACCURACY_SCHEMAS,
     *OVERHEADS.values(),
     FIG14,
     FIG14_JOBS,
@@ -145,6 +147,7 @@ SCHEMAS = (
 )
 
 _CELLS = {
+    **ACCURACY_CELLS,
     "fig10": (
         _MODEL,
         ("method", "text", "", "packing or easyscale"),
@@ -197,7 +200,7 @@ PUBLISHED = {
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
-    """Read the paper's cells of ``fig10`` to ``fig15`` or ``serving``, each with its source.
+    """Read the paper's cells of an artifact, one of `PUBLISHED`, each with its source.
 
     Raises
     ------
