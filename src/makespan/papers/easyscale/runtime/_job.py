@@ -1,6 +1,7 @@
 """What an elastic job is: everything that decides its bits, and no word of where it runs."""
 
 import ast
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -136,6 +137,12 @@ class ElasticJob:
         """Return it as plain values, of which `job_from` makes it again."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
+
+    def code(self) -> dict[str, str]:
+        """SHA-256 of each file from which functions come."""
+        places = {split_name(text)[0] for part in PARTS if (text := getattr(self, part)) is not None}
+        files = sorted(place for place in places if place.endswith(".py"))
+        return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Say which fields differ from those of another job, given by its `values`; the fold may be open."""
