@@ -45,10 +45,12 @@ def copied(straight, tmp_path):
 
 def test_stages_on_other_processes_train_with_the_same_bits(straight, tmp_path):
     """The learning rate falls after 3 and 6 mini-batches, an epoch ends after 4."""
-    ours, (_, whole) = trainer(tmp_path), straight
+    ours, (_, whole), told = trainer(tmp_path), straight, []
     for steps, mapping in ((2, "3,1/0,2"), (5, "0,1,2,3"), (STEPS, "2/0,3/1")):
-        result = ours.run(steps, mapping)
+        result = ours.run(steps, mapping, on_progress=lambda *what: told.append(what))
     assert bits(result) == bits(whole)
+    assert told == sorted(told, key=lambda what: what[0])
+    assert {type(value) for what in told for value in what} == {int, float}
     assert len(bits(whole)) == STEPS * JOB["n_logical_workers"]
     assert (result.state, result.step) == ("finished", STEPS)
     changes = result.reconfigurations
