@@ -108,6 +108,37 @@ rule easyscale_serving:
         "../workflow/scripts/easyscale_simulate.py"
 
 
+for experiment, names, on_gpus in (
+    ("fig9", ["fig9", "fig9_summary"], profile_gpus(gpu=4)),
+    ("gap", ["gap", "gap_spread", "gap_curves"], {}),
+):
+
+    rule:
+        name:
+            f"easyscale_{experiment}"
+        input:
+            published=f"config/published/easyscale_{experiment}.csv",
+        output:
+            **{name: f"results/measured/easyscale/{name}.csv" for name in names},
+        log:
+            f"logs/measured/easyscale/easyscale_{experiment}.log",
+        benchmark:
+            f"benchmarks/results/measured/easyscale/easyscale_{experiment}.tsv"
+        priority: 1
+        conda:
+            GPU
+        threads: 4
+        resources:
+            **on_gpus,
+            **asks(minutes=60, mem_mb=4000),
+        params:
+            experiment=experiment,
+            options=getattr(SETTINGS.easyscale, experiment).experiment(),
+            code=code_hash("easyscale_accuracy"),
+        script:
+            "../workflow/scripts/easyscale_accuracy.py"
+
+
 # Timed without anything beside it, so each of these takes all cores.
 for figure in ("fig10", "fig11", "fig12", "fig13"):
 
@@ -124,8 +155,8 @@ for figure in ("fig10", "fig11", "fig12", "fig13"):
             f"benchmarks/results/measured/easyscale/easyscale_{figure}.tsv"
         priority: 1
         conda:
-            CPU
-        threads: all_cores(1)
+            GPU
+        threads: all_cores(SETTINGS.easyscale.overheads.ranks if figure == "fig13" else 1)
         resources:
             **asks(minutes=60, mem_mb=4000),
         params:

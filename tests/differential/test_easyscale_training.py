@@ -1,23 +1,28 @@
 """Logical workers on any number of processes against stock DistributedDataParallel, bit for bit."""
 
 import random
-from itertools import product
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from easyscale_job import JOB, Elastic, level_of  # noqa: E402
+from easyscale_job import JOB, WITH_ADAM, Elastic  # noqa: E402
 from forked import forking_servers  # noqa: E402
 
+from makespan.errors import InputError  # noqa: E402
 from makespan.files import read_json  # noqa: E402
+from makespan.papers.easyscale import ElasticTrainer  # noqa: E402
 from makespan.papers.easyscale.runtime import (  # noqa: E402
     Contexts,
+    DeterminismLevel,
+    ElasticJob,
     GradientSet,
+    LoaderPool,
     RankMapping,
     process_options,
     reduce_sets,
-    try_kernel_sets,
+    train_stock,
 )
 from makespan.papers.easyscale.runtime import _contexts as contexts_module  # noqa: E402
 from makespan.papers.easyscale.runtime import _hosted as hosted_module  # noqa: E402
@@ -25,74 +30,96 @@ from makespan.runtime import Launch, LocalLauncher  # noqa: E402
 from makespan.training.zoo import STAND_INS  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
-OF_THREE = JOB | {"n": 3, "optimizer": "adam", "buffers": "rank0", "cap_bytes": None, "steps": 5}
-OF_THE_ZOO = [
-    JOB | {"n": 3, "model": name, "steps": 2, "optimizer": optimizer}
-    for name, optimizer in zip(
-        STAND_INS, ("sgd", "sgd", "sgd", "sgd", "adam", "adam", "adam", "adam"), strict=True
-    )
-]
+OF_THREE = WITH_ADAM | {"n_logical_workers": 3, "buffers": "rank0", "bucket_cap_bytes": None}
+OF_STAND_INS = {"data": None, "loss": None, "n_logical_workers": 3}
+SMALL = {"model": {"width": 16}, "data": {"n_samples": 92}}
 
 
-@pytest.fixture(scope="module")
-def run():
-    """Return a function that runs jobs in processes and returns what each of them found."""
+def of_the_zoo(name, **changes):
+    """Fields of a job that trains a stand-in, an even one with SGD and an odd one with Adam."""
+    further = WITH_ADAM if STAND_INS.index(name) % 2 else {"options": JOB["options"]}
+    return OF_STAND_INS | further | {"model": name, "options": further["options"] | SMALL} | changes
+
+
+WITH_LOADERS = {
+    name: of_the_zoo(name, n_loaders=2) for name in ("resnet50", "vgg19", "swintransformer")
+}  # BatchNorm, dropout, stochastic depth
+
+
+def by_step(steps):
+    """Bits of a run, by mini-batch and rank."""
+    table = steps.assign(loss_hex=[float(loss).hex() for loss in steps["loss"]])
+    names = ["loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
+    ordered = table.sort_values(["step", "rank"]).groupby("step")
+    return [rows[names].to_numpy().tolist() for _, rows in ordered]
+
+
+def stock(jobs, steps, **options):
+    """Bits of stock runs of jobs, by their fields."""
+    built = [ElasticJob(**(JOB | job)) for job in jobs]
+    return [by_step(one.steps) for one in train_stock(built, steps, **options)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers():
+    """Let processes find the job of this test, and be forked."""
     with forking_servers():
-
-        def run(jobs, n_processes, run_dir):
-            options = [process_options(name, level_of(jobs[0])) for name in jobs[0]["devices"][:n_processes]]
-            LocalLauncher().run(Launch("easyscale_job", jobs, n_processes, run_dir, options=options))
-            return [read_json(run_dir / f"found-{rank}.json") for rank in range(n_processes)]
-
-        yield run
+        yield
 
 
 @pytest.fixture(scope="module")
-def references(run, tmp_path_factory):
-    """Return what every rank of stock training had, for all jobs: by step, then by rank."""
-    jobs = [JOB, OF_THREE, *OF_THE_ZOO]
-    by_rank = run(jobs, JOB["n"], tmp_path_factory.mktemp("stock"))
-    return [
-        [[by_rank[rank][number][step] for rank in range(job["n"])] for step in range(job["steps"])]
-        for number, job in enumerate(jobs)
-    ]
+def reference():
+    (found,) = stock([{}], 8)
+    return found
 
 
-@pytest.fixture
-def reference(references):
-    return references[0]
+@pytest.fixture(scope="module")
+def reference_of_three():
+    (found,) = stock([OF_THREE], 5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference_of_the_zoo():
+    return dict(zip(STAND_INS, stock([of_the_zoo(name) for name in STAND_INS], 2), strict=True))
+
+
+@pytest.fixture(scope="module")
+def reference_with_loaders():
+    return dict(zip(WITH_LOADERS, stock(list(WITH_LOADERS.values()), 9), strict=True))
 
 
 @pytest.mark.parametrize(
     "mapping", ["0/1/2/3", "0,1/2,3", "0,1/2/3", "0,1,2/3", "3,1/0,2", "2/3,0/1", "0,1,2,3", "3,0,2,1"]
 )
 def test_every_mapping_trains_with_the_bits_of_stock_training(reference, mapping):
-    assert Elastic(JOB).train(mapping, 5) == reference[:5]
+    assert Elastic().train(mapping, 5) == reference[:5]
 
 
 @pytest.mark.parametrize("mapping", ["0,1,2", "2,0/1", "1/2/0"])
-def test_three_logical_workers_with_buffers_of_the_first_do_so_too(references, mapping):
-    assert Elastic(OF_THREE).train(mapping, 5) == references[1]
+def test_three_logical_workers_with_buffers_of_the_first_do_so_too(reference_of_three, mapping):
+    assert Elastic(**OF_THREE).train(mapping, 5) == reference_of_three
 
 
-@pytest.mark.parametrize("number", range(len(OF_THE_ZOO)), ids=STAND_INS)
-def test_every_model_of_the_zoo_does_so_too(references, number):
+@pytest.mark.parametrize("name", STAND_INS)
+def test_every_model_of_the_zoo_does_so_too(reference_of_the_zoo, name):
     """Grouped convolutions, residuals, embeddings, attention in windows, stochastic depth."""
-    job = OF_THE_ZOO[number]
     for mapping in ("2,0/1", "0,1,2"):
-        assert Elastic(job).train(mapping, 2) == references[2 + number]
+        assert Elastic(**of_the_zoo(name)).train(mapping, 2) == reference_of_the_zoo[name]
 
 
-def test_processes_train_with_the_bits_of_stock_training(reference, run, tmp_path):
-    mapping = RankMapping.parse("3,1/0,2")
-    by_process = run([JOB | {"mapping": str(mapping), "steps": 3}], 2, tmp_path)
-    for ranks, (found,) in zip(mapping.hosted, by_process, strict=True):
-        assert found == [[row[rank] for rank in ranks] for row in reference[:3]]
+@pytest.mark.parametrize("name", WITH_LOADERS)
+def test_changes_of_the_mapping_amid_an_epoch_change_no_bit(reference_with_loaders, name, tmp_path):
+    """Epochs have six mini-batches, and loaders are ahead at each of the changes."""
+    trainer = ElasticTrainer(**(JOB | WITH_LOADERS[name]), run_dir=tmp_path)
+    for steps, mapping, n_processes in ((2, "0/1/2", 2), (5, "2,0/1", 1), (9, "1,2,0", 2)):
+        found = trainer.run(steps, mapping, loader_processes=n_processes, prefetch=3)
+    assert by_step(found.steps) == reference_with_loaders[name]
 
 
 def test_a_random_schedule_of_restarts_changes_no_bit(reference, tmp_path):
-    rng, elastic, found = random.Random(5), Elastic(JOB), []
-    for number in range(JOB["steps"]):
+    rng, elastic, found = random.Random(5), Elastic(), []
+    for number in range(len(reference)):
         ranks = list(range(4))
         rng.shuffle(ranks)
         cuts = sorted(rng.sample((1, 2, 3), rng.randint(0, 3)))
@@ -102,10 +129,9 @@ def test_a_random_schedule_of_restarts_changes_no_bit(reference, tmp_path):
 
 
 def test_a_restart_twice_from_the_same_place_goes_on_in_the_same_way(reference, tmp_path):
-    elastic = Elastic(JOB)
+    elastic = Elastic()
     elastic.train("0,1/2,3", 2, tmp_path / "saved.pt")
     for mapping in ("0,1,2,3", "1/0,2,3"):
-        elastic.step = 2
         assert elastic.train(mapping, 3) == reference[2:5]
 
 
@@ -113,7 +139,7 @@ def test_a_restart_twice_from_the_same_place_goes_on_in_the_same_way(reference, 
 
 
 def test_without_the_layout_of_before_a_restart_is_summed_differently(reference, tmp_path):
-    elastic = Elastic(JOB | {"level": "D0"})
+    elastic = Elastic(determinism="D0")
     assert elastic.train("0/1/2/3", 3, tmp_path / "saved.pt") == reference[:3]
     after = elastic.train("0,1/2,3", 2)
     assert [row[0] for row in after[0]] == [row[0] for row in reference[3]]
@@ -121,9 +147,7 @@ def test_without_the_layout_of_before_a_restart_is_summed_differently(reference,
 
 
 def test_the_place_in_the_mapping_decides_without_d1():
-    permuted, straight = (
-        Elastic(JOB | {"level": "D0"}).train(mapping, 2) for mapping in ("3,1/0,2", "0,1/2,3")
-    )
+    permuted, straight = (Elastic(determinism="D0").train(mapping, 2) for mapping in ("3,1/0,2", "0,1/2,3"))
     assert permuted[0][0][1] != straight[0][0][1]
 
 
@@ -134,84 +158,77 @@ def test_gradients_must_not_be_added_up_before_they_are_exchanged(reference, mon
         return reduce_sets([GradientSet(sums, own[0].used)], each, process, reduction)
 
     monkeypatch.setattr(hosted_module, "reduce_sets", summed_first)
-    found = Elastic(JOB).train("0,1/2,3", 1)
+    found = Elastic().train("0,1/2,3", 1)
     assert [row[0] for row in found[0]] == [row[0] for row in reference[0]]
     assert found[0][0][1] != reference[0][0][1]
 
 
 def test_random_states_must_be_swapped(reference, monkeypatch):
     monkeypatch.setattr(contexts_module, "_give_states", lambda states, device: None)
-    found = Elastic(JOB).train("0,1/2,3", 2)
+    found = Elastic().train("0,1/2,3", 2)
     assert found[0][1][0] != reference[0][1][0]
 
 
 def test_buffers_must_be_swapped(reference, monkeypatch):
     monkeypatch.setattr(Contexts, "_put_buffers", lambda self, context: None)
-    found = Elastic(JOB).train("0,1/2,3", 2)
+    found = Elastic().train("0,1/2,3", 2)
     # Training never reads the running statistics, so nothing but their hash can tell.
     assert [row[:3] for row in found[1]] == [row[:3] for row in reference[1]]
     assert [row[3] for row in found[1]] != [row[3] for row in reference[1]]
 
 
-# --- determinism levels, in processes that end with every stage ------------------------------------------
+def test_batches_made_ahead_must_be_forgotten(reference_with_loaders, tmp_path, monkeypatch):
+    def ahead(self, feed, key):
+        while any(request.answer is None for request in feed.ahead):
+            self._collect(None)
+        return self._streams[key].state
 
-STAGES = (("0/1/2/3", "AAAA"), ("0,1/2,3", "AA"), ("0,1/2/3", "ABB"))
-IN_A_STAGE = 3  # of four batches in an epoch: stages end within epochs, and epochs within stages
-MODELS = ("resnet50", "vgg19")
+    monkeypatch.setattr(LoaderPool, "_before_next", ahead)
+    job, expected = Elastic(**WITH_LOADERS["resnet50"]), reference_with_loaders["resnet50"]
+    assert job.train("0/1/2", 2, tmp_path / "saved.pt") == expected[:2]
+    assert job.train("2,0/1", 1)[0][0] != expected[2][0]
 
 
-@pytest.fixture(scope="module")
-def equal(run, tmp_path_factory):
-    """Return, by level and stage, whether what ranks had after each mini-batch is what stock ranks had."""
-    folder = tmp_path_factory.mktemp("levels")
-    first, second = try_kernel_sets(("A", "B", "seq", "tree")).different_pair()
-    found = {}
-    for levels in (("D0", "D1"), ("D0+D2", "D1+D2")):
-        for number, (mapping, letters) in enumerate(STAGES):
-            devices = [first if letter == "A" else second for letter in letters]
-            shared, asked = JOB | {"devices": devices, "loaders": 2}, list(product(MODELS, levels))
-            paths = [f"{{}}-{{}}-{stage}.pt" for stage in (number - 1, number)]
-            jobs = [
-                shared | {
-                    "model": model, "level": level, "mapping": mapping,
-                    "first": number * IN_A_STAGE, "steps": IN_A_STAGE,
-                    "save": str(folder / paths[1].format(model, level)),
-                    "resume": str(folder / paths[0].format(model, level)) if number else None,
-                }
-                for model, level in asked
-            ]  # fmt: skip
-            if number == 0:
-                whole = shared | {"level": levels[0], "steps": len(STAGES) * IN_A_STAGE}
-                jobs += [whole | {"model": model} for model in MODELS]
-            by_process = run(jobs, len(devices), folder / f"{levels[0]}-{number}")
-            if number == 0:
-                ranks = [[one[place] for one in by_process] for place in range(len(asked), len(jobs))]
-                stock = {
-                    model: list(zip(*rows, strict=True)) for model, rows in zip(MODELS, ranks, strict=True)
-                }
-            for place, (model, level) in enumerate(asked):
-                steps = zip(*(one[place] for one in by_process), strict=True)
-                rows = [tuple(row for rows in step for row in rows) for step in steps]
-                found[model, level, number] = rows == stock[model][number * IN_A_STAGE :][:IN_A_STAGE]
-    return found
+# --- the reference --------------------------------------------------------------------------------------
+
+
+def test_where_gloo_folds_otherwise_a_hook_adds_up_by_rank(reference, tmp_path):
+    hooked = {"fold": "rank", "n_loaders": 1}
+    (found,) = stock([hooked], 3)
+    trainer = ElasticTrainer(**(JOB | hooked), run_dir=tmp_path)
+    assert by_step(trainer.run(3, "3,1/0,2").steps) == found
+    (by_gloo,) = stock([{"n_loaders": 1}], 1)
+    assert [row[0] for row in found[0]] == [row[0] for row in by_gloo[0]]
+    assert found[0][0][1] != by_gloo[0][0][1]
+
+
+def test_hashes_are_taken_as_often_as_they_are_asked_for_and_models_are_saved(tmp_path):
+    job = ElasticJob(**(JOB | {"n_logical_workers": 1}))
+    (found,) = train_stock([job], 4, hash_every=2, models=[tmp_path / "model.pt"])
+    assert found.steps["parameter_sha"].notna().tolist() == [False, True, False, True]
+    assert not found.is_hooked
+    assert "words.weight" in torch.load(tmp_path / "model.pt", weights_only=True)
 
 
 @pytest.mark.parametrize(
-    ("level", "expected"),
+    ("changes", "message"),
     [
-        ("D0", [True, False, False]),
-        ("D1", [True, True, False]),
-        ("D0+D2", [True, False, False]),
-        ("D1+D2", [True, True, True]),
+        ([{"fold": "auto"}], "fold is 'auto'; accepted: ring or rank"),
+        ([{"scaling": "post"}], "scaling is 'post'; accepted: 'pre'"),
+        ([{}, {"n_logical_workers": 3}], "accepted: equally many"),
+        ([{}, {"determinism": "D1+D2"}], "accepted: equally many, and the same ones"),
     ],
 )
-@pytest.mark.parametrize("model", MODELS)
-def test_each_level_keeps_the_bits_for_as_long_as_it_promises(equal, model, level, expected):
-    assert [equal[model, level, stage] for stage in range(len(STAGES))] == expected
+def test_jobs_that_stock_training_cannot_have_are_refused(changes, message):
+    base = ElasticJob(**JOB)
+    with pytest.raises(InputError, match=message):
+        train_stock([replace(base, **one) for one in changes], 1)
 
 
-def test_models_and_samples_do_not_depend_on_the_kernels(run, tmp_path):
-    names = ["A", "B", "C", "canonical"]
-    by_kernels = run([JOB | {"stand_ins": True, "devices": names}], len(names), tmp_path)
-    assert len(by_kernels[0][0]) == 8
+def test_models_and_samples_do_not_depend_on_the_kernels(tmp_path):
+    names, level = ["A", "B", "C", "canonical"], DeterminismLevel.named("D1")
+    options = [process_options(name, level) for name in names]
+    LocalLauncher().run(Launch("easyscale_job", 11, len(names), tmp_path, options=options))
+    by_kernels = [read_json(tmp_path / f"found-{rank}.json") for rank in range(len(names))]
+    assert len(by_kernels[0]) == 8
     assert all(found == by_kernels[0] for found in by_kernels)

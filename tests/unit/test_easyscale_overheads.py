@@ -129,6 +129,12 @@ def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refuse
         load_settings([tmp_path / "odd.yaml"], ROOT)
 
 
+def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device():
+    full = load_settings([ROOT / "config/easyscale-full.yaml"], ROOT).easyscale.overheads
+    assert sorted(one.name for one in full.models) == sorted(draw._TITLES)
+    assert full.sharing.workers == tuple(range(1, 17)) and full.logical_workers == 8
+
+
 def test_options_of_a_figure_are_those_that_it_reads():
     assert set(SETTING.measured("fig10")) == {"procedure", "models", "workers", "memory_mib"}
     assert set(SETTING.measured("fig12")) == {"procedure", "models", "logical_workers", "devices"}
@@ -292,6 +298,7 @@ def test_the_control_has_no_say(made_up):
     [
         ("switch_median", ("fig11", {}, {"ratio_iqr": 0.2}), "measurements spread across the limit"),
         ("switch_largest", ("fig11", {}, {"disable_s": 0.03}), "micro-batches of 30 ms; only 50 ms or more"),
+        ("last_synchronises", ("fig13", {}, {"samples": 1}), "measurements spread across the limit"),
         ("d2_order", ("fig12", {}, {"d1d2_norm_iqr": 9.0}), "measurements spread across the limit"),
         ("below_stock", ("fig13", {}, {"cores": 1}), "fewer cores than stock processes"),
         (

@@ -200,9 +200,12 @@ def test_another_format_is_refused_and_another_torch_is_warned_of(straight, copi
     rewrite(manifest, format=2)
     with pytest.raises(CheckpointError, match=r"format is 2; accepted: 1"):
         trainer(copied).run(STEPS)
-    rewrite(manifest, format=1, torch="1.8.0", devices=["A", "B"])
+    machine = json.loads(manifest.read_text())["machine"]
+    machine |= {"versions": {"torch": "1.8.0"}, "processor": "another one"}
+    rewrite(manifest, format=1, machine=machine, devices=["A", "B"])
     assert trainer(copied).run(STEPS).step == STEPS
     assert "written with torch 1.8.0" in caplog.text
+    assert "written on another one, going on with" in caplog.text
     assert "written on devices A,B, going on with A without D2" in caplog.text
 
 

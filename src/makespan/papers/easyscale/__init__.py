@@ -5,6 +5,8 @@ Below ``results/<source>/easyscale/`` a run writes
 - of `generated_jobs` or `published_jobs`: ``jobs.csv``
 - of `cluster_experiments`: ``fig14.csv``, ``fig14_jobs.csv``, ``fig15.csv`` and ``sensitivity.csv``
 - of `serving_experiment`: ``serving.csv`` and ``serving_rounds.csv``
+- of `fig9_experiment` and `gap_experiment`, which train: ``fig9.csv``, ``fig9_summary.csv``, ``gap.csv``,
+  ``gap_spread.csv`` and ``gap_curves.csv``
 - of `measure_overheads`: ``fig10.csv`` to ``fig13.csv``, of real training
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
@@ -15,7 +17,7 @@ Below ``results/<source>/easyscale/`` a run writes
 
 `ElasticTrainer` trains a model for real, on any number of processes with the same bits; `run_together` lets
 several jobs share processes, and from outside `request_change` and `export_model` reach a run. What its
-processes do is in `makespan.papers.easyscale.runtime`. Fig. 9 is not built yet.
+processes do is in `makespan.papers.easyscale.runtime`.
 """
 
 from typing import TYPE_CHECKING
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._checks import LEDGER
     from makespan.papers.easyscale._cluster import cluster_experiments
     from makespan.papers.easyscale._commands import COMMANDS
+    from makespan.papers.easyscale._fig9 import fig9_experiment
+    from makespan.papers.easyscale._gap import gap_experiment
     from makespan.papers.easyscale._generated import generated_jobs
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
     from makespan.papers.easyscale._overheads import measure_overheads
@@ -59,6 +63,8 @@ __all__ = [
     "cluster_experiments",
     "cluster_jobs",
     "export_model",
+    "fig9_experiment",
+    "gap_experiment",
     "generated_jobs",
     "measure_overheads",
     "pooled",

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
+from makespan.papers.easyscale._checks_accuracy import ACCURACY_CHECKS
 from makespan.papers.easyscale._checks_overheads import CHECKS as OF_OVERHEADS
 from makespan.papers.easyscale._tables import FIG14, FIG15, PUBLISHED, SENSITIVITY, SERVING
+from makespan.papers.easyscale._tables_accuracy import FIG9, GAP, GAP_CURVES, GAP_SPREAD
 from makespan.papers.easyscale._tables_overheads import OVERHEADS
 
 __all__ = ["LEDGER"]
@@ -124,13 +126,14 @@ _CHECKS: tuple[Check, ...] = (
     *(_largest_allocation, _busy_allocation, _rounds_with_more, _serving_gain, _serving_undisturbed),
 )
 
+_TRAINED = {"fig9": FIG9, "gap": GAP, "gap_spread": GAP_SPREAD, "gap_curves": GAP_CURVES}
 _PRINTED = {f"{name}_published": PUBLISHED[name] for name in OVERHEADS}
 _SIMULATED = {"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING}
 
 LEDGER = Ledger(
     paper="EasyScale",
     package="makespan.papers.easyscale",
-    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *OF_OVERHEADS)},
-    tables=OVERHEADS | _PRINTED | _SIMULATED,
+    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *ACCURACY_CHECKS, *OF_OVERHEADS)},
+    tables=_TRAINED | OVERHEADS | _PRINTED | _SIMULATED,
 )
-"""What the paper states of its scheduler, and of memory and time of logical workers."""
+"""What the paper states of its scheduler, and of training: bits and accuracy, memory and time."""

@@ -6,7 +6,7 @@ median is known up to the notch of its box plot; where a limit lies within that 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 
 import pandas as pd
 
@@ -46,7 +46,11 @@ def _values(table: pd.DataFrame, column: str, spread: str) -> list[_Value]:
     if spread not in table.columns:
         return [_Value(float(value)) for value in number(table, column)]
     cells = zip(*(number(table, name) for name in (column, spread, "samples")), strict=True)
-    return [_Value(float(value), _NOTCH * float(iqr) / sqrt(max(count, 1))) for value, iqr, count in cells]
+    return [_Value(float(value), _half(float(iqr), int(count))) for value, iqr, count in cells]
+
+
+def _half(iqr: float, count: int) -> float:
+    return _NOTCH * iqr / sqrt(count) if count > 1 else inf  # one value says nothing of the spread
 
 
 def _mean(values: Iterable[_Value]) -> _Value:

@@ -130,7 +130,9 @@ def _run(
     chosen: LocalLauncher | SlurmLauncher
     chosen = LocalLauncher("cuda" if device == "cuda" else "cpu")
     if launcher == "slurm":
-        chosen = SlurmLauncher("cuda" if device == "cuda" else "cpu")
+        gpus = ("--gres=gpu:1",) if device == "cuda" else ()
+        options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
+        chosen = SlurmLauncher("cuda" if device == "cuda" else "cpu", options, threads_per_process=1)
     try:
         result = trainer.run(steps, mapping, devices, launcher=chosen, **how)
     except KeyboardInterrupt:

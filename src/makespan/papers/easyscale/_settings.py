@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from makespan.errors import MakespanError
 from makespan.hardware import cluster_names
+from makespan.papers.easyscale._settings_accuracy import Fig9, Gap
 from makespan.papers.easyscale.runtime import KERNEL_SETS
 from makespan.policies import policy_names
 from makespan.settings import Block, Count, PaperSettings, option, taken_from, unlike
@@ -32,6 +33,7 @@ _of_steps = partial(option, changes="fig10, fig11, fig12, fig13")
 _of_models = partial(_of_steps, source="a choice: what a core trains in 50 to 100 ms")
 
 _TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity", "serving", "serving_rounds")
+_TRAINED = ("fig9", "fig9_summary", "gap", "gap_spread", "gap_curves")
 
 
 class JobList(Block):
@@ -207,11 +209,16 @@ class Overheads(Block):
 class EasyScale(PaperSettings):
     """Experiments of the EasyScale paper."""
 
-    unjudged = frozenset({"fig14_jobs", "serving_rounds"})
-    judged_on_profile = frozenset(_MEASURED)
-    untimed = frozenset({*_TABLES, *_MEASURED})
+    unjudged = frozenset({"fig9_summary", "fig14_jobs", "serving_rounds"})
+    judged_on_profile = frozenset({*_TRAINED, *_MEASURED})
+    untimed = frozenset({*_TABLES, *_TRAINED, *_MEASURED})
     judged_cells = _MEASURED
     contents = {
+        "fig9": "losses and hashes of elastic and of stock training, step by step",
+        "fig9_summary": "steps and losses that differ, by level and stage, with the paper's values",
+        "gap": "accuracy of elastic schemes on several numbers of devices, overall and by class",
+        "gap_spread": "how far it spreads over devices and over seeds, with the paper's values",
+        "gap_curves": "losses by epoch where the learning rate decays by several factors",
         "fig10": "memory and time of packed processes and of logical workers that share a device",
         "fig11": "micro-batches with and without context switches",
         "fig12": "micro-batches of stock training, under D1 and under D1+D2, by kernel set",
@@ -228,6 +235,8 @@ class EasyScale(PaperSettings):
 
     simulation: Simulation = option("cluster experiments")
     serving: Serving = option("training beside online serving")
+    fig9: Fig9 = option("bits of elastic training and of stock training")
+    gap: Gap = option("accuracy of elastic schemes by the number of devices")
     overheads: Overheads = option("memory and time of logical workers, measured here")
 
     def beside_serving(self) -> dict[str, Any]:
@@ -239,7 +248,7 @@ class EasyScale(PaperSettings):
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built: real training, or simulations, which rest on printed cells."""
-        return list(_MEASURED if source == "measured" else _TABLES)
+        return list((*_TRAINED, *_MEASURED) if source == "measured" else _TABLES)
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the name of the authors' job list."""

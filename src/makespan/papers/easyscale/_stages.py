@@ -116,10 +116,9 @@ class _Run:
         """Return what the processes are asked for."""
         before = None if self.checkpoint is None else self.checkpoint.values
         stage, options = 0 if before is None else before["stage"] + 1, self.options
-        machine = describe_machine()
         manifest = {
             "format": _FORMAT, "job": self.job.values(), "stage": stage, **self.placing.values(),
-            "torch": machine["versions"].get("torch"), "processor": machine["processor"],
+            "machine": describe_machine(),
         }  # fmt: skip
         return {
             "job": self.job.values(), **self.placing.values(), "manifest": manifest, "stage": stage,
@@ -234,16 +233,15 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
     found = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
     if differences := job.differences(found):
         raise CheckpointError(f"{path}: is that of another job; {'; '.join(differences)}")
-    machine, doubts = describe_machine(), []
-    if (version := machine["versions"].get("torch")) != values["torch"]:
-        doubts.append(f"written with torch {values['torch']}, going on with {version}")
+    before, now, doubts = values["machine"], describe_machine(), []
+    versions = [one["versions"].get("torch") for one in (before, now)]
+    if versions[0] != versions[1]:
+        doubts.append(f"written with torch {versions[0]}, going on with {versions[1]}")
     if not job.level.pins_kernels:
-        if values["processor"] != machine["processor"]:
-            doubts.append(
-                f"written on {values['processor']}, going on with {machine['processor']} without D2"
-            )
+        if before["processor"] != now["processor"]:
+            doubts.append(f"written on {before['processor']}, going on with {now['processor']} without D2")
         if set(values["devices"]) != set(placing.devices):
-            before, now = (",".join(sorted(set(one))) for one in (values["devices"], placing.devices))
-            doubts.append(f"written on devices {before}, going on with {now} without D2")
+            kinds = [",".join(sorted(set(one))) for one in (values["devices"], placing.devices)]
+            doubts.append(f"written on devices {kinds[0]}, going on with {kinds[1]} without D2")
     for doubt in doubts:
         _log.warning("%s: %s; equal bits are not promised", path, doubt)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.easyscale._tables_accuracy import ACCURACY_CELLS, ACCURACY_SCHEMAS
 from makespan.papers.easyscale._tables_overheads import OVERHEADS
 from makespan.tables import printed_schemas, read_printed, table_schema
 
@@ -132,6 +133,7 @@ RECONFIGURATIONS = table_schema(
     ),
 )
 SCHEMAS = (
+    *ACCURACY_SCHEMAS,
     *OVERHEADS.values(),
     FIG14,
     FIG14_JOBS,
@@ -144,6 +146,7 @@ SCHEMAS = (
 )
 
 _CELLS = {
+    **ACCURACY_CELLS,
     "fig10": (
         _MODEL,
         ("method", "text", "", "packing or easyscale"),
@@ -191,7 +194,7 @@ PUBLISHED = printed_schemas(_CELLS)
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
-    """Read the paper's cells of ``fig10`` to ``fig15`` or ``serving``, each with its source.
+    """Read the paper's cells of an artifact, one of `PUBLISHED`, each with its source.
 
     Raises
     ------

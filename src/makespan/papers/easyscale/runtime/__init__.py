@@ -17,6 +17,7 @@ Importing the package loads nothing; what it shows imports torch, except mapping
   which one to take
 - `KERNEL_SETS` play types of devices on a CPU: `process_options` starts a process with one, `use_kernels`
   turns it on, `try_kernel_sets` says which of them differ here
+- `train_stock` trains the same jobs with stock DistributedDataParallel, as reference
 - `scan_module` says whether a model is cheap under level D2
 - `seed_everything` and `seed_stream` are the rule of seeds; `parameter_sha`, `optimizer_sha`, `implicit_sha`
   hash what must be equal
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._profiles import KernelTrial, try_kernel_sets
     from makespan.papers.easyscale.runtime._seeding import seed_everything, seed_stream
     from makespan.papers.easyscale.runtime._shards import LoaderState, Shards
+    from makespan.papers.easyscale.runtime._stock import StockRun, train_stock
 
 __all__ = [
     "CANONICAL",
@@ -80,6 +82,7 @@ __all__ = [
     "ReadyOrder",
     "Reduction",
     "Shards",
+    "StockRun",
     "TrainedParts",
     "build_parts",
     "fold_of_machine",
@@ -100,6 +103,7 @@ __all__ = [
     "scan_module",
     "seed_everything",
     "seed_stream",
+    "train_stock",
     "trained_parameters",
     "try_kernel_sets",
     "use_kernels",

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from makespan.errors import InputError
+from makespan.papers.easyscale.runtime._offload import HostCopies
 
 __all__ = [
     "BucketMap",
@@ -128,8 +129,8 @@ class Buckets:
         self._parameters = dict(parameters)
         self.lengths = [sum(parameters[name].numel() for name in names) for names in bucket_map]
 
-    def pack(self, scale: float, device: torch.device | None = None) -> GradientSet:
-        """Move the gradients, times ``scale``, out of the model, to ``device`` or where they are."""
+    def pack(self, scale: float, copies: HostCopies | None = None) -> GradientSet:
+        """Move the gradients, times ``scale``, out of the model, to the host if there are ``copies``."""
         used = torch.tensor([one.grad is not None for one in self._parameters.values()])
         flat = [
             self._empty(names, length) for names, length in zip(self.bucket_map, self.lengths, strict=True)
@@ -145,7 +146,7 @@ class Buckets:
             else:
                 torch.mul(gradient, scale, out=view)
             self._parameters[name].grad = None
-        return GradientSet([one if device is None else one.to(device) for one in flat], used)
+        return GradientSet(flat if copies is None else copies.start(flat), used)
 
     def unpack(self, sums: Sequence[Tensor], used: Tensor) -> None:
         """Make the sums the gradients of the model; a parameter that no logical worker used gets none."""

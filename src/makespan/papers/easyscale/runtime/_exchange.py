@@ -64,8 +64,7 @@ class Reduction:
         if self.scaling not in ("pre", "post"):
             raise InputError(f"scaling {self.scaling!r}; accepted: pre, post")
         for name in ("n_logical_workers", "bucket_cap_bytes"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
+            if (number := getattr(self, name)) is not None and number < 1:
                 raise InputError(f"{name} {number}; accepted: a whole number >= 1")
 
     @property

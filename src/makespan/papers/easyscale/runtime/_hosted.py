@@ -23,6 +23,7 @@ from makespan.papers.easyscale.runtime._contexts import Contexts
 from makespan.papers.easyscale.runtime._exchange import Reduction, Steps, reduce_sets, share
 from makespan.papers.easyscale.runtime._levels import DeterminismLevel
 from makespan.papers.easyscale.runtime._mapping import RankMapping
+from makespan.papers.easyscale.runtime._offload import HostCopies, settle
 from makespan.papers.easyscale.runtime._parts import TrainedParts
 from makespan.papers.easyscale.runtime._virtual import seen_as
 
@@ -100,6 +101,7 @@ class HostedWorkers:
         self.mapping, self.ranks = mapping, mapping.hosted[process]
         # Without D1 the place in the mapping takes the part of the virtual rank in communication.
         self._numbered = mapping if level.pins_communication else mapping.by_position()
+        self._copies = HostCopies(device)
         self._computing = nullcontext() if computing is None else computing
         self._trained = trained_parameters(parts.model)
         self.contexts = Contexts(parts.model, device, self.ranks, seed)
@@ -124,9 +126,11 @@ class HostedWorkers:
             with seen_as(rank, self.mapping.n_logical_workers), own_context:
                 losses.append(self._micro_batch(*fetch(rank)))
             ready = ready if recorder is None else recorder.finish()
-            own.append(self._layout.pack(self._reduction.set_scale, _HOST))
+            own.append(self._layout.pack(self._reduction.set_scale, self._copies))
+            settle(self._device)
             times.append(time.perf_counter() - begun)
         begun = time.perf_counter()
+        self._copies.finish()
         yield from self._update(own)
         if self._must_rebuild:
             yield from self._rebuild(ready)

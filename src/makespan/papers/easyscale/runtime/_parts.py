@@ -24,9 +24,9 @@ __all__ = ["JobParts", "TrainedParts", "build_parts"]
 T = TypeVar("T")
 _N_SAMPLES = 1024
 _BUILT_IN: dict[str, Callable[..., Any]] = {
-    "adam": lambda model, **options: torch.optim.Adam(model.parameters(), **options),
-    "adamw": lambda model, **options: torch.optim.AdamW(model.parameters(), **options),
-    "sgd": lambda model, **options: torch.optim.SGD(model.parameters(), **options),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
     "step": torch.optim.lr_scheduler.StepLR,
     "grad": torch.amp.GradScaler,
 }
@@ -92,8 +92,9 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     else:
         model = build_stand_in(spec, job.seed)
     model.train().to(device)
-    optimizer = _checked(job, "optimizer", _called(job, "optimizer", of("optimizer"), model),
-                         torch.optim.Optimizer)  # fmt: skip
+    trained_by = model if ":" in job.optimizer else model.parameters()
+    found = _called(job, "optimizer", of("optimizer"), trained_by)
+    optimizer = _checked(job, "optimizer", found, torch.optim.Optimizer)
     scheduler = None
     if job.lr_scheduler is not None:
         found = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)

@@ -1,0 +1,183 @@
+"""What a process of a stage does, in the process of the test: from the request to checkpoint and records."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from elastic_job import OWN, bits, trainer  # noqa: E402
+
+from makespan.errors import CheckpointError, InputError  # noqa: E402
+from makespan.papers.easyscale._placing import Placing  # noqa: E402
+from makespan.papers.easyscale._stages import RunOptions, _Run  # noqa: E402
+from makespan.papers.easyscale.runtime import ElasticJob, build_parts, register_generator  # noqa: E402
+from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
+from makespan.papers.easyscale.runtime._offload import HostCopies, settle  # noqa: E402
+from makespan.papers.easyscale.runtime._saved import _leaves, _read, _write  # noqa: E402
+from makespan.papers.easyscale.runtime._stage import train_stage  # noqa: E402
+from makespan.papers.easyscale.runtime._virtual import seen_as  # noqa: E402
+from makespan.runtime import Identity, RunDirectory  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("training")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Let this process be the only one of a stage; what a stage sets for good is set back."""
+    for name in ("get_rank", "get_world_size"):
+        monkeypatch.setattr(dist, name, getattr(dist, name))
+    monkeypatch.setenv("MAKESPAN_RANK", "0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield Identity(0, 1, 0, "cpu", 1, 60.0, time.time(), os.getppid(), None)
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_deterministic_debug_mode("default")
+    torch.set_num_threads(threads)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_stage_needs_no_launcher(alone, tmp_path):
+    ours, options = trainer(tmp_path), RunOptions(loader_processes=0, checkpoint_every=1)
+    run = _Run(ours.job, ours.folder, 2, Placing.of(ours.job, "0,1,2,3", None), options)
+    run.begin()
+    for last in (1, 2):
+        run.steps, directory = last, RunDirectory(tmp_path / "processes")
+        directory.prepare([run.request(is_first=True, fold_dir=tmp_path)])
+        train_stage(directory, alone)
+        result = directory.result()
+        assert (result["last_step"], result["ending"], result["fold"]) == (last, "done", "ring")
+        run.take(result)
+    found = run.result()
+    assert (found.step, found.reconfigurations["cause"].tolist()) == (2, ["start", "run"])
+    assert bits(found) == bits(trainer(tmp_path / "launched").run(2, "0,1,2,3"))
+
+
+def test_a_signal_ends_a_stage_with_a_checkpoint(alone, tmp_path):
+    ours = trainer(tmp_path, options={"after_reduce": {"ends": 2}})
+    run = _Run(ours.job, ours.folder, 5, Placing.of(ours.job, "0,1,2,3", None), RunOptions())
+    run.begin()
+    directory = RunDirectory(tmp_path / "processes")
+    directory.prepare([run.request(is_first=True, fold_dir=tmp_path)] * 2)
+    train_stage(directory, alone)
+    run.take(directory.result())
+    assert (run.is_suspended, run.done) == (True, 2)
+    assert directory.result(1) is None
+
+
+# --- what is trained ------------------------------------------------------------------------------------
+
+
+def test_built_in_parts_take_the_options_of_the_job():
+    job = ElasticJob(
+        "neumf", "adamw", lr_scheduler="step", scaler="grad", seed=3,
+        options={
+            "model": {"width": 16}, "optimizer": {"lr": 0.5}, "lr_scheduler": {"step_size": 2},
+            "data": {"n_samples": 24, "noise": 0.5}, "scaler": {"init_scale": 8.0},
+        },
+    )  # fmt: skip
+    parts = build_parts(job, CPU)
+    trained = parts.trained
+    assert (len(parts.data), trained.optimizer.defaults["lr"], trained.scheduler.step_size) == (24, 0.5, 2)
+    assert trained.scaler.get_scale() == 8.0
+    inputs, targets = parts.collate([parts.data[index] for index in range(4)])
+    assert trained.loss(trained.model(inputs), targets).ndim == 0
+    again = build_parts(job, CPU).trained.model.state_dict()
+    assert all(torch.equal(one, again[name]) for name, one in trained.model.state_dict().items())
+
+
+def test_own_functions_come_from_files_and_modules():
+    job = ElasticJob(
+        f"{OWN}:build_model", data=f"{OWN}:data_set", loss="torch.nn.functional:cross_entropy",
+        collate="torch.utils.data:default_collate", options={"loss": {"label_smoothing": 0.5}},
+    )  # fmt: skip
+    parts = build_parts(job, CPU)
+    outputs, targets = torch.tensor([[9.0, 0.0]]), torch.tensor([0])
+    assert parts.trained.loss(outputs, targets) > torch.nn.functional.cross_entropy(outputs, targets) + 1.0
+    assert parts.collate is torch.utils.data.default_collate
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"options": {"optimizer": {"speed": 1}}}, "options of optimizer are {'speed': 1}"),
+        ({"options": {"data": {"samples": 1}}}, "options of data are .*samples"),
+        ({"lr_scheduler": f"{OWN}:build_model"}, "lr_scheduler: .* returned Net; accepted: a torch.optim"),
+        ({"after_reduce": f"{OWN}:N_SAMPLES"}, "N_SAMPLES is 60 there; accepted: a function"),
+        ({"loss": "makespan.nowhere:loss"}, "makespan.nowhere"),
+    ],
+)
+def test_parts_that_cannot_be_built_are_refused(changes, told):
+    with pytest.raises(InputError, match=told):
+        build_parts(ElasticJob("neumf", **changes), CPU)
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def test_only_tensors_and_plain_values_are_written(tmp_path):
+    values = {"a": [1, 2.5, None, ("b", True)], "c": {3: torch.ones(2)}}
+    _write(values, tmp_path / "good.pt")
+    assert [name for name, _ in _leaves("good", values)][-1] == "good['c'][3]"
+    assert _read(tmp_path / "good.pt")["a"][3] == ("b", True)
+    for odd in (object(), np.float64(1), {1}):
+        with pytest.raises(InputError, match=r"bad\['a'\]\[1\] is a .*; accepted: tensors and plain values"):
+            _write({"a": [0, odd]}, tmp_path / "bad.pt")
+    assert not (tmp_path / "bad.pt").exists()
+    torch.save({"a": Samples}, tmp_path / "code.pt")
+    with pytest.raises(CheckpointError, match="cannot be read as tensors and plain values"):
+        _read(tmp_path / "code.pt")
+
+
+class Samples:
+    """A class, which a checkpoint must not name."""
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
+def test_registered_generators_of_every_kind_go_through_a_file(tmp_path, bits):
+    generator = np.random.Generator(bits(5))
+    registered_state().clear()
+    register_generator("mine", generator)
+    hook = registered_state().pop("mine")
+    _write({"mine": hook.get()}, tmp_path / "state.pt")
+    drawn = generator.random(4)
+    hook.set(_read(tmp_path / "state.pt")["mine"])
+    assert generator.random(4).tolist() == drawn.tolist()
+
+
+def test_the_environment_has_a_rank_for_as_long_as_somebody_looks(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    with seen_as(2, 3):
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("2", "3")
+    assert ("RANK" in os.environ, os.environ["WORLD_SIZE"]) == (False, "9")
+
+
+# --- copies of gradients --------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_gradients_stay_where_they_are():
+    copies, vectors = HostCopies(CPU), [torch.ones(3)]
+    assert copies.start(vectors)[0] is vectors[0]
+    copies.finish()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_copies_have_what_was_there_when_they_began():
+    device = torch.device("cuda", 0)
+    copies, made = HostCopies(device), []
+    for number in range(8):
+        vector = torch.full((1 << 22,), float(number), device=device)
+        made.append(copies.start([vector])[0])
+        del vector  # its memory may be used again before it is copied, by somebody who waits
+        torch.full((1 << 22,), -1.0, device=device)
+        settle(device)
+    copies.finish()
+    assert all(one.is_pinned() and torch.all(one == number) for number, one in enumerate(made))
