@@ -66,9 +66,11 @@ rule easyscale_simulate:
     resources:
         **asks(minutes=10),
     params:
+        experiment="makespan.papers.easyscale:cluster_experiments",
         options=EASYSCALE.experiments(),
         code=code_hash(
             "easyscale_simulate",
+            "makespan.papers.easyscale:cluster_experiments",
             chosen=[*EASYSCALE.gang_policies, *EASYSCALE.elastic_policies],
         ),
     script:
@@ -95,10 +97,15 @@ rule easyscale_serving:
     resources:
         **asks(minutes=10),
     params:
+        experiment="makespan.papers.easyscale:serving_experiment",
         options=BESIDE_SERVING,
-        code=code_hash("easyscale_serving", chosen=BESIDE_SERVING["policies"]),
+        code=code_hash(
+            "easyscale_simulate",
+            "makespan.papers.easyscale:serving_experiment",
+            chosen=BESIDE_SERVING["policies"],
+        ),
     script:
-        "../workflow/scripts/easyscale_serving.py"
+        "../workflow/scripts/easyscale_simulate.py"
 
 
 for experiment, names, on_gpus in (

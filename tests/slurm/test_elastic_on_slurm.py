@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from makespan.papers.easyscale import ElasticTrainer
+from makespan.papers.easyscale._tables_accuracy import FIG9
+from makespan.tables import read_csv
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -86,3 +88,14 @@ def test_processes_are_steps_of_an_allocation(here, slurm, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
     assert f"finished after {STEPS} mini-batches" in log.read_text()
     assert here.equals(steps_of(run_dir))
+
+
+def test_a_measured_rule_asks_for_a_gpu_for_each_logical_worker(clone):
+    """Its processes take CPU cores, because the GPUs of this cluster do not exist."""
+    (clone.root / "on-cpu.yaml").write_text("easyscale: {fig9: {device: cpu}}\n")
+    configuration = ("config/test/easyscale.yaml", "slurm-test.yaml", "on-cpu.yaml")
+    clone.snakemake("results/measured/easyscale/fig9.csv", "--configfile", *configuration)
+    job = clone.jobs()[-1]
+    assert (job["JobState"], job["JOB_GRES"], job["Partition"]) == ("COMPLETED", "gpu:a800:4", "a800")
+    table = read_csv(clone.root / "results/measured/easyscale/fig9.csv", FIG9)
+    assert table.loc[table["stage"] == 0, "equal"].all()

@@ -165,9 +165,11 @@ def data_set(n_samples=N_SAMPLES, kills=None):
 
 
 def once(kills, place):
-    """Kill this process the first time that it comes by a place; a file says whether it was."""
+    """Kill this process, and before it maybe another, the first time that it comes by a place."""
     if kills and place == kills["at"] and not Path(kills["file"]).exists():
         Path(kills["file"]).touch()
+        if "too" in kills:
+            os.kill(int(Path(kills["too"]).read_text()), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

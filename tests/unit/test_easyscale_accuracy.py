@@ -260,3 +260,6 @@ def test_the_protocol_is_that_of_the_paper_where_it_says_so():
     assert settings.fig9.models == ("resnet50", "vgg19")
     assert settings.gap.devices == (1, 2, 4) and len(settings.gap.seeds) == 3
     assert settings.gap.held_out_samples >= 2000
+    full = load_settings([ROOT / "config/easyscale-full.yaml"], ROOT).easyscale
+    assert (full.fig9.steps_per_stage, full.fig9.micro_batch_size, full.fig9.loaders) == (100, 64, 4)
+    assert full.gap.decay_epoch == 20

@@ -1,14 +1,22 @@
 """Processes of a job are killed at moments of every kind; what is trained keeps its bits."""
 
+import fcntl
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic_job import OWN, bits, trainer  # noqa: E402
+from elastic_job import JOB, OWN, bits, trainer  # noqa: E402
 
-from makespan.papers.easyscale.runtime import RankMapping  # noqa: E402
+from makespan.errors import InputError  # noqa: E402
+from makespan.papers.easyscale import _run_folder  # noqa: E402
+from makespan.papers.easyscale.runtime import TRAINING_LOCK, RankMapping  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -68,3 +76,41 @@ def test_no_kill_costs_a_bit(straight, tmp_path, seed):
     }
     assert bits(result) == straight
     assert result.reconfigurations["cause"].tolist() == ["failure"]
+
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+
+Path(sys.argv[1], "driver").write_text(str(os.getpid()))
+from makespan.cli import main
+
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+def test_when_the_run_itself_is_killed_the_same_command_goes_on(straight, tmp_path):
+    """The processes that train end by themselves; they may not write beside those that come after them."""
+    kills = {"too": str(tmp_path / "driver"), "process": 0, "at": 5, "file": str(tmp_path / "killed")}
+    settings = {"after_reduce": {"kills": kills}}
+    job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
+    words = ["easyscale", "run", JOB["model"], *job, f"--steps={STEPS}", "--checkpoint-every=1",
+             f"--run-dir={tmp_path / 'run'}", f"--set=after_reduce.kills={json.dumps(kills)}"]  # fmt: skip
+    program = [sys.executable, "-c", DRIVER, str(tmp_path), *words, "--mapping=0,1/2,3"]
+    environment = os.environ | {"PYTHONPATH": f"{OWN.parent}:{os.environ.get('PYTHONPATH', '')}"}
+    assert subprocess.run(program, env=environment, check=False).returncode == -signal.SIGKILL
+    result = trainer(tmp_path / "run", options=settings).run(STEPS, "3/0,1,2")
+    assert bits(result) == straight
+    assert result.steps["stage"].nunique() == 2
+
+
+def test_who_comes_after_a_killed_run_waits_for_its_processes(tmp_path, monkeypatch):
+    ours = trainer(tmp_path)
+    monkeypatch.setattr(_run_folder, "_ENDING_S", 0.1)
+    with (tmp_path / TRAINING_LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with pytest.raises(InputError, match="where processes of an earlier run still train"):
+            ours.run(1)
+    with ours.folder.hold():
+        pass

@@ -202,10 +202,11 @@ def test_another_format_is_refused_and_another_torch_is_warned_of(straight, copi
         trainer(copied).run(STEPS)
     machine = json.loads(manifest.read_text())["machine"]
     machine |= {"versions": {"torch": "1.8.0"}, "processor": "another one"}
-    rewrite(manifest, format=1, machine=machine, devices=["A", "B"])
+    rewrite(manifest, format=1, machine=machine, devices=["A", "B"], code={str(OWN): "0"})
     assert trainer(copied).run(STEPS).step == STEPS
     assert "written with torch 1.8.0" in caplog.text
     assert "written on another one, going on with" in caplog.text
+    assert "own_job.py has changed since; equal bits are not promised" in caplog.text
     assert "written on devices A,B, going on with A without D2" in caplog.text
 
 

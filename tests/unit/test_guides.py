@@ -37,6 +37,8 @@ def test_a_line_in_the_registry_is_enough_for_a_policy_to_be_found(root, tmp_pat
     text = BLOCK.findall((root / "docs" / "guides" / "write-a-policy.md").read_text(encoding="utf-8"))[0]
     (tmp_path / "smallest_first.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(_registry._MODULES, "smallest", "smallest_first")
-    assert _registry.policy("smallest").title == "Smallest first"
-    assert "smallest" in _registry.policy_names()
+    with monkeypatch.context() as patch:
+        patch.setitem(_registry._MODULES, "smallest", "smallest_first")
+        assert _registry.policy("smallest").title == "Smallest first"
+        assert "smallest" in _registry.policy_names()
+    assert "smallest" not in _registry.REGISTRY

@@ -1,4 +1,4 @@
-"""FIFO: first in, first out, the plainest policies."""
+"""FIFO: first in, first out, the plainest policy."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,15 @@ from makespan.hardware import ClusterSpec
 from makespan.policies._placing import Room, can_starve
 from makespan.sim import Allocation, Catalogue, ClusterView, Decision
 
-__all__ = ["POLICIES", "Fifo", "SerialFifo"]
+__all__ = ["POLICIES", "Fifo"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """Jobs start in the order of submission, as requested; one that does not fit stops all behind it."""
+    """Jobs start in the order of submission, as requested; one that does not fit stops all behind it.
+
+    With ``is_serial`` each has the whole cluster to itself.
+    """
 
     name: str = "fifo"
     title: str = "FIFO"
@@ -19,6 +22,7 @@ class Fifo:
     is_clairvoyant: bool = False
     honours_guarantees: bool = False
     references: tuple[str, ...] = ()
+    is_serial: bool = False
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> bool:
         """Return whether nodes may run out of CPU threads or host memory."""
@@ -28,7 +32,9 @@ class Fifo:
         """Start jobs from the head of the queue until one does not fit."""
         changes: dict[str, Allocation | None] = {}
         head = next(iter(view.pending), None)
-        if head is None or view.catalogue.as_requested(head.spec)[0].n_gpus > view.n_free_gpus:
+        if head is None or (self.is_serial and view.running):
+            return Decision(changes), state
+        if view.catalogue.as_requested(head.spec)[0].n_gpus > view.n_free_gpus:
             return Decision(changes), state
         room = Room.of(view, is_tight=state)
         for job in view.pending:
@@ -37,30 +43,9 @@ class Fifo:
                 break
             room.take(*found)
             changes[job.spec.job_id] = found[0].on(found[1])
+            if self.is_serial:
+                break
         return Decision(changes), state
 
 
-@dataclass(frozen=True, slots=True)
-class SerialFifo:
-    """One job at a time in the whole cluster, in the order of submission, as requested."""
-
-    name: str = "fifo-serial"
-    title: str = "FIFO, one job at a time"
-    interval_s: float | None = None
-    is_clairvoyant: bool = False
-    honours_guarantees: bool = False
-    references: tuple[str, ...] = ()
-
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-        """Return nothing: the queue says it all."""
-
-    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
-        """Start the head of the queue once nothing runs."""
-        head = next(iter(view.pending), None)
-        if head is None or view.running:
-            return Decision(), state
-        found = Room.of(view, is_tight=True).first_fit(view.catalogue.as_requested(head.spec))
-        return Decision({} if found is None else {head.spec.job_id: found[0].on(found[1])}), state
-
-
-POLICIES = (Fifo(), SerialFifo())
+POLICIES = (Fifo(), Fifo("fifo-serial", "FIFO, one job at a time", is_serial=True))

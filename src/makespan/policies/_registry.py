@@ -52,6 +52,9 @@ class _Registry(Mapping[str, "Policy"]):
     def __getitem__(self, name: str) -> Policy:
         return _load(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in _MODULES
+
     def __iter__(self) -> Iterator[str]:
         return iter(_MODULES)
 

@@ -28,13 +28,14 @@ from makespan.tables._io import (
     atomic_path,
     parse_csv,
     read_csv,
+    read_printed,
     read_sealed,
     write_csv,
     write_result,
     write_text,
 )
 from makespan.tables._provenance import PROVENANCES, read_provenances, shown_source, source_label
-from makespan.tables._schema import Column, TableSchema, table_schema
+from makespan.tables._schema import Column, TableSchema, printed_schemas, table_schema
 
 __all__ = [
     "CLAIMS",
@@ -59,7 +60,9 @@ __all__ = [
     "TableSchema",
     "atomic_path",
     "parse_csv",
+    "printed_schemas",
     "read_csv",
+    "read_printed",
     "read_provenances",
     "read_sealed",
     "shown_source",

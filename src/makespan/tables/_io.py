@@ -2,17 +2,19 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import pandas as pd
 
-from makespan.errors import TraceError
+from makespan.errors import TraceError, unknown_name
 from makespan.files import atomic_path, read_bytes, read_json, write_json, write_text
 from makespan.tables._schema import TableSchema
 
 __all__ = [
-    "atomic_path", "parse_csv", "read_csv", "read_sealed", "write_csv", "write_result", "write_text",
+    "atomic_path", "parse_csv", "read_csv", "read_printed", "read_sealed", "write_csv", "write_result",
+    "write_text",
 ]  # fmt: skip
 
 
@@ -85,3 +87,10 @@ def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
     content = read_sealed(path, expected)
     options = {"dtype": object, "keep_default_na": False, "na_values": ["", "nan"]}
     return schema.validate(parse_csv(content, str(path), expected, **options), where=str(path))
+
+
+def read_printed(artifact: str, path: str | Path, schemas: Mapping[str, TableSchema]) -> pd.DataFrame:
+    """Read the cells that a paper prints, as `read_csv`; `UnknownNameError` if no artifact has this name."""
+    if artifact not in schemas:
+        raise unknown_name("artifact", artifact, schemas)
+    return read_csv(path, schemas[artifact])

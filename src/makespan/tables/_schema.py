@@ -1,6 +1,6 @@
 """What a table must contain, and the check of every cell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from makespan.errors import TraceError, cell_error
 
-__all__ = ["Column", "TableSchema", "table_schema"]
+__all__ = ["Column", "TableSchema", "printed_schemas", "table_schema"]
 
 Kind = Literal["text", "int", "float", "bool"]
 Rule = Callable[[pd.DataFrame], tuple[npt.NDArray[np.bool_], str, str]]
@@ -77,6 +77,12 @@ class TableSchema:
 def table_schema(name: str, *rows: tuple[Any, ...], rule: Rule | None = None) -> TableSchema:
     """Return the schema of a table; each row has the fields of a `Column`."""
     return TableSchema(name, tuple(Column(*row) for row in rows), rule)
+
+
+def printed_schemas(cells: Mapping[str, Sequence[tuple[Any, ...]]]) -> dict[str, TableSchema]:
+    """Return the schemas of cells that a paper prints, by artifact; each cell has its source."""
+    source = ("source", "text", "", "where the cell is printed")
+    return {name: table_schema(f"published_{name}", *rows, source) for name, rows in cells.items()}
 
 
 def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:

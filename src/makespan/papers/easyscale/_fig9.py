@@ -161,7 +161,7 @@ def fig9(
         table["equal"] = pd.concat(same, axis=1).all(axis=1)
         tables.append(table.assign(model=model, setting=setting, reference=name))
     whole = pd.concat(tables, ignore_index=True)
-    return FIG9.validate(whole, where="fig9")
+    return FIG9.validate(whole[FIG9.names], where="fig9")
 
 
 def _by_step(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ what somebody asks for.
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ import pandas as pd
 from makespan.errors import CheckpointError, InputError
 from makespan.files import read_json, write_json
 from makespan.papers.easyscale._tables import ELASTIC_STEPS, RECONFIGURATIONS
+from makespan.papers.easyscale.runtime import TRAINING_LOCK
 from makespan.runtime import Checkpoint, sound_checkpoint
 from makespan.tables import read_csv, write_csv
 
 __all__ = ["RunFolder"]
 
+_ENDING_S, _POLL_S = 60.0, 0.05
 _RECORD = re.compile(r"step-(\d+)\.json")
 
 
@@ -45,18 +48,38 @@ class RunFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Be the one process that runs here; an `InputError` says that there is another."""
+        """Be the one process that runs here; an `InputError` says that there is another.
+
+        Processes that train end soon after a run that was killed; until then they may write checkpoints.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        accepted = "a directory of its own for each run"
+        handle = self._taken("lock", 0.0)
+        if handle is None:
+            raise InputError(f"run_dir is {self.path}, where a run is going on; accepted: {accepted}")
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found = f"run_dir is {self.path}, where a run is going on"
-                raise InputError(f"{found}; accepted: a directory of its own for each run") from None
+            training = self._taken(TRAINING_LOCK, _ENDING_S)
+            if training is None:
+                found = f"run_dir is {self.path}, where processes of an earlier run still train"
+                raise InputError(f"{found} after {_ENDING_S:g} s; accepted: {accepted}")
+            os.close(training)
             yield
         finally:
             os.close(handle)
+
+    def _taken(self, name: str, wait_s: float) -> int | None:
+        """Lock a file for this process alone; None if others keep it for so long."""
+        handle, deadline = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o644), time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(handle)
+                    return None
+                time.sleep(_POLL_S)
+            else:
+                return handle
 
     def is_held(self) -> bool:
         """Whether a run is going on here."""

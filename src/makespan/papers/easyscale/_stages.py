@@ -118,7 +118,7 @@ class _Run:
         stage, options = 0 if before is None else before["stage"] + 1, self.options
         manifest = {
             "format": _FORMAT, "job": self.job.values(), "stage": stage, **self.placing.values(),
-            "machine": describe_machine(),
+            "machine": describe_machine(), "code": self.job.code(),
         }  # fmt: skip
         return {
             "job": self.job.values(), **self.placing.values(), "manifest": manifest, "stage": stage,
@@ -197,6 +197,9 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
     if n_devices is not None and n_processes > n_devices:
         found = f"mapping {placing.mapping} has {n_processes} processes"
         raise InputError(f"{found}; accepted: at most {n_devices}, one for each device at hand")
+    kinds = sorted(set(placing.devices))
+    if len(kinds) > 1 and not all(run.job.level.pins_kernels for run in runs):
+        _log.warning("devices %s without D2: equal bits are not promised", ",".join(kinds))
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
     launch = Launch(_WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job))
     lost: LostWorkerError | None = None
@@ -235,6 +238,9 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
         raise CheckpointError(f"{path}: is that of another job; {'; '.join(differences)}")
     before, now, doubts = values["machine"], describe_machine(), []
     versions = [one["versions"].get("torch") for one in (before, now)]
+    doubts += [
+        f"{file} has changed since" for file, sha in job.code().items() if values["code"].get(file) != sha
+    ]
     if versions[0] != versions[1]:
         doubts.append(f"written with torch {versions[0]}, going on with {versions[1]}")
     if not job.level.pins_kernels:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from makespan.errors import unknown_name
 from makespan.papers.easyscale._tables_accuracy import ACCURACY_CELLS, ACCURACY_SCHEMAS
 from makespan.papers.easyscale._tables_overheads import OVERHEADS
-from makespan.tables import read_csv, table_schema
+from makespan.tables import printed_schemas, read_printed, table_schema
 
 __all__ = [
     "ELASTIC_STEPS",
@@ -191,12 +190,7 @@ _CELLS = {
     ),
     "serving": (_POLICY, ("published_gain_pct", "float", "%", "improvement of the utilisation of a cluster")),
 }
-PUBLISHED = {
-    artifact: table_schema(
-        f"published_{artifact}", *cells, ("source", "text", "", "where the cell is printed")
-    )
-    for artifact, cells in _CELLS.items()
-}
+PUBLISHED = printed_schemas(_CELLS)
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
@@ -207,6 +201,4 @@ def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
     UnknownNameError, MissingDataError, TraceError
         No such artifact, no such file, or a column or cell without an accepted value.
     """
-    if artifact not in PUBLISHED:
-        raise unknown_name("artifact", artifact, PUBLISHED)
-    return read_csv(path, PUBLISHED[artifact])
+    return read_printed(artifact, path, PUBLISHED)

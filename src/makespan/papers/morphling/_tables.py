@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from makespan.errors import unknown_name
-from makespan.tables import COMPARISON, TableSchema, read_csv, table_schema
+from makespan.tables import COMPARISON, TableSchema, printed_schemas, read_printed, table_schema
 
 __all__ = [
     "ALLOCATION",
@@ -237,12 +236,7 @@ _CELLS = {
         ("max_abs_difference", "float", "1", "largest distance, losses averaged over windows"),
     ),
 }
-PUBLISHED = {
-    artifact: table_schema(
-        f"published_{artifact}", *cells, ("source", "text", "", "where the cell is printed")
-    )
-    for artifact, cells in _CELLS.items()
-}
+PUBLISHED = printed_schemas(_CELLS)
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
@@ -253,6 +247,4 @@ def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
     UnknownNameError, MissingDataError, TraceError
         No such artifact, no such file, or a column or cell without an accepted value.
     """
-    if artifact not in PUBLISHED:
-        raise unknown_name("artifact", artifact, PUBLISHED)
-    return read_csv(path, PUBLISHED[artifact])
+    return read_printed(artifact, path, PUBLISHED)

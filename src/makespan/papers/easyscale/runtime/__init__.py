@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._gloo import GlooThreads, fold_of_machine, folds_like_gloo
     from makespan.papers.easyscale.runtime._hashes import implicit_sha, optimizer_sha, parameter_sha
     from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch
-    from makespan.papers.easyscale.runtime._job import ElasticJob, job_from
+    from makespan.papers.easyscale.runtime._job import TRAINING_LOCK, ElasticJob, job_from
     from makespan.papers.easyscale.runtime._kernels import (
         CANONICAL,
         KERNEL_SETS,
@@ -65,6 +65,7 @@ __all__ = [
     "FOLDS",
     "KERNEL_SETS",
     "LEVELS",
+    "TRAINING_LOCK",
     "Buckets",
     "Contexts",
     "DeterminismLevel",

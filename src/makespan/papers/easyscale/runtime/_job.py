@@ -1,6 +1,7 @@
 """What an elastic job is: everything that decides its bits, and no word of where it runs."""
 
 import ast
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +13,10 @@ from makespan.papers.easyscale.runtime._levels import DeterminismLevel
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
-__all__ = ["BUILT_IN", "PARTS", "ElasticJob", "job_from", "split_name"]
+__all__ = ["BUILT_IN", "PARTS", "TRAINING_LOCK", "ElasticJob", "job_from", "split_name"]
+
+TRAINING_LOCK = "training.lock"
+"""File in the directory of a run on which processes that train there have a shared lock."""
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "model": STAND_INS,
@@ -133,6 +137,12 @@ class ElasticJob:
         """Return it as plain values, of which `job_from` makes it again."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
+
+    def code(self) -> dict[str, str]:
+        """SHA-256 of each file from which functions come."""
+        places = {split_name(text)[0] for part in PARTS if (text := getattr(self, part)) is not None}
+        files = sorted(place for place in places if place.endswith(".py"))
+        return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Say which fields differ from those of another job, given by its `values`; the fold may be open."""

@@ -4,6 +4,8 @@ The request lists jobs, which the same processes train one after the other, each
 with one mapping.
 """
 
+import fcntl
+import os
 import signal
 import sys
 import time
@@ -22,7 +24,7 @@ from makespan.papers.easyscale.runtime._exchange import Reduction, over_group
 from makespan.papers.easyscale.runtime._gloo import fold_of_machine
 from makespan.papers.easyscale.runtime._hashes import optimizer_sha, parameter_sha
 from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch
-from makespan.papers.easyscale.runtime._job import ElasticJob, job_from
+from makespan.papers.easyscale.runtime._job import TRAINING_LOCK, ElasticJob, job_from
 from makespan.papers.easyscale.runtime._kernels import kernels_of
 from makespan.papers.easyscale.runtime._loader import LoaderPool
 from makespan.papers.easyscale.runtime._mapping import RankMapping
@@ -58,6 +60,10 @@ class _Process:
     def __init__(self, directory: RunDirectory, who: Identity) -> None:
         self.directory, self.who = directory, who
         self.is_signalled, self._beaten = False, 0.0
+        for request in directory.request():
+            # Never closed: who comes after a killed run waits for the end of this process.
+            handle = os.open(Path(request["run_dir"], TRAINING_LOCK), os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(handle, fcntl.LOCK_SH)
         signal.signal(signal.SIGTERM, self._on_signal)
         self.device = choose_device(who)
         self.pids = join(directory, who)
