@@ -10,7 +10,10 @@ from forked import forking_servers
 
 from makespan.claims import judge
 from makespan.config import load_settings
-from makespan.papers.easyscale import LEDGER, fig9_experiment, gap_experiment, read_published
+from makespan.papers.easyscale import LEDGER
+from makespan.papers.easyscale._tables_accuracy import ACCURACY_SCHEMAS
+from makespan.tables import read_csv
+from makespan.user_code import load_file
 
 pytestmark = pytest.mark.xdist_group("training")
 ROOT = Path(__file__).parents[2]
@@ -23,8 +26,14 @@ def servers():
         yield
 
 
-def cells(name):
-    return {name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv")}
+def written(experiment, folder, **changes):
+    """Run the script of the workflow, and read the tables that it wrote."""
+    schemas = {schema.name.removeprefix("easyscale_"): schema for schema in ACCURACY_SCHEMAS}
+    paths = {name: str(folder / f"{name}.csv") for name in schemas if name.startswith(experiment)}
+    options = getattr(SETTINGS, experiment).experiment() | changes
+    script = load_file(ROOT / "workflow/scripts/easyscale_accuracy.py")
+    script.main(experiment, str(ROOT / f"config/published/easyscale_{experiment}.csv"), paths, options)
+    return {name: read_csv(path, schemas[name]) for name, path in paths.items()}
 
 
 def verdicts(tables, artifact):
@@ -32,19 +41,18 @@ def verdicts(tables, artifact):
     return found[found["artifact"] == artifact].set_index("statement")["verdict"]
 
 
-def test_each_level_keeps_the_bits_for_as_long_as_it_promises():
+def test_each_level_keeps_the_bits_for_as_long_as_it_promises(tmp_path):
     """Processes end with every stage; stages end within epochs, and epochs within stages."""
-    options = SETTINGS.fig9.experiment() | {"models": ["resnet50", "vgg19"]}
-    tables = fig9_experiment(cells("fig9"), **options)
+    tables = written("fig9", tmp_path, models=["resnet50", "vgg19"])
     found = verdicts(tables, "Fig. 9")
     assert len(found) == 4 and set(found) == {"holds"}
     summary = tables["fig9_summary"]
-    assert len(summary) == 2 * 4 * 3 and set(summary["steps"]) == {options["steps_per_stage"]}
+    assert len(summary) == 2 * 4 * 3 and set(summary["steps"]) == {SETTINGS.fig9.steps_per_stage}
     assert set(tables["fig9"]["reference"]) == {"ddp-homo", "ddp-heter"}
 
 
-def test_accuracy_depends_on_the_devices_under_every_scheme_but_one():
-    tables = gap_experiment(cells("gap"), **SETTINGS.gap.experiment())
+def test_accuracy_depends_on_the_devices_under_every_scheme_but_one(tmp_path):
+    tables = written("gap", tmp_path)
     gap, curves = tables["gap"], tables["gap_curves"]
     assert verdicts(tables, "Accuracy").iloc[0] == "holds"
     trained = gap.groupby(["scheme", "seed"])["param_sha"].nunique()

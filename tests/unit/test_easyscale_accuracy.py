@@ -1,6 +1,7 @@
 """Fig. 9 and the accuracy of elastic schemes: tables, statements that can fail, figures, settings."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,12 @@ from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import ConfigError, TraceError
 from makespan.papers.easyscale import LEDGER, read_published
+from makespan.papers.easyscale import _fig9 as fig9_module
 from makespan.papers.easyscale._draw_accuracy import plot_bits, plot_gap, plot_gap_curves
 from makespan.papers.easyscale._fig9 import STAGES, fig9, fig9_summary
 from makespan.papers.easyscale._gap import spreads
 from makespan.papers.easyscale._tables_accuracy import GAP, GAP_CURVES
+from makespan.papers.easyscale.runtime import ElasticJob
 
 ROOT = Path(__file__).parents[2]
 CELLS = {
@@ -99,6 +102,16 @@ def test_a_difference_that_is_expected_and_does_not_come_is_never_passed_over():
     found = verdicts({"fig9": bits(D1=run())}, "Fig. 9")
     assert found["verdict"].tolist() == ["holds", "undecided", "holds", "holds"]
     assert "inconclusive (profiles coincide)" in found["note"].iloc[1]
+
+
+def test_stock_training_adds_up_as_the_elastic_runs_do(monkeypatch):
+    asked = []
+    monkeypatch.setattr(fig9_module, "train_stock", lambda jobs, *given, **options: asked.extend(jobs))
+    for fold in ("ring", "rank"):
+        folder = SimpleNamespace(checkpoint=lambda fold=fold: SimpleNamespace(values={"fold": fold}))
+        trainer = SimpleNamespace(job=ElasticJob("resnet50"), folder=folder)
+        fig9_module._stock([trainer], 6, "A", launcher=None)
+    assert [job.fold for job in asked] == ["ring", "rank"]
 
 
 def test_a_hooked_reference_is_named():

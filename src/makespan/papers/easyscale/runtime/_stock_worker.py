@@ -6,6 +6,7 @@ how results are hashed; how that adds up gradients, swaps contexts and loads sam
 """
 
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
@@ -31,6 +32,7 @@ OF_SEVERAL = ("torch._dynamo",)
 """What optimizers load."""
 
 _MIB = 1 << 20
+_BEAT_S = 0.5
 
 
 def _batches(job: ElasticJob, parts: JobParts, rank: int) -> Iterator[Any]:
@@ -78,7 +80,7 @@ class _Rank:
 
     def __init__(self, directory: RunDirectory, who: Identity) -> None:
         self.directory, self.who, self.request = directory, who, directory.request()
-        self.device = choose_device(who)
+        self.device, self.beaten = choose_device(who), 0.0
         join(directory, who)
         self.group = dist.new_group(backend="gloo")  # also on GPUs: the order of NCCL's sums is not laid down
 
@@ -108,11 +110,16 @@ class _Rank:
                 trained.scheduler.step()
             trained.optimizer.zero_grad()
             found.append([float(loss.item()), *(self.hashes(trained) if self.is_hashed(step) else [])])
-            if rank == 0:
-                self.directory.write_progress({"job": number, "step": step + 1})
+            self.beat(number, step + 1)
         if rank == 0 and (path := self.request["models"][number]) is not None:
             torch.save(trained.model.state_dict(), path)
         return found
+
+    def beat(self, number: int, done: int) -> None:
+        """Say now and then that there is progress."""
+        if self.who.rank == 0 and time.monotonic() - self.beaten > _BEAT_S:
+            self.beaten = time.monotonic()
+            self.directory.write_progress({"job": number, "step": done})
 
     def moved(self, values: Any) -> Any:
         """Return a batch with its tensors on the device."""
