@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic_job import BITS, OWN, bits, trainer  # noqa: E402
+from elastic_job import BITS, bits, trainer  # noqa: E402
 
 from makespan.config import load_settings  # noqa: E402
 from makespan.papers.easyscale import fig9_experiment, read_published, run_together  # noqa: E402
@@ -26,10 +26,8 @@ KINDS = {
     "buckets of the usual sizes": {"bucket_cap_bytes": None} | LARGE,
     "one bucket of more than 2 N MiB": {"bucket_cap_bytes": 1 << 25} | LARGE,
     "buffers of the first": {"buffers": "rank0", "n_loaders": 1},
-    "in the training process": {"n_loaders": 0},
-    "momentum": {"optimizer": f"{OWN}:momentum", "lr_scheduler": None, "after_reduce": None},
 }
-SCHEDULES = {3: ((2, "2,0/1"), (4, "1,2,0")), 5: ((2, "4,1/0,3,2"), (4, "0,3/1/2/4"))}
+SCHEDULES = {3: ((2, "2,0/1"), (3, "1,2,0")), 5: ((2, "4,1/0,3,2"), (3, "0,3/1/2/4"))}
 
 
 def compared(kinds, n, folder):

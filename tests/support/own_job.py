@@ -128,10 +128,6 @@ def halving(model):
     return Halving(model.parameters(), lr=0.5, momentum=0.9)
 
 
-def momentum(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 def build_scheduler(optimizer, step_size=3):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size, 0.5)
 

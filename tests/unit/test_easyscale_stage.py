@@ -103,6 +103,15 @@ def test_own_functions_come_from_files_and_modules():
     assert parts.collate is torch.utils.data.default_collate
 
 
+def test_a_module_is_run_anew_for_every_job_of_a_process(tmp_path, monkeypatch):
+    text = "calls = []\n\n\ndef loss(outputs, targets):\n    calls.append(1)\n    return len(calls)\n"
+    (tmp_path / "counting_losses.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = ElasticJob("neumf", loss="counting_losses:loss")
+    found = [build_parts(job, CPU).trained.loss for _ in range(2)]
+    assert [one(None, None) for one in (found[0], found[0], found[1])] == [1, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

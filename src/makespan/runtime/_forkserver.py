@@ -6,6 +6,7 @@ reads once, when it is loaded. They end when that process is gone, and the worke
 launcher closed its end of the pipe is killed.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -258,6 +259,7 @@ class _Server:
             if request["environment"].get("MAKESPAN_WORLD_SIZE") != "1":
                 for name in getattr(worker, "OF_SEVERAL", ()):
                     importlib.import_module(name)
+        gc.freeze()  # else the first collection in a worker copies all pages that it shares with the server
         pid = os.fork()
         if pid == 0:
             self.become(request, status, log)

@@ -1,6 +1,7 @@
 """Train elastically: run a job, ask a run for other processes, export its model."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -102,7 +103,7 @@ def COMMANDS() -> None:
     help="Further argument of a part, for example optimizer.lr=0.1; may be repeated.",
 )  # fmt: skip
 @_options(ElasticJob, {"model", "options"})
-@_options(RunOptions, {"launcher"})
+@_options(RunOptions, {"launcher", "on_progress"})
 @click.option(
     "--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]),
     help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
@@ -134,11 +135,22 @@ def _run(
         options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
         chosen = SlurmLauncher("cuda" if device == "cuda" else "cpu", options, threads_per_process=1)
     try:
-        result = trainer.run(steps, mapping, devices, launcher=chosen, **how)
+        result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **how)
     except KeyboardInterrupt:
         click.echo(f"stopped; the same command goes on from {run_dir}", err=True)
         raise click.Abort from None
+    if sys.stderr.isatty():
+        click.echo(err=True)
     click.echo(_told(result, run_dir))
+
+
+def _shown(steps: int) -> Callable[[int, float], object] | None:
+    """Show where a run is, in one line of a terminal; nowhere else."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda step, loss: click.echo(
+        f"\r{step}/{steps} mini-batches, loss {loss:.4f} ", err=True, nl=False
+    )
 
 
 def _is_optional(name: str) -> bool:

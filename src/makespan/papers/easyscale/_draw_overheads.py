@@ -93,6 +93,7 @@ def _sharing(rows: pd.DataFrame, source: str) -> Figure:
         panels[1, column].axhline(100.0, color="black", lw=0.9, ls=(0, (4, 2)), zorder=1)
         panels[1, column].set_xticks(np.arange(len(counts)), [str(k) for k in counts])
         panels[1, column].set_xlabel("processes or logical workers")
+    panels[1, 0].set_ylim(0.0, 1.05 * max(100.0, (100.0 * rows["total_mem_mib"] / rows["memory_mib"]).max()))
     panels[0, 0].set_ylabel("throughput over\none process")
     panels[1, 0].set_ylabel("memory of the\ndevice [%]")
     handles: list[Patch | Line2D] = [Patch(color=colour, label=title) for title, colour in _METHODS.values()]

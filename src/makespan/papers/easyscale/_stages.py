@@ -1,7 +1,7 @@
 """The stages of elastic runs: one set of processes after the other, each from a checkpoint to the next."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,7 @@ class RunOptions:
     prefetch: int = 2
     max_restarts: int = 2
     launcher: Launcher | None = None
+    on_progress: Callable[[int, float], object] | None = None
 
     def __post_init__(self) -> None:
         least = {
@@ -201,10 +202,19 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
     if len(kinds) > 1 and not all(run.job.level.pins_kernels for run in runs):
         _log.warning("devices %s without D2: equal bits are not promised", ",".join(kinds))
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
-    launch = Launch(_WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job))
+
+    def tell() -> None:
+        values = directory.progress()
+        if values is not None and options.on_progress is not None:
+            options.on_progress(values["step"], values["loss"])
+
+    launch = Launch(
+        _WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job), on_beat=tell
+    )
     lost: LostWorkerError | None = None
     try:
         launcher.run(launch)
+        tell()
     except LostWorkerError as error:
         lost = error
     except WorkerError as error:

@@ -1,7 +1,7 @@
 """Elastic training as one call: processes come and go, what they train keeps its bits."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class ElasticTrainer:
         prefetch: int = 2,
         max_restarts: int = 2,
         launcher: Launcher | None = None,
+        on_progress: Callable[[int, float], object] | None = None,
     ) -> ElasticResult:
         """Train until so many mini-batches are done, and write a checkpoint there.
 
@@ -82,6 +83,8 @@ class ElasticTrainer:
             How often in a row processes are started again from the last checkpoint after one was killed.
         launcher
             Where processes run; None for this machine.
+        on_progress
+            Called now and then with mini-batches done and the newest loss.
 
         Returns
         -------
@@ -98,11 +101,17 @@ class ElasticTrainer:
             A process failed, or was killed too often.
         """
         options = RunOptions(
-            resume, checkpoint_every, hash_every, loader_processes, prefetch, max_restarts, launcher
+            resume,
+            checkpoint_every,
+            hash_every,
+            loader_processes,
+            prefetch,
+            max_restarts,
+            launcher,
+            on_progress,
         )
-        (result,) = train_stages(
-            [(self.job, self.folder)], steps, Placing.of(self.job, mapping, devices), options
-        )
+        placing = Placing.of(self.job, mapping, devices)
+        (result,) = train_stages([(self.job, self.folder)], steps, placing, options)
         return result
 
     def request(self, mapping: str | None = None, devices: str | Sequence[str] | None = None) -> None:

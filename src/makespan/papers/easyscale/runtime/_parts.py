@@ -4,9 +4,11 @@ Reference runs build theirs here too.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ __all__ = ["JobParts", "TrainedParts", "build_parts"]
 
 T = TypeVar("T")
 _N_SAMPLES = 1024
+_of_jobs = set[str]()
 _BUILT_IN: dict[str, Callable[..., Any]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -124,13 +127,22 @@ def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[.
         return _BUILT_IN[text]
     place, name = split_name(text)
     if place not in modules:
-        modules[place] = load_file(place) if place.endswith(".py") else load_module(place)[0]
+        modules[place] = load_file(place) if place.endswith(".py") else _module(place)
     function: Callable[..., Any] | None = getattr(modules[place], name, None)
     if not callable(function):
         raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; accepted: a function")
     if part in ("loss", "after_reduce", "collate") and (options := job.options.get(part)):
         return partial(function, **options)
     return function
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module, anew if an earlier job of this process did, which may have left something behind."""
+    if name in _of_jobs:
+        sys.modules.pop(name, None)
+    elif name not in sys.modules:
+        _of_jobs.add(name)
+    return load_module(name)[0]
 
 
 def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:

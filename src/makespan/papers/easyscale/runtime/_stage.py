@@ -93,7 +93,7 @@ class _Stage:
 
     def train(self) -> dict[str, Any]:
         """Train to the last step of the stage, or until somebody asks for its end."""
-        ending, save_s = _GO_ON, 0.0
+        ending = _GO_ON
         with ExitStack() as stack:
             self._build(stack)
             setup_s = time.perf_counter() - self.begun
@@ -105,12 +105,10 @@ class _Stage:
                 ending = self._ending()
                 every = self.request["checkpoint_every"]
                 if ending or self.done == self.request["steps"] or (every and self.done % every == 0):
-                    save_s = self._save()
+                    self._save()
         start_s = self.process.start_s if self.request["is_first"] else 0.0
-        return {
-            "last_step": self.done, "ending": _ENDINGS[ending], "start_s": start_s, "setup_s": setup_s,
-            "save_s": save_s, "fold": self.fold,
-        }  # fmt: skip
+        found = {"last_step": self.done, "ending": _ENDINGS[ending], "fold": self.fold}
+        return found | {"start_s": start_s, "setup_s": setup_s}
 
     def _build(self, stack: ExitStack) -> None:
         """Build what is trained, from the checkpoint if there is one."""
@@ -179,7 +177,7 @@ class _Stage:
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return int(agreed.item())
 
-    def _save(self) -> float:
+    def _save(self) -> None:
         """Write a checkpoint with all processes, and before it what was recorded since the last one."""
         begun, size = time.perf_counter(), self.process.who.size
         directory = self.run_dir / "checkpoints"
@@ -197,7 +195,6 @@ class _Stage:
             finish_checkpoint(directory, self.done, time.perf_counter() - begun, values)
         self.rows.clear()
         dist.barrier()
-        return time.perf_counter() - begun
 
 
 def train_stage(directory: RunDirectory, who: Identity) -> None:
