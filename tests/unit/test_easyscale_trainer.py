@@ -301,6 +301,7 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
         ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2: found virtual ranks"),
         ({"devices": "A,D"}, "unknown device 'D'"),
         ({"devices": ""}, "devices has 0 names; accepted: 1 to 4"),
+        ({"hash_evry": 1}, "unknown option of a run 'hash_evry'; accepted: .*Did you mean 'hash_every'"),
         ({"hash_every": -1}, "hash_every is -1; accepted: a whole number >= 0"),
         ({"steps": -1}, "steps is -1; accepted: a whole number >= 0"),
     ],

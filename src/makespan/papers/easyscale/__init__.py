@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale._profile import Profile, published_profile
     from makespan.papers.easyscale._serving import serving_experiment
     from makespan.papers.easyscale._settings import EasyScale as SETTINGS
-    from makespan.papers.easyscale._stages import ElasticResult
+    from makespan.papers.easyscale._stages import ElasticResult, RunOptions
     from makespan.papers.easyscale._tables import SCHEMAS, read_published
     from makespan.papers.easyscale._trainer import (
         ElasticTrainer,
@@ -60,6 +60,7 @@ __all__ = [
     "Plan",
     "PlannedCatalogue",
     "Profile",
+    "RunOptions",
     "cluster_experiments",
     "cluster_jobs",
     "export_model",

@@ -1,22 +1,29 @@
 """The stages of elastic runs: one set of processes after the other, each from a checkpoint to the next."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
 from makespan import errors
-from makespan.errors import CheckpointError, InputError, LostWorkerError, TrainingError, WorkerError
+from makespan.errors import (
+    CheckpointError,
+    InputError,
+    LostWorkerError,
+    TrainingError,
+    WorkerError,
+    unknown_name,
+)
 from makespan.papers.easyscale._placing import Placing
 from makespan.papers.easyscale._run_folder import RunFolder
 from makespan.papers.easyscale.runtime import ElasticJob
 from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, describe_machine
 
-__all__ = ["ElasticResult", "RunOptions", "train_stages"]
+__all__ = ["ElasticResult", "RunOptions", "options_from", "train_stages"]
 
 _WORKER = "makespan.papers.easyscale.runtime._stage"
 _FORMAT = 1
@@ -53,7 +60,25 @@ class ElasticResult:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run is done, see `ElasticTrainer.run`; none of it decides a bit."""
+    """How a run is done; none of it decides a bit.
+
+    Parameters
+    ----------
+    resume
+        Whether a run in the directory is continued; otherwise one is refused.
+    checkpoint_every
+        Mini-batches from one checkpoint to the next; 0 for one at the end and on request only.
+    hash_every
+        Mini-batches from one set of hashes to the next; 0 for none.
+    loader_processes, prefetch
+        Processes that load samples for each process, and batches that they are ahead.
+    max_restarts
+        How often in a row processes are started again from the last checkpoint after one was killed.
+    launcher
+        Where processes run; None for this machine.
+    on_progress
+        Called now and then with mini-batches done and the newest loss.
+    """
 
     resume: bool = True
     checkpoint_every: int = 0
@@ -76,6 +101,15 @@ class RunOptions:
             found = getattr(self, name)
             if not isinstance(found, int) or found < number:
                 raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+
+
+def options_from(given: Mapping[str, Any]) -> RunOptions:
+    """Return options by their names; an `makespan.errors.UnknownNameError` lists those that there are."""
+    known = [one.name for one in fields(RunOptions)]
+    for name in given:
+        if name not in known:
+            raise unknown_name("option of a run", name, known)
+    return RunOptions(**given)
 
 
 class _Run:

@@ -1,7 +1,7 @@
 """Elastic training as one call: processes come and go, what they train keeps its bits."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ from makespan.errors import CheckpointError, InputError
 from makespan.files import atomic_path, write_json
 from makespan.papers.easyscale._placing import Placing
 from makespan.papers.easyscale._run_folder import RunFolder
-from makespan.papers.easyscale._stages import ElasticResult, RunOptions, train_stages
+from makespan.papers.easyscale._stages import ElasticResult, options_from, train_stages
 from makespan.papers.easyscale.runtime import job_from
-from makespan.runtime import Launcher
 
 __all__ = ["ElasticTrainer", "export_model", "request_change", "run_together"]
 
@@ -51,15 +50,7 @@ class ElasticTrainer:
         steps: int,
         mapping: str | None = None,
         devices: str | Sequence[str] | None = None,
-        *,
-        resume: bool = True,
-        checkpoint_every: int = 0,
-        hash_every: int = 1,
-        loader_processes: int = 1,
-        prefetch: int = 2,
-        max_restarts: int = 2,
-        launcher: Launcher | None = None,
-        on_progress: Callable[[int, float], object] | None = None,
+        **options: Any,
     ) -> ElasticResult:
         """Train until so many mini-batches are done, and write a checkpoint there.
 
@@ -70,21 +61,8 @@ class ElasticTrainer:
         mapping, devices
             Who hosts whom, ``0,1/2/3``, and the kernel set of each process, ``A,B,B``. Without a mapping the
             logical workers are spread evenly over the devices; without either each has a process of its own.
-        resume
-            Whether a run in the directory is continued; otherwise one is refused.
-        checkpoint_every
-            Mini-batches from one checkpoint to the next; 0 for one at the end and on request only.
-        hash_every
-            Mini-batches from one set of hashes to the next; 0 for none.
-        loader_processes, prefetch
-            Processes that load samples for each process, and batches that they are ahead; no bit depends on
-            them.
-        max_restarts
-            How often in a row processes are started again from the last checkpoint after one was killed.
-        launcher
-            Where processes run; None for this machine.
-        on_progress
-            Called now and then with mini-batches done and the newest loss.
+        options
+            Fields of `RunOptions`, for example ``resume`` and ``checkpoint_every``.
 
         Returns
         -------
@@ -100,18 +78,8 @@ class ElasticTrainer:
         makespan.errors.WorkerError
             A process failed, or was killed too often.
         """
-        options = RunOptions(
-            resume,
-            checkpoint_every,
-            hash_every,
-            loader_processes,
-            prefetch,
-            max_restarts,
-            launcher,
-            on_progress,
-        )
-        placing = Placing.of(self.job, mapping, devices)
-        (result,) = train_stages([(self.job, self.folder)], steps, placing, options)
+        placing, how = Placing.of(self.job, mapping, devices), options_from(options)
+        (result,) = train_stages([(self.job, self.folder)], steps, placing, how)
         return result
 
     def request(self, mapping: str | None = None, devices: str | Sequence[str] | None = None) -> None:
@@ -158,7 +126,7 @@ def run_together(
             found = f"determinism is {trainer.job.determinism} and {trainers[0].job.determinism}"
             raise InputError(f"{found}; accepted together: levels whose processes have the same kernels")
     jobs = [(trainer.job, trainer.folder) for trainer in trainers]
-    return train_stages(jobs, steps, placing, RunOptions(**options))
+    return train_stages(jobs, steps, placing, options_from(options))
 
 
 def request_change(
