@@ -58,10 +58,12 @@ rule morphling_sensitivity:
     resources:
         **asks(minutes=10),
     params:
-        cluster=SETTINGS.cluster,
-        form=FORM,
-        max_gpus=MORPHLING.sensitivity.max_gpus,
-        cpu_threads=list(MORPHLING.sensitivity.cpu_threads),
+        options={
+            "cluster_name": SETTINGS.cluster,
+            "form": FORM,
+            "max_gpus": MORPHLING.sensitivity.max_gpus,
+            "cpu_threads": list(MORPHLING.sensitivity.cpu_threads),
+        },
         code=code_hash("morphling_sensitivity"),
     script:
         "../workflow/scripts/morphling_sensitivity.py"

@@ -159,6 +159,17 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
     assert sum(pale[:3]) > sum(strong[:3])
 
 
+def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_not_count(tmp_path):
+    rows, far = at_delay(table4(), 260.0), [360_000.0, 36_000_000.0]
+    marks = pd.DataFrame(
+        {"trace": "base", "policy": ["morphling", "fifo"], "avg_jct_s": far, "makespan_s": far}
+    )
+    figure = plot_ratio_bars(rows, "published", METRICS, "ratios", LOOKS, {}, marks)
+    save_figure(figure, rows, tmp_path / "bars")  # warns where panels have no room, which is an error here
+    assert all(axes.get_position().height > 0.1 for axes in figure.axes)
+    assert 100.0 < figure.axes[0].get_xlim()[1] < 200.0
+
+
 def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length():
     rows = at_delay(table4(), 260.0)
     rows = pd.concat(

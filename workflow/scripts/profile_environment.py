@@ -10,14 +10,10 @@ from makespan.runtime import describe_machine
 from makespan.tables import write_text
 from makespan.workloads import workload
 
+Device = Literal["auto", "cpu", "cuda"]
 
-def main(
-    path: str,
-    workloads: Sequence[str],
-    processes: int,
-    cpu_threads: int,
-    device: Literal["auto", "cpu", "cuda"],
-) -> None:
+
+def main(path: str, workloads: Sequence[str], processes: int, cpu_threads: int, device: Device) -> None:
     """Measure bandwidths and launch times and write them as an environment."""
     launcher = profiling_launcher(device, cpu_threads)
     rates = measure_rates([workload(key) for key in workloads], processes, cpu_threads, launcher)

@@ -63,11 +63,12 @@ def plot_ratio_bars(
     """
     require_columns(table, "trace", "policy", *(name for one in metrics for name in one[:2]), figure="bars")
     traces, policies = list(dict.fromkeys(table["trace"])), ordered(table["policy"], looks)
+    shown = None if published is None else published[published["policy"].isin(policies)]
     figure = new_figure(TWO_COLUMNS_IN, 0.75 + len(metrics) * (0.35 + _ROW_HEIGHT_IN * len(policies)))
     panels = figure.subplots(len(metrics), len(traces), squeeze=False, sharey=True)
     for column, trace in enumerate(traces):
         rows = table[table["trace"] == trace].set_index("policy")
-        marks = None if published is None else published[published["trace"] == trace]
+        marks = None if shown is None else shown[shown["trace"] == trace]
         for axes, (value, ratio, label) in zip(panels[:, column], metrics, strict=True):
             _ratio_bars(axes, rows, policies, looks, value, ratio, marks)
             axes.set_yticks(range(len(policies)), [look_of(looks, name).title for name in policies])
@@ -117,7 +118,7 @@ def _published_marks(axes: Axes, marks: pd.DataFrame | None, policies: list[str]
     if marks is None:
         return
     for name, number in zip(marks["policy"], marks[value], strict=True):
-        if name in policies and np.isfinite(number):
+        if np.isfinite(number):
             x, y = number / HOUR, policies.index(name)
             axes.vlines(x, y - 0.45, y + 0.45, color="white", lw=2.6, zorder=3)
             axes.vlines(x, y - 0.45, y + 0.45, color="black", lw=1.4, zorder=4)
