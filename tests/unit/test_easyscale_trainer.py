@@ -83,8 +83,8 @@ def test_a_killed_process_costs_the_mini_batches_since_the_last_checkpoint_and_n
     ours = trainer(tmp_path / "run", options={"after_reduce": {"kills": kills}})
     result, later = run_together([ours, trainer(tmp_path / "later")], STEPS, "0,1/2,3", checkpoint_every=4)
     assert bits(result) == bits(later) == bits(straight[1])
-    assert result.reconfigurations["step"].tolist() == [4]
-    assert result.reconfigurations["cause"].tolist() == ["failure"]
+    assert result.reconfigurations["step"].tolist() == [0, 4]
+    assert result.reconfigurations["cause"].tolist() == ["start", "failure"]
     assert later.reconfigurations["cause"].tolist() == ["start"]
 
 

@@ -22,7 +22,7 @@ from makespan.files import read_json, write_json
 from makespan.papers.easyscale._tables import ELASTIC_STEPS, RECONFIGURATIONS
 from makespan.papers.easyscale.runtime import TRAINING_LOCK
 from makespan.runtime import Checkpoint, sound_checkpoint
-from makespan.tables import read_csv, write_csv
+from makespan.tables import write_csv
 
 __all__ = ["RunFolder"]
 
@@ -110,25 +110,19 @@ class RunFolder:
         found = [(path, _RECORD.fullmatch(path.name)) for path in sorted((self.path / "records").glob("*"))]
         return [(path, int(match[1])) for path, match in found if match is not None]
 
-    def write_steps(self) -> pd.DataFrame:
-        """Make ``steps.csv`` of all records."""
-        rows = [row for path, _ in self._records() for row in read_json(path, CheckpointError)]
-        table = pd.DataFrame(rows, columns=ELASTIC_STEPS.names)
-        write_csv(table, self.path / "steps.csv", ELASTIC_STEPS)
-        return ELASTIC_STEPS.validate(table, "steps.csv")
-
-    def reconfigurations(self) -> pd.DataFrame:
-        """Return ``reconfigurations.csv``."""
-        path = self.path / "reconfigurations.csv"
-        if not path.exists():
-            return RECONFIGURATIONS.validate(pd.DataFrame(columns=RECONFIGURATIONS.names), str(path))
-        return read_csv(path, RECONFIGURATIONS)
-
-    def add_reconfiguration(self, row: dict[str, Any]) -> None:
-        """Add a row to ``reconfigurations.csv``."""
-        before = self.reconfigurations().to_dict("records")
-        table = pd.DataFrame([*before, row], columns=RECONFIGURATIONS.names)
-        write_csv(table, self.path / "reconfigurations.csv", RECONFIGURATIONS)
+    def write_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Make ``steps.csv`` and ``reconfigurations.csv`` of all records, and return them."""
+        found = [read_json(path, CheckpointError) for path, _ in self._records()]
+        changes = {record["rows"][0]["stage"]: record["change"] for record in found}
+        tables = []
+        for schema, rows in (
+            (ELASTIC_STEPS, [row for record in found for row in record["rows"]]),
+            (RECONFIGURATIONS, list(changes.values())),
+        ):
+            path = self.path / f"{schema.name}.csv"
+            tables.append(schema.validate(pd.DataFrame(rows, columns=schema.names), str(path)))
+            write_csv(tables[-1], path)
+        return tables[0], tables[1]
 
     def write_state(self, state: str, step: int, job: dict[str, Any]) -> None:
         """Write whether the run goes on, after which mini-batch, and what it trains."""

@@ -155,8 +155,16 @@ class _Run:
             "format": _FORMAT, "job": self.job.values(), "stage": stage, **self.placing.values(),
             "machine": describe_machine(), "code": self.job.code(),
         }  # fmt: skip
+        old = {"mapping": "", "devices": []} if before is None else before
+        change = {
+            "step": self.done, "cause": "start" if before is None and self.cause == "run" else self.cause,
+            "old_mapping": old["mapping"], "new_mapping": str(self.placing.mapping),
+            "old_devices": ",".join(old["devices"]), "new_devices": ",".join(self.placing.devices),
+            "save_s": 0.0 if self.checkpoint is None else self.checkpoint.save_s,
+        }  # fmt: skip
         return {
             "job": self.job.values(), **self.placing.values(), "manifest": manifest, "stage": stage,
+            "change": change,
             "run_dir": str(self.folder.path.resolve()), "fold_dir": str(fold_dir),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint.path.resolve()),
             "fold": None if before is None else before["fold"], "first_step": self.done, "steps": self.steps,
@@ -167,23 +175,14 @@ class _Run:
 
     def take(self, result: dict[str, Any] | None) -> None:
         """Take over what a set of processes did; None if it was lost."""
-        before, done = self.checkpoint, self.done
+        done = self.done
         self.checkpoint = self.folder.checkpoint()
         self.n_failures = 0 if self.done > done else self.n_failures
         if result is None:
             self.cause, self.n_failures = "failure", self.n_failures + 1
             self.folder.forget_after(self.done)
             return
-        old = {"mapping": "", "devices": []} if before is None else before.values
-        restart_s = result["start_s"] + result["setup_s"] + (0.0 if before is None else before.save_s)
-        row = {
-            "step": done, "cause": "start" if before is None and self.cause == "run" else self.cause,
-            "old_mapping": old["mapping"], "new_mapping": str(self.placing.mapping),
-            "old_devices": ",".join(old["devices"]), "new_devices": ",".join(self.placing.devices),
-            "restart_s": restart_s,
-        }  # fmt: skip
-        self.folder.add_reconfiguration(row)
-        self.folder.write_steps()
+        self.folder.write_tables()
         wanted = self.folder.take_wanted()
         if result["ending"] == "signalled" or wanted == {}:
             self.is_suspended = self.done < self.steps
@@ -196,11 +195,11 @@ class _Run:
         """Tell what came of it."""
         state: Literal["finished", "pending"] = "pending" if self.is_suspended else "finished"
         self.folder.write_state(state, self.done, self.job.values())
-        steps = self.folder.write_steps()
+        steps, changes = self.folder.write_tables()
         times = steps.groupby("device")["micro_batch_s"].median()
         rates = {str(device): 1.0 / time_s for device, time_s in times.items()}
         path = None if self.checkpoint is None else self.checkpoint.path
-        return ElasticResult(state, self.done, steps, self.folder.reconfigurations(), rates, path)
+        return ElasticResult(state, self.done, steps, changes, rates, path)
 
 
 def train_stages(

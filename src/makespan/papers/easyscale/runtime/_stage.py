@@ -96,7 +96,8 @@ class _Stage:
         ending = _GO_ON
         with ExitStack() as stack:
             self._build(stack)
-            setup_s = time.perf_counter() - self.begun
+            start_s = self.process.start_s if self.request["is_first"] else 0.0
+            self.restart_s = self.request["change"]["save_s"] + start_s + time.perf_counter() - self.begun
             while self.done < self.request["steps"] and ending == _GO_ON:
                 batch = over_group(self.hosted.mini_batch(self.pool.next), self.process.device)
                 self.done += 1
@@ -106,9 +107,7 @@ class _Stage:
                 every = self.request["checkpoint_every"]
                 if ending or self.done == self.request["steps"] or (every and self.done % every == 0):
                     self._save()
-        start_s = self.process.start_s if self.request["is_first"] else 0.0
-        found = {"last_step": self.done, "ending": _ENDINGS[ending], "fold": self.fold}
-        return found | {"start_s": start_s, "setup_s": setup_s}
+        return {"last_step": self.done, "ending": _ENDINGS[ending], "fold": self.fold}
 
     def _build(self, stack: ExitStack) -> None:
         """Build what is trained, from the checkpoint if there is one."""
@@ -190,7 +189,9 @@ class _Stage:
             rows = sorted(
                 (row for part in gathered for row in part), key=lambda row: (row["step"], row["rank"])
             )
-            write_json(rows, self.run_dir / "records" / f"step-{self.done:08d}.json")
+            change = self.request["change"] | {"restart_s": self.restart_s}
+            record = {"change": change, "rows": rows}
+            write_json(record, self.run_dir / "records" / f"step-{self.done:08d}.json")
             values = self.request["manifest"] | {"fold": self.fold}
             finish_checkpoint(directory, self.done, time.perf_counter() - begun, values)
         self.rows.clear()
