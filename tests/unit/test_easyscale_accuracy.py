@@ -246,6 +246,16 @@ def test_the_figures_of_accuracy_show_every_scheme():
     assert_is_legible(figure)
 
 
+def test_right_answers_are_counted_by_class_and_in_evaluation_mode():
+    torch = pytest.importorskip("torch")
+    from makespan.papers.easyscale.runtime._scoring_worker import count_right
+
+    scores = torch.eye(3)[[0, 0, 1, 2, 2]]
+    batches = [(scores[:3], torch.tensor([0, 1, 1])), (scores[3:], torch.tensor([2, 2]))]
+    hides_all_but_in_evaluation = torch.nn.Dropout(1.0)
+    assert count_right(hides_all_but_in_evaluation, batches, 4) == [1, 1, 2, 0]
+
+
 # --- settings ---------------------------------------------------------------------------------------
 
 
