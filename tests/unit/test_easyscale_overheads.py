@@ -80,6 +80,7 @@ def test_ratios_are_those_of_the_medians_beside_them(measured):
         assert (table[f"{base}_s"] > 0).all() and (table[f"{ratio}_iqr"] >= 0).all()
         assert table[ratio].to_numpy() == pytest.approx((table[f"{own}_s"] / table[f"{base}_s"]).to_numpy())
         assert table["model"].tolist() == ["resnet50", "neumf"]
+        assert (table["cpu_share"] > 0).all()
     assert switching["samples"].tolist() == [4, 4] and copying["samples"].tolist() == [2, 2]
     assert levels["d2_cheap"].tolist() == [False, True]
 
@@ -190,7 +191,7 @@ def rows_of(name, rows, **shared):
     """Table of a figure; what is not given is 0, and printed cells are missing."""
     columns = FIGURES[name].columns
     blank = {one.name: np.nan if one.nullable else 0 for one in columns}
-    table = pd.DataFrame([blank | {"samples": 100} | shared | row for row in rows])
+    table = pd.DataFrame([blank | {"samples": 100, "cpu_share": 0.99} | shared | row for row in rows])
     return FIGURES[name].validate(table, where="test")
 
 
@@ -312,6 +313,14 @@ def test_what_measurements_cannot_tell_is_undecided_with_the_reason(made_up, che
     found, rows = verdicts(changed(made_up, *change))
     assert found[check] == "undecided"
     assert rows["note"].str.contains(note).any()
+
+
+def test_nothing_is_decided_by_times_that_were_taken_while_something_else_ran(made_up):
+    tables = {name: table.assign(cpu_share=0.6) for name, table in made_up.items()}
+    found, rows = verdicts(tables)
+    decided = {check for check, verdict in found.items() if verdict != "undecided"}
+    assert decided == {"memory_of_sharing", "memory_of_packing", "out_of_memory shufflenetv2", "d2_scan"}
+    assert rows["note"].str.contains("had 60 % of a core, because something else ran").sum() == 9
 
 
 def test_tables_without_rows_decide_nothing():

@@ -102,6 +102,18 @@ def _times(found: Record, way: str) -> Samples:
     return np.array([one for one in found["times"][way] if any(one)], dtype=np.float64)
 
 
+def _cpu_share(records: Sequence[Record], ways: Sequence[str]) -> float:
+    """Return the CPU time of all processes over the time of a step, median; of several ways the least."""
+    shares = []
+    for way in ways:
+        steps: list[float] = []
+        for one in records:
+            spent = np.array([some for some in one["spent"][way] if some], dtype=np.float64)
+            steps += (spent[:, :, 0].sum(axis=0) / spent[:, :, 1].max(axis=0)).tolist() if spent.size else []
+        shares.append(_median(np.array(steps)))
+    return min(shares)
+
+
 # --- statistics -----------------------------------------------------------------------------------------
 
 
@@ -184,6 +196,7 @@ def _shared(records: Sequence[Record], method: str, k: int, alone: Samples) -> R
     micro_batches = _steps_s(records, method) / k
     row: Record = {"peak_mem_mib": held, "gradient_sets_mib": sets, "total_mem_mib": held + sets}
     row |= _timed("micro_batch", micro_batches) | {"samples": micro_batches.size}
+    row["cpu_share"] = _cpu_share(records, [method]) if micro_batches.size else float("nan")
     row |= _related("norm_throughput", alone, micro_batches)
     return row | {"oom": any(one["is_over"] for one in records)}
 
@@ -211,7 +224,7 @@ def _fig11(options: Options, published: pd.DataFrame) -> pd.DataFrame:
         disable, enable = (_joined([_times(one, name)[0, :, :-1] for one in own]) for name in modes)
         row = {"model": model["name"], "micro_batch_size": model["micro_batch_size"], "logical_workers": n}
         row |= _timed("disable", disable) | _timed("enable", enable) | _related("ratio", enable, disable)
-        rows.append(row | {"samples": enable.size})
+        rows.append(row | {"samples": enable.size, "cpu_share": _cpu_share(own, list(modes))})
     table = _beside(rows, published, ("model",), ratio=("enable", "disable"))
     return FIG11.validate(table, where="fig11")
 
@@ -227,6 +240,7 @@ def _fig12(options: Options, published: pd.DataFrame) -> pd.DataFrame:
     plans = [(device, _D1, own) for device in options["devices"]]
     plans.append((options["devices"][0], _D1_D2, [_hosted("d1d2", n, _D1_D2)]))
     found: dict[tuple[int, str, str], list[Samples]] = defaultdict(list)
+    shares: dict[tuple[int, str], list[float]] = defaultdict(list)
     cheap: dict[int, bool] = {}
     for _ in range(options["procedure"]["repetitions"]):
         for device, level, ways in plans:
@@ -236,6 +250,7 @@ def _fig12(options: Options, published: pd.DataFrame) -> pd.DataFrame:
                 for way in ways:
                     where = device if level == _D1 else ""
                     found[number, where, way["name"]].append(_times(one, way["name"])[0].sum(axis=1) / n)
+                    shares[number, where].append(_cpu_share([one], [way["name"]]))
     rows = []
     for number, model in enumerate(models):
         both = _joined(found[number, "", "d1d2"])
@@ -244,6 +259,7 @@ def _fig12(options: Options, published: pd.DataFrame) -> pd.DataFrame:
             row: Record = {"model": model["name"], "micro_batch_size": model["micro_batch_size"]}
             row |= {"device": device, "gpu": KERNEL_SETS[device].stands_for.lower()}
             row |= {"logical_workers": n, "d2_cheap": cheap[number], "samples": d1.size}
+            row["cpu_share"] = min(*shares[number, device], *shares[number, ""])
             row |= _timed("baseline", baseline) | _timed("d1", d1) | _timed("d1d2", both)
             rows.append(row | _related("d1_norm", d1, baseline) | _related("d1d2_norm", both, baseline))
     printed = published.drop(columns="published_d1d2_stock_s")
@@ -269,7 +285,7 @@ def _fig13(options: Options, published: pd.DataFrame) -> pd.DataFrame:
         first = _joined([one[:, : n - 1].mean(axis=1) for one in times])
         last = _joined([one[:, n - 1 :].sum(axis=1) for one in times])
         row = {"model": model["name"], "micro_batch_size": model["micro_batch_size"], "logical_workers": n}
-        row |= {"cores": min(n, len(cpus)), "samples": ddp.size}
+        row |= {"cores": min(n, len(cpus)), "samples": ddp.size, "cpu_share": _cpu_share(own, ["est"])}
         row |= _timed("ddp", ddp) | _timed("est_first", first) | _timed("est_last", last)
         rows.append(row | _related("first_norm", first, ddp) | _related("last_norm", last, ddp))
     ratios = {"first_norm": ("est_first", "ddp"), "last_norm": ("est_last", "ddp")}

@@ -9,7 +9,16 @@ __all__ = ["FIG10", "FIG11", "FIG12", "FIG13", "OVERHEADS"]
 _BATCH = ("micro_batch_size", "int", "samples", "samples a micro-batch")
 _STAND_IN = ("model", "text", "", "stand-in, by the name of the model whose part it plays")
 _LOGICAL = ("logical_workers", "int", "1", "logical workers in one process")
-_SAMPLES = ("samples", "int", "1", "timed values behind each median")
+_SAMPLES = (
+    ("samples", "int", "1", "timed values behind each median"),
+    (
+        "cpu_share",
+        "float",
+        "1",
+        "CPU time over time of processes on a core; else others used it",
+        True,
+    ),
+)
 
 
 def _timed(name: str, what: str, *, may_lack: bool = False) -> tuple[tuple[Any, ...], ...]:
@@ -42,7 +51,7 @@ FIG10 = table_schema(
     *_timed("micro_batch", "step over k; none out of memory", may_lack=True),
     *_related("norm_throughput", "throughput over that of one packed process", may_lack=True),
     ("oom", "bool", "", "whether the memory of the device did not suffice"),
-    _SAMPLES,
+    *_SAMPLES,
     *_printed(
         ("peak_mem_mib", "MiB", "memory on a V100; beyond its end no more than that it was full"),
         ("micro_batch_s", "s", "micro-batch on a V100; none out of memory"),
@@ -55,7 +64,7 @@ FIG11 = table_schema(
     *_timed("disable", "micro-batch without keeping contexts apart"),
     *_timed("enable", "micro-batch with context switches"),
     *_related("ratio", "the second over the first"),
-    _SAMPLES,
+    *_SAMPLES,
     *_printed(
         ("disable_s", "s", "on a V100"), ("enable_s", "s", "on a V100"), ("ratio", "1", "of these two")
     ),
@@ -72,7 +81,7 @@ FIG12 = table_schema(
     *_timed("d1d2", "micro-batch under D1+D2, by the kernels of all devices"),
     *_related("d1_norm", "D1 over the baseline"),
     *_related("d1d2_norm", "D1+D2 over the baseline"),
-    _SAMPLES,
+    *_SAMPLES,
     *_printed(
         *((f"{name}_s", "s", "on that GPU") for name in ("baseline", "d1", "d1d2")),
         *((f"{name}_norm", "1", "over the baseline") for name in ("d1", "d1d2")),
@@ -87,7 +96,7 @@ FIG13 = table_schema(
     *_timed("est_last", "the last one, with sum and update"),
     *_related("first_norm", "the first ones over a stock step"),
     *_related("last_norm", "the last one over a stock step"),
-    _SAMPLES,
+    *_SAMPLES,
     *_printed(
         ("ddp_s", "s", "on 8 V100"),
         ("est_first_s", "s", "on one V100, the last of 8 included"),

@@ -105,6 +105,7 @@ class _Series:
         self.who, self.spec, self.asked, self.idle_bytes = who, spec, asked, idle_bytes
         self.ways: list[dict[str, Any]] = asked["ways"]
         self.steps: dict[str, Step] = {}
+        self.spent: dict[str, list[tuple[float, float]]] = {way["name"]: [] for way in self.ways}
         self.parts: dict[bool, TrainedParts] = {}
         self.held_bytes = self.set_bytes = self.sets_bytes = 0
         self.batch = _batch(spec, asked["micro_batch_size"], asked["seed"])
@@ -157,7 +158,12 @@ class _Series:
         """Do one mini-batch in one way; its times, none where this process waits."""
         dist.barrier()
         self._computing(way)  # sets what is deterministic, for all that follows in this process
-        return self.steps[way["name"]]() if self.is_mine(way) else []
+        if not self.is_mine(way):
+            return []
+        begun, spent = time.perf_counter(), time.process_time()
+        times = self.steps[way["name"]]()
+        self.spent[way["name"]].append((time.process_time() - spent, time.perf_counter() - begun))
+        return times
 
     def weigh(self) -> None:
         """Add up what all processes hold beyond what they had when idle, gradient sets left out."""
@@ -185,6 +191,7 @@ class _Series:
             return found
         _keep_freed(True)
         self._pass(self.batch)  # fills the heap
+        self.spent = {name: [] for name in found}
         for number in range(self.asked["steps"]):
             first = number % len(self.ways)
             for way in [*self.ways[first:], *self.ways[:first]]:
@@ -198,9 +205,10 @@ def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``times`` by way, process and step, each as micro-batches and what follows them [s]; of all
-        processes ``held_bytes``, beyond what idle ones have and without gradient sets, and
-        ``gradient_sets_bytes``; ``is_over``, whether that exceeds the budget; ``d2_cheap``.
+        ``times`` by way, process and step, each as micro-batches and what follows them [s]; ``spent`` in the
+        same order, CPU time and time of each step [s]. Of all processes ``held_bytes``, beyond what idle ones
+        have and without gradient sets, and ``gradient_sets_bytes``; ``is_over``, whether that exceeds the
+        budget. ``d2_cheap``, as the scan of the model says.
     """
     spec = StandIn(**asked["spec"])
     if asked["budget_bytes"] is not None:
@@ -211,9 +219,10 @@ def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
     series = _Series(who, spec, asked, _memory_bytes("VmRSS"))
     own = series.run()
     everything: list[Any] = [None] * who.size
-    dist.all_gather_object(everything, own)
+    dist.all_gather_object(everything, (own, series.spent))
     return {
-        "times": {name: [one[name] for one in everything] for name in own},
+        "times": {name: [times[name] for times, _ in everything] for name in own},
+        "spent": {name: [spent[name] for _, spent in everything] for name in own},
         "held_bytes": series.held_bytes,
         "gradient_sets_bytes": series.sets_bytes,
         "is_over": series.is_over,
