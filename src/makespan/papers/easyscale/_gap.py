@@ -272,10 +272,8 @@ def spreads(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
             "seed_spread_pct": over_seeds.mean(),
         }
     ).reset_index()
-    single = table[table["class"] != _ALL]
-    worst = single.loc[single.groupby("scheme", sort=False)["spread_pct"].idxmax()].assign(
-        **{"class": _WORST}
-    )
+    single = table[table["class"] != _ALL].sort_values(["spread_pct", "seed_spread_pct"])
+    worst = single.groupby("scheme").tail(1).sort_index().assign(**{"class": _WORST})
     cells = published.drop(columns="source", errors="ignore")
     whole = pd.concat([table, worst], ignore_index=True).merge(
         cells, on=key, how="left", validate="one_to_one"
