@@ -143,6 +143,10 @@ class RunFolder:
 
     def take_wanted(self) -> dict[str, Any] | None:
         """Return what somebody asked for, and forget it."""
-        found: dict[str, Any] | None = read_json(self.wanted_path)
-        self.wanted_path.unlink(missing_ok=True)
+        taken = self.path / "taken.json"
+        try:
+            self.wanted_path.replace(taken)  # what is asked for from now on is not touched
+        except FileNotFoundError:
+            return None
+        found: dict[str, Any] | None = read_json(taken)
         return found

@@ -253,7 +253,8 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
         lost = error
     except WorkerError as error:
         raise _cause(directory, n_processes) or error from None
-    for number, run in enumerate(runs):
+    n_begun = next((number for number in range(len(runs)) if directory.result(number) is None), len(runs)) + 1
+    for number, run in enumerate(runs[:n_begun]):
         run.take(directory.result(number))
         if lost is not None and run.n_failures > options.max_restarts:
             raise lost
