@@ -28,6 +28,7 @@ FIGURES = {paper: figures(paper) for paper in PAPERS}
 
 # The source that is a profile of small workloads, made here, if the user has no tables to take its place.
 PROFILED = "measured" if SETTINGS.throughput.measured.directory is None else None
+PROFILE = SETTINGS.throughput.measured.profile
 
 
 wildcard_constraints:

@@ -7,7 +7,6 @@ from makespan.plans import Placement
 from makespan.profiling import profile_batches, profile_points
 from makespan.workloads import workload as load_workload
 
-PROFILE = SETTINGS.throughput.measured.profile
 PROFILE_PLACEMENTS = [Placement.parse(text) for text in PROFILE.placements]
 PROFILE_JOBS = {
     key: profile_batches(

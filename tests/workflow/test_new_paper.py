@@ -1,6 +1,9 @@
 """A new paper moves in: its own files and one name in one list, and nothing else is touched."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -17,9 +20,10 @@ from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
     from makespan.papers.toy._settings import Toy as SETTINGS
+    from makespan.papers.toy._commands import COMMANDS
     from makespan.papers.toy._speeds import LEDGER, SCHEMAS, fastest
 
-__all__ = ["LEDGER", "SCHEMAS", "SETTINGS", "fastest"]
+__all__ = ["COMMANDS", "LEDGER", "SCHEMAS", "SETTINGS", "fastest"]
 
 __getattr__ = shown_lazily(__name__, __file__)
 ''',
@@ -90,6 +94,23 @@ LEDGER = Ledger(
     tables={"speeds": SPEEDS, "speeds_published": CELLS},
 )
 ''',
+    f"{PACKAGE}/_commands.py": '''"""Say what the toy paper states."""
+
+import click
+
+__all__ = ["COMMANDS"]
+
+
+@click.group
+def COMMANDS():
+    """Say what the toy paper states."""
+
+
+@COMMANDS.command
+def say():
+    """Say it."""
+    click.echo("steps take less than a minute")
+''',
     f"{PACKAGE}/claims.csv": (
         "artifact,statement,published,tolerance,check,subject,limit,sources,fails_on,note\n"
         "Table 1,RoBERTa steps take less than a minute,1 s,< 60 s,faster,roberta,60,,,\n"
@@ -152,6 +173,10 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
     assert (row["statement"], row["verdict"]) == ("RoBERTa steps take less than a minute", "holds")
     assert set(claims["paper"]) == {"Morphling", "EasyScale", "Toy"}
     assert "Nothing to be done" in finished.snakemake("--cores", "1", "toy").stdout
+    own = {"PYTHONPATH": str(finished.root / "src")}
+    command = [sys.executable, "-c", "from makespan.cli import main; main()", "toy", "say"]
+    said = subprocess.run(command, env=os.environ | own, cwd=finished.root, text=True, capture_output=True)
+    assert said.stdout == "steps take less than a minute\n", said.stderr
 
 
 def test_the_guide_lists_the_files_of_a_paper_and_no_others():
