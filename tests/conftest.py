@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 # Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
@@ -31,21 +32,22 @@ UNTRACED = [ROOT / "tests" / name for name in ("claims", "differential", "proper
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent in UNTRACED:
-            item.add_marker("no_cover")
+            item.add_marker("untraced")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    """Leave the fixtures of such tests untraced too; pytest-cov looks at calls only."""
-    plugin = item.config.pluginmanager.getplugin("_cov")
-    controller = plugin.cov_controller if plugin and item.get_closest_marker("no_cover") else None
-    if controller:
-        controller.pause()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Leave such tests untraced, fixtures too.
+
+    A pause of pytest-cov leaves a second tracer at work in the processes of xdist.
+    """
+    tracer = sys.gettrace()
+    if item.get_closest_marker("untraced"):
+        sys.settrace(None)
     try:
         return (yield)
     finally:
-        if controller:
-            controller.resume()
+        sys.settrace(tracer)
 
 
 @pytest.fixture(scope="session")

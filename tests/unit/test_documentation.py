@@ -49,7 +49,7 @@ def run_command(words):
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=TRAINING if page in TRAINS else ()) for page in WITH_CODE], ids=name_of
 )
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     if page in TRAINS:
         pytest.importorskip("torch")
