@@ -20,6 +20,7 @@ from makespan.runtime._checkpoints import (
     start_checkpoint,
 )
 from makespan.runtime._directory import RunDirectory
+from makespan.runtime._forkserver import Process
 from makespan.runtime._launch import (
     Launch,
     Launcher,
@@ -37,6 +38,7 @@ __all__ = [
     "Launch",
     "Launcher",
     "LocalLauncher",
+    "Process",
     "ProcessOptions",
     "RunDirectory",
     "SlurmLauncher",
