@@ -17,8 +17,8 @@ LAYER_BYTES = [90, 40, 40, 40, 10, 40, 40, 40, 60]
 MOST_NODES = 12
 TEMPLATES = even_templates(N_LAYERS, range(1, N_LAYERS + 1))
 
-SHARE = st.integers(0, 99)
-EVENT = st.tuples(st.sampled_from("llljjdcc"), st.integers(1, 4), SHARE, SHARE)
+KINDS = "llljjdcc"  # loss, join, drain, loss while the copies for another are under way
+EVENT = st.integers(0, len(KINDS) * 4 * 100 * 100 - 1)  # one number, since drawing takes longer than the rest
 
 
 class Model:
@@ -103,8 +103,9 @@ class Model:
 
     def play(self, event):
         """Turn drawn numbers into a change of this job; say whether training goes on."""
-        kind, n, share, copied = event
-        n = min(n, len(self.held))
+        event, copied = divmod(event, 100)
+        event, share = divmod(event, 100)
+        kind, n = KINDS[event // 4], min(1 + event % 4, len(self.held))
         joined = tuple(range(self.next_node, self.next_node + n))
         if kind == "l":
             return self.change(lost=self.chosen(n, share))

@@ -3,9 +3,15 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from makespan.papers.oobleck.planning import PipelineTemplate
+from makespan.errors import InfeasiblePlanError
+from makespan.papers.oobleck.planning import (
+    Instantiation,
+    ModelProfile,
+    PipelineTemplate,
+    choose_plan,
+    enumerate_plans,
+)
 from makespan.papers.oobleck.reconfiguration._placing import (
     Hosts,
     assign_nodes,
@@ -13,15 +19,14 @@ from makespan.papers.oobleck.reconfiguration._placing import (
     exposed_layers,
     spread_nodes,
 )
-from makespan.papers.oobleck.reconfiguration._standin import distribute, enumerate_plans, iteration_time_s
 from makespan.papers.oobleck.reconfiguration._state import node_layers
 
 __all__ = ["Arrangement", "Job", "arranged_anew", "is_exposed", "split_group", "spread"]
 
 SLOWER = 0.01
 """By how much a plan may be slower than the best if less has to be copied for it."""
-MOST_SPREAD = 64
-"""Plans, the fastest first, of which one without a layer on a single host is looked for."""
+MOST_COMPARED = 64
+"""Plans that are looked at, the fastest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Job:
     layer_bytes: Sequence[int]
     hosts: Hosts
     layers_of: Mapping[int, Collection[int]]
+    profile: ModelProfile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +79,28 @@ def arranged_anew(job: Job, nodes: Sequence[int], f: int) -> Arrangement | None:
     """
     placed: list[tuple[float, Arrangement]] = []
     fastest_s = math.inf
-    for time_s, templates in islice(_ranked(job, len(nodes), f), MOST_SPREAD if job.hosts else None):
-        if time_s > fastest_s * (1 + SLOWER):
+    for plan in _ranked(job, len(nodes), f):
+        if plan.iter_time_s > fastest_s * (1 + SLOWER):
             break
-        groups = assign_nodes(templates, nodes, job.layers_of, job.layer_bytes)
-        found = spread(job, Arrangement(templates, groups))
+        groups = assign_nodes(plan.templates, nodes, job.layers_of, job.layer_bytes)
+        found = spread(job, Arrangement(plan.templates, groups))
         if not is_exposed(job, found):
-            fastest_s = min(fastest_s, time_s)
-        placed.append((time_s, found))
+            fastest_s = min(fastest_s, plan.iter_time_s)
+        placed.append((plan.iter_time_s, found))
     safe = [one for one in placed if not is_exposed(job, one[1])] or placed
     near = [found for time_s, found in safe if time_s <= safe[0][0] * (1 + SLOWER)]
     return min(near, key=lambda one: _missing_bytes(job, one), default=None)
 
 
-def _ranked(job: Job, n_nodes: int, f: int) -> list[tuple[float, tuple[PipelineTemplate, ...]]]:
-    """Return the pipelines of every plan that gives each one micro-batch or more, the fastest first."""
-    sizes = sorted(job.templates)
-    found = []
-    for counts in enumerate_plans(sizes, n_nodes, f):
-        templates = tuple(job.templates[size] for size in _spelled_out(sizes, counts))
-        if len(templates) <= job.n_microbatches:
-            shares = distribute(templates, job.n_microbatches)
-            found.append((iteration_time_s(templates, shares), templates))
-    return sorted(found, key=lambda one: one[0])
+def _ranked(job: Job, n_nodes: int, f: int) -> list[Instantiation]:
+    """Return the fastest plans for so many nodes, the fastest first; none if there is none."""
+    try:
+        choice = choose_plan(
+            job.templates, n_nodes, f, job.n_microbatches, profile=job.profile, n_runners_up=MOST_COMPARED - 1
+        )
+    except InfeasiblePlanError:
+        return []
+    return [choice.best, *choice.runners_up]
 
 
 def is_exposed(job: Job, found: Arrangement) -> bool:

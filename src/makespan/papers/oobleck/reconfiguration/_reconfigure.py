@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
 from makespan.errors import InfeasiblePlanError, InputError
-from makespan.papers.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate
+from makespan.papers.oobleck.planning import HybridPlan, ModelProfile, Pipeline, PipelineTemplate, distribute
 from makespan.papers.oobleck.reconfiguration._choosing import (
     Arrangement,
     Job,
@@ -19,7 +19,6 @@ from makespan.papers.oobleck.reconfiguration._choosing import (
 from makespan.papers.oobleck.reconfiguration._errors import InsufficientNodes, StateLost
 from makespan.papers.oobleck.reconfiguration._placing import Hosts, exposed_layers
 from makespan.papers.oobleck.reconfiguration._regroup import regroup
-from makespan.papers.oobleck.reconfiguration._standin import distribute
 from makespan.papers.oobleck.reconfiguration._state import (
     Copy,
     Holdings,
@@ -43,7 +42,7 @@ class Reconfiguration:
     Parameters
     ----------
     plan
-        Pipelines with nodes and micro-batches.
+        Pipelines with nodes and microbatches.
     kinds
         What was done, each thing once: drop (a whole pipeline is gone), re-instantiate, borrow, merge, split
         (of more nodes than a template has), re-plan, join, drain, spread (over hosts).
@@ -92,6 +91,7 @@ def reconfigure(
     held: Mapping[int, Collection[int]] | None = None,
     hosts: Hosts | None = None,
     policy: Policy = "stop",
+    profile: ModelProfile | None = None,
 ) -> Reconfiguration:
     """Find the pipelines that go on when nodes are lost, leave or join.
 
@@ -119,6 +119,8 @@ def reconfigure(
         Machine of each node; without it every node is one of its own.
     policy
         Below ``(f + 1) n0`` nodes: stop, or degrade and survive fewer losses.
+    profile
+        Times of the layers, where the wait for gradients of so many pipelines is to count in a choice.
 
     Returns
     -------
@@ -132,7 +134,7 @@ def reconfigure(
     InsufficientNodes
         Fewer than ``(f + 1) n0`` nodes are left, or than ``n0`` under ``degrade``.
     InfeasiblePlanError
-        The templates cover so many nodes with no plan, or there are too few micro-batches for any.
+        The templates cover so many nodes with no plan, or there are too few microbatches for any.
     InputError
         A node is in two places, or is lost or drained and is not there.
     """
@@ -145,10 +147,10 @@ def reconfigure(
         _find_lost_state(before, len(layer_bytes))
     n_nodes = sum(len(one.nodes) for one in pipelines) - len(gone) - len(leaving) + len(joined)
     f_now = _losses_to_survive(n_nodes, f, n0, policy)
-    job = Job(templates, n0, n_microbatches, layer_bytes, hosts or {}, _layers_by_node(before))
+    job = Job(templates, n0, n_microbatches, layer_bytes, hosts or {}, _layers_by_node(before), profile)
     outcome = _rearranged(job, pipelines, gone | leaving, tuple(joined), f_now)
     kinds = (*outcome.kinds, *(("drain",) if leaving else ()))
-    counts = distribute(outcome.templates, n_microbatches)
+    counts = distribute(outcome.templates, n_microbatches) or ()
     plan = HybridPlan(tuple(map(Pipeline, outcome.groups, outcome.templates, counts)))
     needed = held_parts(plan.pipelines, n_slots)
     copies = copy_plan(before, needed, layer_bytes, n_slots, hosts) if before else ()
@@ -207,7 +209,7 @@ def _uncovered(job: Job, n_nodes: int, f: int) -> NoReturn:
     """Refuse templates and batches with which no plan is possible."""
     sizes = ", ".join(map(str, sorted(job.templates)))
     raise InfeasiblePlanError(
-        f"no plan of {f + 1} or more pipelines has {n_nodes} nodes and {job.n_microbatches} micro-batches; "
+        f"no plan of {f + 1} or more pipelines has {n_nodes} nodes and {job.n_microbatches} microbatches; "
         f"there are templates for {sizes} nodes"
     )
 
