@@ -1,0 +1,257 @@
+"""From pipelines, losses and joiners to the pipelines that go on, and the state that must move for that."""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn
+
+from makespan.errors import InfeasiblePlanError, InputError
+from makespan.papers.oobleck.planning import HybridPlan, ModelProfile, Pipeline, PipelineTemplate, distribute
+from makespan.papers.oobleck.reconfiguration._choosing import (
+    Arrangement,
+    Job,
+    arranged_anew,
+    is_exposed,
+    split_group,
+    spread,
+)
+from makespan.papers.oobleck.reconfiguration._errors import InsufficientNodes, StateLost
+from makespan.papers.oobleck.reconfiguration._placing import Hosts, exposed_layers
+from makespan.papers.oobleck.reconfiguration._regroup import regroup
+from makespan.papers.oobleck.reconfiguration._state import (
+    Copy,
+    Holdings,
+    copy_plan,
+    held_by_layers,
+    held_parts,
+    slots_of,
+)
+
+__all__ = ["Reconfiguration", "reconfigure"]
+
+Policy = Literal["stop", "degrade"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfiguration:
+    """What becomes of a job after a loss, a drain, or when nodes join.
+
+    Parameters
+    ----------
+    plan
+        Pipelines with nodes and microbatches.
+    kinds
+        What was done, each thing once: drop (a whole pipeline is gone), re-instantiate, borrow, merge, split
+        (of more nodes than a template has), re-plan, join, drain, spread (over hosts).
+    copies
+        State that nodes must get before they go on.
+    f
+        Losses at once that can be survived now; less than asked for where the job goes on degraded.
+    waiting
+        Joiners for which no plan has a place; they may be given again.
+    exposed
+        Layers that one host alone holds although there are several.
+    """
+
+    plan: HybridPlan
+    kinds: tuple[str, ...]
+    copies: tuple[Copy, ...]
+    f: int
+    waiting: tuple[int, ...] = ()
+    exposed: tuple[int, ...] = ()
+
+    @property
+    def action(self) -> str:
+        """Return the heaviest of the kinds, none if nothing was done."""
+        return next((kind for kind in _BY_WEIGHT if kind in self.kinds), "none")
+
+    @property
+    def copies_bytes(self) -> int:
+        """Return what is copied in all."""
+        return sum(copy.n_bytes for copy in self.copies)
+
+
+_BY_WEIGHT = ("re-plan", "join", "merge", "split", "borrow", "re-instantiate", "drop", "drain", "spread")
+
+
+def reconfigure(
+    pipelines: Sequence[Pipeline],
+    lost: Collection[int],
+    joined: Collection[int],
+    templates: Mapping[int, PipelineTemplate],
+    f: int,
+    n0: int,
+    n_microbatches: int,
+    *,
+    layer_bytes: Sequence[int],
+    drained: Collection[int] = (),
+    held: Mapping[int, Collection[int]] | None = None,
+    hosts: Hosts | None = None,
+    policy: Policy = "stop",
+    profile: ModelProfile | None = None,
+) -> Reconfiguration:
+    """Find the pipelines that go on when nodes are lost, leave or join.
+
+    Oobleck, section 5. After losses and drains pipelines are regrouped with few moves; if fewer than
+    ``f + 1`` would be left although the nodes are enough, and whenever nodes join, a plan is chosen anew, of
+    those within 1 % of the best the one that copies the fewest bytes. The global batch stays as it is.
+
+    Parameters
+    ----------
+    pipelines
+        As they train now, all of one model; none before the start.
+    lost, drained, joined
+        Nodes that are gone with their state, that leave but can still send, and that are new.
+    templates
+        By number of nodes.
+    f, n0
+        Losses at once that must be survived, and the fewest nodes of a pipeline.
+    n_microbatches
+        Micro-batches of an iteration, all pipelines together.
+    layer_bytes
+        State of each layer, bytes.
+    held
+        Layers whose state each node has, of nodes with one GPU; without it what the pipelines own.
+    hosts
+        Machine of each node; without it every node is one of its own.
+    policy
+        Below ``(f + 1) n0`` nodes: stop, or degrade and survive fewer losses.
+    profile
+        Times of the layers, where the wait for gradients of so many pipelines is to count in a choice.
+
+    Returns
+    -------
+    Reconfiguration
+        The same for the same arguments.
+
+    Raises
+    ------
+    StateLost
+        No node that is left has the state of a layer.
+    InsufficientNodes
+        Fewer than ``(f + 1) n0`` nodes are left, or than ``n0`` under ``degrade``.
+    InfeasiblePlanError
+        The templates cover so many nodes with no plan, or there are too few microbatches for any.
+    InputError
+        A node is in two places, or is lost or drained and is not there.
+    """
+    _check(pipelines, lost, joined, drained, templates, layer_bytes)
+    gone, leaving = frozenset(lost), frozenset(drained)
+    n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
+    before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
+    before = {gpu: parts for gpu, parts in before.items() if gpu.node not in gone}
+    if pipelines or held:
+        _find_lost_state(before, len(layer_bytes))
+    n_nodes = sum(len(one.nodes) for one in pipelines) - len(gone) - len(leaving) + len(joined)
+    f_now = _losses_to_survive(n_nodes, f, n0, policy)
+    job = Job(templates, n0, n_microbatches, layer_bytes, hosts or {}, _layers_by_node(before), profile)
+    outcome = _rearranged(job, pipelines, gone | leaving, tuple(joined), f_now)
+    kinds = (*outcome.kinds, *(("drain",) if leaving else ()))
+    counts = distribute(outcome.templates, n_microbatches) or ()
+    plan = HybridPlan(tuple(map(Pipeline, outcome.groups, outcome.templates, counts)))
+    needed = held_parts(plan.pipelines, n_slots)
+    copies = copy_plan(before, needed, layer_bytes, n_slots, hosts) if before else ()
+    exposed = exposed_layers(outcome.templates, outcome.groups, hosts) if hosts else ()
+    return Reconfiguration(plan, kinds, copies, f_now, outcome.waiting, exposed)
+
+
+def _find_lost_state(held: Holdings, n_layers: int) -> None:
+    """Refuse to go on where nobody has some layer."""
+    missing = set(range(n_layers)) - {layer for parts in held.values() for layer, _ in parts}
+    if missing:
+        raise StateLost(missing)
+
+
+def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
+    """Return how many losses so many nodes survive, at most ``f``; refuse too few of them."""
+    if n_nodes >= (f + 1) * n0:
+        return f
+    if policy == "stop" or n_nodes < n0:
+        raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
+    f_now = n_nodes // n0 - 1
+    logger.warning("%d node(s) are left: %d loss(es) at once can be survived, not %d", n_nodes, f_now, f)
+    return f_now
+
+
+def _layers_by_node(held: Holdings) -> dict[int, frozenset[int]]:
+    """Return the layers whose state each node has."""
+    found: dict[int, set[int]] = {}
+    for gpu, parts in held.items():
+        found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
+    return {node: frozenset(layers) for node, layers in found.items()}
+
+
+def _rearranged(
+    job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], joined: tuple[int, ...], f: int
+) -> Arrangement:
+    """Regroup, or choose anew where nodes join or regrouping does not keep what was promised."""
+    staying = tuple(node for one in pipelines for node in one.nodes if node not in away)
+    if not joined:
+        found = _regrouped(job, pipelines, away, f)
+        if found is not None and not is_exposed(job, found):
+            return found
+        anew = arranged_anew(job, staying, f)
+        if anew is None or (found is not None and is_exposed(job, anew)):
+            return found or _uncovered(job, len(staying), f)
+        return replace(anew, kinds=("re-plan",))
+    for n_taken in range(len(joined), -1, -1):
+        chosen = arranged_anew(job, (*staying, *joined[:n_taken]), f)
+        if chosen is not None:
+            kinds = ("join",) if n_taken else ("re-plan",)
+            return replace(chosen, kinds=kinds, waiting=joined[n_taken:])
+    return _uncovered(job, len(staying), f)
+
+
+def _uncovered(job: Job, n_nodes: int, f: int) -> NoReturn:
+    """Refuse templates and batches with which no plan is possible."""
+    sizes = ", ".join(map(str, sorted(job.templates)))
+    raise InfeasiblePlanError(
+        f"no plan of {f + 1} or more pipelines has {n_nodes} nodes and {job.n_microbatches} microbatches; "
+        f"there are templates for {sizes} nodes"
+    )
+
+
+def _regrouped(job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], f: int) -> Arrangement | None:
+    """Regroup with few moves; None where that leaves too few pipelines, or some without a template."""
+    found = regroup([one.nodes for one in pipelines], away, job.n0)
+    groups: list[tuple[int, ...]] = []
+    for group in found.groups:
+        parts = split_group(group, job.templates)
+        if parts is None:
+            return None
+        groups += parts
+    if not f < len(groups) <= job.n_microbatches:
+        return None
+    kinds = found.kinds + (("split",) if len(groups) > len(found.groups) else ())
+    templates = tuple(job.templates[len(group)] for group in groups)
+    return spread(job, Arrangement(templates, tuple(groups), kinds))
+
+
+def _check(
+    pipelines: Sequence[Pipeline],
+    lost: Collection[int],
+    joined: Collection[int],
+    drained: Collection[int],
+    templates: Mapping[int, PipelineTemplate],
+    layer_bytes: Sequence[int],
+) -> None:
+    """Refuse nodes in two places or in none, and templates of another model."""
+    nodes = [node for one in pipelines for node in one.nodes]
+    twice = sorted(node for node, times in Counter([*nodes, *joined]).items() if times > 1)
+    if twice:
+        raise InputError(f"node(s) {twice} twice in pipelines and joiners; accepted: each node once")
+    for name, given in (("lost", lost), ("drained", drained)):
+        unknown = sorted(set(given) - set(nodes))
+        if unknown:
+            raise InputError(f"{name} node(s) {unknown}; accepted: nodes of a pipeline, {sorted(nodes)}")
+    both = sorted(set(lost) & set(drained))
+    if both:
+        raise InputError(f"node(s) {both} both lost and drained; accepted: one of them")
+    layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
+    if layers != {len(layer_bytes)}:
+        raise InputError(
+            f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; accepted: as many"
+        )
