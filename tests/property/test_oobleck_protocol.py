@@ -172,7 +172,9 @@ def check(world, end):
         assert not world.commits or world.stores[-1] == len(world.commits)
     else:
         assert isinstance(world.error, LookupError | RuntimeError)
-    for node in map(world.nodes.get, world.coordination.members):  # a commit that was sent is applied, whatever comes after it
+    for node in map(
+        world.nodes.get, world.coordination.members
+    ):  # a commit that was sent is applied, whatever comes after it
         while node.can_act():
             node.act(world, random.Random(0))
         n_applied = len(world.commits)

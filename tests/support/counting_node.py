@@ -64,7 +64,7 @@ class CountingEngine:
 
     def write(self, save):
         for layer in save.layers:
-            Path(save.directory, f"{layer}.json").write_text(json.dumps(self.sums[layer]))
+            Path(self.run_dir, "partial", f"{layer}.json").write_text(json.dumps(self.sums[layer]))
 
 
 def work(directory, who):

@@ -76,16 +76,16 @@ class Run:
         self.saved, self.starter = {}, Starter(path)
         self.coordinator = Coordinator(
             self.protocol, path, request, self.starter, lambda generation: Meeting(), self.watch,
-            store=self.store, folder=self.folder, limits=limits, n_replacements=n_replacements,
+            begin_checkpoint=self.begin, finish_checkpoint=self.store, limits=limits,
+            n_replacements=n_replacements,
         )  # fmt: skip
 
     def watch(self, event):
         self.events.append(event)
         self.react(event)
 
-    def folder(self):
+    def begin(self):
         (self.path / "partial").mkdir(exist_ok=True)
-        return str(self.path / "partial")
 
     def store(self, step):
         self.saved[step] = {path.stem: read_json(path) for path in (self.path / "partial").iterdir()}

@@ -108,6 +108,8 @@ class Coordinator(Generic[PlanT]):
         What starts processes, and opens a meeting point for a generation.
     watch
         Told every event.
+    begin_checkpoint, finish_checkpoint
+        Make room for one in a place that nodes know from the request; make it one, of so many iterations.
     limits, n_replacements
         Times, and how many new processes are started for lost ones.
     """
@@ -121,14 +123,15 @@ class Coordinator(Generic[PlanT]):
         meet: Callable[[int], MeetingPoint],
         watch: Callable[[Event], None],
         *,
-        store: Callable[[int], None] = lambda step: None,
-        folder: Callable[[], str] = lambda: "",
+        begin_checkpoint: Callable[[], object] = lambda: None,
+        finish_checkpoint: Callable[[int], object] = lambda step: None,
         limits: Limits | None = None,
         n_replacements: int = 0,
     ) -> None:
         self.protocol, self.run_dir, self.request = protocol, run_dir, request
         self.starter, self.meet, self.watch = starter, meet, watch
-        self.store, self.folder, self.limits = store, folder, limits or Limits()
+        self.begin_checkpoint, self.finish_checkpoint = begin_checkpoint, finish_checkpoint
+        self.limits = limits or Limits()
         self.n_replacements, self.token = n_replacements, secrets.token_hex(16)
         self.processes: dict[int, Process] = {}
         self.started_s: dict[int, float] = {}
@@ -276,8 +279,6 @@ class Coordinator(Generic[PlanT]):
         for action in wanted:
             match action:
                 case acts.Send(node, message):
-                    if isinstance(message, said.Save):
-                        message = said.Save(message.generation, message.step, message.layers, self.folder())
                     self._send(node, message)
                 case acts.Open(generation):
                     self.meetings[generation] = self.meet(generation)
@@ -285,8 +286,10 @@ class Coordinator(Generic[PlanT]):
                 case acts.Close(generation):
                     if generation in self.meetings:
                         self.meetings.pop(generation).close()
+                case acts.Begin():
+                    self.begin_checkpoint()
                 case acts.Store(step):
-                    self.store(step)
+                    self.finish_checkpoint(step)
                     self._tell("checkpoint", step=step)
                 case acts.Note(kind, values):
                     self._tell(kind, **values)

@@ -117,12 +117,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write layers into a directory."""
+    """Write layers where a checkpoint is being made."""
 
     generation: int
     step: int
     layers: tuple[str, ...]
-    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

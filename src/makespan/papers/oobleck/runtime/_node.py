@@ -37,10 +37,12 @@ from makespan.papers.oobleck.runtime._messages import (
     Save,
 )
 
-__all__ = ["ADDRESS_FILE", "Announcing", "Engine", "SupersededError", "host_name", "take_part"]
+__all__ = ["ADDRESS_FILE", "JOINING", "Announcing", "Engine", "SupersededError", "host_name", "take_part"]
 
 ADDRESS_FILE = "coordinator.json"
-BEAT_S = 0.5
+JOINING = 1 << 20
+"""Ranks from here on are those of processes that nobody has numbered."""
+_BEAT_S = 0.5
 _CONNECT_S = 30.0
 _ABANDONED = 3
 _STANDING_S = 60.0
@@ -154,7 +156,7 @@ class _Node:
     def _beat(self, woken: int) -> None:
         while True:
             told: Message = Beat()
-            if select.select([woken], [], [], BEAT_S)[0] and signal.SIGTERM in os.read(woken, 64):
+            if select.select([woken], [], [], _BEAT_S)[0] and signal.SIGTERM in os.read(woken, 64):
                 told = Leaving()
             with suppress(OSError):
                 self.link.send(told)

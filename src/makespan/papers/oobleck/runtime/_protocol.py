@@ -29,8 +29,8 @@ from makespan.papers.oobleck.runtime._messages import (
 )
 
 __all__ = [
-    "Action", "Close", "Coordination", "Decide", "Decision", "End", "Halt", "Note", "Open", "Phase", "Send",
-    "Situation", "Store",
+    "Action", "Begin", "Close", "Coordination", "Decide", "Decision", "End", "Halt", "Note", "Open", "Phase",
+    "Send", "Situation", "Store",
 ]  # fmt: skip
 
 PlanT = TypeVar("PlanT")
@@ -72,10 +72,19 @@ class Situation(Generic[PlanT]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[PlanT]):
-    """What the members do from now on: the plan, and the same in plain values for their connections."""
+    """What the members do from now on.
+
+    Parameters
+    ----------
+    plan, work
+        The plan, and what the members have to know of it in plain values.
+    spare
+        Members for which it has no place; they wait for another one.
+    """
 
     plan: PlanT
     work: Any
+    spare: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,11 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Make room for a checkpoint; layers are written into it next."""
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Make a checkpoint of what was written for a step."""
 
@@ -130,7 +144,7 @@ class End:
     error: Exception | None
 
 
-Action = Send | Open | Close | Store | Note | End
+Action = Send | Open | Close | Begin | Store | Note | End
 Decide = Callable[[Situation[PlanT]], Decision[PlanT] | Halt]
 
 
@@ -164,7 +178,8 @@ class Coordination(Generic[PlanT]):
         self._decide, self._failed_error = decide, failed
         self.expected, self.end, self.save_every = set(expected), end, save_every
         self.phase, self.generation, self.step, self.saved = Phase.STARTING, 0, step, step
-        self.members, self.waiting, self.leaving = set[int](), set[int](), set[int]()
+        self.members, self.leaving = set[int](), set[int]()
+        self.waiting, self.spare = set[int](), set[int]()
         self.plan: PlanT | None = None
         self.holdings: dict[int, Collection[str]] = {}
         self._decision: Decision[PlanT] | None = None
@@ -187,8 +202,8 @@ class Coordination(Generic[PlanT]):
     def lost(self, node: int) -> list[Action]:
         """Go on without a node whose process has ended; it needs not have been a member."""
         self.expected.discard(node)
-        self.waiting.discard(node)
-        self.leaving.discard(node)
+        for group in (self.waiting, self.spare, self.leaving):
+            group.discard(node)
         self.holdings.pop(node, None)
         is_member = node in self.members
         self.members.discard(node)
@@ -203,7 +218,7 @@ class Coordination(Generic[PlanT]):
         """Let nodes go at the next boundary of iterations; none for all, with a checkpoint."""
         if not nodes:
             self._is_stopping = True
-        self.leaving |= set(nodes) & (self.members | self.waiting)
+        self.leaving |= set(nodes) & (self.members | self.waiting | self.spare)
         return []
 
     def opened(self, generation: int, address: str) -> list[Action]:
@@ -248,8 +263,9 @@ class Coordination(Generic[PlanT]):
         """Begin a generation with whoever is there."""
         closing = [Close(self.generation)] if self.generation else []
         self.generation += 1
-        self.members |= self.waiting
+        self.members |= self.waiting | self.spare
         self.waiting.clear()
+        self.spare.clear()
         self.phase, self._answers, self._decision, self._halt = Phase.FREEZING, {}, None, None
         if not self.members:
             return [*closing, *self._plan()]
@@ -271,6 +287,8 @@ class Coordination(Generic[PlanT]):
                 return self._go_on()  # nothing is left to train, so nobody misses the plan
             self._halt = decided
             return self._save() if decided.saves and self.saved != self.step else self._finish()
+        self.spare = set(decided.spare)
+        self.members -= self.spare
         self.phase, self._answers, self._decision = Phase.FORMING, {}, decided
         return [Note("plan", {"generation": self.generation, "work": decided.work}), Open(self.generation)]
 
@@ -340,9 +358,10 @@ class Coordination(Generic[PlanT]):
             written.setdefault(chosen, []).append(layer)
         self._writers = {node: tuple(layers) for node, layers in written.items()}
         self.phase, self._answers = Phase.SAVING, {}
-        return [
+        told = [
             Send(node, Save(self.generation, self.step, layers)) for node, layers in self._writers.items()
         ]
+        return [Begin(), *told]
 
     def _store(self) -> list[Action]:
         self.saved = self.step
@@ -351,7 +370,7 @@ class Coordination(Generic[PlanT]):
     def _finish(self, error: Exception | None = None) -> list[Action]:
         self.phase = Phase.ENDED
         error = self._halt.error if error is None and self._halt is not None else error
-        everybody = sorted(self.members | self.waiting)
+        everybody = sorted(self.members | self.waiting | self.spare)
         told: list[Action] = [
             Send(node, Leave("finished" if error is None else str(error))) for node in everybody
         ]

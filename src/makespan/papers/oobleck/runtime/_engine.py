@@ -1,0 +1,103 @@
+"""What a node of a resilient run computes with: its stage, its groups, and the layers it holds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from makespan.papers.oobleck.runtime._deciding import plan_from
+from makespan.papers.oobleck.runtime._executor import StageExecutor
+from makespan.papers.oobleck.runtime._job import job_from
+from makespan.papers.oobleck.runtime._meeting import reached
+from makespan.papers.oobleck.runtime._messages import Form, Save
+from makespan.papers.oobleck.runtime._node import Announcing
+
+__all__ = ["TrainingEngine", "layer_file"]
+
+
+def layer_file(layer: int | str) -> str:
+    """Name of the file of a layer in a checkpoint."""
+    return f"layer-{int(layer):04d}.pt"
+
+
+class TrainingEngine:
+    """An executor that does as the coordinator says; what it holds stays until others have their copies."""
+
+    def __init__(self, device: str = "cpu", timeout_s: float = 300.0) -> None:
+        self._device, self._timeout_s = device, timeout_s
+        self._owned: tuple[int, ...] = ()
+        self._iteration, self._is_backward, self._tells = 0, False, False
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Layers that are held, also those that are not owned any more."""
+        return tuple(map(str, self._executor.layers))
+
+    def prepare(self, node: int, request: Any, announce: Announcing) -> None:
+        """Load the model."""
+        self._node, self._announce = node, announce
+        self._partial = Path(request["partial"])
+        self._executor = StageExecutor(job_from(request["job"]), self._device, self._enter, self._timeout_s)
+
+    def drop(self) -> None:
+        """Give up every group."""
+        self._executor.disconnect()
+
+    def form(self, form: Form, forgets: bool) -> Mapping[str, str]:
+        """Build groups, copy layers, and return the checksums of those that are owned."""
+        executor, work = self._executor, form.work
+        if forgets:
+            executor.keep(())
+        self._announce("group build", form.step)
+        plan = plan_from(work["plan"])
+        also = [node for node in form.members if node not in plan.nodes]
+        executor.connect(plan, self._node, reached(form.address, form.generation, self._timeout_s), also)
+        self._announce("copy", form.step)
+        for layer, source, target in work["copies"]:
+            if source == self._node:
+                executor.send_layer(layer, target)
+            elif target == self._node:
+                executor.receive_layer(layer, source)
+        self._owned = tuple(
+            layer
+            for one in plan.pipelines if self._node in one.nodes
+            for layer in one.template.stages[one.nodes.index(self._node)].layers
+        )  # fmt: skip
+        if work["is_start"]:
+            self._begin(work["origin"])
+        self._tells = self._node == plan.nodes[0]
+        return {str(layer): executor.checksum(layer) for layer in self._owned}
+
+    def _begin(self, origin: str | None) -> None:
+        """Hold what nobody could send, as at the start or as in a checkpoint."""
+        missing = [layer for layer in self._owned if str(layer) not in self.layers]
+        states = {} if origin is None else {
+            layer: torch.load(Path(origin, layer_file(layer)), map_location=self._device, weights_only=True)
+            for layer in missing
+        }  # fmt: skip
+        self._executor.hold(missing)
+        for layer, state in states.items():
+            self._executor.load_layer_state(layer, state)
+
+    def compute(self, iteration: int) -> Any:
+        """Do the passes and the sums of an iteration; one node tells the loss."""
+        self._executor.keep(self._owned)
+        self._iteration, self._is_backward = iteration, False
+        self._executor.compute(iteration)
+        facts = self._executor.reduce()
+        return {"loss": facts.loss, "gradient_norm": facts.gradient_norm} if self._tells else None
+
+    def _enter(self, phase: str) -> None:
+        """Announce phases; forward passes between backward ones are no phase of their own."""
+        self._is_backward = phase == "backward" or (self._is_backward and phase == "forward")
+        self._announce("backward" if self._is_backward else phase, self._iteration)
+
+    def apply(self, iteration: int) -> None:
+        """Do the step."""
+        self._executor.apply()
+
+    def write(self, save: Save) -> None:
+        """Write layers where a checkpoint is being made."""
+        for layer in save.layers:
+            torch.save(self._executor.layer_state(int(layer)), self._partial / layer_file(layer))
