@@ -13,11 +13,15 @@ from makespan.errors import CheckpointError, InputError, WorkerError
 from makespan.papers.oobleck._record import Record
 from makespan.papers.oobleck._tables_live import ITERATIONS, RECOVERIES
 from makespan.papers.oobleck.planning import HybridPlan, ModelProfile, TemplateSet, covering_templates
-from makespan.papers.oobleck.runtime import ChainJob
-from makespan.papers.oobleck.runtime._coordinator import Coordinator, Event, Limits
-from makespan.papers.oobleck.runtime._deciding import Decider
-from makespan.papers.oobleck.runtime._meeting import StoreMeeting
-from makespan.papers.oobleck.runtime._protocol import Coordination
+from makespan.papers.oobleck.runtime import (
+    ChainJob,
+    Coordination,
+    Coordinator,
+    Decider,
+    Event,
+    Limits,
+    StoreMeeting,
+)
 from makespan.runtime import (
     Launch,
     Launcher,

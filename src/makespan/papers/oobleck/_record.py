@@ -8,8 +8,7 @@ import pandas as pd
 
 from makespan.papers.oobleck._tables_live import ITERATIONS, RECOVERIES
 from makespan.papers.oobleck.planning import HybridPlan
-from makespan.papers.oobleck.runtime._coordinator import Event
-from makespan.papers.oobleck.runtime._deciding import plan_from
+from makespan.papers.oobleck.runtime import Event, plan_from
 
 __all__ = ["Record", "Recovery"]
 

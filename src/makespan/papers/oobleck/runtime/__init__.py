@@ -1,3 +1,42 @@
-"""Training that survives the loss of nodes: coordinator, nodes, and what they say to each other."""
+"""Pipelines of different shapes that train one model together, and go on when processes are lost.
 
-__all__: list[str] = []
+Importing the package loads nothing; what it shows imports torch, except `ChainJob`.
+
+- `ChainJob` says what is trained; `Chain` is what a user's own function returns, layer by layer
+- `StageExecutor` is one process: passes of its stage, sums over pipelines, steps, and the layers it holds;
+  `LostPeerError` is what it raises when another one is gone
+- `Coordinator` carries out what the protocol `Coordination` decides with a `Decider`: who takes part, which
+  iteration is committed, and what follows a loss; every `Event` of it can be watched
+"""
+
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.oobleck.runtime._chain import Chain
+    from makespan.papers.oobleck.runtime._coordinator import Coordinator, Event, Limits
+    from makespan.papers.oobleck.runtime._deciding import Decider, plan_from
+    from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
+    from makespan.papers.oobleck.runtime._job import ChainJob, job_from
+    from makespan.papers.oobleck.runtime._links import LostPeerError
+    from makespan.papers.oobleck.runtime._meeting import StoreMeeting
+    from makespan.papers.oobleck.runtime._protocol import Coordination
+
+__all__ = [
+    "Chain",
+    "ChainJob",
+    "Coordination",
+    "Coordinator",
+    "Decider",
+    "Event",
+    "IterationFacts",
+    "Limits",
+    "LostPeerError",
+    "StageExecutor",
+    "StoreMeeting",
+    "job_from",
+    "plan_from",
+]
+
+__getattr__ = shown_lazily(__name__, __file__)
