@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from makespan.errors import CheckpointError, InputError, WorkerError
+from makespan.papers.oobleck._faults import Faults
 from makespan.papers.oobleck._record import Record
 from makespan.papers.oobleck._tables_live import ITERATIONS, RECOVERIES
 from makespan.papers.oobleck.planning import HybridPlan, ModelProfile, TemplateSet, covering_templates
@@ -59,6 +60,7 @@ class LiveOptions:
         ``full`` or ``minimal``, see `covering_templates`.
     policy
         Below ``(f + 1) n0`` nodes: ``stop`` with a checkpoint, or ``degrade``, go on and survive less.
+        ``relaunch``: any loss ends the run, as without Oobleck; the same call goes on from the checkpoint.
     checkpoint_every
         Iterations between checkpoints; 0 for none but the one at the end.
     n_replacements
@@ -67,20 +69,20 @@ class LiveOptions:
         A process that is silent for so long is killed [s].
     resume
         Whether a run in the directory is continued; otherwise one is refused.
-    held
-        Node, phase and iteration at whose end a process stands still; for who wants to kill it there.
+    first_sizes
+        Nodes of the pipelines at the start; none for the best plan.
     """
 
     n_nodes: int
     f: int = 1
     n0: int = 1
     template_set: TemplateSet = "full"
-    policy: Literal["stop", "degrade"] = "stop"
+    policy: Literal["stop", "degrade", "relaunch"] = "stop"
     checkpoint_every: int = 0
     n_replacements: int = 0
     hang_s: float = 10.0
     resume: bool = True
-    held: Sequence[tuple[int, str, int]] = ()
+    first_sizes: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
@@ -130,6 +132,7 @@ def train_resilient(
     *,
     launcher: Launcher | None = None,
     watch: Callable[[Event], object] = lambda event: None,
+    faults: Faults | None = None,
 ) -> LiveResult:
     """Train until so many iterations are done, through losses, joins and drains.
 
@@ -147,6 +150,8 @@ def train_resilient(
         Where processes run; None for this machine.
     watch
         Told every event of the coordinator, in its process.
+    faults
+        What kills nodes at chosen moments, to try the run.
 
     Returns
     -------
@@ -170,7 +175,9 @@ def train_resilient(
     if handle is None:
         raise InputError(f"run_dir is {run_dir}, where a run is going on; accepted: a directory of its own")
     try:
-        return _Run(job, profile, iterations, folder, options, launcher or LocalLauncher(), watch).run()
+        return _Run(
+            job, profile, iterations, folder, options, launcher or LocalLauncher(), watch, faults
+        ).run()
     finally:
         os.close(handle)
 
@@ -187,9 +194,11 @@ class _Run:
         options: LiveOptions,
         launcher: Launcher,
         watch: Callable[[Event], object],
+        faults: Faults | None,
     ) -> None:
         self.job, self.folder, self.options, self.launcher = job, folder, options, launcher
         self.watch, self.record, self.checkpoints = watch, Record(), folder / "checkpoints"
+        self.faults = faults
         self.started = self._start(iterations)
         templates = covering_templates(
             profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
@@ -197,7 +206,8 @@ class _Run:
         self.decider = Decider(
             profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
             [round(_STATE_FACTOR * one.parameter_bytes) for one in profile.layers],
-            policy=options.policy, origin=None if self.started is None else str(self.started.path),
+            policy=options.policy, first_sizes=options.first_sizes,
+            origin=None if self.started is None else str(self.started.path),
         )  # fmt: skip
         self.protocol = Coordination(
             self.decider, range(options.n_nodes), iterations,
@@ -227,10 +237,7 @@ class _Run:
         """Train."""
         if self.started is not None and self.started.step >= self.protocol.end:
             return self._result()
-        request = {
-            "job": self.job.values(), "partial": str(self.checkpoints / ".partial"),
-            "held": [list(one) for one in self.options.held],
-        }  # fmt: skip
+        request = {"job": self.job.values(), "partial": str(self.checkpoints / ".partial")}
         RunDirectory(self.launch.run_dir).prepare(request)
         coordinator = Coordinator(
             self.protocol, self.launch.run_dir, request, self, StoreMeeting, self._take_event,
@@ -238,6 +245,8 @@ class _Run:
             limits=Limits(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip
         self.decider.hosts = coordinator.hosts
+        if self.faults is not None:
+            self.faults.hold = coordinator.hold
         try:
             coordinator.run()
         finally:
@@ -255,6 +264,8 @@ class _Run:
     def _take_event(self, event: Event) -> None:
         self.record(event)
         self.watch(event)
+        if self.faults is not None:
+            self.faults(event)
 
     def _finish(self, step: int) -> None:
         values = {"format": _FORMAT, "job": self.job.values(), "machine": describe_machine()}

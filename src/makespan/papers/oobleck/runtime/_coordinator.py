@@ -262,6 +262,10 @@ class Coordinator(Generic[PlanT]):
             self.n_replacements -= 1
             self._start(self.next_node)
 
+    def hold(self, node: int, phase: str, iteration: int) -> None:
+        """Let a node stay at the end of a phase, for who wants to kill it there."""
+        self._send(node, said.Hold(phase, iteration))
+
     def _send(self, node: int, message: said.Message) -> None:
         peer = self.nodes.get(node)
         if peer is None:

@@ -4,14 +4,16 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from makespan.errors import InfeasiblePlanError
+from makespan.errors import InfeasiblePlanError, LostWorkerError
 from makespan.papers.oobleck.planning import (
     HybridPlan,
+    Instantiation,
     ModelProfile,
     Pipeline,
     PipelineTemplate,
     Stage,
     covering_templates,
+    distribute,
 )
 from makespan.papers.oobleck.reconfiguration import (
     InsufficientNodes,
@@ -38,7 +40,9 @@ class Decider:
     layer_bytes
         State of each layer.
     policy
-        What is done below (f + 1) n0 nodes.
+        What is done below (f + 1) n0 nodes; ``relaunch`` ends the run at any loss.
+    first_sizes
+        Nodes of the pipelines at the start; none for the best plan.
     origin
         Directory of the checkpoint from which layers come that nobody has at the start; None for new ones.
     hosts
@@ -52,7 +56,8 @@ class Decider:
     n0: int
     n_microbatches: int
     layer_bytes: Sequence[int]
-    policy: Literal["stop", "degrade"] = "stop"
+    policy: Literal["stop", "degrade", "relaunch"] = "stop"
+    first_sizes: Sequence[int] = ()
     origin: str | None = None
     hosts: MutableMapping[int, str] = field(default_factory=dict)
     latest: Reconfiguration | None = None
@@ -61,6 +66,8 @@ class Decider:
         """Decide; a halt says whether all layers are still there."""
         held = {node: frozenset(map(int, layers)) for node, layers in situation.holdings.items()}
         whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
+        if self.policy == "relaunch" and situation.plan is not None:
+            return Halt(LostWorkerError("a node was lost; going on from the last checkpoint"), saves=False)
         try:
             found = self._found(situation, held)
         except StateLost as error:
@@ -87,6 +94,8 @@ class Decider:
         if n_staying > self.n_nodes:
             self.templates |= covering_templates(self.profile, n_staying, self.f, self.n0)
             self.n_nodes = n_staying
+        if situation.plan is None and sum(self.first_sizes) == n_staying:
+            return self._first(sorted(there - leaving))
         hosts = {node: self.hosts[node] for node in there if node in self.hosts}
         return reconfigure(
             pipelines,
@@ -100,7 +109,21 @@ class Decider:
             drained=sorted(before & leaving),
             held=None if situation.plan is None else held,
             hosts=hosts,
-            policy=self.policy,
+            policy="degrade" if self.policy == "degrade" else "stop",
+            profile=self.profile if self.profile.layers[0].allreduce_across_nodes_s else None,
+        )
+
+    def _first(self, nodes: Sequence[int]) -> Reconfiguration:
+        """Begin with pipelines of given sizes."""
+        if unknown := sorted(set(self.first_sizes) - set(self.templates)):
+            known = ", ".join(map(str, sorted(self.templates)))
+            raise InfeasiblePlanError(f"pipelines of {unknown} nodes; there are templates for {known}")
+        templates = tuple(self.templates[size] for size in self.first_sizes)
+        counts = distribute(templates, self.n_microbatches)
+        if counts is None:
+            raise InfeasiblePlanError(f"{self.n_microbatches} microbatches for {len(templates)} pipelines")
+        return Reconfiguration(
+            Instantiation(templates, counts, 0.0).on(nodes), ("join",), (), min(self.f, len(templates) - 1)
         )
 
 

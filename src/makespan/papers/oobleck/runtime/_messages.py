@@ -14,8 +14,8 @@ from makespan.errors import WorkerError
 
 __all__ = [
     "LARGEST_BYTES", "SIZE", "Announce", "Beat", "Commit", "Copied", "Drain", "Failed", "Form", "Freeze",
-    "Frozen", "Hello", "Kill", "Leave", "Leaving", "Message", "Prepared", "Ready", "Save", "Saved", "Train",
-    "Welcome", "decoded", "encoded",
+    "Frozen", "Hello", "Hold", "Kill", "Leave", "Leaving", "Message", "Prepared", "Ready", "Save", "Saved",
+    "Train", "Welcome", "decoded", "encoded",
 ]  # fmt: skip
 
 SIZE = struct.Struct("!I")
@@ -166,6 +166,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Stay at the end of a phase, because the process shall be killed there: a fault is tried."""
+
+    phase: str
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """The process that somebody keeps hangs: end it."""
 
@@ -174,13 +182,13 @@ class Kill:
 
 Message = (
     Hello | Welcome | Ready | Freeze | Frozen | Form | Copied | Train | Prepared | Commit | Failed | Save
-    | Saved | Leaving | Leave | Announce | Beat | Drain | Kill
+    | Saved | Leaving | Leave | Announce | Beat | Drain | Hold | Kill
 )  # fmt: skip
 _KINDS: dict[str, Callable[..., Message]] = {
     kind.__name__: kind
     for kind in (
         Hello, Welcome, Ready, Freeze, Frozen, Form, Copied, Train, Prepared, Commit, Failed, Save, Saved,
-        Leaving, Leave, Announce, Beat, Drain, Kill,
+        Leaving, Leave, Announce, Beat, Drain, Hold, Kill,
     )
 }  # fmt: skip
 _TUPLES = ("layers", "members", "nodes")

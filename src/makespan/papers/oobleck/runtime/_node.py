@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from makespan.errors import WorkerError
+from makespan.errors import TrainingError, WorkerError
 from makespan.files import read_json
 from makespan.papers.oobleck.runtime import _participant as tasks
 from makespan.papers.oobleck.runtime._connection import Connection, connected
@@ -31,6 +31,7 @@ from makespan.papers.oobleck.runtime._messages import (
     Freeze,
     Frozen,
     Hello,
+    Hold,
     Leave,
     Leaving,
     Message,
@@ -114,7 +115,7 @@ class _Node:
         self.link, self.engine, self.part = link, engine, tasks.Participation()
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.newest, self.node = 0, -1
-        self.held: Collection[tuple[int, str, int]] = ()
+        self.held: set[tuple[str, int]] = set()
         self.place: tuple[str, int] = ("", -1)
 
     def run(self, hello: Hello) -> str:
@@ -139,6 +140,9 @@ class _Node:
         is_over = False
         while (messages := self.link.receive()) is not None:
             for message in messages:
+                if isinstance(message, Hold):
+                    self.held.add((message.phase, message.iteration))
+                    continue
                 is_over |= isinstance(message, Leave)
                 if isinstance(message, Freeze):
                     self.newest = message.generation
@@ -168,7 +172,7 @@ class _Node:
             raise SupersededError("a new generation has begun")
 
     def _enter(self, phase: str, iteration: int) -> None:
-        if (self.node, *self.place) in self.held:
+        if self.place in self.held:
             self._stand_still()
         if self.place != (phase, iteration):
             self.place = (phase, iteration)
@@ -183,7 +187,7 @@ class _Node:
         """Do a task; tasks that follow from it."""
         match task:
             case tasks.Prepare():
-                self.node, self.held = task.node, [tuple(one) for one in task.request.get("held", ())]
+                self.node = task.node
                 self.engine.prepare(task.node, task.request, self.announce)
             case tasks.Drop():
                 return self._drop(task)
@@ -219,7 +223,7 @@ class _Node:
             pass
         except Exception as error:  # noqa: BLE001 - the coordinator decides what it means
             text = f"{type(error).__name__}: {error}"
-            _log.warning("%s", traceback.format_exc())
+            _log.warning("%s", text if isinstance(error, TrainingError) else traceback.format_exc())
         # Not within the except block: what it holds would keep the groups alive.
         self.engine.drop()
         return self.part.failed(text) if text else []

@@ -331,7 +331,7 @@ class Coordination(Generic[PlanT]):
         then: Any = "wait" if waits else "train"
         told = self._to_all(Commit(self.generation, iteration, then))
         note = Note("commit", {"iteration": iteration, "reports": reports, "members": sorted(self.members)})
-        return [*told, note, *(self._go_on() if waits else [])]
+        return [note, *told, *(self._go_on() if waits else [])]
 
     def _is_due(self) -> bool:
         is_last = self._is_stopping or self.step >= self.end
