@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Any
 
-from makespan.papers.oobleck.simulators import FAILURE_TRACES
+from makespan.presets import read_preset
 from makespan.settings import Block, Count, option, taken_from, unlike
 
 __all__ = ["Simulation"]
@@ -12,7 +12,7 @@ _CHANGED = "fig9"
 _of_all = partial(option, source="Oobleck SOSP'23 artifact", changes=_CHANGED)
 _chosen = partial(option, source="a choice", changes=_CHANGED)
 
-FailureTrace = Annotated[str, taken_from(lambda: FAILURE_TRACES)]
+FailureTrace = Annotated[str, taken_from(lambda: read_preset("makespan.papers.oobleck", "failures"))]
 
 
 class Model(Block):
