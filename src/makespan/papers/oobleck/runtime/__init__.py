@@ -15,26 +15,37 @@ from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._chain import Chain
+    from makespan.papers.oobleck.runtime._connection import Connection, connected
     from makespan.papers.oobleck.runtime._coordinator import Coordinator, Event, Limits
     from makespan.papers.oobleck.runtime._deciding import Decider, plan_from
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
     from makespan.papers.oobleck.runtime._meeting import StoreMeeting
+    from makespan.papers.oobleck.runtime._messages import Drain, Hello, Kill
+    from makespan.papers.oobleck.runtime._node import ADDRESS_FILE, JOINING, host_name
     from makespan.papers.oobleck.runtime._protocol import Coordination
 
 __all__ = [
+    "ADDRESS_FILE",
+    "JOINING",
     "Chain",
     "ChainJob",
+    "Connection",
     "Coordination",
     "Coordinator",
     "Decider",
+    "Drain",
     "Event",
+    "Hello",
     "IterationFacts",
+    "Kill",
     "Limits",
     "LostPeerError",
     "StageExecutor",
     "StoreMeeting",
+    "connected",
+    "host_name",
     "job_from",
     "plan_from",
 ]

@@ -11,6 +11,7 @@ from makespan.papers.oobleck.runtime._links import LostPeerError
 __all__ = ["StoreMeeting", "reached"]
 
 _SERVED = timedelta(seconds=300)
+_CONNECT_S = 5.0
 
 
 class StoreMeeting:
@@ -35,10 +36,12 @@ def reached(address: str, generation: int, timeout_s: float) -> Any:
     host, _, port = address.rpartition(":")
     dist: Any = importlib.import_module("torch.distributed")
     try:
-        store = dist.TCPStore(
-            host, int(port), None, False, timedelta(seconds=timeout_s), wait_for_workers=False
-        )
+        # A store that was there and is not any more is closed; torch would try again until its time is over.
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+        connecting = timedelta(seconds=_CONNECT_S)
+        store = dist.TCPStore(host, int(port), None, False, connecting, wait_for_workers=False)
+        store.set_timeout(timedelta(seconds=timeout_s))
         return dist.PrefixStore(f"generation-{generation}", store)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         problem = str(error).partition("\n")[0]
     raise LostPeerError(f"the meeting point at {address} is closed: {problem}")
