@@ -1,10 +1,13 @@
 """Pipelines of different shapes that train one model together: what a process of a resilient job does.
 
-Importing the package loads nothing; what it shows imports torch, except `ChainJob`.
+Importing the package loads nothing; what it shows imports torch, except `ChainJob`, plans and `run_fixed`.
 
 - `ChainJob` says what is trained; `Chain` is what a user's own function returns, layer by layer
 - `StageExecutor` is one process: passes of its stage, sums over pipelines, steps, and the layers it holds;
   `LostPeerError` is what it raises when another one is gone
+- `run_fixed` trains under one plan, with a process a node and nobody lost
+- `PlainTraining` is the same training in one process as anybody would write it; an `Oracle` repeats in one
+  process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans
 """
 
 from typing import TYPE_CHECKING
@@ -14,9 +17,27 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._chain import Chain
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
+    from makespan.papers.oobleck.runtime._fixed import NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
+    from makespan.papers.oobleck.runtime._oracle import Oracle
+    from makespan.papers.oobleck.runtime._plans import check_plan, plan_from, plan_values
+    from makespan.papers.oobleck.runtime._reference import PlainTraining
 
-__all__ = ["Chain", "ChainJob", "IterationFacts", "LostPeerError", "StageExecutor", "job_from"]
+__all__ = [
+    "Chain",
+    "ChainJob",
+    "IterationFacts",
+    "LostPeerError",
+    "NodeSeen",
+    "Oracle",
+    "PlainTraining",
+    "StageExecutor",
+    "check_plan",
+    "job_from",
+    "plan_from",
+    "plan_values",
+    "run_fixed",
+]
 
 __getattr__ = shown_lazily(__name__, __file__)
