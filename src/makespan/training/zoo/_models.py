@@ -195,9 +195,9 @@ class Head(nn.Module):
         self.norm = _norm(spec)
         self.classifier = nn.Linear(spec.hidden, spec.vocab, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits ``(batch, seq, vocab)``; ``(batch, classes)`` for ``vit``."""
-        normed = self.norm(hidden)
+    def forward(self, *state: Tensor) -> Tensor:
+        """Return logits ``(batch, seq, vocab)`` of the last state; ``(batch, classes)`` for ``vit``."""
+        normed = self.norm(state[-1])
         result: Tensor = self.classifier(normed.mean(1) if self.pools else normed)
         return result
 
@@ -218,7 +218,7 @@ class SmallTransformer(nn.Module):
         for layer in self.layers.values():
             state = _as_tuple(layer(*state))
         if self.head is not None:
-            logits: Tensor = self.head(state[-1])
+            logits: Tensor = self.head(*state)
             return logits
         return state if len(state) > 1 else state[0]
 

@@ -21,6 +21,7 @@ from makespan.user_code import load_file, user_file
 __all__ = ["Chain", "Microbatch", "Samples", "build_layer", "load_chain", "load_microbatch", "seed_layer",
            "tied_weight"]  # fmt: skip
 
+_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 Microbatch = tuple[Any, Any]
 Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 _WITH_STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
@@ -145,6 +146,20 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
                     tied_weight(build_layer(chain, job, earlier), earlier, source)
                 )
     return layer.to(getattr(torch, job.dtype)).train()
+
+
+def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Build the optimizer of some weights: the chain's own, or that of the job."""
+    if chain.optimizer is not None:
+        return chain.optimizer(parameters)
+    try:
+        made: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
+            parameters, lr=job.learning_rate, **job.optimizer_options
+        )
+    except TypeError as error:
+        given = dict(job.optimizer_options)
+        raise InputError(f"optimizer_options of {job.optimizer} are {given}: {error}") from None
+    return made
 
 
 def tied_weight(layer: nn.Module, index: int, name: str) -> nn.Parameter:

@@ -1,17 +1,15 @@
 """What the coordinator asks of planning: who trains what from now on, and who sends which layer."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from makespan.errors import InfeasiblePlanError, LostWorkerError
 from makespan.papers.oobleck.planning import (
     HybridPlan,
     Instantiation,
     ModelProfile,
-    Pipeline,
     PipelineTemplate,
-    Stage,
     covering_templates,
     distribute,
 )
@@ -21,9 +19,10 @@ from makespan.papers.oobleck.reconfiguration import (
     StateLost,
     reconfigure,
 )
+from makespan.papers.oobleck.runtime._plans import plan_values
 from makespan.papers.oobleck.runtime._protocol import Decision, Halt, Situation
 
-__all__ = ["Decider", "plan_from", "plan_values"]
+__all__ = ["Decider"]
 
 
 @dataclass(slots=True)
@@ -125,27 +124,3 @@ class Decider:
         return Reconfiguration(
             Instantiation(templates, counts, 0.0).on(nodes), ("join",), (), min(self.f, len(templates) - 1)
         )
-
-
-def plan_values(plan: HybridPlan) -> list[dict[str, Any]]:
-    """Return a plan as plain values."""
-    return [asdict(one) for one in plan.pipelines]
-
-
-def plan_from(values: Sequence[Mapping[str, Any]]) -> HybridPlan:
-    """Build a plan from its plain values."""
-    return HybridPlan(
-        tuple(
-            Pipeline(
-                tuple(one["nodes"]),
-                PipelineTemplate(
-                    one["template"]["n_nodes"],
-                    one["template"]["gpus_per_node"],
-                    tuple(Stage(**stage) for stage in one["template"]["stages"]),
-                    one["template"]["time_s"],
-                ),
-                one["n_microbatches"],
-            )
-            for one in values
-        )
-    )

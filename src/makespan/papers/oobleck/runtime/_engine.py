@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from makespan.papers.oobleck.runtime._deciding import plan_from
 from makespan.papers.oobleck.runtime._executor import StageExecutor
 from makespan.papers.oobleck.runtime._job import job_from
 from makespan.papers.oobleck.runtime._meeting import reached
 from makespan.papers.oobleck.runtime._messages import Form, Save
 from makespan.papers.oobleck.runtime._node import Announcing
+from makespan.papers.oobleck.runtime._plans import plan_from
 
 __all__ = ["TrainingEngine", "layer_file"]
 

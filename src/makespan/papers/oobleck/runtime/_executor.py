@@ -15,10 +15,10 @@ from makespan.papers.oobleck.runtime._job import ChainJob
 from makespan.papers.oobleck.runtime._layers import HeldLayers, State
 from makespan.papers.oobleck.runtime._links import Links, LostPeerError
 from makespan.papers.oobleck.runtime._passes import StagePasses, StagePlace, type_name
+from makespan.papers.oobleck.runtime._plans import check_plan
 from makespan.papers.oobleck.runtime._reduction import (
     all_reduce,
     buckets,
-    check_plan,
     classes,
     ordered_sums,
     sum_groups,
@@ -118,6 +118,11 @@ class StageExecutor:
         """Return the layers that are held, ascending."""
         return tuple(sorted(self._held.modules))
 
+    @property
+    def stage_layers(self) -> range:
+        """Return the layers of the stage under the plan to which this process is connected."""
+        return range(0) if self._passes is None else self._place.layers
+
     def hold(self, layers: Iterable[int]) -> None:
         """Hold further layers, with the weights of the start; those that are held stay as they are."""
         self._held.hold(layers)
@@ -159,7 +164,7 @@ class StageExecutor:
         groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
         members = [*plan.nodes, *also]
         self._links = Links(members, node, groups, store, self._device, self._timeout_s)
-        self._plan = plan
+        self._plan, self._has_computed = plan, False
         if node in plan.nodes:
             self._pipeline, self._place = stage_place(plan, node)
             self._passes = StagePasses(
@@ -203,7 +208,10 @@ class StageExecutor:
         if missing := set(self._place.layers) - set(self.layers):
             raise InputError(f"layers {sorted(missing)} of the stage are not held; accepted: all of them")
         self._held.clear_gradients()
+        before = {} if self._has_computed else self._held.buffers(self._place.layers)
         self._losses, self._iteration = self._passes.run(iteration), iteration
+        self._held.check_buffers(before)
+        self._has_computed = True
 
     def reduce(self) -> IterationFacts:
         """Add up the gradients over all pipelines, and limit their norm; also the loss."""

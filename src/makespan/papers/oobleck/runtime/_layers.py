@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from makespan.errors import InputError
-from makespan.papers.oobleck.runtime._chain import Chain, build_layer, seed_layer
+from makespan.papers.oobleck.runtime._chain import Chain, build_layer, build_optimizer, seed_layer
 from makespan.papers.oobleck.runtime._job import ChainJob
 
 __all__ = ["HeldLayers", "State"]
 
 State = dict[str, Tensor]
-_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 class _Boundary(torch.autograd.Function):
@@ -45,7 +44,7 @@ class HeldLayers:
         for index in sorted(set(layers) - set(self.modules)):
             module = build_layer(self._chain, self._job, index).to(self._device)
             trained = [one for one in module.parameters() if one.requires_grad]
-            self._optimizers[index] = self._optimizer(trained) if trained else None
+            self._optimizers[index] = build_optimizer(self._chain, self._job, trained) if trained else None
             self.modules[index] = module
 
     def keep(self, layers: Iterable[int]) -> None:
@@ -53,19 +52,6 @@ class HeldLayers:
         kept = set(layers)
         self.modules = {index: one for index, one in self.modules.items() if index in kept}
         self._optimizers = {index: one for index, one in self._optimizers.items() if index in kept}
-
-    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if self._chain.optimizer is not None:
-            return self._chain.optimizer(parameters)
-        job = self._job
-        try:
-            made: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
-                parameters, lr=job.learning_rate, **job.optimizer_options
-            )
-        except TypeError as error:
-            given = dict(job.optimizer_options)
-            raise InputError(f"optimizer_options of {job.optimizer} are {given}: {error}") from None
-        return made
 
     def apply_layer(self, index: int, state: tuple[Any, ...], iteration: int, microbatch: int) -> Any:
         """Run a layer forward; what it draws follows from the position, and what it returns lies as sent."""
@@ -78,6 +64,23 @@ class HeldLayers:
     def parameters(self, index: int) -> dict[str, nn.Parameter]:
         """Return the trained weights of a layer by name."""
         return {name: one for name, one in self.modules[index].named_parameters() if one.requires_grad}
+
+    def buffers(self, layers: Iterable[int]) -> dict[tuple[int, str], Tensor]:
+        """Return copies of all buffers."""
+        return {
+            (layer, name): one.clone()
+            for layer in layers
+            for name, one in self.modules[layer].named_buffers()
+        }
+
+    def check_buffers(self, before: Mapping[tuple[int, str], Tensor]) -> None:
+        """Refuse buffers that passes change: pipelines see other samples, so that theirs would differ."""
+        for (layer, name), now in self.buffers({layer for layer, _ in before}).items():
+            if not torch.equal(now, before[layer, name]):
+                what = f"layer {layer}: a pass changes its buffer {name!r}"
+                raise InputError(
+                    f"{what}, and each pipeline sees other samples; accepted: buffers that stay as they are"
+                )
 
     def clear_gradients(self) -> None:
         """Forget the gradients of all layers."""
