@@ -1,7 +1,8 @@
-"""Simulate systems that lose nodes."""
+"""Train through the loss of nodes, and simulate systems that lose them."""
 
 import click
 
+from makespan.papers.oobleck._commands_live import drain_command, join_command, run_command
 from makespan.papers.oobleck._commands_simulate import simulate_command
 
 __all__ = ["COMMANDS"]
@@ -12,4 +13,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-COMMANDS.add_command(simulate_command)
+for _command in (run_command, join_command, drain_command, simulate_command):
+    COMMANDS.add_command(_command)

@@ -58,11 +58,13 @@ class Fault:
 class Killed:
     """What became of a fault, in seconds of the coordinator's clock; None for what did not happen.
 
-    ``phase`` is the last that the victim announced before its connection ended.
+    ``armed`` is the iteration that was next when the victim was chosen, ``phase`` the last that it announced
+    before its connection ended, ``iteration`` the one that was begun first after that.
     """
 
     fault: Fault
     node: int
+    armed: int
     killed_s: float | None = None
     phase: str = ""
     is_over: bool = False
@@ -120,6 +122,11 @@ class Faults:
                     if one.node == node:
                         one.phase = self._phases.get(one.node, "")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether training goes on after the last fault."""
+        return not self.pending and not self._armed and all(one.first_s is not None for one in self.done)
+
     def _mark_first(self, time_s: float, iteration: int) -> None:
         for one in self.done:
             if one.is_over and one.first_s is None:
@@ -137,12 +144,12 @@ class Faults:
             left = [one for one in self._nodes if one not in chosen]
             victim = left[fault.victim % len(left)]
             chosen.add(victim)
-            self._armed.append(Killed(fault, victim, iteration=iteration))
+            self._armed.append(Killed(fault, victim, iteration))
             self.hold(victim, fault.phase, iteration)
 
     def _strike(self, node: int, phase: str, iteration: int) -> None:
         for one in list(self._armed):
-            if (one.node, one.fault.phase, one.iteration) == (node, phase, iteration):
+            if (one.node, one.fault.phase, one.armed) == (node, phase, iteration):
                 self._armed.remove(one)
                 self.done.append(one)
                 threading.Timer(one.fault.delay_s, self._kill, [one]).start()

@@ -133,6 +133,7 @@ def train_resilient(
     launcher: Launcher | None = None,
     watch: Callable[[Event], object] = lambda event: None,
     faults: Faults | None = None,
+    record: Record | None = None,
 ) -> LiveResult:
     """Train until so many iterations are done, through losses, joins and drains.
 
@@ -152,6 +153,8 @@ def train_resilient(
         Told every event of the coordinator, in its process.
     faults
         What kills nodes at chosen moments, to try the run.
+    record
+        What gathers events; one that has those of an earlier call goes on with them.
 
     Returns
     -------
@@ -175,9 +178,11 @@ def train_resilient(
     if handle is None:
         raise InputError(f"run_dir is {run_dir}, where a run is going on; accepted: a directory of its own")
     try:
-        return _Run(
-            job, profile, iterations, folder, options, launcher or LocalLauncher(), watch, faults
-        ).run()
+        started = _Run(
+            job, profile, iterations, folder, options, launcher or LocalLauncher(), watch, faults,
+            record or Record(),
+        )  # fmt: skip
+        return started.run()
     finally:
         os.close(handle)
 
@@ -195,9 +200,10 @@ class _Run:
         launcher: Launcher,
         watch: Callable[[Event], object],
         faults: Faults | None,
+        record: Record,
     ) -> None:
         self.job, self.folder, self.options, self.launcher = job, folder, options, launcher
-        self.watch, self.record, self.checkpoints = watch, Record(), folder / "checkpoints"
+        self.watch, self.record, self.checkpoints = watch, record, folder / "checkpoints"
         self.faults = faults
         self.started = self._start(iterations)
         templates = covering_templates(

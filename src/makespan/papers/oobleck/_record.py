@@ -64,8 +64,10 @@ class Record:
         self.recoveries: list[Recovery] = []
         self.attempts: Counter[int] = Counter()
         self.members: set[int] = set()
-        self.generation = 0
+        self.generation, self.n_reads = 0, 0
+        self.n_greetings: Counter[int] = Counter()
         self._open: Recovery | None = None
+        self._begun = (0, -1)
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
@@ -79,6 +81,16 @@ class Record:
     def n_repeated(self) -> int:
         """Iterations that were begun again."""
         return sum(count - 1 for count in self.attempts.values())
+
+    @property
+    def first_wall_s(self) -> float:
+        """When training began, from the start of the run."""
+        return (self.recoveries[0].copied_s or 0.0) - (self.start_s or 0.0)
+
+    @property
+    def keeps_processes(self) -> bool:
+        """Whether each node that was there had one process."""
+        return all(count == 1 for count in self.n_greetings.values())
 
     def iterations(self) -> pd.DataFrame:
         """Table of iterations."""
@@ -102,6 +114,7 @@ class Record:
 
     def _on_hello(self, event: Event) -> None:
         if event.node is not None:
+            self.n_greetings[event.node] += 1
             self.pids[event.node], self.hosts[event.node] = event.values["pid"], event.values["host"]
 
     def _on_announce(self, event: Event) -> None:
@@ -119,8 +132,6 @@ class Record:
             if self._begun != (self.generation, iteration):
                 self._begun = self.generation, iteration
                 self.attempts[iteration] += 1
-
-    _begun: tuple[int, int] = (0, -1)
 
     def _on_lost(self, event: Event) -> None:
         if event.node is not None:
@@ -141,6 +152,7 @@ class Record:
     def _on_plan(self, event: Event) -> None:
         if self._open is not None:
             self._open.decided_s, self._open.work = event.time_s, dict(event.values["work"])
+            self.n_reads += event.values["work"]["origin"] is not None
 
     def _on_copied(self, event: Event) -> None:
         if self._open is not None:
@@ -154,7 +166,7 @@ class Record:
         self.generation, self.members = found.generation, set(plan.nodes)
         self.plans.append((found.iteration, plan))
         self.recoveries.append(found)
-        self._open = None
+        self._open, self._begun = None, (0, -1)
 
     def _on_commit(self, event: Event) -> None:
         reports = [one for one in event.values["reports"].values() if one]

@@ -62,9 +62,8 @@ HYBRID_KILLS = table_schema(
     ("phase", "text", "", "phase in which the process was when it died, as it had announced itself"),
     ("kind", "text", "", "compute, reduction, commit or recovery"),
     ("step", "int", "1", "iteration that went on"),
-    ("released_wall_s", "float", "s", "SIGKILL to the last survivor that gave up its groups"),
+    ("released_wall_s", "float", "s", "SIGKILL to the last survivor that gave up its groups", True),
     ("first_wall_s", "float", "s", "SIGKILL to the first instruction of the repeated iteration"),
-    ("repeated", "int", "1", "iterations done again"),
 )
 HYBRID_SUMMARY = table_schema(
     "hybrid_summary",
@@ -80,7 +79,7 @@ HYBRID_SUMMARY = table_schema(
         "goodput_samples_per_s",
         "float",
         "samples/s",
-        "samples of committed iterations over the time of the run",
+        "samples of committed iterations over the time from the first on",
     ),
     ("equal", "bool", "", "whether parameters and optimizer state have the bits of the reference"),
     ("pids_kept", "bool", "", "whether every node that was not killed kept its process"),

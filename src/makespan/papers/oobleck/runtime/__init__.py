@@ -1,7 +1,7 @@
 """Pipelines of different shapes that train one model together, and go on when processes are lost.
 
-Importing the package loads nothing; what it shows imports torch, except `ChainJob`, plans, `run_fixed`, and the
-coordinator before it runs.
+Importing the package loads nothing; what it shows imports torch, except `ChainJob`, plans, `run_fixed`, and
+the coordinator before it runs.
 
 - `ChainJob` says what is trained; `Chain` is what a user's own function returns, layer by layer
 - `StageExecutor` is one process: passes of its stage, sums over pipelines, steps, and the layers it holds;
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.oobleck.runtime._chain import Chain
+    from makespan.papers.oobleck.runtime._chain import Chain, load_chain
     from makespan.papers.oobleck.runtime._connection import Connection, connected
     from makespan.papers.oobleck.runtime._coordinator import Coordinator, Event, Limits
     from makespan.papers.oobleck.runtime._deciding import Decider
+    from makespan.papers.oobleck.runtime._engine import layer_file
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
     from makespan.papers.oobleck.runtime._fixed import NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
@@ -59,6 +60,8 @@ __all__ = [
     "connected",
     "host_name",
     "job_from",
+    "layer_file",
+    "load_chain",
     "plan_from",
     "plan_values",
     "run_fixed",

@@ -6,8 +6,6 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-from makespan.papers.oobleck.runtime._links import LostPeerError
-
 __all__ = ["StoreMeeting", "reached"]
 
 _SERVED = timedelta(seconds=300)
@@ -33,6 +31,8 @@ class StoreMeeting:
 
 def reached(address: str, generation: int, timeout_s: float) -> Any:
     """Return the store at an address, for a generation; a `LostPeerError` says that it is closed."""
+    from makespan.papers.oobleck.runtime._links import LostPeerError  # loads torch
+
     host, _, port = address.rpartition(":")
     dist: Any = importlib.import_module("torch.distributed")
     try:
