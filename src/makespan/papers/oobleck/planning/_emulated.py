@@ -1,0 +1,149 @@
+"""Times of layers from the emulator, for a model and a cluster that nobody has timed yet."""
+
+from dataclasses import replace
+from functools import cache
+
+from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, load_calibration
+from makespan.errors import InputError
+from makespan.hardware import ClusterSpec, Network, NodeSpec, homogeneous
+from makespan.papers.oobleck.planning._profile import LayerProfile, ModelProfile
+from makespan.plans import ExecutionPlan, Placement, Stage, stages
+from makespan.presets import preset_entry
+from makespan.workloads import BlockSpec, ModelSpec, Workload, stack
+
+__all__ = ["layer_times", "model_workload"]
+
+_WEIGHT_BYTES = 2.0  # at 16 bit, of which a limit of memory says how many times they are held
+_PACKAGE = "makespan.papers.oobleck"
+
+
+@cache
+def model_workload(name: str, global_batch_size: int) -> Workload:
+    """Return the training of a model of the paper, in mixed precision; `UnknownNameError` for other names."""
+    entry = preset_entry(_PACKAGE, "models", "model", name)
+    blocks = tuple(BlockSpec(**block) for block in entry.pop("blocks"))
+    plain = stack("zero-eager")
+    return Workload(
+        key=name,
+        aliases=(),
+        model=ModelSpec(key=name, title=name, blocks=blocks, **entry),
+        global_batch_size=global_batch_size,
+        precision="fp16",
+        families=("TP+PP",),
+        data_parallel_stack=plain,
+        model_parallel_stack=plain,
+        max_microbatches=1,
+        used_for_calibration=False,
+        source=entry["source"],
+    )
+
+
+def layer_times(
+    workload: Workload,
+    node: NodeSpec,
+    network: Network,
+    micro_batch_size: int,
+    calibration: CalibrationSet | None = None,
+    most_replicas: int = 64,
+) -> ModelProfile:
+    """Return what the emulator says of every layer of a model: its passes, exchanges and memory.
+
+    A layer is emulated as a pipeline stage of its own on one GPU; the embedding belongs to the first layer,
+    the output head to the last. The exchange of a layer's gradients is its share, by parameters, of that of
+    the whole model, with nothing hidden; replicas are on nodes with a GPU each.
+
+    Parameters
+    ----------
+    workload
+        What is trained; its model, precision and the stack of model-parallel plans count.
+    node, network
+        Kind of node, and what connects nodes.
+    micro_batch_size
+        Samples of a microbatch.
+    calibration
+        Constants of the emulator; those that are shipped unless given.
+    most_replicas
+        Exchanges across nodes are given for 2 replicas up to these.
+
+    Returns
+    -------
+    ModelProfile
+        Emulated times [s] and bytes: weights at 16 bit, and activations without checkpointing.
+
+    Raises
+    ------
+    InputError
+        A microbatch of no sample, or a device without the precision of the workload.
+    """
+    if micro_batch_size < 1 or most_replicas < 1:
+        raise InputError(
+            f"microbatch of {micro_batch_size} samples, {most_replicas} replicas; accepted: 1 or more"
+        )
+    constants = calibration or load_calibration()
+    n_layers = workload.model.n_layers
+    plan = ExecutionPlan(
+        pp=n_layers,
+        global_batch_size=micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        partition=(1,) * n_layers,
+    )
+    alone = replace(node, n_gpus=1)
+    one_batch = _exposed(workload, micro_batch_size)
+    passes = exact_pipeline(
+        one_batch,
+        Point(plan, Placement.packed(n_layers, 1)),
+        homogeneous(alone, n_layers, network),
+        constants,
+    )
+    held = stages(one_batch.for_plan(plan).model, plan)
+    total = sum(stage.parameters for stage in held)
+    inside = {
+        width: _exchange_s(workload, width, homogeneous(node, 1, network), Placement((width,)), constants)
+        for width in (1 << bit for bit in range(1, node.n_gpus.bit_length()))
+    }
+    across = {
+        count: _exchange_s(
+            workload, count, homogeneous(alone, count, network), Placement((1,) * count), constants
+        )
+        for count in range(2, most_replicas + 1)
+    }
+    fused = one_batch.model_parallel_stack.fused_attention
+    layers = (
+        LayerProfile(
+            forward_s,
+            backward_s,
+            {width: time_s * stage.parameters / total for width, time_s in inside.items()},
+            {count: time_s * stage.parameters / total for count, time_s in across.items()},
+            _WEIGHT_BYTES * stage.parameters,
+            micro_batch_size * _kept_bytes(stage, fused_attention=fused),
+        )
+        for stage, forward_s, backward_s in zip(held, passes.forward_s, passes.backward_s, strict=True)
+    )
+    return ModelProfile(f"{workload.model.title} on {node.name}", tuple(layers), micro_batch_size)
+
+
+def _exposed(workload: Workload, global_batch_size: int) -> Workload:
+    """Return a workload of so many samples a step that hides no exchange behind its backward pass."""
+    plain = replace(workload.model_parallel_stack, overlaps_gradients=False)
+    return replace(
+        workload,
+        global_batch_size=global_batch_size,
+        max_microbatches=1,
+        data_parallel_stack=plain,
+        model_parallel_stack=plain,
+    )
+
+
+def _exchange_s(
+    workload: Workload, count: int, cluster: ClusterSpec, placement: Placement, constants: CalibrationSet
+) -> float:
+    """Return the exchange of all gradients among so many replicas [s]."""
+    plan = ExecutionPlan(dp=count, global_batch_size=count)
+    found = explain(_exposed(workload, count), Point(plan, placement), cluster, constants)
+    return found.terms_s["gradient_exchange"]
+
+
+def _kept_bytes(stage: Stage, *, fused_attention: bool) -> float:
+    """Return what a sample keeps in a stage for the backward pass [B]."""
+    attention = 0.0 if fused_attention else stage.attention_bytes
+    return stage.replicated_bytes + stage.sharded_bytes + attention + stage.logit_bytes
