@@ -16,7 +16,8 @@ from makespan.papers.oobleck.planning import (
     covering_templates,
     layer_times,
     microbatches,
-    model_workload,
+    paper_model,
+    pipeline_workload,
     smallest_node_count,
 )
 
@@ -59,7 +60,7 @@ def _rows(model: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     node = replace(place.node, n_gpus=1)
     batch, size = options["samples_per_step"][model], options["micro_batch_sizes"][model]
     count = microbatches(batch, size)
-    profile = layer_times(model_workload(model, batch), node, place.network, size)
+    profile = layer_times(pipeline_workload(paper_model(model), batch), node, place.network, size)
     memory = MemoryLimit(node.gpu.memory_bytes - node.gpu.reserved_bytes, options["state_factor"])
     n0 = smallest_node_count(profile, memory, options["most_nodes"])
     full, few = (

@@ -1,7 +1,7 @@
 """Options of planning: which profiles, nodes and batches are tried."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -48,6 +48,7 @@ class PlanningStudies(Block):
     most_nodes: Count = _studies("nodes of a job, up to these")
     compared_nodes: Count = _studies("nodes at the start where all and few templates are compared")
     compared_microbatches: Count = _studies("microbatches of an iteration there")
+    random_seeds: Count = _studies("profiles of random layers there, seeds from 0")
 
 
 class LayerThroughput(Block):
@@ -70,3 +71,14 @@ class Planning(Block):
     instantiation: Instantiations = option("plans of templates of made-up layers")
     studies: PlanningStudies = option("which templates are needed, and what fewer cost")
     layer_throughput: LayerThroughput = option("throughput from emulated times of layers")
+
+    def options_of(self, table: str, samples_per_step: dict[str, int]) -> dict[str, Any]:
+        """Return the options of the experiment that makes a table."""
+        own: dict[str, Any] = getattr(self, table).model_dump()
+        if table == "instantiation":
+            own |= {"random_seeds": self.templates.random_seeds}
+        elif table == "studies":
+            own |= {"f": self.templates.f, "n0": self.templates.n0}
+        elif table == "layer_throughput":
+            own |= {"samples_per_step": samples_per_step}
+        return own

@@ -93,10 +93,4 @@ PLANNING_CELLS = {
         ("microbatches", "int", "1", "microbatches of each"),
         ("published_time_s", "float", "s", "their time"),
     ),
-    "templates": (
-        ("n_nodes", "int", "1", "nodes of the template"),
-        ("stage", "int", "1", "stage, from 0"),
-        ("layers", "int", "1", "its layers"),
-        ("published_latency_s", "float", "s", "sum of the times of its layers"),
-    ),
 }

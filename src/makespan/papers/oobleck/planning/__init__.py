@@ -25,7 +25,7 @@ from makespan.papers.oobleck.planning._coverage import (
     least_template_count,
     template_sizes,
 )
-from makespan.papers.oobleck.planning._emulated import layer_times, model_workload
+from makespan.papers.oobleck.planning._emulated import layer_times, paper_model, pipeline_workload
 from makespan.papers.oobleck.planning._enumeration import count_plans, enumerate_plans
 from makespan.papers.oobleck.planning._files import (
     cached_templates,
@@ -83,8 +83,9 @@ __all__ = [
     "least_time_by_program",
     "make_templates",
     "microbatches",
-    "model_workload",
+    "paper_model",
     "pipeline_cost",
+    "pipeline_workload",
     "random32",
     "read_profile",
     "read_templates",

@@ -1,7 +1,6 @@
 """Times of layers from the emulator, for a model and a cluster that nobody has timed yet."""
 
 from dataclasses import replace
-from functools import cache
 
 from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, load_calibration
 from makespan.errors import InputError
@@ -11,31 +10,61 @@ from makespan.plans import ExecutionPlan, Placement, Stage, stages
 from makespan.presets import preset_entry
 from makespan.workloads import BlockSpec, ModelSpec, Workload, stack
 
-__all__ = ["layer_times", "model_workload"]
+__all__ = ["layer_times", "paper_model", "pipeline_workload"]
 
 _WEIGHT_BYTES = 2.0  # at 16 bit, of which a limit of memory says how many times they are held
 _PACKAGE = "makespan.papers.oobleck"
 
 
-@cache
-def model_workload(name: str, global_batch_size: int) -> Workload:
-    """Return the training of a model of the paper, in mixed precision; `UnknownNameError` for other names."""
-    entry = preset_entry(_PACKAGE, "models", "model", name)
-    blocks = tuple(BlockSpec(**block) for block in entry.pop("blocks"))
+def pipeline_workload(model: ModelSpec, global_batch_size: int, precision: str = "fp16") -> Workload:
+    """Return the training of a model in a pipeline by eager software.
+
+    Parameters
+    ----------
+    model
+        Its shape.
+    global_batch_size
+        Samples an optimiser step.
+    precision
+        Of matrix products, such as ``fp16`` or ``fp32``.
+
+    Raises
+    ------
+    InputError
+        The batch has no sample.
+    """
     plain = stack("zero-eager")
     return Workload(
-        key=name,
+        key=model.key,
         aliases=(),
-        model=ModelSpec(key=name, title=name, blocks=blocks, **entry),
+        model=model,
         global_batch_size=global_batch_size,
-        precision="fp16",
+        precision=precision,
         families=("TP+PP",),
         data_parallel_stack=plain,
         model_parallel_stack=plain,
         max_microbatches=1,
         used_for_calibration=False,
-        source=entry["source"],
+        source=model.source,
     )
+
+
+def paper_model(name: str) -> ModelSpec:
+    """Return the shape of a model of the paper.
+
+    Parameters
+    ----------
+    name
+        As in the printed throughput, for example ``GPT-3 2.7B``.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of this name.
+    """
+    entry = preset_entry(_PACKAGE, "models", "model", name)
+    blocks = tuple(BlockSpec(**block) for block in entry.pop("blocks"))
+    return ModelSpec(key=name, title=name, blocks=blocks, **entry)
 
 
 def layer_times(
