@@ -3,14 +3,14 @@
 OOBLECK = SETTINGS.oobleck.simulation
 
 
-def oobleck_traces(source):
-    """Return where the traces of a source come from: seeds of generated ones, or the authors' files."""
-    if source == "emulated":
-        return {"n_seeds": OOBLECK.seeds}
-    return {
+# Where the traces of a source come from: seeds of generated ones, or the authors' files.
+OOBLECK_TRACES = {
+    "emulated": {"n_seeds": OOBLECK.seeds},
+    "published": {
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
-    }
+    },
+}
 
 
 rule oobleck_fig9:
@@ -34,7 +34,7 @@ rule oobleck_fig9:
     params:
         experiment="makespan.papers.oobleck:fig9_experiment",
         names=list(OOBLECK.failure_traces),
-        traces=lambda wildcards: oobleck_traces(wildcards.source),
+        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source],
         options=OOBLECK.systems(),
         code=code_hash("oobleck_simulate", "makespan.papers.oobleck:fig9_experiment"),
     script:
