@@ -1,4 +1,4 @@
-"""Tables of planning from the configured options: what their rows must obey, and what the page says of them."""
+"""Tables of planning from the configured options: what rows must obey, and what the page says of them."""
 
 import pytest
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, load_calibration
 from makespan.errors import InputError
-from makespan.hardware import ClusterSpec, Network, NodeSpec, homogeneous
+from makespan.hardware import Network, NodeSpec, homogeneous
 from makespan.papers.oobleck.planning._profile import LayerProfile, ModelProfile
 from makespan.plans import ExecutionPlan, Placement, Stage, stages
 from makespan.presets import preset_entry
@@ -77,18 +77,16 @@ def layer_times(
 ) -> ModelProfile:
     """Return what the emulator says of every layer of a model: its passes, exchanges and memory.
 
-    A layer is emulated as a pipeline stage of its own on one GPU; the embedding belongs to the first layer,
-    the output head to the last. The exchange of a layer's gradients is its share, by parameters, of that of
-    the whole model, with nothing hidden; replicas are on nodes with a GPU each.
+    A layer is a pipeline stage of its own on one GPU; the embedding belongs to the first layer, the output
+    head to the last. The exchange of a layer's gradients is its share, by parameters, of that of the whole
+    model, with nothing hidden; replicas are on nodes with a GPU each.
 
     Parameters
     ----------
     workload
         What is trained; its model, precision and the stack of model-parallel plans count.
-    node, network
-        Kind of node, and what connects nodes.
-    micro_batch_size
-        Samples of a microbatch.
+    node, network, micro_batch_size
+        Kind of node, what connects nodes, and samples of a microbatch.
     calibration
         Constants of the emulator; those that are shipped unless given.
     most_replicas
@@ -109,33 +107,13 @@ def layer_times(
             f"microbatch of {micro_batch_size} samples, {most_replicas} replicas; accepted: 1 or more"
         )
     constants = calibration or load_calibration()
-    n_layers = workload.model.n_layers
-    plan = ExecutionPlan(
-        pp=n_layers,
-        global_batch_size=micro_batch_size,
-        micro_batch_size=micro_batch_size,
-        partition=(1,) * n_layers,
-    )
-    alone = replace(node, n_gpus=1)
-    one_batch = _exposed(workload, micro_batch_size)
-    passes = exact_pipeline(
-        one_batch,
-        Point(plan, Placement.packed(n_layers, 1)),
-        homogeneous(alone, n_layers, network),
-        constants,
-    )
+    plan = _layer_by_layer(workload, micro_batch_size)
+    one_batch, alone = _exposed(workload, micro_batch_size), replace(node, n_gpus=1)
+    point = Point(plan, Placement.packed(plan.pp, 1))
+    passes = exact_pipeline(one_batch, point, homogeneous(alone, plan.pp, network), constants)
     held = stages(one_batch.for_plan(plan).model, plan)
     total = sum(stage.parameters for stage in held)
-    inside = {
-        width: _exchange_s(workload, width, homogeneous(node, 1, network), Placement((width,)), constants)
-        for width in (1 << bit for bit in range(1, node.n_gpus.bit_length()))
-    }
-    across = {
-        count: _exchange_s(
-            workload, count, homogeneous(alone, count, network), Placement((1,) * count), constants
-        )
-        for count in range(2, most_replicas + 1)
-    }
+    inside, across = _exchanges_s(workload, node, network, constants, most_replicas)
     fused = one_batch.model_parallel_stack.fused_attention
     layers = (
         LayerProfile(
@@ -151,6 +129,16 @@ def layer_times(
     return ModelProfile(f"{workload.model.title} on {node.name}", tuple(layers), micro_batch_size)
 
 
+def _layer_by_layer(workload: Workload, micro_batch_size: int) -> ExecutionPlan:
+    """Return the plan that puts every layer on a GPU of its own, for one microbatch."""
+    return ExecutionPlan(
+        pp=workload.model.n_layers,
+        global_batch_size=micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        partition=(1,) * workload.model.n_layers,
+    )
+
+
 def _exposed(workload: Workload, global_batch_size: int) -> Workload:
     """Return a workload of so many samples a step that hides no exchange behind its backward pass."""
     plain = replace(workload.model_parallel_stack, overlaps_gradients=False)
@@ -163,13 +151,21 @@ def _exposed(workload: Workload, global_batch_size: int) -> Workload:
     )
 
 
-def _exchange_s(
-    workload: Workload, count: int, cluster: ClusterSpec, placement: Placement, constants: CalibrationSet
-) -> float:
-    """Return the exchange of all gradients among so many replicas [s]."""
-    plan = ExecutionPlan(dp=count, global_batch_size=count)
-    found = explain(_exposed(workload, count), Point(plan, placement), cluster, constants)
-    return found.terms_s["gradient_exchange"]
+def _exchanges_s(
+    workload: Workload, node: NodeSpec, network: Network, constants: CalibrationSet, most_replicas: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the exchange of all gradients among GPUs of a node and among replicas, by their number [s]."""
+
+    def exchange_s(place: NodeSpec, gpus_per_node: tuple[int, ...]) -> float:
+        count = sum(gpus_per_node)
+        point = Point(ExecutionPlan(dp=count, global_batch_size=count), Placement(gpus_per_node))
+        machines = homogeneous(place, len(gpus_per_node), network)
+        return explain(_exposed(workload, count), point, machines, constants).terms_s["gradient_exchange"]
+
+    alone = replace(node, n_gpus=1)
+    widths = (1 << bit for bit in range(1, node.n_gpus.bit_length()))
+    inside = {width: exchange_s(node, (width,)) for width in widths}
+    return inside, {count: exchange_s(alone, (1,) * count) for count in range(2, most_replicas + 1)}
 
 
 def _kept_bytes(stage: Stage, *, fused_attention: bool) -> float:
