@@ -2,12 +2,18 @@
 
 Below ``results/<source>/oobleck/`` a run writes
 
+- of `template_experiment` and `instantiation_experiment`: ``templates.csv``, ``instantiation.csv``
+- of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
 - of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
+- of `hybrid_experiment`, which trains: ``hybrid.csv``, ``hybrid_kills.csv`` and ``hybrid_summary.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
 Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, templates and plans in
 `makespan.papers.oobleck.planning`.
+
+`train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost; from
+outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen moments.
 """
 
 from typing import TYPE_CHECKING
@@ -18,18 +24,38 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._faults import Fault, Faults
+    from makespan.papers.oobleck._hybrid import hybrid_experiment
+    from makespan.papers.oobleck._instantiation import instantiation_experiment
+    from makespan.papers.oobleck._joining import drain_nodes, join_run
+    from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
+    from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
+    from makespan.papers.oobleck._templates import template_experiment
 
 __all__ = [
     "COMMANDS",
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
+    "Fault",
+    "Faults",
+    "LiveOptions",
+    "LiveResult",
+    "drain_nodes",
     "fig9_experiment",
     "generated_failures",
+    "hybrid_experiment",
+    "instantiation_experiment",
+    "join_run",
+    "layer_throughput_experiment",
     "published_traces",
     "read_published",
+    "studies_experiment",
+    "template_experiment",
+    "train_resilient",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -119,7 +119,7 @@ class Faults:
                         one.released_s = event.time_s
             case "lost":
                 for one in self.done:
-                    if one.node == node:
+                    if one.node == node and not one.phase:
                         one.phase = self._phases.get(one.node, "")
 
     @property

@@ -38,7 +38,9 @@ class _Trained:
     checkpoint_reads: int
 
 
-def hybrid_experiment(protocol: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def hybrid_experiment(
+    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
+) -> dict[str, pd.DataFrame]:
     """Train jobs while processes are killed within announced phases, and compare them with one process.
 
     Every killed process is replaced by one that joins. The baseline writes checkpoints, and starts all
@@ -46,7 +48,9 @@ def hybrid_experiment(protocol: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
     Parameters
     ----------
-    protocol
+    cells
+        The paper's cells by artifact; none is needed.
+    options
         Fields of the block ``oobleck.hybrid``.
 
     Returns
@@ -60,6 +64,7 @@ def hybrid_experiment(protocol: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     WorkerError, StateLost, InsufficientNodes
         A run failed.
     """
+    protocol = options
     steps, kills, sums = [], list[dict[str, Any]](), list[dict[str, Any]]()
     with temporary_directory("hybrid") as folder:
         for number, faults in enumerate(drawn_faults(protocol)):

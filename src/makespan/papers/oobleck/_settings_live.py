@@ -1,7 +1,7 @@
 """Block ``oobleck.hybrid``: training whose nodes are killed again and again."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -50,7 +50,3 @@ class Hybrid(Block):
         if self.nodes < self.f + 3:
             raise ValueError(f"nodes that are at least f + 3, {self.f + 3}, as two can be lost at once")
         return self
-
-    def experiment(self) -> dict[str, Any]:
-        """Return the options of `hybrid_experiment`."""
-        return {"protocol": self.model_dump()}

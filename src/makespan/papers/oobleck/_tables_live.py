@@ -85,4 +85,4 @@ HYBRID_SUMMARY = table_schema(
     ("pids_kept", "bool", "", "whether every node that was not killed kept its process"),
     ("checkpoint_reads", "int", "1", "starts from a checkpoint"),
 )
-LIVE_SCHEMAS = (HYBRID, HYBRID_KILLS, HYBRID_SUMMARY)
+LIVE_SCHEMAS = (HYBRID, HYBRID_KILLS, HYBRID_SUMMARY, ITERATIONS, RECOVERIES)
