@@ -9,9 +9,7 @@ from makespan.papers.oobleck import read_published
 from makespan.tables import write_result
 
 
-def main(
-    experiment: str, cells: Mapping[str, str], paths: Sequence[str], options: Mapping[str, Any]
-) -> None:
+def main(experiment: str, cells: Mapping[str, str], paths: Sequence[str], options: Mapping[str, Any]) -> None:
     """Call the experiment, ``module:function``, and write its tables in their order."""
     module, function = experiment.split(":")
     printed = {name: read_published(name, cell) for name, cell in cells.items()}

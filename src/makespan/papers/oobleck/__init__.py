@@ -12,8 +12,9 @@ Below ``results/<source>/oobleck/`` a run writes
 Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, templates and plans in
 `makespan.papers.oobleck.planning`.
 
-`train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost; from
-outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen moments.
+`train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost;
+from outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen
+moments.
 """
 
 from typing import TYPE_CHECKING

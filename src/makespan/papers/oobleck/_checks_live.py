@@ -46,7 +46,9 @@ def _kinds_of_kills(tables: Tables, claim: Claim) -> Finding | None:
     if table.empty:
         return None
     counts = table["kind"].value_counts()
-    struck = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("compute", "reduction", "commit", "recovery"))
+    struck = ", ".join(
+        f"{counts.get(kind, 0)} {kind}" for kind in ("compute", "reduction", "commit", "recovery")
+    )
     return Finding(struck, len(counts) == 4)
 
 
@@ -56,7 +58,9 @@ def _pause(tables: Tables, claim: Claim) -> Finding | None:
     times = number(_of(tables["hybrid_kills"], system), column).dropna()
     if times.empty:
         return None
-    return Finding(f"median {times.median():.2f} s, worst {times.max():.2f} s", bool(times.max() < claim.limit))
+    return Finding(
+        f"median {times.median():.2f} s, worst {times.max():.2f} s", bool(times.max() < claim.limit)
+    )
 
 
 def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:

@@ -20,7 +20,7 @@ _SYSTEMS = {
     "relaunch": Look("checkpoint and relaunch", PALETTE["orange"], "s"),
 }
 _KINDS = {
-    "compute": Look("in a pass", PALETTE["red"], "v"),
+    "compute": Look("in a pass", PALETTE["vermilion"], "v"),
     "reduction": Look("in a reduction", PALETTE["purple"], "^"),
     "commit": Look("before a commit", PALETTE["green"], "D"),
     "recovery": Look("in a recovery", PALETTE["grey"], "X"),

@@ -134,7 +134,8 @@ class Faults:
 
     def _arm(self, iteration: int) -> None:
         """Choose the victim of the next fault, if its time has come, and of those that follow from it."""
-        if not self.pending or self._armed or len(self._nodes) < (self.n_nodes or 0):
+        is_dying = any(not one.is_over for one in self.done)
+        if not self.pending or self._armed or is_dying or len(self._nodes) < (self.n_nodes or 0):
             return
         if self.pending[0].iteration > iteration:
             return
