@@ -5,8 +5,8 @@ OOBLECK = SETTINGS.oobleck.simulation
 
 # Where the traces of a source come from: seeds of generated ones, or the authors' files.
 OOBLECK_TRACES = {
-    "emulated": {"n_seeds": OOBLECK.seeds},
-    "published": {
+    "emulated": lambda: {"n_seeds": OOBLECK.seeds},
+    "published": lambda: {
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
     },
@@ -34,7 +34,7 @@ rule oobleck_fig9:
     params:
         experiment="makespan.papers.oobleck:fig9_experiment",
         names=list(OOBLECK.failure_traces),
-        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source],
+        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source](),
         options=OOBLECK.systems(),
         code=code_hash("oobleck_simulate", "makespan.papers.oobleck:fig9_experiment"),
     script:
