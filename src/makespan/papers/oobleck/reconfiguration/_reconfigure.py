@@ -86,7 +86,7 @@ def reconfigure(
     n0: int,
     n_microbatches: int,
     *,
-    layer_bytes: Sequence[int],
+    layer_bytes: Sequence[int] | None,
     drained: Collection[int] = (),
     held: Mapping[int, Collection[int]] | None = None,
     hosts: Hosts | None = None,
@@ -112,7 +112,7 @@ def reconfigure(
     n_microbatches
         Micro-batches of an iteration, all pipelines together.
     layer_bytes
-        State of each layer, bytes.
+        State of each layer, bytes; None to leave out of account who holds what.
     held
         Layers whose state each node has, of nodes with one GPU; without it what the pipelines own.
     hosts
@@ -141,26 +141,28 @@ def reconfigure(
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
     gone, leaving = frozenset(lost), frozenset(drained)
     n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
-    before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
-    before = {gpu: parts for gpu, parts in before.items() if gpu.node not in gone}
-    if pipelines or held:
+    before: Holdings = {}
+    if layer_bytes is not None and (pipelines or held):
+        all_held = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
+        before = {gpu: parts for gpu, parts in all_held.items() if gpu.node not in gone}
         _find_lost_state(before, len(layer_bytes))
     n_nodes = sum(len(one.nodes) for one in pipelines) - len(gone) - len(leaving) + len(joined)
     f_now = _losses_to_survive(n_nodes, f, n0, policy)
-    job = Job(templates, n0, n_microbatches, layer_bytes, hosts or {}, _layers_by_node(before), profile)
+    sizes = layer_bytes or ()
+    job = Job(templates, n0, n_microbatches, sizes, hosts or {}, _layers_by_node(before), profile)
     outcome = _rearranged(job, pipelines, gone | leaving, tuple(joined), f_now)
     kinds = (*outcome.kinds, *(("drain",) if leaving else ()))
     counts = distribute(outcome.templates, n_microbatches) or ()
     plan = HybridPlan(tuple(map(Pipeline, outcome.groups, outcome.templates, counts)))
     needed = held_parts(plan.pipelines, n_slots)
-    copies = copy_plan(before, needed, layer_bytes, n_slots, hosts) if before else ()
+    copies = copy_plan(before, needed, sizes, n_slots, hosts) if before else ()
     exposed = exposed_layers(outcome.templates, outcome.groups, hosts) if hosts else ()
     return Reconfiguration(plan, kinds, copies, f_now, outcome.waiting, exposed)
 
 
 def _find_lost_state(held: Holdings, n_layers: int) -> None:
     """Refuse to go on where nobody has some layer."""
-    missing = set(range(n_layers)) - {layer for parts in held.values() for layer, _ in parts}
+    missing = set(range(n_layers)) - {layer for layer, _ in frozenset().union(*held.values())}
     if missing:
         raise StateLost(missing)
 
@@ -236,7 +238,7 @@ def _check(
     joined: Collection[int],
     drained: Collection[int],
     templates: Mapping[int, PipelineTemplate],
-    layer_bytes: Sequence[int],
+    layer_bytes: Sequence[int] | None,
 ) -> None:
     """Refuse nodes in two places or in none, and templates of another model."""
     nodes = [node for one in pipelines for node in one.nodes]
@@ -251,7 +253,7 @@ def _check(
     if both:
         raise InputError(f"node(s) {both} both lost and drained; accepted: one of them")
     layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
-    if layers != {len(layer_bytes)}:
+    if layer_bytes is not None and layers != {len(layer_bytes)}:
         raise InputError(
             f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; accepted: as many"
         )
