@@ -26,6 +26,12 @@ from makespan.papers.oobleck.planning._coverage import (
     template_sizes,
 )
 from makespan.papers.oobleck.planning._enumeration import count_plans, enumerate_plans
+from makespan.papers.oobleck.planning._files import (
+    cached_templates,
+    read_templates,
+    template_rows,
+    write_templates,
+)
 from makespan.papers.oobleck.planning._pricing import event_time_s
 from makespan.papers.oobleck.planning._profile import (
     LayerProfile,
@@ -60,6 +66,7 @@ __all__ = [
     "Stage",
     "StageTimes",
     "TemplateSet",
+    "cached_templates",
     "check_guarantee",
     "choose_plan",
     "count_plans",
@@ -75,8 +82,11 @@ __all__ = [
     "pipeline_cost",
     "random32",
     "read_profile",
+    "read_templates",
     "smallest_node_count",
+    "template_rows",
     "template_sizes",
     "uniform24",
     "write_profile",
+    "write_templates",
 ]

@@ -59,11 +59,11 @@ def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[
 def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
     """Return how many there are, without making them; arguments and errors as for `enumerate_plans`."""
     _checked(sizes, n_nodes, f)
-    # By nodes used, then by pipelines.
-    ways = [[0] * (n_nodes + 1) for _ in range(n_nodes + 1)]
-    ways[0][0] = 1
+    every = [1] + [0] * n_nodes  # by nodes used
+    few = [[1] + [0] * n_nodes] + [[0] * (n_nodes + 1) for _ in range(min(f, n_nodes))]  # by pipelines
     for size in sizes:
         for used in range(size, n_nodes + 1):
-            for n_pipelines in range(1, used + 1):
-                ways[used][n_pipelines] += ways[used - size][n_pipelines - 1]
-    return sum(ways[n_nodes][f + 1 :])
+            every[used] += every[used - size]
+            for n_pipelines in range(1, len(few)):
+                few[n_pipelines][used] += few[n_pipelines - 1][used - size]
+    return every[n_nodes] - sum(ways[n_nodes] for ways in few)
