@@ -1,6 +1,5 @@
 """From pipelines, losses and joiners to the pipelines that go on, and the state that must move for that."""
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +31,6 @@ __all__ = ["Reconfiguration", "reconfigure"]
 
 Policy = Literal["stop", "degrade"]
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
@@ -51,7 +48,7 @@ class Reconfiguration:
     f
         Losses at once that can be survived now; less than asked for where the job goes on degraded.
     waiting
-        Joiners for which no plan has a place; they may be given again.
+        Nodes for which no plan of the templates has a place, joiners first; they may join another time.
     exposed
         Layers that one host alone holds although there are several.
     """
@@ -173,9 +170,7 @@ def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
         return f
     if policy == "stop" or n_nodes < n0:
         raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
-    f_now = n_nodes // n0 - 1
-    logger.warning("%d node(s) are left: %d loss(es) at once can be survived, not %d", n_nodes, f_now, f)
-    return f_now
+    return n_nodes // n0 - 1
 
 
 def _layers_by_node(held: Holdings) -> dict[int, frozenset[int]]:
@@ -191,20 +186,18 @@ def _rearranged(
 ) -> Arrangement:
     """Regroup, or choose anew where nodes join or regrouping does not keep what was promised."""
     staying = tuple(node for one in pipelines for node in one.nodes if node not in away)
-    if not joined:
-        found = _regrouped(job, pipelines, away, f)
-        if found is not None and not is_exposed(job, found):
+    found = None if joined else _regrouped(job, pipelines, away, f)
+    if found is not None and not is_exposed(job, found):
+        return found
+    nodes = (*staying, *joined)
+    for n_used in range(len(nodes), 0, -1):
+        anew = arranged_anew(job, nodes[:n_used], f)
+        if found is not None and (anew is None or is_exposed(job, anew)):
             return found
-        anew = arranged_anew(job, staying, f)
-        if anew is None or (found is not None and is_exposed(job, anew)):
-            return found or _uncovered(job, len(staying), f)
-        return replace(anew, kinds=("re-plan",))
-    for n_taken in range(len(joined), -1, -1):
-        chosen = arranged_anew(job, (*staying, *joined[:n_taken]), f)
-        if chosen is not None:
-            kinds = ("join",) if n_taken else ("re-plan",)
-            return replace(chosen, kinds=kinds, waiting=joined[n_taken:])
-    return _uncovered(job, len(staying), f)
+        if anew is not None:
+            kinds = ("join",) if n_used > len(staying) else ("re-plan",)
+            return replace(anew, kinds=kinds, waiting=nodes[n_used:])
+    return _uncovered(job, len(nodes), f)
 
 
 def _uncovered(job: Job, n_nodes: int, f: int) -> NoReturn:
