@@ -169,16 +169,18 @@ def once(kills, place):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def after_reduce(model, asks=(), kills=None, stops=None, ends=None):
-    """Clip gradients; in the middle of a mini-batch ask for changes, or be killed, or hang."""
+def after_reduce(model, asks=(), kills=None, stops=None, signals=None):
+    """Clip gradients; in the middle of a mini-batch ask for changes, send signals, or be killed, or hang."""
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     for at, run_dir, change in asks:
         if at == int(model.n_passes):
             request_change(run_dir, **change)
     if kills and kills["process"] == int(os.environ["MAKESPAN_RANK"]):
         once(kills, int(model.n_passes))
-    if ends == int(model.n_passes):
-        os.kill(os.getpid(), signal.SIGTERM)
+    if signals and signals["at"] == int(model.n_passes):
+        if os.environ["MAKESPAN_RANK"] == "0" and "to" in signals:
+            os.kill(signals["to"], signals["number"])
+        os.kill(os.getpid(), signals["number"])
     if stops == int(model.n_passes) and os.environ["MAKESPAN_RANK"] == "1":
         time.sleep(600)
 

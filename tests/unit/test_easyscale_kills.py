@@ -106,6 +106,20 @@ def test_when_the_run_itself_is_killed_the_same_command_goes_on(straight, tmp_pa
     assert result.steps["stage"].nunique() == 2
 
 
+@pytest.mark.slow
+def test_a_signal_to_all_processes_of_a_command_ends_it_with_a_checkpoint(straight, tmp_path):
+    signals = {"at": 5, "number": signal.SIGTERM, "to": 0}  # to the whole group
+    job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
+    words = ["easyscale", "run", JOB["model"], *job, f"--steps={STEPS}", f"--run-dir={tmp_path / 'run'}",
+             f"--set=after_reduce.signals={json.dumps(signals)}", "--mapping=0,1/2,3"]  # fmt: skip
+    program = [sys.executable, "-c", DRIVER, str(tmp_path), *words]
+    done = subprocess.run(program, start_new_session=True, check=False)
+    assert done.returncode == -signal.SIGTERM
+    result = trainer(tmp_path / "run", options={"after_reduce": {"signals": signals}}).run(STEPS)
+    assert bits(result) == straight
+    assert result.reconfigurations["step"].tolist() == [0, 5]
+
+
 def test_who_comes_after_a_killed_run_waits_for_its_processes(tmp_path, monkeypatch):
     ours = trainer(tmp_path)
     monkeypatch.setattr(_run_folder, "_ENDING_S", 0.1)

@@ -34,9 +34,11 @@ def alone(monkeypatch):
         monkeypatch.setattr(dist, name, getattr(dist, name))
     monkeypatch.setenv("MAKESPAN_RANK", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    threads = torch.get_num_threads()
     yield Identity(0, 1, 0, "cpu", 1, 60.0, time.time(), os.getppid(), None)
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     torch.set_deterministic_debug_mode("default")
     torch.set_num_threads(threads)
     if dist.is_initialized():
@@ -60,7 +62,8 @@ def test_a_stage_needs_no_launcher(alone, tmp_path):
 
 
 def test_a_signal_ends_a_stage_with_a_checkpoint(alone, tmp_path):
-    ours = trainer(tmp_path, options={"after_reduce": {"ends": 2}})
+    signals = {"at": 2, "number": signal.SIGTERM}
+    ours = trainer(tmp_path, options={"after_reduce": {"signals": signals}})
     run = _Run(ours.job, ours.folder, 5, Placing.of(ours.job, "0,1,2,3", None), RunOptions())
     run.begin()
     directory = RunDirectory(tmp_path / "processes")

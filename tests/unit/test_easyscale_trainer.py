@@ -1,8 +1,11 @@
 """Elastic training of a user's own model: stages, requests, restarts, checkpoints, and what is refused."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import threading
 from pathlib import Path
 
 import click
@@ -21,6 +24,7 @@ from makespan.papers.easyscale import (  # noqa: E402
     request_change,
     run_together,
 )
+from makespan.papers.easyscale._stages import _suspended_by_signals, settled  # noqa: E402
 from makespan.papers.easyscale._tables import ELASTIC_STEPS  # noqa: E402
 from makespan.papers.easyscale.runtime import ElasticJob  # noqa: E402
 from makespan.runtime import _checkpoints  # noqa: E402
@@ -125,6 +129,59 @@ def test_the_exported_model_is_a_plain_state_dict(straight, tmp_path):
     assert not (tmp_path / "other.pt").exists()
 
 
+# --- signals --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped_by():
+    """Return a function that lets a signal stop this process as Ctrl-C does, until the end of the test."""
+    before = {}
+
+    def stop(number):
+        before[number] = signal.signal(number, signal.default_int_handler)
+        return {"at": 3, "number": number, "to": os.getpid()}
+
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_ends_the_run_after_the_mini_batch_with_a_checkpoint(straight, tmp_path, stopped_by):
+    """Processes of a terminal or of a cluster job get it, too."""
+    ours = trainer(tmp_path, options={"after_reduce": {"signals": stopped_by(signal.SIGTERM)}})
+    with pytest.raises(KeyboardInterrupt):
+        ours.run(STEPS, "0,1/2,3", ends_on_signals=True)
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["state"], state["step"]) == ("pending", 3)
+    result = ours.run(STEPS, "0,1,2,3")
+    assert bits(result) == bits(straight[1])
+    assert result.reconfigurations["step"].tolist() == [0, 3]
+
+
+def test_the_second_signal_does_what_it_did_before(tmp_path, stopped_by):
+    folder = trainer(tmp_path).folder
+    stopped_by(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as first, _suspended_by_signals([folder]):
+        signal.raise_signal(signal.SIGINT)
+        assert folder.take_wanted() == {}
+    with pytest.raises(KeyboardInterrupt) as second, _suspended_by_signals([folder]):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("goes on")
+    assert first.value is not second.value
+    told = []
+
+    def begin():
+        with pytest.raises(InputError) as error, _suspended_by_signals([folder]):
+            pass
+        told.append(str(error.value))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    assert told == ["ends_on_signals is True in a thread; accepted: False there, or the main thread"]
+
+
 # --- checkpoints ----------------------------------------------------------------------------------------
 
 
@@ -213,6 +270,49 @@ def test_another_format_is_refused_and_another_torch_is_warned_of(straight, copi
     assert "written on devices A,B, going on with A without D2" in caplog.text
 
 
+# --- the determinism level ------------------------------------------------------------------------------
+
+AUTO = {"determinism": "auto", "options": {"model": {"width": 16}, "data": {"n_samples": 16}}}
+
+
+@pytest.mark.parametrize(("model", "level"), [("resnet50", "D1"), ("neumf", "D1+D2"), ("bert", "D1+D2")])
+def test_a_level_that_is_left_open_depends_on_the_operators_of_the_model(tmp_path, model, level):
+    open_one = ElasticTrainer(model, run_dir=tmp_path, **AUTO)
+    assert settled(open_one.job, open_one.folder).determinism == level
+
+
+def test_a_run_goes_on_with_the_level_that_it_has_settled_for(copied, caplog):
+    caplog.set_level("INFO")
+    ours = trainer(copied, determinism="auto")
+    assert ours.run(STEPS).step == STEPS
+    manifest = copied / "checkpoints/step-00000008/manifest.json"
+    rewrite(manifest, job=json.loads(manifest.read_text())["job"] | {"determinism": "D0"})
+    assert settled(ours.job, ours.folder).determinism == "D0"
+    assert "determinism" not in caplog.text
+    with pytest.raises(CheckpointError, match="determinism: found 'D0', expected 'D1'"):
+        trainer(copied).run(STEPS)
+
+
+def test_what_a_level_that_is_left_open_finds_is_told(tmp_path, caplog):
+    caplog.set_level("INFO")
+    result = trainer(tmp_path / "own", determinism="auto").run(1, "0,1/2,3")
+    assert json.loads((result.checkpoint / "manifest.json").read_text())["job"]["determinism"] == "D1"
+    assert "determinism D1; slow under D2: features.0: Conv2d" in caplog.text
+    with pytest.raises(InputError, match=r"model: .*:data_set returned Samples; accepted: a torch.nn"):
+        trainer(tmp_path / "none", determinism="auto", model=f"{OWN}:data_set").run(1)
+
+
+def test_several_types_at_a_time_have_to_be_wanted(tmp_path):
+    asks = [[1, str(tmp_path), {"devices": "seq,A"}]]
+    ours = trainer(tmp_path, options={"after_reduce": {"asks": asks}})
+    result = ours.run(2, "0,1/2,3", "A,seq", mixes_devices=True)
+    assert result.reconfigurations["new_devices"].tolist() == ["A,seq", "seq,A"]
+    with pytest.raises(InputError, match="devices is A,seq, several types under D1; accepted: one type"):
+        ours.run(3, "0,1/2,3", "A,seq")
+    pinned = ElasticTrainer("neumf", run_dir=tmp_path / "pinned", **(AUTO | {"determinism": "D1+D2"}))
+    assert pinned.run(0, "0,1/2,3", "A,seq").state == "finished"
+
+
 # --- the command line -----------------------------------------------------------------------------------
 
 
@@ -220,15 +320,20 @@ def command(*words):
     return CliRunner().invoke(main, ["easyscale", *map(str, words)], catch_exceptions=False)
 
 
-def test_the_command_line_does_the_same(straight, tmp_path):
+def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     run_dir = tmp_path / "run"
     job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
-    asks = json.dumps([[3, str(run_dir), {"devices": ""}]])
+    asks, signals = json.dumps([[2, str(run_dir), {"devices": ""}]]), json.dumps(stopped_by(signal.SIGINT))
     words = ["run", JOB["model"], "--run-dir", run_dir, *job, "--steps", STEPS]
-    done = command(*words, "--set", f"after_reduce.asks={asks}")
+    words += ["--set", f"after_reduce.asks={asks}", "--set", f"after_reduce.signals={signals}"]
+    done = command(*words)
     assert done.exit_code == 0, done.output
-    assert "pending after 3 mini-batches and 1 stage(s)" in done.output
-    done = command(*words, "--set", f"after_reduce.asks={asks}", "--mapping", "0,1,2,3")
+    assert "pending after 2 mini-batches and 1 stage(s)" in done.output
+    done = command(*words)
+    assert done.exit_code == 1
+    assert f"stopped; the same command goes on from {run_dir}" in done.output
+    assert json.loads((run_dir / "state.json").read_text())["step"] == 3
+    done = command(*words, "--mapping", "0,1,2,3")
     assert done.exit_code == 0, done.output
     assert f"finished after {STEPS} mini-batches" in done.output
     table = read_csv(run_dir / "steps.csv", ELASTIC_STEPS)
@@ -280,7 +385,7 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
         ({"data": None}, "data is None; accepted: the name of a function"),
         ({"optimizer": "sdg"}, "unknown optimizer 'sdg'"),
         ({"loss": "mse"}, "loss is 'mse'; accepted: the name of a function"),
-        ({"determinism": "D3"}, "unknown determinism level 'D3'; accepted: D0"),
+        ({"determinism": "D3"}, "unknown determinism level 'D3'; accepted: D0.*auto, none"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0; accepted: a whole number >= 1"),
         ({"buffers": "none"}, "buffers is 'none'; accepted: per_rank, rank0"),
         ({"shuffle": 1}, "shuffle is 1; accepted: True, False"),
@@ -302,6 +407,11 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
         ({"mapping": "0/1/2/3", "devices": "A,B"}, "devices has 2 names; accepted: 4, one for each process"),
         ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2: found virtual ranks"),
         ({"devices": "A,D"}, "unknown device 'D'"),
+        (
+            {"devices": "A,B"},
+            "devices is A,B, several types under D1; accepted: one type, a level with D2, "
+            "or mixes_devices=True",
+        ),
         ({"devices": ""}, "devices has 0 names; accepted: 1 to 4"),
         ({"hash_evry": 1}, "unknown option of a run 'hash_evry'; accepted: .*Did you mean 'hash_every'"),
         ({"hash_every": -1}, "hash_every is -1; accepted: a whole number >= 0"),
@@ -350,6 +460,8 @@ def test_a_directory_belongs_to_one_run(straight, copied, tmp_path):
         pytest.raises(InputError, match="mapping 0/1 has 2 logical workers; accepted: 4"),
     ):
         ours.request("0/1")
+    with ours.folder.hold(), pytest.raises(InputError, match="devices is A,B, several types under D1"):
+        ours.request(devices="A,B")
 
 
 def test_a_job_is_made_again_of_its_values():

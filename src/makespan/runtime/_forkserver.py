@@ -36,7 +36,8 @@ _ATTEMPTS = 3
 _GIVEN_UP = -1
 _SERVING = f"""
 import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the process that asks
+    signal.signal(number, signal.SIG_IGN)
 from {__name__} import serve
 serve(*map(int, sys.argv[1:]))
 """
@@ -271,7 +272,7 @@ class _Server:
         """Be the worker; it keeps the pipe, so that its launcher sees the end of the last who has it."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGCHLD, signal.SIGALRM):
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         for handle in (1, 2):
             os.dup2(log, handle)

@@ -27,7 +27,7 @@ _HELP = {
     "collate": "Function that joins samples to a batch.",
     "n_logical_workers": "Logical workers, for which the job is written.",
     "micro_batch_size": "Samples of a batch of each.",
-    "determinism": "none, D0, D1, D0+D2 or D1+D2.",
+    "determinism": "none, D0, D1, D0+D2, D1+D2, or auto: by a scan of the model.",
     "seed": "Of model, order of samples, loaders and logical workers.",
     "n_loaders": "Loaders of each logical worker.",
     "buffers": "per_rank, or rank0: those of the first for all.",
@@ -42,6 +42,7 @@ _HELP = {
     "loader_processes": "Processes that load samples for each process.",
     "prefetch": "Batches that they are ahead.",
     "max_restarts": "Starts in a row after a process was killed.",
+    "mixes_devices": "Allow several types of device at a time without D2.",
     "resume": "Go on with what the directory has, or refuse it.",
 }
 _NUMBERS = ("bucket_cap_bytes",)
@@ -103,7 +104,7 @@ def COMMANDS() -> None:
     help="Further argument of a part, for example optimizer.lr=0.1; may be repeated.",
 )  # fmt: skip
 @_options(ElasticJob, {"model", "options"})
-@_options(RunOptions, {"launcher", "on_progress"})
+@_options(RunOptions, {"ends_on_signals", "launcher", "on_progress"})
 @click.option(
     "--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]),
     help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
@@ -123,9 +124,11 @@ def _run(
     """Train MODEL, a stand-in or file.py:function, until so many mini-batches are done.
 
     The same command goes on after a kill, a suspension, or with other processes; no bit depends on them. The
-    directory has steps.csv, reconfigurations.csv and the newest two checkpoints.
+    directory has steps.csv, reconfigurations.csv and the newest two checkpoints. Ctrl-C or SIGTERM ends it
+    after the mini-batch that goes on, with a checkpoint; a second one at once.
     """
     how = {one.name: given.pop(one.name) for one in fields(RunOptions) if one.name in given}
+    how["ends_on_signals"] = True
     of_job = {name: value for name, value in given.items() if not (value is None and _is_optional(name))}
     trainer = ElasticTrainer(model, run_dir=run_dir, options=_read(settings), **of_job)
     chosen: LocalLauncher | SlurmLauncher

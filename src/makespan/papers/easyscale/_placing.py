@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from makespan.errors import InputError
-from makespan.papers.easyscale.runtime import ElasticJob, RankMapping, kernels_of, process_options
+from makespan.errors import InputError, unknown_name
+from makespan.papers.easyscale.runtime import KERNEL_SETS, ElasticJob, RankMapping, process_options
 from makespan.runtime import ProcessOptions
 
 __all__ = ["Placing"]
@@ -48,8 +48,15 @@ class Placing:
             accepted = f"{parsed.n_processes}, one for each process of mapping {parsed}"
             raise InputError(f"{found}; accepted: {accepted}")
         for name in names:
-            kernels_of(name, job.level)
+            if name not in KERNEL_SETS:
+                raise unknown_name("device", name, KERNEL_SETS)
         return cls(parsed, names)
+
+    def check_types(self, job: ElasticJob, mixes_devices: bool) -> None:
+        """Refuse devices of several types at a time where they change bits, unless that is wanted."""
+        if len(set(self.devices)) > 1 and not (mixes_devices or job.level.pins_kernels):
+            found = f"devices is {','.join(self.devices)}, several types under {job.determinism}"
+            raise InputError(f"{found}; accepted: one type, a level with D2, or mixes_devices=True")
 
     @classmethod
     def from_values(cls, job: ElasticJob, values: dict[str, Any]) -> "Placing":

@@ -124,9 +124,10 @@ class RunFolder:
             write_csv(tables[-1], path)
         return tables[0], tables[1]
 
-    def write_state(self, state: str, step: int, job: dict[str, Any]) -> None:
-        """Write whether the run goes on, after which mini-batch, and what it trains."""
-        write_json({"state": state, "step": step, "job": job}, self.path / "state.json")
+    def write_state(self, state: str, step: int, job: dict[str, Any], *, mixes_devices: bool) -> None:
+        """Write whether the run goes on, after which mini-batch, what it trains, and what it allows."""
+        values = {"state": state, "step": step, "job": job, "mixes_devices": mixes_devices}
+        write_json(values, self.path / "state.json")
 
     def state(self) -> dict[str, Any]:
         """Return what was written last; an `InputError` says that no run was here."""
@@ -134,6 +135,10 @@ class RunFolder:
         if not isinstance(found, dict) or "job" not in found:
             raise InputError(f"run_dir is {self.path}, where no run was; accepted: the directory of a run")
         return found
+
+    def want(self, values: dict[str, Any]) -> None:
+        """Ask for the values of another placing, or with none of them for none."""
+        write_json(values, self.wanted_path)
 
     def take_wanted(self) -> dict[str, Any] | None:
         """Return what somebody asked for, and forget it."""

@@ -1,10 +1,13 @@
 """The stages of elastic runs: one set of processes after the other, each from a checkpoint to the next."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, fields
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import pandas as pd
@@ -18,14 +21,16 @@ from makespan.errors import (
     WorkerError,
     unknown_name,
 )
+from makespan.leftovers import temporary_directory
 from makespan.papers.easyscale._placing import Placing
 from makespan.papers.easyscale._run_folder import RunFolder
-from makespan.papers.easyscale.runtime import ElasticJob
+from makespan.papers.easyscale.runtime import AUTO, ElasticJob
 from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, describe_machine
 
-__all__ = ["ElasticResult", "RunOptions", "options_from", "train_stages"]
+__all__ = ["ElasticResult", "RunOptions", "options_from", "settled", "train_stages"]
 
 _WORKER = "makespan.papers.easyscale.runtime._stage"
+_SCAN_WORKER = "makespan.papers.easyscale.runtime._scan_worker"
 _FORMAT = 1
 _log = logging.getLogger(__name__)
 
@@ -74,6 +79,11 @@ class RunOptions:
         Processes that load samples for each process, and batches that they are ahead.
     max_restarts
         How often in a row processes are started again from the last checkpoint after one was killed.
+    mixes_devices
+        Whether devices of several types are allowed at a time to a job without D2, whose bits they change.
+    ends_on_signals
+        Whether SIGINT and SIGTERM end the mini-batch that goes on, write a checkpoint, and only then do what
+        they do otherwise; a second one does so at once. In the main thread only.
     launcher
         Where processes run; None for this machine.
     on_progress
@@ -86,6 +96,8 @@ class RunOptions:
     loader_processes: int = 1
     prefetch: int = 2
     max_restarts: int = 2
+    mixes_devices: bool = False
+    ends_on_signals: bool = False
     launcher: Launcher | None = None
     on_progress: Callable[[int, float], object] | None = None
 
@@ -135,6 +147,7 @@ class _Run:
 
     def begin(self) -> None:
         """Find out where it is."""
+        self.placing.check_types(self.job, self.options.mixes_devices)
         self.checkpoint = self.folder.checkpoint()
         if self.checkpoint is not None and not self.options.resume:
             found = f"run_dir is {self.folder.path}, which has a checkpoint after {self.done} mini-batches"
@@ -144,8 +157,7 @@ class _Run:
         if self.done > self.steps:
             raise InputError(f"steps is {self.steps}; accepted: at least {self.done}, which are done")
         self.folder.forget_after(self.done)
-        self.folder.take_wanted()
-        self.folder.write_state("running", self.done, self.job.values())
+        self._write_state("running")
 
     def request(self, is_first: bool, fold_dir: Path) -> dict[str, Any]:
         """Return what the processes are asked for."""
@@ -191,10 +203,14 @@ class _Run:
         elif wanted is not None:
             _log.warning("%s: the request came after the last mini-batch", self.folder.path)
 
+    def _write_state(self, state: str) -> None:
+        mixes = self.options.mixes_devices
+        self.folder.write_state(state, self.done, self.job.values(), mixes_devices=mixes)
+
     def result(self) -> ElasticResult:
         """Tell what came of it."""
         state: Literal["finished", "pending"] = "pending" if self.is_suspended else "finished"
-        self.folder.write_state(state, self.done, self.job.values())
+        self._write_state(state)
         steps, changes = self.folder.write_tables()
         times = steps.groupby("device")["micro_batch_s"].median()
         rates = {str(device): 1.0 / time_s for device, time_s in times.items()}
@@ -202,16 +218,35 @@ class _Run:
         return ElasticResult(state, self.done, steps, changes, rates, path)
 
 
+def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
+    """Return the job with a determinism level: that of the run so far, else what a scan of its model says."""
+    if job.determinism != AUTO:
+        return job
+    if (checkpoint := folder.checkpoint()) is not None:
+        return replace(job, determinism=checkpoint.values["job"]["determinism"])
+    with temporary_directory("scan") as path:
+        directory = RunDirectory(path)
+        try:
+            LocalLauncher().run(Launch(_SCAN_WORKER, job.values(), 1, path))
+        except WorkerError as error:
+            raise _cause(directory, 1) or error from None
+        found = directory.result()
+    level, slow = ("D1+D2", "") if found["d2_cheap"] else ("D1", ", ".join(found["operators"]))
+    _log.info("determinism %s%s", level, f"; slow under D2: {slow}" if slow else "")
+    return replace(job, determinism=level)
+
+
 def train_stages(
     jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
 ) -> list[ElasticResult]:
     """Train jobs together for as long as they need the same processes, then each by itself."""
-    if steps < 0:
-        raise InputError(f"steps is {steps!r}; accepted: a whole number >= 0")
     with ExitStack() as held:
         runs = [_Run(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:
             held.enter_context(run.folder.hold())
+            run.folder.take_wanted()  # of a run before this one
+        if options.ends_on_signals:
+            held.enter_context(_suspended_by_signals([run.folder for run in runs]))
         for run in runs:
             run.begin()
         _launch([run for run in runs if run.is_unfinished], options)
@@ -219,6 +254,32 @@ def train_stages(
             while run.is_unfinished:
                 _launch([run], options)
         return [run.result() for run in runs]
+
+
+@contextmanager
+def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
+    """Let the first signal that asks for the end suspend runs, and come again when they are."""
+    if threading.current_thread() is not threading.main_thread():
+        raise InputError("ends_on_signals is True in a thread; accepted: False there, or the main thread")
+    came: list[int] = []
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def suspend(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        restore()
+        for folder in folders:
+            folder.want({})
+
+    before = {number: signal.signal(number, suspend) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        restore()
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
@@ -231,9 +292,6 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
     if n_devices is not None and n_processes > n_devices:
         found = f"mapping {placing.mapping} has {n_processes} processes"
         raise InputError(f"{found}; accepted: at most {n_devices}, one for each device at hand")
-    kinds = sorted(set(placing.devices))
-    if len(kinds) > 1 and not all(run.job.level.pins_kernels for run in runs):
-        _log.warning("devices %s without D2: equal bits are not promised", ",".join(kinds))
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
 
     def tell() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from makespan.errors import CheckpointError, InputError
-from makespan.files import atomic_path, write_json
+from makespan.files import atomic_path
 from makespan.papers.easyscale._placing import Placing
 from makespan.papers.easyscale._run_folder import RunFolder
-from makespan.papers.easyscale._stages import ElasticResult, options_from, train_stages
+from makespan.papers.easyscale._stages import ElasticResult, options_from, settled, train_stages
 from makespan.papers.easyscale.runtime import job_from
 
 __all__ = ["ElasticTrainer", "export_model", "request_change", "run_together"]
@@ -78,8 +78,7 @@ class ElasticTrainer:
         makespan.errors.WorkerError
             A process failed, or was killed too often.
         """
-        placing, how = Placing.of(self.job, mapping, devices), options_from(options)
-        (result,) = train_stages([(self.job, self.folder)], steps, placing, how)
+        (result,) = run_together([self], steps, mapping, devices, **options)
         return result
 
     def request(self, mapping: str | None = None, devices: str | Sequence[str] | None = None) -> None:
@@ -119,14 +118,16 @@ def run_together(
     """
     if not trainers:
         return []
-    placing = Placing.of(trainers[0].job, mapping, devices)
-    wanted = placing.options(trainers[0].job)
-    for trainer in trainers:
-        if Placing.of(trainer.job, str(placing.mapping), devices).options(trainer.job) != wanted:
-            found = f"determinism is {trainer.job.determinism} and {trainers[0].job.determinism}"
+    if steps < 0:
+        raise InputError(f"steps is {steps!r}; accepted: a whole number >= 0")
+    how, placing = options_from(options), Placing.of(trainers[0].job, mapping, devices)
+    jobs = [(settled(trainer.job, trainer.folder), trainer.folder) for trainer in trainers]
+    first, wanted = jobs[0][0], placing.options(jobs[0][0])
+    for job, _ in jobs:
+        if Placing.of(job, str(placing.mapping), devices).options(job) != wanted:
+            found = f"determinism is {job.determinism} and {first.determinism}"
             raise InputError(f"{found}; accepted together: levels whose processes have the same kernels")
-    jobs = [(trainer.job, trainer.folder) for trainer in trainers]
-    return train_stages(jobs, steps, placing, options_from(options))
+    return train_stages(jobs, steps, placing, how)
 
 
 def request_change(
@@ -148,13 +149,19 @@ def request_change(
         No run is going on there, or the job cannot run so.
     """
     folder = RunFolder(Path(run_dir))
-    job = job_from(folder.state()["job"])
+    state = folder.state()
+    job = job_from(state["job"])
     if not folder.is_held():
         raise InputError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
     is_suspended = devices is not None and not len(devices)
     if is_suspended and mapping is not None:
         raise InputError(f"devices is empty, and mapping is {mapping!r}; accepted: no mapping then")
-    write_json({} if is_suspended else Placing.of(job, mapping, devices).values(), folder.wanted_path)
+    wanted = {}
+    if not is_suspended:
+        placing = Placing.of(job, mapping, devices)
+        placing.check_types(job, state["mixes_devices"])
+        wanted = placing.values()
+    folder.want(wanted)
 
 
 def export_model(run_dir: str | Path, path: str | Path) -> Path:

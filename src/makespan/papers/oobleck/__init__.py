@@ -1,1 +1,35 @@
-"""Oobleck (SOSP 2023): pipelines from templates that go on training when nodes are lost."""
+"""Oobleck (SOSP 2023): pipelines from templates that go on training when nodes are lost.
+
+Below ``results/<source>/oobleck/`` a run writes
+
+- of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
+- of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
+
+`read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
+Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, templates and plans in
+`makespan.papers.oobleck.planning`.
+"""
+
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
+    from makespan.papers.oobleck._checks import LEDGER
+    from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck._tables import SCHEMAS, read_published
+
+__all__ = [
+    "COMMANDS",
+    "LEDGER",
+    "SCHEMAS",
+    "SETTINGS",
+    "fig9_experiment",
+    "generated_failures",
+    "published_traces",
+    "read_published",
+]
+
+__getattr__ = shown_lazily(__name__, __file__)

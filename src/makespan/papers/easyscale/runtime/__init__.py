@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._gloo import GlooThreads, fold_of_machine, folds_like_gloo
     from makespan.papers.easyscale.runtime._hashes import implicit_sha, optimizer_sha, parameter_sha
     from makespan.papers.easyscale.runtime._hosted import HostedWorkers, MiniBatch
-    from makespan.papers.easyscale.runtime._job import TRAINING_LOCK, ElasticJob, job_from
+    from makespan.papers.easyscale.runtime._job import AUTO, TRAINING_LOCK, ElasticJob, job_from
     from makespan.papers.easyscale.runtime._kernels import (
         CANONICAL,
         KERNEL_SETS,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from makespan.papers.easyscale.runtime._stock import StockRun, train_stock
 
 __all__ = [
+    "AUTO",
     "CANONICAL",
     "FOLDS",
     "KERNEL_SETS",

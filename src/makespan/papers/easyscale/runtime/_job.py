@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from makespan.errors import InputError, unknown_name
-from makespan.papers.easyscale.runtime._levels import DeterminismLevel
+from makespan.papers.easyscale.runtime._levels import LEVELS, DeterminismLevel
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
-__all__ = ["BUILT_IN", "PARTS", "TRAINING_LOCK", "ElasticJob", "job_from", "split_name"]
+__all__ = ["AUTO", "BUILT_IN", "PARTS", "TRAINING_LOCK", "ElasticJob", "job_from", "split_name"]
 
 TRAINING_LOCK = "training.lock"
 """File in the directory of a run on which processes that train there have a shared lock."""
+
+AUTO = "auto"
+"""Determinism of a job that leaves the level to a scan of its model."""
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "model": STAND_INS,
@@ -67,7 +70,8 @@ class ElasticJob:
     n_logical_workers, micro_batch_size
         N, and samples of a batch of each logical worker.
     determinism
-        Name of a `DeterminismLevel`.
+        Name of a `DeterminismLevel`, or ``auto``: D1+D2 if `scan_module` finds the model cheap under D2, else
+        D1, which a run settles when it starts.
     seed
         Of model, order of samples, loaders and logical workers.
     n_loaders
@@ -115,7 +119,8 @@ class ElasticJob:
         """Check every field."""
         for part in PARTS:
             _check_part(part, getattr(self, part), is_own=":" in str(self.model))
-        DeterminismLevel.named(self.determinism)
+        if self.determinism not in (*LEVELS, AUTO):
+            raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
         for name, least in _LEAST.items():
             _check_number(name, getattr(self, name), least)
         if self.bucket_cap_bytes is not None:

@@ -65,6 +65,8 @@ class _Process:
             handle = os.open(Path(request["run_dir"], TRAINING_LOCK), os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(handle, fcntl.LOCK_SH)
         signal.signal(signal.SIGTERM, self._on_signal)
+        if who.parent is not None:  # a terminal interrupts all its processes; who launched this one decides
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.device = choose_device(who)
         self.pids = join(directory, who)
         self.start_s = time.time() - who.launched_s
