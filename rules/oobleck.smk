@@ -1,4 +1,4 @@
-# Oobleck (SOSP 2023): simulations of systems that lose nodes.
+# Oobleck (SOSP 2023): simulations of systems that lose nodes, and what becomes of pipelines that do.
 
 OOBLECK = SETTINGS.oobleck.simulation
 
@@ -39,3 +39,24 @@ rule oobleck_fig9:
         code=code_hash("oobleck_simulate", "makespan.papers.oobleck:fig9_experiment"),
     script:
         "../workflow/scripts/oobleck_simulate.py"
+
+
+rule oobleck_reconfiguration:
+    input:
+        reconfiguration="config/published/oobleck_reconfiguration.csv",
+    output:
+        reconfiguration="results/emulated/oobleck/reconfiguration.csv",
+    log:
+        "logs/emulated/oobleck/oobleck_reconfiguration.log",
+    benchmark:
+        "benchmarks/results/emulated/oobleck/oobleck_reconfiguration.tsv"
+    conda:
+        CPU
+    resources:
+        **asks(minutes=10),
+    params:
+        experiment="makespan.papers.oobleck:reconfiguration_experiment",
+        options=SETTINGS.oobleck.losses.model_dump(),
+        code=code_hash("oobleck_experiment", "makespan.papers.oobleck:reconfiguration_experiment"),
+    script:
+        "../workflow/scripts/oobleck_experiment.py"

@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.errors import InputError
+from makespan.papers.oobleck import read_published
 from makespan.papers.oobleck._bursts import burst_study
 from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._losses import ENDS, reconfiguration_experiment
-from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION_CELLS
 from makespan.papers.oobleck.planning import make_templates, uniform24, write_profile, write_templates
-from makespan.tables import printed_schemas, read_printed
 
 START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
 
@@ -25,15 +24,15 @@ START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
 
 @pytest.fixture(scope="module")
 def cells(root):
-    path = root / "config/published/oobleck_reconfiguration.csv"
-    return read_printed("reconfiguration", path, printed_schemas(RECONFIGURATION_CELLS))
+    return read_published("reconfiguration", root / "config/published/oobleck_reconfiguration.csv")
 
 
 def lose(cells, **how):
-    how = {"most_nodes": 8, "most_n0": 3, "most_f": 2, "larger_losses": 15} | how
-    return reconfiguration_experiment(
-        {"reconfiguration": cells}, n_microbatches=24, state_factor=3.0, seed=how.pop("seed", 1), **how
-    )["reconfiguration"]
+    options = {
+        "most_nodes": 8, "most_n0": 3, "most_f": 2, "larger_losses": 15, "n_microbatches": 24,
+        "state_factor": 3.0, "seed": 1,
+    }  # fmt: skip
+    return reconfiguration_experiment({"reconfiguration": cells}, options | how)["reconfiguration"]
 
 
 @pytest.fixture(scope="module")

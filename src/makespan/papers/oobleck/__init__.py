@@ -3,11 +3,13 @@
 Below ``results/<source>/oobleck/`` a run writes
 
 - of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
+- of `reconfiguration_experiment`: ``reconfiguration.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
 Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, templates and plans in
-`makespan.papers.oobleck.planning`.
+`makespan.papers.oobleck.planning`, what becomes of them when nodes come and go in
+`makespan.papers.oobleck.reconfiguration`.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._losses import reconfiguration_experiment
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
 
@@ -30,6 +33,7 @@ __all__ = [
     "generated_failures",
     "published_traces",
     "read_published",
+    "reconfiguration_experiment",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -1,17 +1,19 @@
 """The ledger of the paper: how each statement is checked against result tables."""
 
 from makespan.claims import Check, Ledger
+from makespan.papers.oobleck._checks_reconfiguration import RECONFIGURATION_CHECKS
 from makespan.papers.oobleck._checks_simulation import SIMULATION_CHECKS
+from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 from makespan.papers.oobleck._tables_simulation import SIMULATED
 
 __all__ = ["LEDGER"]
 
-_CHECKS: tuple[Check, ...] = (*SIMULATION_CHECKS,)
+_CHECKS: tuple[Check, ...] = (*SIMULATION_CHECKS, *RECONFIGURATION_CHECKS)
 
 LEDGER = Ledger(
     paper="Oobleck",
     package="makespan.papers.oobleck",
     checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={**SIMULATED},
+    tables={**SIMULATED, "reconfiguration": RECONFIGURATION},
 )
 """What the paper states of systems that lose nodes."""

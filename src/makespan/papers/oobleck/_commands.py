@@ -1,7 +1,9 @@
-"""Simulate systems that lose nodes."""
+"""Plan pipelines, regroup them when nodes are lost, and simulate systems that lose nodes."""
 
 import click
 
+from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
+from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._commands_simulate import simulate_command
 
 __all__ = ["COMMANDS"]
@@ -12,4 +14,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-COMMANDS.add_command(simulate_command)
+for command in (PLAN, INSTANTIATE, RECONFIGURE, simulate_command):
+    COMMANDS.add_command(command)

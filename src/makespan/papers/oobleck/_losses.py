@@ -31,15 +31,7 @@ ENDS = ("state-lost", "insufficient-nodes")
 
 
 def reconfiguration_experiment(
-    cells: Mapping[str, pd.DataFrame],
-    *,
-    most_nodes: int,
-    most_n0: int,
-    most_f: int,
-    larger_losses: int,
-    n_microbatches: int,
-    state_factor: float,
-    seed: int,
+    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
 ) -> dict[str, pd.DataFrame]:
     """Lose nodes of every plan: all sets of up to ``f``, and some larger ones.
 
@@ -47,16 +39,9 @@ def reconfiguration_experiment(
     ----------
     cells
         ``reconfiguration``: the cases that the artifact works out.
-    most_nodes, most_n0, most_f
-        Plans are all of up to so many nodes, of pipelines of at least 1 to so many, for f of 0 to so many.
-    larger_losses
-        For each number of nodes, ``n0`` and ``f``: random losses of more than ``f`` nodes.
-    n_microbatches
-        Of an iteration.
-    state_factor
-        Bytes sent for each byte of parameters.
-    seed
-        Of the larger losses.
+    options
+        ``most_nodes, most_n0, most_f, larger_losses, n_microbatches, state_factor, seed``, see the
+        configuration.
 
     Returns
     -------
@@ -64,13 +49,13 @@ def reconfiguration_experiment(
         ``reconfiguration``.
     """
     profile = uniform24()
-    templates = make_templates(profile, range(1, most_nodes + 1))
-    how: dict[str, Any] = {"n_microbatches": n_microbatches, "state_factor": state_factor}
-    rng = np.random.default_rng(seed)
+    templates = make_templates(profile, range(1, options["most_nodes"] + 1))
+    how = {name: options[name] for name in ("n_microbatches", "state_factor")}
+    rng = np.random.default_rng(options["seed"])
     rows = list(_worked(cells["reconfiguration"], **how))
-    for n0 in range(1, most_n0 + 1):
-        for f in range(most_f + 1):
-            for n_nodes in range((f + 1) * n0, most_nodes + 1):
+    for n0 in range(1, options["most_n0"] + 1):
+        for f in range(options["most_f"] + 1):
+            for n_nodes in range((f + 1) * n0, options["most_nodes"] + 1):
                 sizes = range(n0, n_nodes - f * n0 + 1)
                 job: dict[str, Any] = {
                     "templates": {size: templates[size] for size in sizes},
@@ -82,7 +67,7 @@ def reconfiguration_experiment(
                 losses = [lost for k in range(1, f + 1) for lost in combinations(range(n_nodes), k)]
                 every = [(groups, lost) for groups in plans for lost in losses]
                 rows += _lost(case, every, profile, **job, **how)
-                larger = _larger(plans, n_nodes, f, larger_losses, rng)
+                larger = _larger(plans, n_nodes, f, options["larger_losses"], rng)
                 rows += _lost(f"{case} beyond", larger, profile, **job, **how)
     table = pd.DataFrame(rows, columns=RECONFIGURATION.names)
     return {"reconfiguration": RECONFIGURATION.validate(table, where="reconfiguration_experiment")}

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION, RECONFIGURATION_CELLS
 from makespan.papers.oobleck._tables_simulation import SIMULATED, SIMULATED_CELLS
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*SIMULATED.values(),)
-PUBLISHED = printed_schemas({**SIMULATED_CELLS})
+SCHEMAS = (*SIMULATED.values(), RECONFIGURATION)
+PUBLISHED = printed_schemas({**SIMULATED_CELLS, **RECONFIGURATION_CELLS})
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
