@@ -92,76 +92,90 @@ def reconfigure(
 ) -> Reconfiguration:
     """Find the pipelines that go on when nodes are lost, leave or join.
 
-    Oobleck, section 5. After losses and drains pipelines are regrouped with few moves; if fewer than
-    ``f + 1`` would be left although the nodes are enough, and whenever nodes join, a plan is chosen anew, of
-    those within 1 % of the best the one that copies the fewest bytes. The global batch stays as it is.
+    Oobleck, section 5. Pipelines are regrouped with few moves. If fewer than ``f + 1`` would be left although
+    the nodes are enough, or nodes join, the plan is the one within 1 % of the fastest that copies the least.
 
     Parameters
     ----------
     pipelines
-        As they train now, all of one model; none before the start.
+        As they train now; none before the start.
     lost, drained, joined
         Nodes that are gone with their state, that leave but can still send, and that are new.
     templates
         By number of nodes.
-    f, n0
-        Losses at once that must be survived, and the fewest nodes of a pipeline.
-    n_microbatches
-        Micro-batches of an iteration, all pipelines together.
-    layer_bytes
-        State of each layer, bytes; None to leave out of account who holds what.
-    held
-        Layers whose state each node has, of nodes with one GPU; without it what the pipelines own.
+    f, n0, n_microbatches
+        Losses at once to survive, least nodes of a pipeline, microbatches of an iteration.
+    layer_bytes, held
+        State of each layer [B], None to leave out of account who holds what; layers that each node of one
+        GPU holds, None for what the pipelines own.
     hosts
-        Machine of each node; without it every node is one of its own.
+        Machine of each node; None if every node is one of its own.
     policy
         Below ``(f + 1) n0`` nodes: stop, or degrade and survive fewer losses.
     profile
-        Times of the layers, where the wait for gradients of so many pipelines is to count in a choice.
-
-    Returns
-    -------
-    Reconfiguration
-        The same for the same arguments.
+        Times of the layers, where the wait for gradients of so many pipelines is to count.
 
     Raises
     ------
-    StateLost
-        No node that is left has the state of a layer.
-    InsufficientNodes
-        Fewer than ``(f + 1) n0`` nodes are left, or than ``n0`` under ``degrade``.
-    InfeasiblePlanError
-        The templates cover so many nodes with no plan, or there are too few microbatches for any.
-    InputError
-        A node is in two places, or is lost or drained and is not there.
+    StateLost, InsufficientNodes
+        Nobody has some layer; fewer nodes are left than the policy accepts.
+    InfeasiblePlanError, InputError
+        No plan has so many nodes and microbatches; nodes are twice there, or lost and were never there.
     """
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
-    gone, leaving = frozenset(lost), frozenset(drained)
-    n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
-    before: Holdings = {}
-    if layer_bytes is not None and (pipelines or held):
-        all_held = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
-        before = {gpu: parts for gpu, parts in all_held.items() if gpu.node not in gone}
-        _find_lost_state(before, len(layer_bytes))
-    n_nodes = sum(len(one.nodes) for one in pipelines) - len(gone) - len(leaving) + len(joined)
+    gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
+    state = _State.left(pipelines, gone, templates, layer_bytes, held)
+    n_nodes = sum(len(one.nodes) for one in pipelines) - len(away) + len(joined)
     f_now = _losses_to_survive(n_nodes, f, n0, policy)
-    sizes = layer_bytes or ()
-    job = Job(templates, n0, n_microbatches, sizes, hosts or {}, _layers_by_node(before), profile)
-    outcome = _rearranged(job, pipelines, gone | leaving, tuple(joined), f_now)
-    kinds = (*outcome.kinds, *(("drain",) if leaving else ()))
+    job = Job(templates, n0, n_microbatches, layer_bytes or (), hosts or {}, state.layers_of(), profile)
+    outcome = _rearranged(job, pipelines, away, tuple(joined), f_now)
     counts = distribute(outcome.templates, n_microbatches) or ()
     plan = HybridPlan(tuple(map(Pipeline, outcome.groups, outcome.templates, counts)))
-    needed = held_parts(plan.pipelines, n_slots)
-    copies = copy_plan(before, needed, sizes, n_slots, hosts) if before else ()
+    kinds = (*outcome.kinds, *(("drain",) if drained else ()))
     exposed = exposed_layers(outcome.templates, outcome.groups, hosts) if hosts else ()
-    return Reconfiguration(plan, kinds, copies, f_now, outcome.waiting, exposed)
+    return Reconfiguration(plan, kinds, state.copies(plan, job), f_now, outcome.waiting, exposed)
 
 
-def _find_lost_state(held: Holdings, n_layers: int) -> None:
-    """Refuse to go on where nobody has some layer."""
-    missing = set(range(n_layers)) - {layer for layer, _ in frozenset().union(*held.values())}
-    if missing:
-        raise StateLost(missing)
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the GPUs that are left hold; nothing before the start, or where it is left out of account."""
+
+    held: Holdings
+    n_slots: int
+
+    @classmethod
+    def left(
+        cls,
+        pipelines: Sequence[Pipeline],
+        gone: frozenset[int],
+        templates: Mapping[int, PipelineTemplate],
+        layer_bytes: Sequence[int] | None,
+        held: Mapping[int, Collection[int]] | None,
+    ) -> "_State":
+        """Return what is left of what was held; refuse to go on where nobody has some layer."""
+        n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
+        if layer_bytes is None or not (pipelines or held):
+            return cls({}, n_slots)
+        before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
+        after = {gpu: parts for gpu, parts in before.items() if gpu.node not in gone}
+        missing = set(range(len(layer_bytes))) - {layer for layer, _ in frozenset().union(*after.values())}
+        if missing:
+            raise StateLost(missing)
+        return cls(after, n_slots)
+
+    def layers_of(self) -> dict[int, frozenset[int]]:
+        """Return the layers whose state each node has."""
+        found: dict[int, set[int]] = {}
+        for gpu, parts in self.held.items():
+            found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
+        return {node: frozenset(layers) for node, layers in found.items()}
+
+    def copies(self, plan: HybridPlan, job: Job) -> tuple[Copy, ...]:
+        """Return what must be sent for a plan."""
+        if not self.held:
+            return ()
+        needed = held_parts(plan.pipelines, self.n_slots)
+        return copy_plan(self.held, needed, job.layer_bytes, self.n_slots, job.hosts)
 
 
 def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
@@ -171,14 +185,6 @@ def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
     if policy == "stop" or n_nodes < n0:
         raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
     return n_nodes // n0 - 1
-
-
-def _layers_by_node(held: Holdings) -> dict[int, frozenset[int]]:
-    """Return the layers whose state each node has."""
-    found: dict[int, set[int]] = {}
-    for gpu, parts in held.items():
-        found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
-    return {node: frozenset(layers) for node, layers in found.items()}
 
 
 def _rearranged(
