@@ -1,16 +1,16 @@
-# Oobleck (SOSP 2023): simulations of systems that lose nodes, and what becomes of pipelines that do.
+# Oobleck (SOSP 2023): simulations of systems that lose nodes.
 
 OOBLECK = SETTINGS.oobleck.simulation
 
 
-def oobleck_traces(source):
-    """Return where the traces of a source come from: seeds of generated ones, or the authors' files."""
-    if source == "emulated":
-        return {"n_seeds": OOBLECK.seeds}
-    return {
+# Where the traces of a source come from: seeds of generated ones, or the authors' files.
+OOBLECK_TRACES = {
+    "emulated": {"n_seeds": OOBLECK.seeds},
+    "published": {
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
-    }
+    },
+}
 
 
 rule oobleck_fig9:
@@ -34,29 +34,44 @@ rule oobleck_fig9:
     params:
         experiment="makespan.papers.oobleck:fig9_experiment",
         names=list(OOBLECK.failure_traces),
-        traces=lambda wildcards: oobleck_traces(wildcards.source),
+        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source],
         options=OOBLECK.systems(),
         code=code_hash("oobleck_simulate", "makespan.papers.oobleck:fig9_experiment"),
     script:
         "../workflow/scripts/oobleck_simulate.py"
 
 
-rule oobleck_reconfiguration:
+# Tables that rest on no trace: the experiment and the printed cells that it reads.
+OOBLECK_TABLES = {
+    "templates": ("makespan.papers.oobleck:template_experiment", []),
+    "instantiation": ("makespan.papers.oobleck:instantiation_experiment", ["instantiation"]),
+    "reconfiguration": ("makespan.papers.oobleck:reconfiguration_experiment", ["reconfiguration"]),
+    "layer_throughput": ("makespan.papers.oobleck:layer_throughput_experiment", ["throughput"]),
+    "studies": ("makespan.papers.oobleck:studies_experiment", []),
+}
+
+
+rule oobleck_table:
     input:
-        reconfiguration="config/published/oobleck_reconfiguration.csv",
+        lambda wildcards: [
+            f"config/published/oobleck_{cells}.csv" for cells in OOBLECK_TABLES[wildcards.table][1]
+        ],
     output:
-        reconfiguration="results/emulated/oobleck/reconfiguration.csv",
+        "results/emulated/oobleck/{table}.csv",
     log:
-        "logs/emulated/oobleck/oobleck_reconfiguration.log",
+        "logs/emulated/oobleck/oobleck_{table}.log",
     benchmark:
-        "benchmarks/results/emulated/oobleck/oobleck_reconfiguration.tsv"
+        "benchmarks/results/emulated/oobleck/oobleck_{table}.tsv"
+    wildcard_constraints:
+        table="|".join(OOBLECK_TABLES),
     conda:
         CPU
     resources:
         **asks(minutes=10),
     params:
-        experiment="makespan.papers.oobleck:reconfiguration_experiment",
-        options=SETTINGS.oobleck.losses.model_dump(),
-        code=code_hash("oobleck_experiment", "makespan.papers.oobleck:reconfiguration_experiment"),
+        experiment=lambda wildcards: OOBLECK_TABLES[wildcards.table][0],
+        cells=lambda wildcards: OOBLECK_TABLES[wildcards.table][1],
+        options=lambda wildcards: SETTINGS.oobleck.options_of(wildcards.table),
+        code=lambda wildcards: code_hash("oobleck_table", OOBLECK_TABLES[wildcards.table][0]),
     script:
-        "../workflow/scripts/oobleck_experiment.py"
+        "../workflow/scripts/oobleck_table.py"

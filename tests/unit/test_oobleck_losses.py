@@ -100,10 +100,15 @@ def test_the_same_seed_gives_the_same_losses(cells):
 
 @pytest.fixture(scope="module")
 def bursts():
-    return burst_study(
-        n_nodes=16, rack_size=4, n0=4, f=(0, 1, 2, 3), burst_nodes=(1, 4), n_bursts=20, gap_s=3600.0,
-        repair_s=1800.0, n_microbatches=64, seed=3,
-    ).set_index(["f", "nodes", "shape"])  # fmt: skip
+    how = {
+        "n_nodes": 16, "rack_size": 4, "n0": 4, "f": (0, 1, 2, 3), "burst_nodes": (1, 4), "n_bursts": 20,
+        "gap_s": 3600.0, "repair_s": 1800.0, "n_microbatches": 64, "seed": 3,
+    }  # fmt: skip
+    rows = pd.DataFrame(burst_study({"bursts": how}))
+    parts = rows["case"].str.extract(r"f=(?P<f>\d+) nodes=(?P<nodes>\d+) (?P<shape>.*)")
+    parts = parts.astype({"f": int, "nodes": int})
+    keys = ["f", "nodes", "shape"]
+    return rows.join(parts).pivot_table(index=keys, columns="quantity", values="value")
 
 
 def test_more_losses_to_survive_mean_more_time_below_what_they_need(bursts):

@@ -2,8 +2,10 @@
 
 Below ``results/<source>/oobleck/`` a run writes
 
-- of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
+- of `template_experiment` and `instantiation_experiment`: ``templates.csv``, ``instantiation.csv``
+- of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
 - of `reconfiguration_experiment`: ``reconfiguration.csv``
+- of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._instantiation import instantiation_experiment
+    from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
     from makespan.papers.oobleck._losses import reconfiguration_experiment
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
+    from makespan.papers.oobleck._templates import template_experiment
 
 __all__ = [
     "COMMANDS",
@@ -31,9 +37,13 @@ __all__ = [
     "SETTINGS",
     "fig9_experiment",
     "generated_failures",
+    "instantiation_experiment",
+    "layer_throughput_experiment",
     "published_traces",
     "read_published",
     "reconfiguration_experiment",
+    "studies_experiment",
+    "template_experiment",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -6,13 +6,12 @@ gone.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from makespan.papers.oobleck.planning import (
     HybridPlan,
@@ -105,84 +104,52 @@ class _Run:
             self.plan = None
 
 
-def burst_study(
-    *,
-    n_nodes: int,
-    rack_size: int,
-    n0: int,
-    f: Sequence[int],
-    burst_nodes: Sequence[int],
-    n_bursts: int,
-    gap_s: float,
-    repair_s: float,
-    n_microbatches: int,
-    seed: int,
-) -> pd.DataFrame:
-    """Count over bursts of so many nodes what each f keeps.
+def burst_study(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each f keeps over bursts of so many nodes, anywhere, in one rack, or with copies spread.
+
+    Work is a share of what all nodes would do in that time without losses; safe is what is done on
+    ``(f + 1) n0`` nodes or more. Times and victims are the same for every f.
 
     Parameters
     ----------
-    n_nodes, rack_size
-        Nodes of the cluster, and of each rack.
-    n0, n_microbatches
-        Of the job.
-    f, burst_nodes
-        All combinations of these are simulated: losses asked to be survived, and nodes lost at once,
-        anywhere, in one rack, and in one rack where copies are spread over racks.
-    n_bursts, gap_s, repair_s
-        Number of bursts, mean time between them, and time until what is lost is back.
-    seed
-        Of times and victims, which are the same for every f.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row a combination: ``f, nodes, shape, bursts, state_lost_share, below_share, work_share,
-        safe_work_share``; work is a share of what all nodes would do in the time without losses, and safe is
-        what is done on ``(f + 1) n0`` nodes or more.
+    options
+        ``bursts``: ``n_nodes, rack_size, n0, f, burst_nodes, n_bursts, gap_s, repair_s, n_microbatches,
+        seed``, see the configuration.
     """
+    how = options["bursts"]
+    n_nodes, n0 = how["n_nodes"], how["n0"]
     templates = make_templates(uniform24(), range(n0, n_nodes + 1))
-    rows = []
-    for losses, nodes, shape in product(f, burst_nodes, _SHAPES):
-        job = _Job(templates, n0, losses, n_microbatches, shape == "rack, spread")
-        run, time_s = _simulated(job, n_nodes, rack_size, nodes, shape, n_bursts, gap_s, repair_s, seed)
-        whole = _Run(job, {node: node // rack_size for node in range(n_nodes)}, None)
+    for f, burst, shape in product(how["f"], how["burst_nodes"], _SHAPES):
+        job = _Job(templates, n0, f, how["n_microbatches"], shape == "rack, spread")
+        run, time_s = _simulated(job, burst, shape, how)
+        whole = _Run(job, _racks(how), None)
         whole.start()
         whole.pass_time(time_s)
-        rows.append(
-            {
-                "f": losses,
-                "nodes": nodes,
-                "shape": shape,
-                "bursts": n_bursts,
-                "state_lost_share": run.lost_state / n_bursts,
-                "below_share": run.below_s / time_s,
-                "work_share": run.microbatches / whole.microbatches,
-                "safe_work_share": run.safe_microbatches / whole.microbatches,
-            }
-        )
-    return pd.DataFrame(rows)
+        found = {
+            "state_lost_share": run.lost_state / how["n_bursts"],
+            "below_share": run.below_s / time_s,
+            "work_share": run.microbatches / whole.microbatches,
+            "safe_work_share": run.safe_microbatches / whole.microbatches,
+        }
+        case = f"f={f} nodes={burst} {shape}"
+        for quantity, value in found.items():
+            yield {"study": "bursts", "case": case, "quantity": quantity, "value": value}
 
 
-def _simulated(
-    job: _Job,
-    n_nodes: int,
-    rack_size: int,
-    burst: int,
-    shape: Shape,
-    n_bursts: int,
-    gap_s: float,
-    repair_s: float,
-    seed: int,
-) -> tuple[_Run, float]:
+def _racks(how: Mapping[str, Any]) -> dict[int, int]:
+    return {node: node // how["rack_size"] for node in range(how["n_nodes"])}
+
+
+def _simulated(job: _Job, burst: int, shape: Shape, how: Mapping[str, Any]) -> tuple[_Run, float]:
     """Return a run through all bursts and the time that it took."""
-    rng = np.random.default_rng([seed, burst, shape == "anywhere"])
-    run = _Run(job, {node: node // rack_size for node in range(n_nodes)}, None)
+    n_bursts = how["n_bursts"]
+    rng = np.random.default_rng([how["seed"], burst, shape == "anywhere"])
+    run = _Run(job, _racks(how), None)
     run.start()
-    times_s = np.cumsum(rng.exponential(gap_s, n_bursts + 1))
+    times_s = np.cumsum(rng.exponential(how["gap_s"], n_bursts + 1))
     # A burst brings no nodes; what is repaired brings racks.
     events: list[tuple[float, int, list[int]]] = [(t, order, []) for order, t in enumerate(times_s.tolist())]
-    now_s, next_node = 0.0, n_nodes
+    now_s, next_node = 0.0, how["n_nodes"]
     while events[0][1] != n_bursts:
         time_s, order, racks = heapq.heappop(events)
         run.pass_time(time_s - now_s)
@@ -193,7 +160,7 @@ def _simulated(
             continue
         victims = _victims(run.racks, burst, shape, rng)
         if victims:
-            back = (time_s + repair_s, n_bursts + 1 + order, [run.racks[node] for node in victims])
+            back = (time_s + how["repair_s"], n_bursts + 1 + order, [run.racks[node] for node in victims])
             heapq.heappush(events, back)
             run.lose(victims)
     run.pass_time(events[0][0] - now_s)

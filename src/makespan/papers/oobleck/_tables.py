@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.oobleck._tables_planning import PLANNED, PLANNING_CELLS
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION, RECONFIGURATION_CELLS
 from makespan.papers.oobleck._tables_simulation import SIMULATED, SIMULATED_CELLS
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*SIMULATED.values(), RECONFIGURATION)
-PUBLISHED = printed_schemas({**SIMULATED_CELLS, **RECONFIGURATION_CELLS})
+SCHEMAS = (*PLANNED.values(), RECONFIGURATION, *SIMULATED.values())
+PUBLISHED = printed_schemas({**PLANNING_CELLS, **RECONFIGURATION_CELLS, **SIMULATED_CELLS})
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
