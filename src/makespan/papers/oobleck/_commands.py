@@ -2,6 +2,7 @@
 
 import click
 
+from makespan.papers.oobleck._commands_job import PROFILE
 from makespan.papers.oobleck._commands_simulate import simulate_command
 
 __all__ = ["COMMANDS"]
@@ -12,4 +13,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
+COMMANDS.add_command(PROFILE)
 COMMANDS.add_command(simulate_command)

@@ -5,7 +5,7 @@ Importing the package loads nothing; what it shows imports torch, except `ChainJ
 - `ChainJob` says what is trained; `Chain` is what a user's own function returns, layer by layer
 - `StageExecutor` is one process: passes of its stage, sums over pipelines, steps, and the layers it holds;
   `LostPeerError` is what it raises when another one is gone
-- `run_fixed` trains under one plan, with a process a node and nobody lost
+- `run_fixed` trains under one plan, with a process a node and nobody lost; `profile_chain` times the layers
 - `PlainTraining` is the same training in one process as anybody would write it; an `Oracle` repeats in one
   process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._links import LostPeerError
     from makespan.papers.oobleck.runtime._oracle import Oracle
     from makespan.papers.oobleck.runtime._plans import check_plan, plan_from, plan_values
+    from makespan.papers.oobleck.runtime._profiling import profile_chain
     from makespan.papers.oobleck.runtime._reference import PlainTraining
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "job_from",
     "plan_from",
     "plan_values",
+    "profile_chain",
     "run_fixed",
 ]
 
