@@ -5,7 +5,7 @@ Importing the package loads nothing; what it shows imports torch, except `ChainJ
 - `ChainJob` says what is trained; `Chain` is what a user's own function returns, layer by layer
 - `StageExecutor` is one process: passes of its stage, sums over pipelines, steps, and the layers it holds;
   `LostPeerError` is what it raises when another one is gone
-- `run_fixed` trains under one plan, with a process a node and nobody lost; `profile_chain` times the layers
+- `run_fixed` trains under plans that do not change, with a process a node; `profile_chain` times the layers
 - `PlainTraining` is the same training in one process as anybody would write it; an `Oracle` repeats in one
   process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans
 """
@@ -17,7 +17,7 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._chain import Chain
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
-    from makespan.papers.oobleck.runtime._fixed import NodeSeen, run_fixed
+    from makespan.papers.oobleck.runtime._fixed import FixedRun, NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
     from makespan.papers.oobleck.runtime._oracle import Oracle
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Chain",
     "ChainJob",
+    "FixedRun",
     "IterationFacts",
     "LostPeerError",
     "NodeSeen",
