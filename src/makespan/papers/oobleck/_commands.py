@@ -1,8 +1,9 @@
-"""Simulate systems that lose nodes."""
+"""Profile layers, plan pipelines, and simulate systems that lose nodes."""
 
 import click
 
 from makespan.papers.oobleck._commands_job import PROFILE
+from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
 from makespan.papers.oobleck._commands_simulate import simulate_command
 
 __all__ = ["COMMANDS"]
@@ -13,5 +14,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-COMMANDS.add_command(PROFILE)
-COMMANDS.add_command(simulate_command)
+for command in (PROFILE, PLAN, INSTANTIATE, simulate_command):
+    COMMANDS.add_command(command)

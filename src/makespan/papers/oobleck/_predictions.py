@@ -1,6 +1,5 @@
 """Measured iterations of small models beside what planning says of them."""
 
-import os
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from makespan.papers.oobleck.planning import (
     make_templates,
 )
 from makespan.papers.oobleck.runtime import ChainJob, FixedRun, profile_chain, run_fixed
+from makespan.runtime import usable_cpus
 
 __all__ = ["predictions_experiment"]
 
@@ -36,8 +36,8 @@ def predictions_experiment(cells: Mapping[str, pd.DataFrame], options: Options) 
         Printed cells; none are read.
     options
         ``n_layers`` and ``n_microbatches``, both lists: layers between embedding and head, microbatches of an
-        iteration; ``microbatch_size``; ``most_nodes``, all plans on up to so many; ``iterations`` and
-        ``warm_ups``, timed and not.
+        iteration; ``microbatch_size``; ``most_nodes``, all plans on up to so many; ``profile_repeats``, timed
+        passes of a layer; ``iterations`` and ``warm_ups``, timed and not.
 
     Returns
     -------
@@ -49,20 +49,23 @@ def predictions_experiment(cells: Mapping[str, pd.DataFrame], options: Options) 
     makespan.errors.WorkerError
         A process failed.
     """
-    n_cores = len(os.sched_getaffinity(0))
-    rows, runs = list[dict[str, Any]](), list[FixedRun]()
-    for n_layers in options["n_layers"]:
-        jobs = [_job(n_layers, count, options) for count in options["n_microbatches"]]
-        profile = profile_chain(jobs[0], n_replicas=options["most_nodes"])
-        for job in jobs:
-            for plan in _plans(profile, job.n_microbatches, options["most_nodes"]):
-                rows.append(_predicted(job, profile, plan, n_cores))
-                runs.append(FixedRun(job, plan, options["warm_ups"] + options["iterations"]))
+    rows = [row for n_layers in options["n_layers"] for row in _of_model(n_layers, options)]
+    return {"predictions": PREDICTIONS.validate(pd.DataFrame(rows), "predictions")}
+
+
+def _of_model(n_layers: int, options: Options) -> list[dict[str, Any]]:
+    """Profile a model, and train it at once, while the machine is as it was."""
+    jobs = [_job(n_layers, count, options) for count in options["n_microbatches"]]
+    repeats, most_nodes = options["profile_repeats"], options["most_nodes"]
+    profile = profile_chain(jobs[0], n_replicas=most_nodes, repeats=repeats)
+    cases = [(job, plan) for job in jobs for plan in _plans(profile, job.n_microbatches, most_nodes)]
+    rows = [_predicted(job, profile, plan) for job, plan in cases]
+    runs = [FixedRun(job, plan, options["warm_ups"] + options["iterations"]) for job, plan in cases]
     with temporary_directory("predictions") as path:
-        for row, seen in zip(rows, run_fixed(runs, path / "run"), strict=True):
+        for row, seen in zip(rows, run_fixed(runs, path), strict=True):
             # The exchange of the loss ends an iteration everywhere at once.
             row["iter_wall_s"] = median(seen[0].iter_times_s[options["warm_ups"] :])
-    return {"predictions": PREDICTIONS.validate(pd.DataFrame(rows), "predictions")}
+    return rows
 
 
 def _job(n_layers: int, n_microbatches: int, options: Options) -> ChainJob:
@@ -88,14 +91,15 @@ def _plans(profile: ModelProfile, n_microbatches: int, most_nodes: int) -> list[
     return found
 
 
-def _predicted(job: ChainJob, profile: ModelProfile, plan: HybridPlan, n_cores: int) -> dict[str, Any]:
+def _predicted(job: ChainJob, profile: ModelProfile, plan: HybridPlan) -> dict[str, Any]:
     templates = [one.template for one in plan.pipelines]
     counts = [one.n_microbatches for one in plan.pipelines]
+    n_cores = usable_cpus()
     work_s = job.n_microbatches * sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     predicted_s = event_time_s(templates, counts, profile)
     return {
         "n_layers": profile.n_layers, "n_microbatches": job.n_microbatches, "n_nodes": len(plan.nodes),
         "stages": "+".join("/".join(str(len(stage.layers)) for stage in one.stages) for one in templates),
         "microbatches": " ".join(map(str, counts)), "n_cores": n_cores,
-        "predicted_iter_time_s": predicted_s, "bounded_iter_time_s": max(predicted_s, work_s / n_cores),
+        "predicted_iter_time_s": predicted_s, "predicted_cores_iter_time_s": max(predicted_s, work_s / n_cores),
     }  # fmt: skip

@@ -62,3 +62,7 @@ class Simulation(Block):
             "models": [model.model_dump() for model in self.models],
             "assumptions": self.assumptions.model_dump(),
         }
+
+    def batches(self) -> dict[str, int]:
+        """Return the samples of a step by model."""
+        return {model.name: model.samples_per_step for model in self.models}

@@ -13,7 +13,12 @@ PREDICTIONS = table_schema(
     ("microbatches", "text", "", "microbatches of each pipeline"),
     ("n_cores", "int", "1", "CPU cores that all nodes share"),
     ("predicted_iter_time_s", "float", "s", "by planning, from the profile: a core for each node"),
-    ("bounded_iter_time_s", "float", "s", "the same, and not less than all passes take on these cores"),
+    (
+        "predicted_cores_iter_time_s",
+        "float",
+        "s",
+        "the same, and not less than all passes take on these cores",
+    ),
     ("iter_wall_s", "float", "s", "median of measured iterations"),
 )
 EXECUTED = {"predictions": PREDICTIONS}

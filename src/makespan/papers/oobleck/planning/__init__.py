@@ -25,6 +25,7 @@ from makespan.papers.oobleck.planning._coverage import (
     least_template_count,
     template_sizes,
 )
+from makespan.papers.oobleck.planning._emulated import layer_times, paper_model, pipeline_workload
 from makespan.papers.oobleck.planning._enumeration import count_plans, enumerate_plans
 from makespan.papers.oobleck.planning._files import (
     cached_templates,
@@ -43,6 +44,7 @@ from makespan.papers.oobleck.planning._profile import (
 )
 from makespan.papers.oobleck.planning._search import (
     SearchMode,
+    TemplateSearch,
     covering_templates,
     make_templates,
     smallest_node_count,
@@ -65,6 +67,7 @@ __all__ = [
     "SearchMode",
     "Stage",
     "StageTimes",
+    "TemplateSearch",
     "TemplateSet",
     "cached_templates",
     "check_guarantee",
@@ -75,11 +78,14 @@ __all__ = [
     "enumerate_plans",
     "estimated_time_s",
     "event_time_s",
+    "layer_times",
     "least_template_count",
     "least_time_by_program",
     "make_templates",
     "microbatches",
+    "paper_model",
     "pipeline_cost",
+    "pipeline_workload",
     "random32",
     "read_profile",
     "read_templates",

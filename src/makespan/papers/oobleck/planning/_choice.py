@@ -120,15 +120,11 @@ def choose_plan(
         By number of nodes.
     n_nodes, f
         Nodes to use, by f + 1 pipelines or more.
-    n_microbatches
-        Of an iteration.
-    batch_mode, estimator
-        ``per_pipeline`` with ``1f1b`` is the least estimated time of all plans; ``per_template`` with
-        ``compat`` is the published choice. See `distribute` and `estimated_time_s`.
-    profile
-        Times of the layers, which say how long gradients of so many pipelines take; None leaves that out.
-    n_runners_up
-        How many of the next best to return.
+    n_microbatches, batch_mode, estimator
+        Of an iteration. ``per_pipeline`` with ``1f1b`` is the least estimated time of all plans,
+        ``per_template`` with ``compat`` the published choice; see `distribute` and `estimated_time_s`.
+    profile, n_runners_up
+        Times of the layers, for the wait for gradients, None for none; how many of the next best to return.
 
     Returns
     -------
@@ -139,21 +135,14 @@ def choose_plan(
     Raises
     ------
     InputError
-        There is no template, a name is unknown, there are too many plans to try, or the profile lacks an
-        exchange time.
+        No template, an unknown name, too many plans to try, or no exchange time in the profile.
     InfeasiblePlanError
         No plan uses all nodes, or the batch can be distributed in none of them.
     """
     check_modes(batch_mode, estimator)
     used = [templates[size] for size in sorted(templates)]
     sizes = [template.n_nodes for template in used]
-    n_plans = count_plans(sizes, n_nodes, f)
-    if n_plans > _MOST_PLANS:
-        raise InputError(
-            f"{n_plans} plans of templates for {sizes} nodes use {n_nodes}; accepted: at most {_MOST_PLANS}, "
-            "fewer templates have fewer"
-        )
-    plans = list(enumerate_plans(sizes, n_nodes, f))
+    plans = _plans(sizes, n_nodes, f)
     if batch_mode == "per_pipeline" and estimator == "1f1b":
         times = _least_times(used, plans, n_microbatches)
     else:
@@ -164,12 +153,25 @@ def choose_plan(
         if time is not None
     )
     if not keys:
-        found = f"{n_plans} plans of templates for {sizes} nodes use {n_nodes} with {f + 1} pipelines or more"
+        found = (
+            f"{len(plans)} plans of templates for {sizes} nodes use {n_nodes} with {f + 1} pipelines or more"
+        )
         raise InfeasiblePlanError(f"{found}; none takes {n_microbatches} microbatches {batch_mode}")
-    chosen = [
+    best, *others = (
         _instantiation(used, key, n_microbatches, batch_mode, estimator) for key in keys[: n_runners_up + 1]
-    ]
-    return PlanChoice(chosen[0], tuple(chosen[1:]), n_plans, n_plans - len(keys))
+    )
+    return PlanChoice(best, tuple(others), len(plans), len(plans) - len(keys))
+
+
+def _plans(sizes: Sequence[int], n_nodes: int, f: int) -> list[tuple[int, ...]]:
+    """Return all plans, unless there are too many to price."""
+    n_plans = count_plans(sizes, n_nodes, f)
+    if n_plans > _MOST_PLANS:
+        raise InputError(
+            f"{n_plans} plans of templates for {list(sizes)} nodes use {n_nodes}; accepted: at most "
+            f"{_MOST_PLANS}, fewer templates have fewer"
+        )
+    return list(enumerate_plans(sizes, n_nodes, f))
 
 
 def _each(templates: Sequence[PipelineTemplate], counts: Sequence[int]) -> tuple[PipelineTemplate, ...]:

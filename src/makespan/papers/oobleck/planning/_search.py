@@ -17,9 +17,65 @@ from makespan.papers.oobleck.planning._profile import PICOSECONDS, ModelProfile
 from makespan.papers.oobleck.planning._template import PipelineTemplate, Stage
 from makespan.units import format_bytes
 
-__all__ = ["SearchMode", "covering_templates", "make_templates", "smallest_node_count"]
+__all__ = ["SearchMode", "TemplateSearch", "covering_templates", "make_templates", "smallest_node_count"]
 
 SearchMode = Literal["exact", "dc"]
+
+
+class TemplateSearch:
+    """Finds the templates of a model one by one, as in Oobleck, section 4.1.
+
+    Parameters
+    ----------
+    profile
+        Times of the layers.
+    gpus_per_node
+        GPUs of each node, all of which are used; a stage has 1, 2, 4 ... of one node.
+    mode
+        ``exact``: the least cost; ``dc``: the published divide and conquer, at most as good, for which what
+        was found for one number of nodes serves the others.
+    memory
+        What a GPU holds, None for no limit.
+    rule
+        How pipelines are priced.
+
+    Raises
+    ------
+    InputError
+        The number of GPUs is less than 1, or the profile lacks an exchange time.
+    """
+
+    def __init__(
+        self,
+        profile: ModelProfile,
+        gpus_per_node: int = 1,
+        mode: SearchMode = "exact",
+        memory: MemoryLimit | None = None,
+        rule: CostRule = REFERENCE,
+    ) -> None:
+        if mode not in get_args(SearchMode):
+            raise unknown_name("search", mode, get_args(SearchMode))
+        self._times, self._rule = StageTimes(profile, gpus_per_node, memory), rule
+        self._published = DivideAndConquer(self._times, rule) if mode == "dc" else None
+
+    def template(self, n_nodes: int) -> PipelineTemplate | None:
+        """Return the template for so many nodes, None if none fits; `InputError` for less than 1."""
+        if n_nodes < 1:
+            raise InputError(f"a template for {n_nodes} nodes; accepted: 1 or more")
+        if self._published is None:
+            cuts = exact_cuts(self._times, n_nodes, self._rule)
+        else:
+            cuts = self._published.cuts(n_nodes)
+        return None if cuts is None else self._template(n_nodes, cuts)
+
+    def _template(self, n_nodes: int, cuts: tuple[Cut, ...]) -> PipelineTemplate:
+        latencies = [int(self._times.latency[width][first, end]) for first, end, width in cuts]
+        stages = (
+            Stage(first, end, width, latency / PICOSECONDS)
+            for (first, end, width), latency in zip(cuts, latencies, strict=True)
+        )
+        cost_s = pipeline_cost(latencies, self._rule) / PICOSECONDS
+        return PipelineTemplate(n_nodes, self._times.gpus_per_node, tuple(stages), cost_s)
 
 
 def make_templates(
@@ -30,22 +86,14 @@ def make_templates(
     memory: MemoryLimit | None = None,
     rule: CostRule = REFERENCE,
 ) -> dict[int, PipelineTemplate]:
-    """Find a pipeline for each number of nodes, as in Oobleck, section 4.1.
+    """Find a pipeline for each number of nodes.
 
     Parameters
     ----------
-    profile
-        Times of the layers.
+    profile, gpus_per_node, mode, memory, rule
+        See `TemplateSearch`.
     sizes
         Numbers of nodes; those for which nothing fits are left out of the result.
-    gpus_per_node
-        GPUs of each node, all of which are used; a stage has 1, 2, 4 ... of one node.
-    mode
-        ``exact``: the least cost; ``dc``: the published divide and conquer, at most as good.
-    memory
-        What a GPU holds, None for no limit.
-    rule
-        How pipelines are priced.
 
     Returns
     -------
@@ -57,29 +105,9 @@ def make_templates(
     InputError
         A size or the number of GPUs is less than 1, or the profile lacks an exchange time.
     """
-    if mode not in get_args(SearchMode):
-        raise unknown_name("search", mode, get_args(SearchMode))
-    wanted = sorted(set(sizes))
-    if wanted and wanted[0] < 1:
-        raise InputError(f"a template for {wanted[0]} nodes; accepted: 1 or more")
-    times = StageTimes(profile, gpus_per_node, memory)
-    published = DivideAndConquer(times, rule)
-    found = {}
-    for n_nodes in wanted:
-        cuts = published.cuts(n_nodes) if mode == "dc" else exact_cuts(times, n_nodes, rule)
-        if cuts is not None:
-            found[n_nodes] = _template(times, n_nodes, cuts, rule)
-    return found
-
-
-def _template(times: StageTimes, n_nodes: int, cuts: tuple[Cut, ...], rule: CostRule) -> PipelineTemplate:
-    latencies = [int(times.latency[width][first, end]) for first, end, width in cuts]
-    stages = (
-        Stage(first, end, width, latency / PICOSECONDS)
-        for (first, end, width), latency in zip(cuts, latencies, strict=True)
-    )
-    cost_s = pipeline_cost(latencies, rule) / PICOSECONDS
-    return PipelineTemplate(n_nodes, times.gpus_per_node, tuple(stages), cost_s)
+    search = TemplateSearch(profile, gpus_per_node, mode, memory, rule)
+    found = {size: search.template(size) for size in sorted(set(sizes))}
+    return {size: template for size, template in found.items() if template is not None}
 
 
 def smallest_node_count(
