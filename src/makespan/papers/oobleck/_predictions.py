@@ -101,5 +101,6 @@ def _predicted(job: ChainJob, profile: ModelProfile, plan: HybridPlan) -> dict[s
         "n_layers": profile.n_layers, "n_microbatches": job.n_microbatches, "n_nodes": len(plan.nodes),
         "stages": "+".join("/".join(str(len(stage.layers)) for stage in one.stages) for one in templates),
         "microbatches": " ".join(map(str, counts)), "n_cores": n_cores,
-        "predicted_iter_time_s": predicted_s, "predicted_cores_iter_time_s": max(predicted_s, work_s / n_cores),
+        "predicted_iter_time_s": predicted_s,
+        "predicted_cores_iter_time_s": max(predicted_s, work_s / n_cores),
     }  # fmt: skip
