@@ -6,13 +6,14 @@ from pydantic import model_validator
 
 from makespan.papers.oobleck._settings_execution import Execution
 from makespan.papers.oobleck._settings_planning import Planning
+from makespan.papers.oobleck._settings_reconfiguration import Losses
 from makespan.papers.oobleck._settings_simulation import Simulation
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Oobleck"]
 
 _SIMULATED = ("fig9",)
-_PLANNED = ("templates", "instantiation", "layer_throughput", "studies")
+_PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
 _EXECUTED = ("predictions",)
 
 
@@ -25,14 +26,16 @@ class Oobleck(PaperSettings):
     contents = {
         "templates": "pipeline templates of made-up layers, by the exact and the published search",
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
+        "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
-        "studies": "which templates are needed at least, and what fewer cost",
+        "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
         "predictions": "measured iterations of small models beside the times that planning predicts",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
         "claims": "the statements of the paper, judged by this source alone",
     }
 
     planning: Planning = option("templates of pipelines and plans of them")
+    losses: Losses = option("losses of nodes")
     execution: Execution = option("training of small models")
     simulation: Simulation = option("simulations of systems that lose nodes")
 
@@ -55,9 +58,12 @@ class Oobleck(PaperSettings):
 
     def options_of(self, table: str) -> dict[str, Any]:
         """Return the options of the experiment that makes a table without a trace."""
+        if table == "reconfiguration":
+            return self.losses.model_dump(exclude={"bursts"})
         if table in _EXECUTED:
             return self.execution.options_of(table)
-        return self.planning.options_of(table, self.simulation.batches())
+        own = self.planning.options_of(table, self.simulation.batches())
+        return own | ({"bursts": self.losses.bursts.model_dump()} if table == "studies" else {})
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""
