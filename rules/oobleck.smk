@@ -5,8 +5,8 @@ OOBLECK = SETTINGS.oobleck.simulation
 
 # Where the traces of a source come from: seeds of generated ones, or the authors' files.
 OOBLECK_TRACES = {
-    "emulated": {"n_seeds": OOBLECK.seeds},
-    "published": {
+    "emulated": lambda: {"n_seeds": OOBLECK.seeds},
+    "published": lambda: {
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
     },
@@ -34,7 +34,7 @@ rule oobleck_fig9:
     params:
         experiment="makespan.papers.oobleck:fig9_experiment",
         names=list(OOBLECK.failure_traces),
-        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source],
+        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source](),
         options=OOBLECK.systems(),
         code=code_hash("oobleck_simulate", "makespan.papers.oobleck:fig9_experiment"),
     script:
@@ -45,6 +45,7 @@ rule oobleck_fig9:
 OOBLECK_TABLES = {
     "templates": ("makespan.papers.oobleck:template_experiment", []),
     "instantiation": ("makespan.papers.oobleck:instantiation_experiment", ["instantiation"]),
+    "reconfiguration": ("makespan.papers.oobleck:reconfiguration_experiment", ["reconfiguration"]),
     "layer_throughput": ("makespan.papers.oobleck:layer_throughput_experiment", ["throughput"]),
     "studies": ("makespan.papers.oobleck:studies_experiment", []),
 }
@@ -76,6 +77,30 @@ rule oobleck_table:
         "../workflow/scripts/oobleck_table.py"
 
 
+# Timed without anything beside it, so it takes all cores.
+rule oobleck_predictions:
+    output:
+        "results/measured/oobleck/predictions.csv",
+    log:
+        "logs/measured/oobleck/oobleck_predictions.log",
+    benchmark:
+        "benchmarks/results/measured/oobleck/oobleck_predictions.tsv"
+    priority: 1
+    conda:
+        GPU
+    threads: all_cores(SETTINGS.oobleck.execution.predictions.most_nodes)
+    resources:
+        **asks(minutes=30, mem_mb=4000),
+    params:
+        experiment="makespan.papers.oobleck:predictions_experiment",
+        cells=[],
+        options=SETTINGS.oobleck.execution.options_of("predictions"),
+        code=code_hash("oobleck_table", "makespan.papers.oobleck:predictions_experiment"),
+    script:
+        "../workflow/scripts/oobleck_table.py"
+
+
+# Pauses are timed, so nothing runs beside.
 rule oobleck_hybrid:
     output:
         hybrid="results/measured/oobleck/hybrid.csv",
@@ -85,10 +110,10 @@ rule oobleck_hybrid:
         "logs/measured/oobleck/oobleck_hybrid.log",
     benchmark:
         "benchmarks/results/measured/oobleck/oobleck_hybrid.tsv"
+    priority: 1
     conda:
         GPU
-    # Pauses are timed, so nothing runs beside.
-    threads: workflow.cores
+    threads: all_cores(SETTINGS.oobleck.hybrid.nodes)
     resources:
         **asks(minutes=60, mem_mb=4000),
     params:

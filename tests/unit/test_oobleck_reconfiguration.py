@@ -14,7 +14,6 @@ Where each edge case of reconfiguration is tested:
 - more nodes than planned for: `test_joiners_beyond_the_templates_wait`
 """
 
-import logging
 from itertools import combinations, product
 
 import pytest
@@ -151,14 +150,12 @@ def test_more_losses_than_f_are_survived_where_a_copy_is_left():
     assert found.f == 1
 
 
-def test_too_few_nodes_end_training_or_degrade_it(caplog):
+def test_too_few_nodes_end_training_or_degrade_it():
     with pytest.raises(InsufficientNodes, match=r"3 node\(s\) are left; accepted: 4 or more"):
         changed([[0, 1], [2, 3]], [3])
-    with caplog.at_level(logging.WARNING):
-        found = changed([[0, 1], [2, 3]], [3], policy="degrade")
+    found = changed([[0, 1], [2, 3]], [3], policy="degrade")
     assert nodes_of(found) == [[2, 0, 1]]
     assert found.f == 0
-    assert caplog.messages == ["3 node(s) are left: 0 loss(es) at once can be survived, not 1"]
     with pytest.raises(InsufficientNodes, match=r"1 node\(s\) are left; accepted: 2 or more"):
         changed([[0, 1], [2, 3]], [1, 2, 3], policy="degrade", held={0: range(5)})
 

@@ -4,13 +4,17 @@ Below ``results/<source>/oobleck/`` a run writes
 
 - of `template_experiment` and `instantiation_experiment`: ``templates.csv``, ``instantiation.csv``
 - of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
+- of `reconfiguration_experiment`: ``reconfiguration.csv``
+- of `predictions_experiment`, which trains: ``predictions.csv``
 - of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
 - of `hybrid_experiment`, which trains: ``hybrid.csv``, ``hybrid_kills.csv`` and ``hybrid_summary.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
 Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, templates and plans in
-`makespan.papers.oobleck.planning`.
+`makespan.papers.oobleck.planning`, what becomes of them when nodes come and go in
+`makespan.papers.oobleck.reconfiguration`, what a process of a training run does in
+`makespan.papers.oobleck.runtime`.
 
 `train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost;
 from outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._joining import drain_nodes, join_run
     from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
     from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
+    from makespan.papers.oobleck._losses import reconfiguration_experiment
+    from makespan.papers.oobleck._predictions import predictions_experiment
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
     from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
@@ -52,8 +58,10 @@ __all__ = [
     "instantiation_experiment",
     "join_run",
     "layer_throughput_experiment",
+    "predictions_experiment",
     "published_traces",
     "read_published",
+    "reconfiguration_experiment",
     "studies_experiment",
     "template_experiment",
     "train_resilient",

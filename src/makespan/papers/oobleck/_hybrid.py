@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from makespan.errors import TrainingError
+from makespan.errors import CheckpointError, TrainingError
 from makespan.leftovers import temporary_directory
 from makespan.papers.oobleck._faults import PHASES, Fault, Faults, Killed
 from makespan.papers.oobleck._joining import drain_nodes
@@ -17,8 +17,8 @@ from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilie
 from makespan.papers.oobleck._record import Record
 from makespan.papers.oobleck._relaunch import train_relaunching
 from makespan.papers.oobleck._tables_live import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY
-from makespan.papers.oobleck.planning import HybridPlan, LayerProfile, ModelProfile
-from makespan.papers.oobleck.runtime import ChainJob, Event
+from makespan.papers.oobleck.planning import LayerProfile, ModelProfile
+from makespan.papers.oobleck.runtime import ChainJob, Event, replay
 
 __all__ = ["hybrid_experiment"]
 
@@ -190,27 +190,11 @@ def _relaunch(
 
 
 def _replayed(job: ChainJob, result: LiveResult) -> tuple[list[float], bool]:
-    """Repeat a run in one process under its log of plans; losses, and whether all state has equal bits."""
-    import torch
-
-    from makespan.papers.oobleck.runtime import Oracle, layer_file
-
-    oracle, losses = Oracle(job), []
-    torch.set_num_threads(1)
-    for iteration in result.iterations["iteration"]:
-        losses.append(oracle.iterate(iteration, _plan_of(result.plans, iteration)))
+    """Repeat a run in one process; losses, and whether they and all state have equal bits."""
     if result.checkpoint is None:
-        return losses, False
-    equal = result.iterations["loss"].tolist() == losses
-    for layer in range(oracle.n_layers):
-        found = torch.load(result.checkpoint / layer_file(layer), weights_only=True)
-        wanted = oracle.state(layer)
-        equal &= found.keys() == wanted.keys() and all(torch.equal(found[one], wanted[one]) for one in found)
-    return losses, equal
-
-
-def _plan_of(plans: Sequence[tuple[int, HybridPlan]], iteration: int) -> HybridPlan:
-    return [plan for first, plan in plans if first <= iteration][-1]
+        raise CheckpointError("a run that ended well has no checkpoint")
+    losses, equal = replay(job, result.plans, result.step, result.checkpoint)
+    return losses, equal and result.iterations["loss"].tolist() == losses
 
 
 def _steps(run: _Trained, losses: Sequence[float]) -> list[dict[str, Any]]:

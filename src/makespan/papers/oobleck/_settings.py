@@ -4,29 +4,34 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from makespan.papers.oobleck._settings_execution import Execution
 from makespan.papers.oobleck._settings_live import Hybrid
 from makespan.papers.oobleck._settings_planning import Planning
+from makespan.papers.oobleck._settings_reconfiguration import Losses
 from makespan.papers.oobleck._settings_simulation import Simulation
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Oobleck"]
 
 _SIMULATED = ("fig9",)
+_PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
+_EXECUTED = ("predictions",)
 _LIVE = ("hybrid", "hybrid_kills", "hybrid_summary")
-_PLANNED = ("templates", "instantiation", "layer_throughput", "studies")
 
 
 class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
-    untimed = frozenset({*_SIMULATED, *_PLANNED, *_LIVE})
+    untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED, *_LIVE})
     unjudged = frozenset({"layer_throughput"})
     judged_cells = ("instantiation",)
     contents = {
         "templates": "pipeline templates of made-up layers, by the exact and the published search",
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
+        "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
-        "studies": "which templates are needed at least, and what fewer cost",
+        "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
+        "predictions": "measured iterations of small models beside the times that planning predicts",
         "hybrid": "losses of training through kills beside one process that repeats it",
         "hybrid_kills": "each kill, the phase it struck, and how long training paused",
         "hybrid_summary": "pauses, repeated iterations and goodput, beside checkpoint and relaunch",
@@ -35,6 +40,8 @@ class Oobleck(PaperSettings):
     }
 
     planning: Planning = option("templates of pipelines and plans of them")
+    losses: Losses = option("losses of nodes")
+    execution: Execution = option("training of small models")
     simulation: Simulation = option("simulations of systems that lose nodes")
     hybrid: Hybrid = option("training whose nodes are killed again and again")
 
@@ -49,13 +56,21 @@ class Oobleck(PaperSettings):
         return self
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
-        """Return the tables that are built: simulations on printed throughput, plans, and real training."""
-        built = {"emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED), "measured": list(_LIVE)}
+        """Return the tables that are built: simulations rest on printed throughput, plans on no source."""
+        built = {
+            "emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED),
+            "measured": [*_EXECUTED, *_LIVE],
+        }  # fmt: skip
         return built.get(source, [])
 
     def options_of(self, table: str) -> dict[str, Any]:
         """Return the options of the experiment that makes a table without a trace."""
-        return self.planning.options_of(table, self.simulation.batches())
+        if table == "reconfiguration":
+            return self.losses.model_dump(exclude={"bursts"})
+        if table in _EXECUTED:
+            return self.execution.options_of(table)
+        own = self.planning.options_of(table, self.simulation.batches())
+        return own | ({"bursts": self.losses.bursts.model_dump()} if table == "studies" else {})
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""

@@ -109,7 +109,9 @@ def is_exposed(job: Job, found: Arrangement) -> bool:
 
 
 def _missing_bytes(job: Job, found: Arrangement) -> int:
-    """Return what the nodes would have to get."""
+    """Return what the nodes would have to get, 0 where nobody has anything yet."""
+    if not job.layers_of:
+        return 0
     places = [layers for one in found.templates for layers in node_layers(one)]
     nodes = [node for group in found.groups for node in group]
     return sum(

@@ -1,6 +1,5 @@
 """From pipelines, losses and joiners to the pipelines that go on, and the state that must move for that."""
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +31,6 @@ __all__ = ["Reconfiguration", "reconfigure"]
 
 Policy = Literal["stop", "degrade"]
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
@@ -51,7 +48,7 @@ class Reconfiguration:
     f
         Losses at once that can be survived now; less than asked for where the job goes on degraded.
     waiting
-        Joiners for which no plan has a place; they may be given again.
+        Nodes for which no plan of the templates has a place, joiners first; they may join another time.
     exposed
         Layers that one host alone holds although there are several.
     """
@@ -86,7 +83,7 @@ def reconfigure(
     n0: int,
     n_microbatches: int,
     *,
-    layer_bytes: Sequence[int],
+    layer_bytes: Sequence[int] | None,
     drained: Collection[int] = (),
     held: Mapping[int, Collection[int]] | None = None,
     hosts: Hosts | None = None,
@@ -95,74 +92,90 @@ def reconfigure(
 ) -> Reconfiguration:
     """Find the pipelines that go on when nodes are lost, leave or join.
 
-    Oobleck, section 5. After losses and drains pipelines are regrouped with few moves; if fewer than
-    ``f + 1`` would be left although the nodes are enough, and whenever nodes join, a plan is chosen anew, of
-    those within 1 % of the best the one that copies the fewest bytes. The global batch stays as it is.
+    Oobleck, section 5. Pipelines are regrouped with few moves. If fewer than ``f + 1`` would be left although
+    the nodes are enough, or nodes join, the plan is the one within 1 % of the fastest that copies the least.
 
     Parameters
     ----------
     pipelines
-        As they train now, all of one model; none before the start.
+        As they train now; none before the start.
     lost, drained, joined
         Nodes that are gone with their state, that leave but can still send, and that are new.
     templates
         By number of nodes.
-    f, n0
-        Losses at once that must be survived, and the fewest nodes of a pipeline.
-    n_microbatches
-        Micro-batches of an iteration, all pipelines together.
-    layer_bytes
-        State of each layer, bytes.
-    held
-        Layers whose state each node has, of nodes with one GPU; without it what the pipelines own.
+    f, n0, n_microbatches
+        Losses at once to survive, least nodes of a pipeline, microbatches of an iteration.
+    layer_bytes, held
+        State of each layer [B], None to leave out of account who holds what; layers that each node of one
+        GPU holds, None for what the pipelines own.
     hosts
-        Machine of each node; without it every node is one of its own.
+        Machine of each node; None if every node is one of its own.
     policy
         Below ``(f + 1) n0`` nodes: stop, or degrade and survive fewer losses.
     profile
-        Times of the layers, where the wait for gradients of so many pipelines is to count in a choice.
-
-    Returns
-    -------
-    Reconfiguration
-        The same for the same arguments.
+        Times of the layers, where the wait for gradients of so many pipelines is to count.
 
     Raises
     ------
-    StateLost
-        No node that is left has the state of a layer.
-    InsufficientNodes
-        Fewer than ``(f + 1) n0`` nodes are left, or than ``n0`` under ``degrade``.
-    InfeasiblePlanError
-        The templates cover so many nodes with no plan, or there are too few microbatches for any.
-    InputError
-        A node is in two places, or is lost or drained and is not there.
+    StateLost, InsufficientNodes
+        Nobody has some layer; fewer nodes are left than the policy accepts.
+    InfeasiblePlanError, InputError
+        No plan has so many nodes and microbatches; nodes are twice there, or lost and were never there.
     """
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
-    gone, leaving = frozenset(lost), frozenset(drained)
-    n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
-    before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
-    before = {gpu: parts for gpu, parts in before.items() if gpu.node not in gone}
-    if pipelines or held:
-        _find_lost_state(before, len(layer_bytes))
-    n_nodes = sum(len(one.nodes) for one in pipelines) - len(gone) - len(leaving) + len(joined)
+    gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
+    state = _State.left(pipelines, gone, templates, layer_bytes, held)
+    n_nodes = sum(len(one.nodes) for one in pipelines) - len(away) + len(joined)
     f_now = _losses_to_survive(n_nodes, f, n0, policy)
-    job = Job(templates, n0, n_microbatches, layer_bytes, hosts or {}, _layers_by_node(before), profile)
-    outcome = _rearranged(job, pipelines, gone | leaving, tuple(joined), f_now)
-    kinds = (*outcome.kinds, *(("drain",) if leaving else ()))
+    job = Job(templates, n0, n_microbatches, layer_bytes or (), hosts or {}, state.layers_of(), profile)
+    outcome = _rearranged(job, pipelines, away, tuple(joined), f_now)
     counts = distribute(outcome.templates, n_microbatches) or ()
     plan = HybridPlan(tuple(map(Pipeline, outcome.groups, outcome.templates, counts)))
-    needed = held_parts(plan.pipelines, n_slots)
-    copies = copy_plan(before, needed, layer_bytes, n_slots, hosts) if before else ()
+    kinds = (*outcome.kinds, *(("drain",) if drained else ()))
     exposed = exposed_layers(outcome.templates, outcome.groups, hosts) if hosts else ()
-    return Reconfiguration(plan, kinds, copies, f_now, outcome.waiting, exposed)
+    return Reconfiguration(plan, kinds, state.copies(plan, job), f_now, outcome.waiting, exposed)
 
 
-def _find_lost_state(held: Holdings, n_layers: int) -> None:
-    """Refuse to go on where nobody has some layer."""
-    missing = set(range(n_layers)) - {layer for parts in held.values() for layer, _ in parts}
-    if missing:
-        raise StateLost(missing)
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the GPUs that are left hold; nothing before the start, or where it is left out of account."""
+
+    held: Holdings
+    n_slots: int
+
+    @classmethod
+    def left(
+        cls,
+        pipelines: Sequence[Pipeline],
+        gone: frozenset[int],
+        templates: Mapping[int, PipelineTemplate],
+        layer_bytes: Sequence[int] | None,
+        held: Mapping[int, Collection[int]] | None,
+    ) -> "_State":
+        """Return what is left of what was held; refuse to go on where nobody has some layer."""
+        n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
+        if layer_bytes is None or not (pipelines or held):
+            return cls({}, n_slots)
+        before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
+        after = {gpu: parts for gpu, parts in before.items() if gpu.node not in gone}
+        missing = set(range(len(layer_bytes))) - {layer for layer, _ in frozenset().union(*after.values())}
+        if missing:
+            raise StateLost(missing)
+        return cls(after, n_slots)
+
+    def layers_of(self) -> dict[int, frozenset[int]]:
+        """Return the layers whose state each node has."""
+        found: dict[int, set[int]] = {}
+        for gpu, parts in self.held.items():
+            found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
+        return {node: frozenset(layers) for node, layers in found.items()}
+
+    def copies(self, plan: HybridPlan, job: Job) -> tuple[Copy, ...]:
+        """Return what must be sent for a plan."""
+        if not self.held:
+            return ()
+        needed = held_parts(plan.pipelines, self.n_slots)
+        return copy_plan(self.held, needed, job.layer_bytes, self.n_slots, job.hosts)
 
 
 def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
@@ -171,17 +184,7 @@ def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
         return f
     if policy == "stop" or n_nodes < n0:
         raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
-    f_now = n_nodes // n0 - 1
-    logger.warning("%d node(s) are left: %d loss(es) at once can be survived, not %d", n_nodes, f_now, f)
-    return f_now
-
-
-def _layers_by_node(held: Holdings) -> dict[int, frozenset[int]]:
-    """Return the layers whose state each node has."""
-    found: dict[int, set[int]] = {}
-    for gpu, parts in held.items():
-        found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
-    return {node: frozenset(layers) for node, layers in found.items()}
+    return n_nodes // n0 - 1
 
 
 def _rearranged(
@@ -189,20 +192,18 @@ def _rearranged(
 ) -> Arrangement:
     """Regroup, or choose anew where nodes join or regrouping does not keep what was promised."""
     staying = tuple(node for one in pipelines for node in one.nodes if node not in away)
-    if not joined:
-        found = _regrouped(job, pipelines, away, f)
-        if found is not None and not is_exposed(job, found):
+    found = None if joined else _regrouped(job, pipelines, away, f)
+    if found is not None and not is_exposed(job, found):
+        return found
+    nodes = (*staying, *joined)
+    for n_used in range(len(nodes), 0, -1):
+        anew = arranged_anew(job, nodes[:n_used], f)
+        if found is not None and (anew is None or is_exposed(job, anew)):
             return found
-        anew = arranged_anew(job, staying, f)
-        if anew is None or (found is not None and is_exposed(job, anew)):
-            return found or _uncovered(job, len(staying), f)
-        return replace(anew, kinds=("re-plan",))
-    for n_taken in range(len(joined), -1, -1):
-        chosen = arranged_anew(job, (*staying, *joined[:n_taken]), f)
-        if chosen is not None:
-            kinds = ("join",) if n_taken else ("re-plan",)
-            return replace(chosen, kinds=kinds, waiting=joined[n_taken:])
-    return _uncovered(job, len(staying), f)
+        if anew is not None:
+            kinds = ("join",) if n_used > len(staying) else ("re-plan",)
+            return replace(anew, kinds=kinds, waiting=nodes[n_used:])
+    return _uncovered(job, len(nodes), f)
 
 
 def _uncovered(job: Job, n_nodes: int, f: int) -> NoReturn:
@@ -236,7 +237,7 @@ def _check(
     joined: Collection[int],
     drained: Collection[int],
     templates: Mapping[int, PipelineTemplate],
-    layer_bytes: Sequence[int],
+    layer_bytes: Sequence[int] | None,
 ) -> None:
     """Refuse nodes in two places or in none, and templates of another model."""
     nodes = [node for one in pipelines for node in one.nodes]
@@ -251,7 +252,7 @@ def _check(
     if both:
         raise InputError(f"node(s) {both} both lost and drained; accepted: one of them")
     layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
-    if layers != {len(layer_bytes)}:
+    if layer_bytes is not None and layers != {len(layer_bytes)}:
         raise InputError(
             f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; accepted: as many"
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from makespan.errors import InputError
@@ -12,7 +13,6 @@ __all__ = [
     "Gpu",
     "Holdings",
     "copy_plan",
-    "gpu_parts",
     "held_parts",
     "held_by_layers",
     "node_layers",
@@ -63,25 +63,27 @@ def slots_of(templates: Iterable[PipelineTemplate]) -> int:
     return max(stage.n_gpus for template in templates for stage in template.stages)
 
 
-def gpu_parts(nodes: Sequence[int], template: PipelineTemplate, n_slots: int) -> dict[Gpu, frozenset[Part]]:
-    """Return what each GPU of a pipeline owns; of a stage on q GPUs that is slot s of s q / n_slots."""
-    owned: dict[Gpu, frozenset[Part]] = {}
+@lru_cache(maxsize=256)
+def _owned(template: PipelineTemplate, n_slots: int) -> tuple[tuple[int, int, frozenset[Part]], ...]:
+    """Return place of the node, number, parts of each GPU; of q GPUs of a stage s q / n_slots has slot s."""
+    owned = []
     filled = 0
     for stage in template.stages:
-        node, first = nodes[filled // template.gpus_per_node], filled % template.gpus_per_node
+        place, first = divmod(filled, template.gpus_per_node)
         for index in range(stage.n_gpus):
             slots = [slot for slot in range(n_slots) if slot * stage.n_gpus // n_slots == index]
-            owned[Gpu(node, first + index)] = frozenset(
-                (layer, slot) for layer in stage.layers for slot in slots
-            )
+            parts = frozenset((layer, slot) for layer in stage.layers for slot in slots)
+            owned.append((place, first + index, parts))
         filled += stage.n_gpus
-    return owned
+    return tuple(owned)
 
 
 def held_parts(pipelines: Iterable[Pipeline], n_slots: int) -> dict[Gpu, frozenset[Part]]:
     """Return what the GPUs of all pipelines own."""
     return {
-        gpu: parts for one in pipelines for gpu, parts in gpu_parts(one.nodes, one.template, n_slots).items()
+        Gpu(one.nodes[place], number): parts
+        for one in pipelines
+        for place, number, parts in _owned(one.template, n_slots)
     }
 
 

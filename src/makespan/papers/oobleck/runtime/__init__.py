@@ -8,9 +8,10 @@ the coordinator before it runs.
   `LostPeerError` is what it raises when another one is gone
 - `Coordinator` carries out what the protocol `Coordination` decides with a `Decider`: who takes part, which
   iteration is committed, and what follows a loss; every `Event` of it can be watched
-- `run_fixed` trains under one plan, with a process a node and nobody lost
+- `run_fixed` trains under plans that do not change, with a process a node; `profile_chain` times the layers
 - `PlainTraining` is the same training in one process as anybody would write it; an `Oracle` repeats in one
-  process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans
+  process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans; `replay` does
+  so for a whole run
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._deciding import Decider
     from makespan.papers.oobleck.runtime._engine import layer_file
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
-    from makespan.papers.oobleck.runtime._fixed import NodeSeen, run_fixed
+    from makespan.papers.oobleck.runtime._fixed import FixedRun, NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
     from makespan.papers.oobleck.runtime._meeting import StoreMeeting
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._node import ADDRESS_FILE, JOINING, host_name
     from makespan.papers.oobleck.runtime._oracle import Oracle
     from makespan.papers.oobleck.runtime._plans import check_plan, plan_from, plan_values
+    from makespan.papers.oobleck.runtime._profiling import profile_chain
     from makespan.papers.oobleck.runtime._protocol import Coordination
     from makespan.papers.oobleck.runtime._reference import PlainTraining
+    from makespan.papers.oobleck.runtime._replay import replay
 
 __all__ = [
     "ADDRESS_FILE",
@@ -47,6 +50,7 @@ __all__ = [
     "Drain",
     "Event",
     "Hello",
+    "FixedRun",
     "IterationFacts",
     "Kill",
     "Limits",
@@ -64,6 +68,8 @@ __all__ = [
     "load_chain",
     "plan_from",
     "plan_values",
+    "profile_chain",
+    "replay",
     "run_fixed",
 ]
 

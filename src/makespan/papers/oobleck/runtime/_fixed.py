@@ -1,5 +1,6 @@
-"""Run a job under a plan that does not change, on processes of this machine or of an allocation; no torch."""
+"""Run jobs under plans that do not change, on processes of this machine or of an allocation; no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,23 @@ from makespan.papers.oobleck.runtime._job import ChainJob
 from makespan.papers.oobleck.runtime._plans import plan_values
 from makespan.runtime import Launch, Launcher, LocalLauncher
 
-__all__ = ["NodeSeen", "run_fixed"]
+__all__ = ["FixedRun", "NodeSeen", "run_fixed"]
 
 _WORKER = "makespan.papers.oobleck.runtime._fixed_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRun:
+    """A job, the plan under which it is trained from its start, and for how many iterations.
+
+    ``with_checksums`` and ``with_states`` say what nodes keep beside losses and times.
+    """
+
+    job: ChainJob
+    plan: HybridPlan
+    n_iterations: int
+    with_checksums: bool = False
+    with_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,50 +55,49 @@ class NodeSeen:
 
 
 def run_fixed(
-    job: ChainJob,
-    plan: HybridPlan,
-    n_iterations: int,
-    run_dir: Path,
-    *,
-    launcher: Launcher | None = None,
-    with_checksums: bool = False,
-    with_states: bool = False,
-) -> dict[int, NodeSeen]:
-    """Train for some iterations with one process a node; nothing is survived here.
+    runs: Sequence[FixedRun], run_dir: Path, launcher: Launcher | None = None
+) -> list[dict[int, NodeSeen]]:
+    """Train one job after the other with a process a node; nothing is survived here.
 
     Parameters
     ----------
-    job, plan, n_iterations
-        What is trained, on what pipelines, and how long from the start.
+    runs
+        What is trained; processes stay from one to the next.
     run_dir
-        Directory of the run, which all processes see; it must not have been used.
+        Directory of the runs, which all processes see; it must not have been used.
     launcher
         What starts the processes; None for this machine with one thread each.
-    with_checksums, with_states
-        What nodes shall keep.
 
     Returns
     -------
-    dict
-        What each node saw.
+    list
+        What each node saw, run by run.
 
     Raises
     ------
     makespan.errors.WorkerError
         A process failed; the message has what it reported.
     """
-    request = {
-        "job": job.values(), "plan": plan_values(plan), "n_iterations": n_iterations,
-        "with_checksums": with_checksums, "with_states": with_states,
-    }  # fmt: skip
-    (launcher or LocalLauncher()).run(Launch(_WORKER, request, len(plan.nodes), run_dir))
-    return {node: _seen(run_dir, node, with_states) for node in plan.nodes}
+    request = [
+        {
+            "job": one.job.values(), "plan": plan_values(one.plan), "n_nodes": len(one.plan.nodes),
+            "n_iterations": one.n_iterations, "with_checksums": one.with_checksums,
+            "with_states": one.with_states,
+        }
+        for one in runs
+    ]  # fmt: skip
+    n_processes = max(len(one.plan.nodes) for one in runs)
+    (launcher or LocalLauncher()).run(Launch(_WORKER, request, n_processes, run_dir))
+    return [
+        {node: _seen(run_dir, f"{number}-{node}", one) for node in one.plan.nodes}
+        for number, one in enumerate(runs)
+    ]
 
 
-def _seen(run_dir: Path, node: int, with_states: bool) -> NodeSeen:
-    values = read_json(run_dir / f"seen-{node}.json")
+def _seen(run_dir: Path, name: str, run: FixedRun) -> NodeSeen:
+    values = read_json(run_dir / f"seen-{name}.json")
     checksums = tuple({int(layer): one for layer, one in row.items()} for row in values["checksums"])
     return NodeSeen(
         tuple(values["losses"]), tuple(values["iter_times_s"]), tuple(values["n_sums"]), checksums,
-        run_dir / f"states-{node}.pt" if with_states else None,
+        run_dir / f"states-{name}.pt" if run.with_states else None,
     )  # fmt: skip
