@@ -18,7 +18,7 @@ class CountingEngine:
     def __init__(self, run_dir):
         self.run_dir, self.sums, self.owned = Path(run_dir), {}, ()
 
-    def prepare(self, node, request, announce):
+    def prepare(self, node, request, announce, board):
         self.node, self.request, self.announce = node, request, announce
         if node in request.get("dies_at_start", ()):
             os._exit(1)

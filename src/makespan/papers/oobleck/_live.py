@@ -21,7 +21,6 @@ from makespan.papers.oobleck.runtime import (
     Decider,
     Event,
     Limits,
-    StoreMeeting,
 )
 from makespan.runtime import (
     Launch,
@@ -145,10 +144,8 @@ def train_resilient(
         In all, those of earlier calls included.
     run_dir
         Directory of the run, which all nodes see; the newest two checkpoints and the tables lie there.
-    options
-        How.
-    launcher
-        Where processes run; None for this machine.
+    options, launcher
+        How, and where processes run, None for this machine.
     watch
         Told every event of the coordinator, in its process.
     faults
@@ -246,7 +243,7 @@ class _Run:
         request = {"job": self.job.values(), "partial": str(self.checkpoints / ".partial")}
         RunDirectory(self.launch.run_dir).prepare(request)
         coordinator = Coordinator(
-            self.protocol, self.launch.run_dir, request, self, StoreMeeting, self._take_event,
+            self.protocol, self.launch.run_dir, request, self, self._take_event,
             begin_checkpoint=lambda: start_checkpoint(self.checkpoints), finish_checkpoint=self._finish,
             limits=Limits(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._fixed import FixedRun, NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
-    from makespan.papers.oobleck.runtime._meeting import StoreMeeting
     from makespan.papers.oobleck.runtime._messages import Drain, Hello, Kill
     from makespan.papers.oobleck.runtime._node import ADDRESS_FILE, JOINING, host_name
     from makespan.papers.oobleck.runtime._oracle import Oracle
@@ -59,7 +58,6 @@ __all__ = [
     "Oracle",
     "PlainTraining",
     "StageExecutor",
-    "StoreMeeting",
     "check_plan",
     "connected",
     "host_name",

@@ -1,4 +1,4 @@
-"""The coordinator of a resilient run: processes, connections, time, and the meeting point of a generation.
+"""The coordinator of a resilient run: processes, connections, time, and what members tell each other.
 
 What it decides is in `makespan.papers.oobleck.runtime._protocol`; this module carries it out. The end of a
 connection is a death. A node that is silent for too long is killed first, and then its connection ends too.
@@ -26,12 +26,13 @@ from makespan.papers.oobleck.runtime._connection import Connection
 from makespan.papers.oobleck.runtime._node import ADDRESS_FILE, host_name
 from makespan.runtime import Process
 
-__all__ = ["Coordinator", "Event", "Limits", "MeetingPoint", "Starter"]
+__all__ = ["Coordinator", "Event", "Limits", "Starter"]
 
 PlanT = TypeVar("PlanT")
 _TICK_S = 0.05
 _SEND_S = 5.0
 _ENDING_S = 10.0
+_MEETING = "the connections to the coordinator"
 _log = logging.getLogger(__name__)
 
 
@@ -71,17 +72,6 @@ class Starter(Protocol):
         """Send it SIGKILL, wherever it runs."""
 
 
-class MeetingPoint(Protocol):
-    """Where the members of a generation meet."""
-
-    @property
-    def address(self) -> str:
-        """What they need to find it."""
-
-    def close(self) -> None:
-        """Close it, which releases who waits there."""
-
-
 @dataclass(slots=True)
 class _Peer:
     """One connection, of a node or of something that has not said what it is."""
@@ -104,8 +94,8 @@ class Coordinator(Generic[PlanT]):
         What decides.
     run_dir, request
         Directory in which the address stands, and what every node is asked for.
-    starter, meet
-        What starts processes, and opens a meeting point for a generation.
+    starter
+        What starts processes.
     watch
         Told every event.
     begin_checkpoint, finish_checkpoint
@@ -120,7 +110,6 @@ class Coordinator(Generic[PlanT]):
         run_dir: Path,
         request: Mapping[str, Any],
         starter: Starter,
-        meet: Callable[[int], MeetingPoint],
         watch: Callable[[Event], None],
         *,
         begin_checkpoint: Callable[[], object] = lambda: None,
@@ -129,7 +118,7 @@ class Coordinator(Generic[PlanT]):
         n_replacements: int = 0,
     ) -> None:
         self.protocol, self.run_dir, self.request = protocol, run_dir, request
-        self.starter, self.meet, self.watch = starter, meet, watch
+        self.starter, self.watch = starter, watch
         self.begin_checkpoint, self.finish_checkpoint = begin_checkpoint, finish_checkpoint
         self.limits = limits or Limits()
         self.n_replacements, self.token = n_replacements, secrets.token_hex(16)
@@ -137,7 +126,6 @@ class Coordinator(Generic[PlanT]):
         self.started_s: dict[int, float] = {}
         self.nodes: dict[int, _Peer] = {}
         self.hosts: dict[int, str] = {}
-        self.meetings: dict[int, MeetingPoint] = {}
         self.next_node = max(protocol.expected, default=-1) + 1
         self.selector = selectors.DefaultSelector()
         self.ending: acts.End | None = None
@@ -211,6 +199,8 @@ class Coordinator(Generic[PlanT]):
                 return
             case said.Announce():
                 self._tell("announce", peer.node, phase=message.phase, iteration=message.iteration)
+            case said.Shared():
+                self._pass_on(peer.node, message)
             case said.Leaving():
                 self._tell("leaving", peer.node)
                 self._carry_out(self.protocol.drain([peer.node]))
@@ -266,6 +256,12 @@ class Coordinator(Generic[PlanT]):
         """Let a node stay at the end of a phase, for who wants to kill it there."""
         self._send(node, said.Hold(phase, iteration))
 
+    def _pass_on(self, node: int, message: said.Shared) -> None:
+        """Tell the other members of a generation what one of them says."""
+        if message.generation == self.protocol.generation:
+            for other in self.protocol.members - {node}:
+                self._send(other, message)
+
     def _send(self, node: int, message: said.Message) -> None:
         peer = self.nodes.get(node)
         if peer is None:
@@ -285,11 +281,9 @@ class Coordinator(Generic[PlanT]):
                 case acts.Send(node, message):
                     self._send(node, message)
                 case acts.Open(generation):
-                    self.meetings[generation] = self.meet(generation)
-                    self._carry_out(self.protocol.opened(generation, self.meetings[generation].address))
-                case acts.Close(generation):
-                    if generation in self.meetings:
-                        self.meetings.pop(generation).close()
+                    self._carry_out(self.protocol.opened(generation, _MEETING))
+                case acts.Close():
+                    pass  # a member whose generation is over waits for nothing that is passed on
                 case acts.Begin():
                     self.begin_checkpoint()
                 case acts.Store(step):
@@ -357,8 +351,6 @@ class Coordinator(Generic[PlanT]):
                 self.starter.end(process)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_ENDING_S)
-        for meeting in self.meetings.values():
-            meeting.close()
         for key in list((self.selector.get_map() or {}).values()):
             if key.data is not None:
                 key.data.link.close()

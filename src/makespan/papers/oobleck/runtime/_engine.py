@@ -1,24 +1,68 @@
 """What a node of a resilient run computes with: its stage, its groups, and the layers it holds."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from makespan.papers.oobleck.planning import HybridPlan
 from makespan.papers.oobleck.runtime._executor import StageExecutor
 from makespan.papers.oobleck.runtime._job import job_from
-from makespan.papers.oobleck.runtime._meeting import reached
+from makespan.papers.oobleck.runtime._links import Links, LostPeerError
+from makespan.papers.oobleck.runtime._meeting import Board, store_on
 from makespan.papers.oobleck.runtime._messages import Form, Save
 from makespan.papers.oobleck.runtime._node import Announcing
 from makespan.papers.oobleck.runtime._plans import plan_from
 
 __all__ = ["TrainingEngine", "layer_file"]
 
+_LOOK_S = 0.02
+
 
 def layer_file(layer: int | str) -> str:
     """Name of the file of a layer in a checkpoint."""
     return f"layer-{int(layer):04d}.pt"
+
+
+class _Building:
+    """Links that are built in a thread."""
+
+    def __init__(self, build: Callable[[], Links]) -> None:
+        self._found: Links | None = None
+        self._error: Exception | None = None
+        self._is_abandoned, self._lock, self._end = False, threading.Lock(), threading.Event()
+        threading.Thread(target=self._run, args=(build,), daemon=True).start()
+
+    def _run(self, build: Callable[[], Links]) -> None:
+        try:
+            found = build()
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error.with_traceback(None)
+        else:
+            with self._lock:
+                self._found = found
+                if self._is_abandoned:
+                    found.close()
+        self._end.set()
+
+    def is_over(self, wait_s: float) -> bool:
+        """Whether it has ended, well or not, after some time."""
+        return self._end.wait(wait_s)
+
+    def abandon(self) -> None:
+        """Close what comes of it."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._found is not None:
+                self._found.close()
+
+    def links(self) -> Links:
+        """Return what came of it."""
+        if self._found is None:
+            raise self._error or LostPeerError("no groups were built")
+        return self._found
 
 
 class TrainingEngine:
@@ -34,9 +78,9 @@ class TrainingEngine:
         """Layers that are held, also those that are not owned any more."""
         return tuple(map(str, self._executor.layers))
 
-    def prepare(self, node: int, request: Any, announce: Announcing) -> None:
+    def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
         """Load the model."""
-        self._node, self._announce = node, announce
+        self._node, self._announce, self._board = node, announce, board
         self._partial = Path(request["partial"])
         self._executor = StageExecutor(job_from(request["job"]), self._device, self._enter, self._timeout_s)
 
@@ -52,7 +96,7 @@ class TrainingEngine:
         self._announce("group build", form.step)
         plan = plan_from(work["plan"])
         also = [node for node in form.members if node not in plan.nodes]
-        executor.connect(plan, self._node, reached(form.address, form.generation, self._timeout_s), also)
+        executor.adopt(plan, self._node, self._met(plan, also, form))
         self._announce("copy", form.step)
         for layer, source, target in work["copies"]:
             if source == self._node:
@@ -68,6 +112,21 @@ class TrainingEngine:
             self._begin(work["origin"])
         self._tells = self._node == plan.nodes[0]
         return {str(layer): executor.checksum(layer) for layer in self._owned}
+
+    def _met(self, plan: HybridPlan, also: list[int], form: Form) -> Links:
+        """Build groups in a thread of its own, which is left to itself when a new generation begins.
+
+        Nothing ends a wait for a connection that a dead process would have made, but a time limit.
+        """
+        store = store_on(self._board, form.generation, self._timeout_s)
+        building = _Building(lambda: self._executor.meet(plan, self._node, store, also))
+        try:
+            while not building.is_over(_LOOK_S):
+                self._announce("group build", form.step)
+        except BaseException:
+            building.abandon()
+            raise
+        return building.links()
 
     def _begin(self, origin: str | None) -> None:
         """Hold what nobody could send, as at the start or as in a checkpoint."""

@@ -15,7 +15,7 @@ from makespan.errors import WorkerError
 __all__ = [
     "LARGEST_BYTES", "SIZE", "Announce", "Beat", "Commit", "Copied", "Drain", "Failed", "Form", "Freeze",
     "Frozen", "Hello", "Hold", "Kill", "Leave", "Leaving", "Message", "Prepared", "Ready", "Save", "Saved",
-    "Train", "Welcome", "decoded", "encoded",
+    "Shared", "Train", "Welcome", "decoded", "encoded",
 ]  # fmt: skip
 
 SIZE = struct.Struct("!I")
@@ -79,6 +79,15 @@ class Copied:
 
     generation: int
     checksums: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What members of a generation tell each other to build groups, passed on to all; a value is Base64."""
+
+    generation: int
+    key: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +191,13 @@ class Kill:
 
 Message = (
     Hello | Welcome | Ready | Freeze | Frozen | Form | Copied | Train | Prepared | Commit | Failed | Save
-    | Saved | Leaving | Leave | Announce | Beat | Drain | Hold | Kill
+    | Saved | Leaving | Leave | Announce | Beat | Drain | Hold | Kill | Shared
 )  # fmt: skip
 _KINDS: dict[str, Callable[..., Message]] = {
     kind.__name__: kind
     for kind in (
         Hello, Welcome, Ready, Freeze, Frozen, Form, Copied, Train, Prepared, Commit, Failed, Save, Saved,
-        Leaving, Leave, Announce, Beat, Drain, Hold, Kill,
+        Leaving, Leave, Announce, Beat, Drain, Hold, Kill, Shared,
     )
 }  # fmt: skip
 _TUPLES = ("layers", "members", "nodes")

@@ -24,6 +24,7 @@ from makespan.errors import TrainingError, WorkerError
 from makespan.files import read_json
 from makespan.papers.oobleck.runtime import _participant as tasks
 from makespan.papers.oobleck.runtime._connection import Connection, connected
+from makespan.papers.oobleck.runtime._meeting import Board
 from makespan.papers.oobleck.runtime._messages import (
     Announce,
     Beat,
@@ -36,6 +37,7 @@ from makespan.papers.oobleck.runtime._messages import (
     Leaving,
     Message,
     Save,
+    Shared,
 )
 
 __all__ = ["ADDRESS_FILE", "JOINING", "Announcing", "Engine", "SupersededError", "host_name", "take_part"]
@@ -68,7 +70,7 @@ class Engine(Protocol):
     def layers(self) -> tuple[str, ...]:
         """Layers whose state is whole here, also those that it does not own any more."""
 
-    def prepare(self, node: int, request: Any, announce: Announcing) -> None:
+    def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
         """Load what the run needs."""
 
     def drop(self) -> None:
@@ -115,6 +117,7 @@ class _Node:
         self.link, self.engine, self.part = link, engine, tasks.Participation()
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.newest, self.node = 0, -1
+        self.board = Board(link.send)
         self.held: set[tuple[str, int]] = set()
         self.place: tuple[str, int] = ("", -1)
 
@@ -140,13 +143,17 @@ class _Node:
         is_over = False
         while (messages := self.link.receive()) is not None:
             for message in messages:
-                if isinstance(message, Hold):
-                    self.held.add((message.phase, message.iteration))
-                    continue
-                is_over |= isinstance(message, Leave)
-                if isinstance(message, Freeze):
-                    self.newest = message.generation
-                self.inbox.put(message)
+                match message:
+                    case Hold():
+                        self.held.add((message.phase, message.iteration))
+                    case Shared():
+                        self.board.take(message)
+                    case _:
+                        is_over |= isinstance(message, Leave)
+                        if isinstance(message, Freeze):
+                            self.newest = message.generation
+                            self.board.renew(message.generation)
+                        self.inbox.put(message)
         if not is_over:
             self._abandon()
 
@@ -188,7 +195,7 @@ class _Node:
         match task:
             case tasks.Prepare():
                 self.node = task.node
-                self.engine.prepare(task.node, task.request, self.announce)
+                self.engine.prepare(task.node, task.request, self.announce, self.board)
             case tasks.Drop():
                 return self._drop(task)
             case tasks.Join():
