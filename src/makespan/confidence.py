@@ -1,5 +1,7 @@
 """Confidence intervals of means."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -9,7 +11,7 @@ __all__ = ["half_widths"]
 _LEVEL = 0.95
 
 
-def half_widths(groups: "pd.api.typing.SeriesGroupBy[float, float]") -> npt.NDArray[np.float64]:
+def half_widths(groups: "pd.api.typing.SeriesGroupBy[float, Any]") -> npt.NDArray[np.float64]:
     """Return half the width of the 95 % confidence interval of the mean of each group, (n_groups,).
 
     The interval is that of Student's t, and missing for a group of one.

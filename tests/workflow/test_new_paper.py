@@ -157,7 +157,7 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     listed = finished.root / "src/makespan/papers/__init__.py"
-    text, n_lists = re.subn(r'("morphling", "easyscale")\)', r'\1, "toy")', listed.read_text())
+    text, n_lists = re.subn(r'("morphling", "easyscale", "oobleck")\)', r'\1, "toy")', listed.read_text())
     assert n_lists == 1
     listed.write_text(text)
 
@@ -171,7 +171,7 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
     claims = read_csv(results / "claims.csv", JOINED_CLAIMS)
     (row,) = claims[claims["paper"] == "Toy"].to_dict("records")
     assert (row["statement"], row["verdict"]) == ("RoBERTa steps take less than a minute", "holds")
-    assert set(claims["paper"]) == {"Morphling", "EasyScale", "Toy"}
+    assert set(claims["paper"]) == {"Morphling", "EasyScale", "Oobleck", "Toy"}
     assert "Nothing to be done" in finished.snakemake("--cores", "1", "toy").stdout
     own = {"PYTHONPATH": str(finished.root / "src")}
     command = [sys.executable, "-c", "from makespan.cli import main; main()", "toy", "say"]

@@ -11,7 +11,15 @@ from makespan.sim._accounts import Violation
 from makespan.sim._catalogue import Allocation, Catalogue, Configuration, Devices
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
-from makespan.sim._events import Event, EventKind, NodeEvent, NodeEventKind, Observer, read_failures
+from makespan.sim._events import (
+    Event,
+    EventKind,
+    EventQueue,
+    NodeEvent,
+    NodeEventKind,
+    Observer,
+    read_failures,
+)
 from makespan.sim._policy import (
     Decision,
     InfeasibleDecision,
@@ -43,6 +51,7 @@ __all__ = [
     "Engine",
     "Event",
     "EventKind",
+    "EventQueue",
     "InfeasibleDecision",
     "JobView",
     "NodeEvent",

@@ -1,0 +1,33 @@
+"""Oobleck, Varuna and Bamboo over one trace of nodes, as their authors' simulators have it and repaired.
+
+`simulate` runs one system on one `NodeTrace`, which is read (`read_trace`) or generated
+(`generate_failures`), with the `Costs` that `Systems` takes from printed cells and configuration::
+
+    costs = systems.costs("oobleck", "GPT-2")
+    outcome = simulate("oobleck", generate_failures("10m", 1), costs, repairs("fixed"))
+"""
+
+from makespan.papers.oobleck.simulators._costs import SYSTEMS, Costs, ModelCosts, Systems
+from makespan.papers.oobleck.simulators._defects import DEFECTS, MODES, Defect, repairs, switches
+from makespan.papers.oobleck.simulators._generated import FAILURE_TRACES, generate_failures
+from makespan.papers.oobleck.simulators._simulate import Outcome, simulate
+from makespan.papers.oobleck.simulators._traces import NodeEvent, NodeTrace, read_trace
+
+__all__ = [
+    "DEFECTS",
+    "FAILURE_TRACES",
+    "MODES",
+    "SYSTEMS",
+    "Costs",
+    "Defect",
+    "ModelCosts",
+    "NodeEvent",
+    "NodeTrace",
+    "Outcome",
+    "Systems",
+    "generate_failures",
+    "read_trace",
+    "repairs",
+    "simulate",
+    "switches",
+]

@@ -1,0 +1,38 @@
+"""Oobleck: every loss regroups the nodes and copies state; nothing but the running step is lost."""
+
+from typing import Any
+
+from makespan.papers.oobleck.simulators._machine import Machine, Node
+from makespan.papers.oobleck.simulators._records import Category
+
+__all__ = ["OobleckMachine"]
+
+
+class OobleckMachine(Machine):
+    """Pipelines from templates."""
+
+    rendezvous_category = Category.REBALANCE
+
+    def rendezvous_ms(self) -> int:
+        """Return the time of regrouping, copying and building groups."""
+        return self.costs.global_ms
+
+    def placed(self, n_nodes: int) -> None:
+        """Do nothing: a plan has no memory."""
+
+    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+        """Do nothing: there are no checkpoints."""
+
+    def lose(self, time_ms: int, node: Node) -> None:
+        """Regroup at once."""
+        self.account.released_ms[Category.LOST] += self.step_ms
+        self.close_time(time_ms)
+        self.meet(time_ms)
+
+    def step_done(self, time_ms: int) -> None:
+        """Go on; take joined nodes in where that pays."""
+        self.record(time_ms)
+        if self.pays(self.costs.global_ms):
+            self.meet(time_ms)
+        else:
+            self.next_step(time_ms)
