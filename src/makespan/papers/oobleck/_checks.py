@@ -1,17 +1,21 @@
 """The ledger of the paper: how each statement is checked against result tables."""
 
 from makespan.claims import Check, Ledger
+from makespan.papers.oobleck._checks_execution import EXECUTION_CHECKS
 from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
 from makespan.papers.oobleck._checks_reconfiguration import RECONFIGURATION_CHECKS
 from makespan.papers.oobleck._checks_simulation import SIMULATION_CHECKS
 from makespan.papers.oobleck._tables import PUBLISHED
+from makespan.papers.oobleck._tables_execution import EXECUTED
 from makespan.papers.oobleck._tables_planning import PLANNED
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 from makespan.papers.oobleck._tables_simulation import SIMULATED
 
 __all__ = ["LEDGER"]
 
-_CHECKS: tuple[Check, ...] = (*PLANNING_CHECKS, *RECONFIGURATION_CHECKS, *SIMULATION_CHECKS)
+_CHECKS: tuple[Check, ...] = (
+    *PLANNING_CHECKS, *RECONFIGURATION_CHECKS, *EXECUTION_CHECKS, *SIMULATION_CHECKS,
+)  # fmt: skip
 
 LEDGER = Ledger(
     paper="Oobleck",
@@ -19,6 +23,7 @@ LEDGER = Ledger(
     checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
     tables={
         **PLANNED,
+        **EXECUTED,
         **SIMULATED,
         "reconfiguration": RECONFIGURATION,
         "instantiation_published": PUBLISHED["instantiation"],
