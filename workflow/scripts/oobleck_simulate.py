@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.oobleck import generated_failures, published_traces, read_published
+from makespan.papers.oobleck import generated_traces, published_traces, read_published
 from makespan.tables import write_result
 from makespan.throughput import read_register
 
@@ -13,7 +13,7 @@ from makespan.throughput import read_register
 def traces_of(names: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Generate traces, or read those of the authors."""
     if "n_seeds" in given:
-        return generated_failures(names, given["n_seeds"])
+        return generated_traces(names, given["n_seeds"])
     return published_traces(names, given["directory"], read_register(given["register"]))
 
 
@@ -24,7 +24,7 @@ def main(
     """Call the experiment, ``module:function``, and write its tables."""
     module, function = experiment.split(":")
     printed = {name: read_published(name, path) for name, path in cells.items()}
-    for name, table in getattr(import_module(module), function)(traces, printed, options).items():
+    for name, table in getattr(import_module(module), function)(traces, printed, **options).items():
         write_result(table, paths[name])
 
 

@@ -2,7 +2,9 @@
 
 Below ``results/<source>/oobleck/`` a run writes
 
-- of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
+- of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
+  ``fig12.csv`` and ``fig13.csv``
+- of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
@@ -15,10 +17,12 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._failures import failure_experiments
+    from makespan.papers.oobleck._runs import generated_traces, published_traces
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck._spot import spot_experiments
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
 
 __all__ = [
@@ -26,10 +30,11 @@ __all__ = [
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
-    "fig9_experiment",
-    "generated_failures",
+    "failure_experiments",
+    "generated_traces",
     "published_traces",
     "read_published",
+    "spot_experiments",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from makespan.papers.oobleck.simulators._machine import Machine, Node
+from makespan.papers.oobleck.simulators._machine import ALL, Machine, Node
 from makespan.papers.oobleck.simulators._records import Category
 
 __all__ = ["OobleckMachine"]
@@ -28,6 +28,10 @@ class OobleckMachine(Machine):
         self.account.released_ms[Category.LOST] += self.step_ms
         self.close_time(time_ms)
         self.meet(time_ms)
+
+    def alike(self) -> int:
+        """Return all: nodes only join and leave in between."""
+        return ALL
 
     def step_done(self, time_ms: int) -> None:
         """Go on; take joined nodes in where that pays."""

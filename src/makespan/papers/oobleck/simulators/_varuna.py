@@ -31,6 +31,12 @@ class VarunaMachine(Machine):
         """Note how long the next restart takes."""
         self.n_nodes = self.costs.known(n_nodes)
 
+    def spend_steps(self, time_ms: int, n_steps: int) -> None:
+        """Account for steps, and for the GPUs that they leave idle."""
+        idle = self.costs.idle_gpus[self.n_nodes] if self.costs.idle_gpus else 0
+        self.account.released_ms[Category.IDLE] += (time_ms - self.previous_ms) * idle // self.n_nodes
+        super().spend_steps(time_ms, n_steps)
+
     def lose(self, time_ms: int, node: Node) -> None:
         """Fall back to the last checkpoint and restart."""
         self.has_removal = True
@@ -51,10 +57,13 @@ class VarunaMachine(Machine):
             self.checkpoint_done(self.writing_ms, self.writing_ms)
         self.writing_ms = None
 
+    def alike(self) -> int:
+        """Return those before the next checkpoint."""
+        every = self.costs.checkpoint_every
+        return 0 if self.has_removal else every - 1 - self.n_steps % every
+
     def step_done(self, time_ms: int) -> None:
         """Go on, with a checkpoint after so many steps and after the first one of a restart."""
-        idle = self.costs.idle_gpus[self.n_nodes] if self.costs.idle_gpus else 0
-        self.account.released_ms[Category.IDLE] += (time_ms - self.previous_ms) * idle // self.n_nodes
         self.record(time_ms)
         joins = self.pays(self.rendezvous_ms() + self.costs.checkpoint_ms)
         next_ms = time_ms
