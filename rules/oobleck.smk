@@ -3,17 +3,18 @@
 OOBLECK = SETTINGS.oobleck.simulation
 
 
-def oobleck_traces(source):
+def oobleck_traces(source, seeds):
     """Return where the traces of a source come from: seeds of generated ones, or the authors' files."""
     if source == "emulated":
-        return {"n_seeds": OOBLECK.seeds}
+        return {"seeds": seeds}
     return {
+        "names": list(seeds),
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
     }
 
 
-for kind, names, cells, results in (
+for kind, seeds, cells, results in (
     ("failure", OOBLECK.failure_traces, ("fig9", "fig13"), ("fig1", "fig9", "fig12", "fig13")),
     ("spot", OOBLECK.spot_traces, ("fig10",), ("fig10", "fig14", "fig15", "ablation")),
 ):
@@ -23,7 +24,9 @@ for kind, names, cells, results in (
             f"oobleck_{kind}"
         input:
             **{name: f"config/published/oobleck_{name}.csv" for name in ("throughput", *cells)},
-            files=lambda wildcards: registered("paper_files", "oobleck") if wildcards.source == "published" else [],
+            files=lambda wildcards: (
+                registered("paper_files", "oobleck") if wildcards.source == "published" else []
+            ),
         output:
             **{name: f"results/{{source}}/oobleck/{name}.csv" for name in results},
         log:
@@ -38,8 +41,7 @@ for kind, names, cells, results in (
             **asks(minutes=10),
         params:
             experiment=f"makespan.papers.oobleck:{kind}_experiments",
-            names=list(names),
-            traces=lambda wildcards: oobleck_traces(wildcards.source),
+            traces=lambda wildcards, seeds=seeds: oobleck_traces(wildcards.source, seeds),
             options=OOBLECK.experiments(kind),
             code=code_hash("oobleck_simulate", f"makespan.papers.oobleck:{kind}_experiments"),
         script:

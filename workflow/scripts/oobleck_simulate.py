@@ -1,6 +1,6 @@
 """Simulate systems that lose nodes: results/<source>/oobleck/fig9.csv and others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -10,11 +10,11 @@ from makespan.tables import write_result
 from makespan.throughput import read_register
 
 
-def traces_of(names: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, Any]:
+def traces_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Generate traces, or read those of the authors."""
-    if "n_seeds" in given:
-        return generated_traces(names, given["n_seeds"])
-    return published_traces(names, given["directory"], read_register(given["register"]))
+    if "seeds" in given:
+        return generated_traces(given["seeds"])
+    return published_traces(given["names"], given["directory"], read_register(given["register"]))
 
 
 def main(
@@ -32,5 +32,5 @@ if "snakemake" in globals():
     with logged_to(snakemake.log[0]):
         given = snakemake.params
         cells = {name: path for name, path in snakemake.input.items() if name != "files"}
-        traces = traces_of(given.names, given.traces)
+        traces = traces_of(given.traces)
         main(given.experiment, traces, cells, dict(snakemake.output.items()), given.options)

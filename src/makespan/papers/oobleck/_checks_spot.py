@@ -1,7 +1,7 @@
 """Checks of what the simulators say on spot traces, and of where time goes.
 
-A single spot trace decides nothing by chance only if it is the authors' own. Over generated ones the mean is judged,
-and where its 95 % interval holds both answers the statement is undecided.
+A single spot trace can say anything, so only the authors' own is judged alone. Over generated ones the mean
+is judged, and where its 95 % interval holds both answers the statement is undecided.
 """
 
 import itertools
@@ -145,7 +145,9 @@ def _repair_raises(tables: Tables, claim: Claim) -> Finding | None:
     for trace, model, system in itertools.product(_SCALED, _models(table, "all"), ("oobleck", "varuna")):
         before, after = (_seeds(table, trace, model, system, defects) for defects in ("", claim.subject))
         if len(before) and len(before) == len(after):
-            found[f"{system} {model} on {trace}"] = _Judged(_ratio_text(after, before), _above_zero(after - before))
+            found[f"{system} {model} on {trace}"] = _Judged(
+                _ratio_text(after, before), _above_zero(after - before)
+            )
     return _joined(found)
 
 
@@ -229,7 +231,11 @@ def _without_checkpoints(tables: Tables, claim: Claim) -> Finding | None:
     one, other, names = claim.subject.split()
     table = tables["fig13"]
     rows = table[(table["mode"] == "compat") & table["trace"].isin(names.split(","))]
-    means = rows.assign(value=number(rows, "throughput_samples_per_s")).groupby(["trace", "system"])["value"].mean()
+    means = (
+        rows.assign(value=number(rows, "throughput_samples_per_s"))
+        .groupby(["trace", "system"])["value"]
+        .mean()
+    )
     traces = [trace for trace in names.split(",") if (trace, one) in means.index]
     if not traces:
         return None

@@ -59,7 +59,7 @@ def _times(runs: Runs, traces: Traces, models: Sequence[str], settings: Sequence
     for name, by_seed in traces.items():
         for model in models:
             for setting in settings:
-                found = [runs.outcome(trace, model, setting) for trace in by_seed.values()]
+                found = [runs.outcome(trace, seed, model, setting) for seed, trace in by_seed.items()]
                 if not found[0].is_feasible:
                     continue
                 times_s = {one: sum(run.times_s[one] for run in found) / len(found) for one in Category}

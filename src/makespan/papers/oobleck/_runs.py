@@ -11,6 +11,7 @@ from makespan.papers.oobleck._settings_simulation import trace_dataset
 from makespan.papers.oobleck.simulators import (
     SPOT_TRACES,
     SYSTEMS,
+    Costs,
     Defect,
     NodeTrace,
     Outcome,
@@ -36,14 +37,14 @@ NO_CHECKPOINT = "varuna-no-checkpoint"
 """Varuna where checkpoints take no time and are written after every other step."""
 
 
-def generated_traces(names: Sequence[str], n_seeds: int) -> dict[str, dict[int, NodeTrace]]:
-    """Generate traces: one a name and seed, seeds from 1; see `generate_failures` and `generate_spot`."""
+def generated_traces(seeds: Mapping[str, int]) -> dict[str, dict[int, NodeTrace]]:
+    """Generate traces, see `generate_failures` and `generate_spot`; so many of each name, seeds from 1."""
     return {
         name: {
             seed: generate_spot(name, seed) if name in SPOT_TRACES else generate_failures(name, seed)
             for seed in range(1, n_seeds + 1)
         }
-        for name in names
+        for name, n_seeds in seeds.items()
     }
 
 
@@ -93,30 +94,37 @@ class Runs:
         self.systems = Systems(cells["throughput"], **options)
         self._is_spot = is_spot
         self._found: dict[object, Outcome] = {}
+        self._known: dict[tuple[str, str], Costs] = {}
 
     @property
     def models(self) -> list[str]:
         """Return the names of the models."""
         return list(self.systems.models)
 
-    def outcome(self, trace: NodeTrace, model: str, setting: Setting) -> Outcome:
+    def outcome(self, trace: NodeTrace, seed: int, model: str, setting: Setting) -> Outcome:
         """Simulate one setting."""
         # Only Bamboo asks which node it is that is lost; the others cannot tell failures of two seeds apart.
         asks_who = setting.system == "bamboo" or self._is_spot
-        known = trace if asks_who else tuple((event.time_ms, event.is_added) for event in trace.events)
-        key = known, model, setting
+        key = trace.name, trace.end_ms, seed if asks_who else None, model, setting
         if key not in self._found:
-            self._found[key] = self._simulated(trace, model, setting)
+            repaired = repairs(setting.mode, setting.switched)
+            costs = self._costs(setting.system, model)
+            self._found[key] = simulate(setting.system.partition("-")[0], trace, costs, repaired)
         return self._found[key]
 
-    def _simulated(self, trace: NodeTrace, model: str, setting: Setting) -> Outcome:
-        repaired = repairs(setting.mode, setting.switched)
-        falls_back = not self._is_spot or self.systems.models[model].falls_back_on_spot
-        if setting.system == NO_CHECKPOINT:
-            costs = self.systems.costs("varuna", model, checkpoint_every=2, charges_checkpoints=False)
-            return simulate("varuna", trace, costs, repaired)
-        costs = self.systems.costs(setting.system, model, falls_back=falls_back)
-        return simulate(setting.system, trace, costs, repaired)
+    def _costs(self, system: str, model: str) -> Costs:
+        key = system, model
+        if key not in self._known:
+            falls_back = not self._is_spot or self.systems.models[model].falls_back_on_spot
+            is_free = system == NO_CHECKPOINT
+            self._known[key] = self.systems.costs(
+                system.partition("-")[0],
+                model,
+                falls_back=falls_back,
+                checkpoint_every=2 if is_free else None,
+                charges_checkpoints=not is_free,
+            )
+        return self._known[key]
 
     def rows(
         self, traces: Traces, models: Sequence[str], settings: Sequence[Setting]
@@ -125,7 +133,7 @@ class Runs:
         return [
             {"trace": name, "seed": seed, "model": model}
             | setting.columns
-            | _averages(self.outcome(trace, model, setting))
+            | _averages(self.outcome(trace, seed, model, setting))
             for name, by_seed in traces.items()
             for model in models
             for setting in settings

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from makespan.presets import read_preset
 from makespan.settings import Block, Count, option, taken_from, unlike
@@ -18,6 +18,7 @@ _chosen = partial(option, source="a choice", changes=_CHANGED)
 _PAPER = "makespan.papers.oobleck"
 FailureTrace = Annotated[str, taken_from(lambda: read_preset(_PAPER, "failures"))]
 SpotTrace = Annotated[str, taken_from(lambda: read_preset(_PAPER, "spot"))]
+Seeds = Annotated[int, Field(ge=2)]
 
 
 class Model(Block):
@@ -54,13 +55,12 @@ class Assumptions(Block):
 class Simulation(Block):
     """Simulations of systems that lose nodes."""
 
-    failure_traces: Annotated[tuple[FailureTrace, ...], unlike("each trace once")] = _of_all(
-        "distances between failures", min_length=1
+    failure_traces: dict[FailureTrace, Seeds] = _of_all(
+        "distances between failures, and how many traces are generated of each", min_length=1
     )
-    spot_traces: Annotated[tuple[SpotTrace, ...], unlike("each trace once")] = _of_spot(
-        "spot traces, those of EC2 P3 and GCP as scaled to 30 nodes among them"
+    spot_traces: dict[SpotTrace, Seeds] = _of_spot(
+        "spot traces, those of EC2 P3 and GCP as scaled to 30 nodes among them, and how many are generated"
     )
-    seeds: int = _chosen("generated traces of each kind", ge=2)
     breakdown_models: tuple[str, ...] = option(
         "models whose time is broken down",
         source="Oobleck, Figs 1 and 12",

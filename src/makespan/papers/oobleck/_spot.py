@@ -63,7 +63,7 @@ def spot_experiments(
         "ablation": beside(runs.rows(few, runs.models, repaired), cells["fig10"], ABLATION),
     }
     for name, trace in _SERIES.items():
-        first = next(iter(traces[trace].values()))
+        first = next(iter(traces[trace].items()))
         rows = [
             row for setting in every for model in runs.models for row in _series(runs, first, model, setting)
         ]
@@ -71,9 +71,10 @@ def spot_experiments(
     return tables
 
 
-def _series(runs: Runs, trace: NodeTrace, model: str, setting: Setting) -> list[dict[str, Any]]:
+def _series(runs: Runs, first: tuple[int, NodeTrace], model: str, setting: Setting) -> list[dict[str, Any]]:
     """Return rows of throughput and nodes in bins of a few steps, at least six minutes."""
-    found = runs.outcome(trace, model, setting)
+    seed, trace = first
+    found = runs.outcome(trace, seed, model, setting)
     if not found.is_feasible:
         return []
     fastest = max(runs.systems.costs("oobleck", model).throughput.values())

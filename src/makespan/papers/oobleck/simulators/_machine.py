@@ -57,8 +57,9 @@ class Machine(ABC):
         self.queue: Queue = SharedQueue() if self.heap is None else self.heap
         self.steps = Steps() if Defect.D12 in repaired else self._released_steps()
         self.account = Account()
+        self.sees_storage = True  # whether a heap's storage order counts: then each step must pass through it
         self.nodes: dict[str, Node] = {}
-        self.state = State.STOPPED
+        self.state, self.has_lost_member = State.STOPPED, False
         self.members: list[Node] = []
         self.waiting = self.n_pipelines = self.n_used = 0
         self.version = self.deadline = 0
@@ -122,6 +123,7 @@ class Machine(ABC):
         node = self.nodes.pop(name)
         self.n_failures += 1
         self.n_ready -= node.is_ready
+        self.has_lost_member |= node.is_used
         if not self.is_repaired(Defect.D3) or self.needs(node):
             self.lose(time_ms, node)
         elif node.is_ready and self.state is State.RUNNING:
@@ -153,7 +155,7 @@ class Machine(ABC):
 
     def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
         """Start a rendezvous, of all nodes unless a shorter time is given [ms]."""
-        self.state = State.RENDEZVOUS
+        self.state, self.has_lost_member = State.RENDEZVOUS, False
         self.members = [node for node in self.nodes.values() if node.is_ready]
         for node in self.nodes.values():
             node.is_used = node.is_ready
@@ -172,8 +174,7 @@ class Machine(ABC):
         if self.is_repaired(Defect.D1) and deadline != self.deadline:
             return
         self.close_time(time_ms, is_local=delay_ms is not None)
-        there = set(map(id, self.nodes.values()))
-        if any(id(node) not in there for node in self.members):
+        if self.has_lost_member and self.members:
             self.meet(time_ms, delay_ms)
         else:
             self._place(time_ms)
@@ -201,11 +202,9 @@ class Machine(ABC):
         self.next_step(time_ms)
 
     def next_step(self, time_ms: int) -> None:
-        """Start a step; before it, take all those at once that nothing can come between.
-
-        A queue whose storage order counts must see each of them.
-        """
-        if self.heap is None and self.previous_ms == time_ms:
+        """Start a step; before it, take all those at once that nothing can come between."""
+        is_free = self.heap is None or not self.sees_storage
+        if is_free and self.previous_ms == time_ms:
             time_ms = self._take_steps(time_ms)
         self.count_released_steps(1)
         self.end_step_at(time_ms + self.step_ms)

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from makespan.papers.oobleck.simulators._costs import Costs
+from makespan.papers.oobleck.simulators._defects import Defect
 from makespan.papers.oobleck.simulators._machine import ALL, Machine, Node
 from makespan.papers.oobleck.simulators._records import Category
+from makespan.papers.oobleck.simulators._traces import NodeTrace
 
 __all__ = ["OobleckMachine"]
 
@@ -12,6 +15,10 @@ class OobleckMachine(Machine):
     """Pipelines from templates."""
 
     rendezvous_category = Category.REBALANCE
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        self.sees_storage = Defect.D3 in repaired  # else no matter which nodes are there
 
     def rendezvous_ms(self) -> int:
         """Return the time of regrouping, copying and building groups."""

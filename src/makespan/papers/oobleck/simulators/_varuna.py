@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from makespan.papers.oobleck.simulators._costs import Costs
 from makespan.papers.oobleck.simulators._defects import Defect
 from makespan.papers.oobleck.simulators._events import Kind
 from makespan.papers.oobleck.simulators._machine import Machine, Node
 from makespan.papers.oobleck.simulators._records import Category, PairedLists, Steps
+from makespan.papers.oobleck.simulators._traces import NodeTrace
 
 __all__ = ["VarunaMachine"]
 
@@ -17,6 +19,10 @@ class VarunaMachine(Machine):
     writing_ms: int | None = None  # end of the checkpoint that is being written (repair of D6)
     has_removal = False  # since the last finished step
     n_nodes = 0
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        self.sees_storage = costs.falls_back and costs.charges_checkpoints
 
     def _released_steps(self) -> Steps | PairedLists:
         return PairedLists()
