@@ -46,3 +46,38 @@ for kind, seeds, cells, results in (
             code=code_hash("oobleck_simulate", f"makespan.papers.oobleck:{kind}_experiments"),
         script:
             "../workflow/scripts/oobleck_simulate.py"
+
+
+# Tables that rest on no trace: the experiment and the printed cells that it reads.
+OOBLECK_TABLES = {
+    "templates": ("makespan.papers.oobleck:template_experiment", []),
+    "instantiation": ("makespan.papers.oobleck:instantiation_experiment", ["instantiation"]),
+    "layer_throughput": ("makespan.papers.oobleck:layer_throughput_experiment", ["throughput"]),
+    "studies": ("makespan.papers.oobleck:studies_experiment", []),
+}
+
+
+rule oobleck_table:
+    input:
+        lambda wildcards: [
+            f"config/published/oobleck_{cells}.csv" for cells in OOBLECK_TABLES[wildcards.table][1]
+        ],
+    output:
+        "results/emulated/oobleck/{table}.csv",
+    log:
+        "logs/emulated/oobleck/oobleck_{table}.log",
+    benchmark:
+        "benchmarks/results/emulated/oobleck/oobleck_{table}.tsv"
+    wildcard_constraints:
+        table="|".join(OOBLECK_TABLES),
+    conda:
+        CPU
+    resources:
+        **asks(minutes=10),
+    params:
+        experiment=lambda wildcards: OOBLECK_TABLES[wildcards.table][0],
+        cells=lambda wildcards: OOBLECK_TABLES[wildcards.table][1],
+        options=lambda wildcards: SETTINGS.oobleck.options_of(wildcards.table),
+        code=lambda wildcards: code_hash("oobleck_table", OOBLECK_TABLES[wildcards.table][0]),
+    script:
+        "../workflow/scripts/oobleck_table.py"

@@ -31,7 +31,7 @@ from makespan.emulator._features import feature_table
 from makespan.emulator._observations import Observations, observe
 from makespan.emulator._points import Point, read_point, trace_points
 from makespan.emulator._protocols import CalibrationFit, calibrate, calibration_set, refined_set
-from makespan.emulator._schedule import exact_pipeline
+from makespan.emulator._schedule import exact_pipeline, pipeline_time_s
 from makespan.emulator._trace import EMULATED_NOTE, LEGACY_UNITS, write_trace
 from makespan.emulator._validate import validate
 
@@ -60,6 +60,7 @@ __all__ = [
     "iteration_time_s",
     "load_calibration",
     "observe",
+    "pipeline_time_s",
     "read_point",
     "refined_set",
     "trace_points",

@@ -1,12 +1,9 @@
 """The multiple-choice knapsack of adaptive scheduling: one size a job, no more devices than there are.
 
 A greedy solution is taken where it is within the accepted gap of the linear relaxation. Elsewhere most
-variables are settled by the price of a device in the relaxation, before `scipy.optimize.milp` sees the rest:
-a variable whose reduced cost exceeds the distance between the bound and a known solution cannot be part of
-a better one.
-
-Dynamic programming over the devices solves the same problem, but prefers other solutions among those within
-the gap, and so leads to other schedules.
+choices are settled by the price of a device in the relaxation: one whose reduced cost exceeds the distance
+between the bound and a known solution cannot be part of a better one. What is left is solved exactly, by
+dynamic programming over the devices, so that schedules do not depend on the version of a solver.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +12,13 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from numpy.typing import NDArray
 
 __all__ = ["Menu", "choose"]
 
 _ROUNDING = 1e-9  # of sums of costs, absolute
+
+_Costs = NDArray[np.float64]  # least cost of so many devices, exactly; infinite where they cannot be given
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
         for menu, value in zip(menus, least, strict=True)
     ]
     certain = [-value > slack for value in least]
-    better = _solve(menus, kept, certain, n_gpus, gap)
+    better = _solve(menus, kept, certain, n_gpus)
     return counts if better is None or _cost(menus, better) >= cost else better
 
 
@@ -125,9 +124,9 @@ def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int
 
 
 def _solve(
-    menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int, gap: float
+    menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int
 ) -> list[list[int]] | None:
-    """Solution of what is left; None if there is none."""
+    """Best solution of the choices that are left, with the fewest devices; None if there is none."""
     counts = [[0] * len(menu.sizes) for menu in menus]
     left, open_menus = n_gpus, []
     for i, (menu, choices) in enumerate(zip(menus, kept, strict=True)):
@@ -138,41 +137,74 @@ def _solve(
             open_menus.append(i)
     if left < 0:
         return None
-    places = [(i, k) for i in open_menus for k in kept[i]]
-    if not places:
-        return counts
-    numbers = _milp(
-        [(menus[i].sizes[k], menus[i].costs[k]) for i, k in places],
-        [open_menus.index(i) for i, _ in places],
-        [(menus[i].n_jobs if certain[i] else 0, menus[i].n_jobs) for i in open_menus],
-        left,
-        gap,
-    )
-    if numbers is None:
+    tables: list[_Costs] = [_nothing(left)]
+    doubled: list[list[_Costs]] = []
+    for i in open_menus:
+        doubled.append(_doubled(_one_job(menus[i], kept[i], certain[i], left), menus[i].n_jobs))
+        for j in _bits(menus[i].n_jobs):
+            tables.append(_sum(tables[-1], doubled[-1][j]))
+    used = int(np.argmin(tables[-1]))
+    if not np.isfinite(tables[-1][used]):
         return None
-    for (i, k), number in zip(places, numbers, strict=True):
-        counts[i][k] = number
+    for i, powers in zip(reversed(open_menus), reversed(doubled), strict=True):
+        choice_of = {menus[i].sizes[k]: k for k in kept[i]}
+        for j in reversed(_bits(menus[i].n_jobs)):
+            tables.pop()
+            share = _split(tables[-1], powers[j], used)
+            used -= share
+            for size in _shares(powers, j, share):
+                counts[i][choice_of[size]] += 1
     return counts
 
 
-def _milp(
-    choices: Sequence[tuple[int, float]],
-    owners: Sequence[int],
-    limits: Sequence[tuple[int, int]],
-    n_gpus: int,
-    gap: float,
-) -> list[int] | None:
-    sizes, costs = (np.array(values) for values in zip(*choices, strict=True))
-    n = len(choices)
-    matrix = np.zeros((len(limits) + 1, n))
-    matrix[np.array(owners), np.arange(n)] = 1
-    matrix[-1] = sizes
-    lowest, highest = (np.array(values, dtype=float) for values in zip(*limits, strict=True))
-    solution = milp(
-        costs,
-        integrality=np.ones(n, dtype=np.int64),
-        bounds=Bounds(0, np.minimum(highest[np.array(owners)], n_gpus // sizes)),
-        constraints=LinearConstraint(matrix, np.append(lowest, -np.inf), np.append(highest, n_gpus)),
-        options={"mip_rel_gap": gap},
-    )
-    return None if solution.x is None else [int(value) for value in np.rint(solution.x)]
+def _nothing(n_gpus: int) -> _Costs:
+    """No job: no devices, no cost."""
+    costs = np.full(n_gpus + 1, np.inf)
+    costs[0] = 0.0
+    return costs
+
+
+def _one_job(menu: Menu, choices: Sequence[int], is_certain: bool, n_gpus: int) -> _Costs:
+    costs = np.full(n_gpus + 1, np.inf) if is_certain else _nothing(n_gpus)
+    for k in choices:
+        if menu.sizes[k] <= n_gpus:
+            costs[menu.sizes[k]] = menu.costs[k]
+    return costs
+
+
+def _bits(number: int) -> list[int]:
+    """Places of the ones of a number in base two, lowest first."""
+    return [j for j in range(number.bit_length()) if number >> j & 1]
+
+
+def _doubled(one: _Costs, n_jobs: int) -> list[_Costs]:
+    """Costs of 1, 2, 4 ... equal jobs, as many as there are."""
+    powers = [one]
+    while len(powers) < n_jobs.bit_length():
+        powers.append(_sum(powers[-1], powers[-1]))
+    return powers
+
+
+def _sum(a: _Costs, b: _Costs) -> _Costs:
+    """Least cost of two sets of jobs together."""
+    total = np.full_like(a, np.inf)
+    for devices in np.flatnonzero(np.isfinite(b)):
+        np.minimum(total[devices:], a[: len(a) - devices] + b[devices], out=total[devices:])
+    return total
+
+
+def _split(a: _Costs, b: _Costs, devices: int) -> int:
+    """How many of so many devices the second set of jobs has where the cost of both is least."""
+    return int(np.argmin(a[devices::-1] + b[: devices + 1]))
+
+
+def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
+    """Devices of each job that is given any."""
+    if not devices:
+        return
+    if j == 0:
+        yield devices
+        return
+    second = _split(powers[j - 1], powers[j - 1], devices)
+    yield from _shares(powers, j - 1, devices - second)
+    yield from _shares(powers, j - 1, second)

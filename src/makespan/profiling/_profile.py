@@ -46,7 +46,7 @@ class Procedure:
     """
 
     warmup_steps: int = 1
-    steps: int = 5
+    steps: int = 3
     repetitions: int = 5
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ A *model* is an architecture, a *stack* is what the training software does with 
 """
 
 from makespan.workloads._layers import Head, Layer, head, layers
-from makespan.workloads._spec import BoundWorkload, JobSpec, ModelSpec, Workload
+from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Workload
 from makespan.workloads._zoo import (
     model,
     model_keys,
@@ -17,6 +17,7 @@ from makespan.workloads._zoo import (
 )
 
 __all__ = [
+    "BlockSpec",
     "BoundWorkload",
     "Head",
     "JobSpec",

@@ -2,6 +2,8 @@
 
 Below ``results/<source>/oobleck/`` a run writes
 
+- of `template_experiment` and `instantiation_experiment`: ``templates.csv``, ``instantiation.csv``
+- of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
 - of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
   ``fig12.csv`` and ``fig13.csv``
 - of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
     from makespan.papers.oobleck._failures import failure_experiments
+    from makespan.papers.oobleck._instantiation import instantiation_experiment
+    from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
     from makespan.papers.oobleck._runs import generated_traces, published_traces
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
     from makespan.papers.oobleck._spot import spot_experiments
+    from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
+    from makespan.papers.oobleck._templates import template_experiment
 
 __all__ = [
     "COMMANDS",
@@ -32,9 +38,13 @@ __all__ = [
     "SETTINGS",
     "failure_experiments",
     "generated_traces",
+    "instantiation_experiment",
+    "layer_throughput_experiment",
     "published_traces",
     "read_published",
     "spot_experiments",
+    "studies_experiment",
+    "template_experiment",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

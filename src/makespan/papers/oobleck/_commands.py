@@ -1,7 +1,8 @@
-"""Simulate systems that lose nodes."""
+"""Plan pipelines, and simulate systems that lose nodes."""
 
 import click
 
+from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
 from makespan.papers.oobleck._commands_simulate import simulate_command
 
 __all__ = ["COMMANDS"]
@@ -12,4 +13,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-COMMANDS.add_command(simulate_command)
+for command in (PLAN, INSTANTIATE, simulate_command):
+    COMMANDS.add_command(command)

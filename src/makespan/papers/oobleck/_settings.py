@@ -1,20 +1,30 @@
 """Block ``oobleck``: options of the paper, checked when a configuration is read."""
 
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from makespan.papers.oobleck._settings_planning import Planning
 from makespan.papers.oobleck._settings_simulation import Simulation, trace_dataset
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Oobleck"]
 
 _SIMULATED = ("fig1", "fig9", "fig10", "fig12", "fig13", "fig14", "fig15", "ablation")
+_PLANNED = ("templates", "instantiation", "layer_throughput", "studies")
 
 
 class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
-    untimed = frozenset(_SIMULATED)
-    unjudged = frozenset({"fig1", "fig14", "fig15"})
-    judged_cells = ("fig12",)
+    untimed = frozenset({*_SIMULATED, *_PLANNED})
+    unjudged = frozenset({"layer_throughput", "fig1", "fig14", "fig15"})
+    judged_cells = ("instantiation", "fig12")
     contents = {
+        "templates": "pipeline templates of made-up layers, by the exact and the published search",
+        "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
+        "layer_throughput": "throughput from emulated times of layers beside the artifact's",
+        "studies": "which templates are needed at least, and what fewer cost",
         "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
         "fig10": "average throughput on spot traces, with the paper's values",
@@ -26,11 +36,27 @@ class Oobleck(PaperSettings):
         "claims": "the statements of the paper, judged by this source alone",
     }
 
+    planning: Planning = option("templates of pipelines and plans of them")
     simulation: Simulation = option("simulations of systems that lose nodes")
 
+    @model_validator(mode="after")
+    def _models_are_known(self) -> Self:
+        unknown = set(self.planning.layer_throughput.micro_batch_sizes) - set(self.simulation.batches())
+        if unknown:
+            raise ValueError(
+                f"planning.layer_throughput.micro_batch_sizes has {', '.join(sorted(unknown))}; accepted: "
+                f"models of simulation.models, {', '.join(self.simulation.batches())}"
+            )
+        return self
+
     def tables(self, source: str, is_profiled: bool) -> list[str]:
-        """Return the tables that are built: simulations rest on printed throughput."""
-        return [] if source == "measured" else list(_SIMULATED)
+        """Return the tables that are built: simulations rest on printed throughput, plans on no source."""
+        built = {"emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED)}
+        return built.get(source, [])
+
+    def options_of(self, table: str) -> dict[str, Any]:
+        """Return the options of the experiment that makes a table without a trace."""
+        return self.planning.options_of(table, self.simulation.batches())
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""

@@ -107,6 +107,10 @@ class Simulation(Block):
             "assumptions": self.assumptions.model_dump(),
         }
 
+    def batches(self) -> dict[str, int]:
+        """Return the samples of a step by model."""
+        return {model.name: model.samples_per_step for model in self.models}
+
 
 def trace_dataset(name: str) -> str:
     """Return the name of a trace in the register."""

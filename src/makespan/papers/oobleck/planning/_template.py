@@ -59,6 +59,12 @@ class PipelineTemplate:
         """Return the number of layers of the model."""
         return self.stages[-1].end_layer
 
+    @property
+    def imbalance(self) -> float:
+        """Return the latency of the slowest stage over the mean of all."""
+        latencies = [stage.latency_s for stage in self.stages]
+        return max(latencies) * len(latencies) / sum(latencies)
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:

@@ -1,0 +1,242 @@
+"""Times and sizes of the layers of a model: read, checked, written, and the two profiles of the artifact."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from makespan.errors import InputError
+from makespan.files import read_text, write_json
+from makespan.units import MS
+
+__all__ = [
+    "PICOSECONDS", "LayerProfile", "ModelProfile", "random32", "read_profile", "uniform24", "write_profile",
+]  # fmt: skip
+
+PICOSECONDS = 10**12
+"""Of a second; costs are compared as whole picoseconds, so that equal ones are equal."""
+
+_LONGEST_S = 1_000.0  # of all layers together; costs of a hundred stages then fit 64 bits
+_EXPECTED = "a layer profile (JSON)"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """Times of one layer for a microbatch, and what it holds in memory.
+
+    Parameters
+    ----------
+    forward_s, backward_s
+        Passes of one microbatch on one GPU [s].
+    allreduce_in_node_s, allreduce_across_nodes_s
+        Exchange of its gradients among so many GPUs of a node, and among so many replicas [s].
+    parameter_bytes, activation_bytes
+        Its parameters, and what a microbatch keeps for the backward pass [B].
+
+    Raises
+    ------
+    InputError
+        A pass takes no time, a value is negative or not finite, or a number of GPUs is less than 1.
+    """
+
+    forward_s: float
+    backward_s: float
+    allreduce_in_node_s: Mapping[int, float] = field(default_factory=dict)
+    allreduce_across_nodes_s: Mapping[int, float] = field(default_factory=dict)
+    parameter_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("forward_s", "backward_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value * PICOSECONDS >= 1):
+                raise InputError(f"{name} is {value}; accepted: a finite time above 0")
+        for name in ("parameter_bytes", "activation_bytes"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} is {value}; accepted: a finite number of bytes, 0 or more")
+        for name in ("allreduce_in_node_s", "allreduce_across_nodes_s"):
+            for count, value in getattr(self, name).items():
+                if count < 1 or not (math.isfinite(value) and value >= 0):
+                    raise InputError(
+                        f"{name} has {value} for {count}; accepted: finite times, 0 or more, for 1 or more"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """The layers of a model, first to last, as timed with one microbatch size.
+
+    Parameters
+    ----------
+    name
+        What was profiled; a label.
+    layers
+        One or more layers.
+    micro_batch_size
+        Samples of a microbatch.
+
+    Raises
+    ------
+    InputError
+        There is no layer, no sample, or the layers take more than 1,000 s together.
+    """
+
+    name: str
+    layers: tuple[LayerProfile, ...]
+    micro_batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.layers or self.micro_batch_size < 1:
+            raise InputError(
+                f"profile {self.name!r}: {len(self.layers)} layers, {self.micro_batch_size} samples a "
+                "microbatch; accepted: one or more of both"
+            )
+        total = sum(layer.forward_s + layer.backward_s for layer in self.layers)
+        if total > _LONGEST_S:
+            raise InputError(
+                f"profile {self.name!r}: its layers take {total:.0f} s; accepted: at most {_LONGEST_S:.0f} s"
+            )
+
+    @property
+    def n_layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.layers)
+
+    def sync_time_s(self, n_replicas: int) -> float:
+        """Return what an iteration waits for gradients of so many replicas: those of layer 0 [s].
+
+        The exchange of the other layers is taken to hide behind the backward pass. Raises `InputError` if
+        the profile has no time for so many; nothing is interpolated.
+        """
+        times = self.layers[0].allreduce_across_nodes_s
+        if n_replicas not in times and n_replicas > 1:
+            known = ", ".join(map(str, sorted(times))) or "none"
+            raise InputError(
+                f"profile {self.name!r}: layer 0 has no allreduce_across_nodes_ms for {n_replicas} replicas; "
+                f"it has: {known}"
+            )
+        return times.get(n_replicas, 0.0)
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def read_profile(path: str | Path) -> ModelProfile:
+    """Read the times of layers, in milliseconds.
+
+    Accepted is what `write_profile` writes, the list of its layers alone, or a list of numbers: forward and
+    backward pass of each layer together, of which the forward pass is taken to be a third.
+    Raises `InputError`, which names file, layer and key.
+    """
+    try:
+        found = json.loads(read_text(path, _EXPECTED))
+    except (ValueError, RecursionError) as wrong:
+        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {wrong}") from None
+    content = found if isinstance(found, dict) else {"layers": found}
+    layers = content.get("layers")
+    if not isinstance(layers, list):
+        raise InputError(f"{path}: has no list of layers; accepted: {_EXPECTED} with the key 'layers'")
+    size = content.get("micro_batch_size", 1)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise InputError(f"{path}: micro_batch_size is {size!r}; accepted: a whole number")
+    read = tuple(_layer(one, f"{path}: layer {index}") for index, one in enumerate(layers))
+    try:
+        return ModelProfile(str(content.get("model", Path(path).stem)), read, size)
+    except InputError as wrong:
+        raise InputError(f"{path}: {wrong}") from None
+
+
+def _layer(found: Any, where: str) -> LayerProfile:
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        found = {"forward_ms": found / 3, "backward_ms": found * 2 / 3}
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: is {found!r}; accepted: an object with forward_ms, or a number")
+    known = {"forward_ms", "backward_ms", "allreduce_in_node_ms", "allreduce_across_nodes_ms", "mem_required"}
+    for key in [*(found.keys() - known - {"name"}), *({"forward_ms", "backward_ms"} - found.keys())]:
+        problem = "is missing" if key in known else "is unknown"
+        raise InputError(f"{where}: {key!r} {problem}; accepted: name, {', '.join(sorted(known))}")
+    memory = found.get("mem_required", [0, 0])
+    if not isinstance(memory, list) or len(memory) != 2:
+        raise InputError(
+            f"{where}: mem_required is {memory!r}; accepted: bytes of parameters, of activations"
+        )
+    try:
+        return LayerProfile(
+            _number(found["forward_ms"], f"{where}: forward_ms") * MS,
+            _number(found["backward_ms"], f"{where}: backward_ms") * MS,
+            _times(found.get("allreduce_in_node_ms", {}), where),
+            _times(found.get("allreduce_across_nodes_ms", {}), where),
+            *(_number(one, f"{where}: mem_required") for one in memory),
+        )
+    except InputError as wrong:
+        text = str(wrong)
+        raise InputError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def _number(found: Any, where: str) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise InputError(f"{where} is {found!r}; accepted: a number")
+    return float(found)
+
+
+def _times(found: Any, where: str) -> dict[int, float]:
+    if not isinstance(found, dict) or not all(str(count).isdecimal() for count in found):
+        raise InputError(f"{where}: exchange times are {found!r}; accepted: milliseconds by number of GPUs")
+    return {int(count): _number(value, f"{where}: {count}") * MS for count, value in found.items()}
+
+
+def write_profile(profile: ModelProfile, path: str | Path) -> None:
+    """Write the times of layers, in milliseconds, as `read_profile` reads them."""
+    write_json(as_plain(profile), path, indent=1)
+
+
+def as_plain(profile: ModelProfile) -> dict[str, Any]:
+    """Return a profile as plain values, in milliseconds."""
+
+    def times(by_count: Mapping[int, float]) -> dict[str, float]:
+        return {str(count): by_count[count] / MS for count in sorted(by_count)}
+
+    layers = [
+        {
+            "forward_ms": layer.forward_s / MS,
+            "backward_ms": layer.backward_s / MS,
+            "allreduce_in_node_ms": times(layer.allreduce_in_node_s),
+            "allreduce_across_nodes_ms": times(layer.allreduce_across_nodes_s),
+            "mem_required": [layer.parameter_bytes, layer.activation_bytes],
+        }
+        for layer in profile.layers
+    ]
+    return {"model": profile.name, "micro_batch_size": profile.micro_batch_size, "layers": layers}
+
+
+# --- the profiles of the artifact -------------------------------------------------------------------
+
+
+def _made_up(name: str, passes_ms: list[tuple[float, float]], n_replicas: int) -> ModelProfile:
+    in_node = dict.fromkeys(range(1, 5), 0.2 * MS)
+    across = dict.fromkeys(range(1, n_replicas + 1), 0.5 * MS)
+    layers = (
+        LayerProfile(forward * MS, backward * MS, in_node, across, 1024, 1024)
+        for forward, backward in passes_ms
+    )
+    return ModelProfile(name, tuple(layers))
+
+
+def uniform24() -> ModelProfile:
+    """Return 24 equal layers, as in the tests of the artifact."""
+    return _made_up("uniform24", [(0.05, 0.10)] * 24, 16)
+
+
+def random32(seed: int) -> ModelProfile:
+    """Return 32 layers with random times, drawn as in the tests of the artifact, which gave no seed.
+
+    Exchange times go up to 64 replicas, where the artifact's end at 16.
+    """
+    rng = np.random.default_rng(seed)
+    passes = [(0.03 + 0.02 * rng.random(), 0.08 + 0.02 * rng.random()) for _ in range(32)]
+    return _made_up(f"random32-{seed}", passes, 64)

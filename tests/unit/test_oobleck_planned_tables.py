@@ -1,0 +1,119 @@
+"""Tables of planning from the configured options: what rows must obey, and what the page says of them."""
+
+import pytest
+
+from makespan.config import load_settings
+from makespan.errors import InputError
+from makespan.hardware import cluster
+from makespan.papers.oobleck import (
+    instantiation_experiment,
+    layer_throughput_experiment,
+    read_published,
+    studies_experiment,
+    template_experiment,
+)
+from makespan.papers.oobleck.planning import layer_times, paper_model, pipeline_workload
+
+
+@pytest.fixture(scope="module")
+def planned(root):
+    return load_settings([], root).oobleck
+
+
+@pytest.fixture(scope="module")
+def throughput(root, planned):
+    cells = {"throughput": read_published("throughput", root / "config/published/oobleck_throughput.csv")}
+    return layer_throughput_experiment(cells, planned.options_of("layer_throughput"))["layer_throughput"]
+
+
+def test_templates_of_every_profile_hold_all_layers_on_all_nodes(planned):
+    options = planned.options_of("templates") | {"random_seeds": 1, "scaled_layers": [32]}
+    table = template_experiment({}, options)["templates"]
+    layers = table["layers_per_stage"].map(lambda text: sum(map(int, text.split())))
+    expected = table["profile"].map(lambda name: 32 if "32" in name else 24)
+    assert (layers == expected).all()
+    assert (table["n_stages"] == table["n_nodes"]).all()
+    counts = (
+        table[table["mode"] == "exact"].groupby(["profile", "f", "n0"])["n_nodes"].agg(["min", "max", "size"])
+    )
+    assert counts.loc[("uniform24", 1, 3)].tolist() == [3, 12, 10]
+    needed = table[(table["profile"] == "uniform24") & table["is_needed"] & (table["mode"] == "dc")]
+    assert needed[(needed["f"] == 1) & (needed["n0"] == 3)]["n_nodes"].tolist() == list(range(3, 11))
+
+
+def test_every_choice_uses_all_nodes_and_all_microbatches(root, planned):
+    cells = read_published("instantiation", root / "config/published/oobleck_instantiation.csv")
+    options = planned.options_of("instantiation") | {"random_seeds": 1, "global_microbatches": [512]}
+    table = instantiation_experiment({"instantiation": cells}, options)["instantiation"]
+    for row in table.to_dict("records"):
+        pairs = [tuple(map(int, part.split("x"))) for part in row["counts"].split()]
+        assert sum(count * size for count, size in pairs) == row["n_nodes"]
+        assert sum(count for count, _ in pairs) >= row["f"] + 1
+        batches = list(map(int, row["microbatches"].split()))
+        assert sum(batches) == row["global_microbatches"] and min(batches) >= 1
+        assert row["gap_pct"] >= 0
+    assert table["program_time_s"].notna().sum() == 6
+    printed = table[table["profile"] == "printed"].set_index("batch_mode")["iter_time_s"]
+    assert printed.round(5).to_dict() == {"per_pipeline": 3.59007, "per_template": 3.63908}
+
+
+def test_studies_have_every_pair_of_n0_and_f(planned):
+    options = planned.options_of("studies") | {"random_seeds": 1, "compared_nodes": 13}
+    table = studies_experiment({}, options)["studies"]
+    wide = table[table["study"] == "guarantee"].pivot(index="case", columns="quantity", values="value")
+    assert len(wide) == 40
+    assert (wide["least_templates"] == wide["formula_templates"]).all()
+    lost = table[table["quantity"] == "most_lost_pct"]["value"]
+    assert len(lost) == 4 and (lost >= 0).all()
+
+
+# --- layer times from the emulator ------------------------------------------------------------------
+
+
+def test_the_page_says_how_far_throughput_from_layer_times_is_from_the_printed_one(root, throughput):
+    page = (root / "docs/papers/oobleck.md").read_text()
+    for model, rows in throughput.groupby("model", sort=False):
+        ratio, lost = rows["ratio"], rows["lost_pct"].clip(lower=0)
+        cells = [
+            model,
+            str(rows["n0"].iloc[0]),
+            f"{ratio.min():.2f} to {ratio.max():.2f}",
+            f"{lost.min():.1f} to {lost.max():.1f} %",
+        ]
+        assert f"| {' | '.join(cells)} |" in page
+
+
+def test_throughput_from_layer_times_grows_with_nodes(throughput):
+    for _, rows in throughput.groupby("model"):
+        rates = rows.sort_values("n_nodes")["throughput_samples_per_s"]
+        assert (rates.diff().dropna() >= -1e-9 * rates.max()).all()
+    assert set(throughput["model"]) == {"BERT-Large", "GPT-2", "GPT-3 Medium", "GPT-3 2.7B", "GPT-3 6.7B"}
+
+
+def test_emulated_layers_add_up_to_the_model():
+    place = cluster("a40-32")
+    model = paper_model("GPT-3 2.7B")
+    profile = layer_times(pipeline_workload(model, 512), place.node, place.network, 2, most_replicas=4)
+    assert profile.n_layers == model.n_layers == 32
+    assert sum(layer.parameter_bytes for layer in profile.layers) == pytest.approx(2 * model.parameters)
+    inner = profile.layers[1:-1]
+    assert len({(layer.forward_s, layer.backward_s, layer.parameter_bytes) for layer in inner}) == 1
+    first, last = profile.layers[0], profile.layers[-1]
+    assert first.parameter_bytes > inner[0].parameter_bytes  # the embedding
+    assert last.forward_s > inner[0].forward_s  # the output head
+    assert inner[0].backward_s == pytest.approx(2 * inner[0].forward_s, rel=0.3)
+    assert inner[0].allreduce_across_nodes_s.keys() == {2, 3, 4}
+    assert inner[0].allreduce_in_node_s.keys() == {2, 4}
+    times = [inner[0].allreduce_across_nodes_s[count] for count in (2, 3, 4)]
+    assert times == sorted(times) and times[0] > 0
+    double = layer_times(pipeline_workload(model, 512), place.node, place.network, 4, most_replicas=1)
+    assert double.layers[1].activation_bytes == pytest.approx(2 * inner[0].activation_bytes)
+    with pytest.raises(InputError, match="microbatch of 0"):
+        layer_times(pipeline_workload(model, 512), place.node, place.network, 0)
+
+
+def test_a_micro_batch_size_of_an_unknown_model_is_refused(root, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("oobleck: {planning: {layer_throughput: {micro_batch_sizes: {Mine: 1}}}}")
+    with pytest.raises(InputError, match="micro_batch_sizes has Mine"):
+        load_settings([path], root)
