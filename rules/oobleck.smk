@@ -52,6 +52,7 @@ for kind, seeds, cells, results in (
 OOBLECK_TABLES = {
     "templates": ("makespan.papers.oobleck:template_experiment", []),
     "instantiation": ("makespan.papers.oobleck:instantiation_experiment", ["instantiation"]),
+    "reconfiguration": ("makespan.papers.oobleck:reconfiguration_experiment", ["reconfiguration"]),
     "layer_throughput": ("makespan.papers.oobleck:layer_throughput_experiment", ["throughput"]),
     "studies": ("makespan.papers.oobleck:studies_experiment", []),
 }

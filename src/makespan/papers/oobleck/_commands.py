@@ -1,8 +1,9 @@
-"""Plan pipelines, and simulate systems that lose nodes."""
+"""Plan pipelines, regroup them when nodes are lost, and simulate systems that lose nodes."""
 
 import click
 
 from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
+from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._commands_simulate import simulate_command
 
 __all__ = ["COMMANDS"]
@@ -13,5 +14,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-for command in (PLAN, INSTANTIATE, simulate_command):
+for command in (PLAN, INSTANTIATE, RECONFIGURE, simulate_command):
     COMMANDS.add_command(command)

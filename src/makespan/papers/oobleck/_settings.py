@@ -5,13 +5,14 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from makespan.papers.oobleck._settings_planning import Planning
+from makespan.papers.oobleck._settings_reconfiguration import Losses
 from makespan.papers.oobleck._settings_simulation import Simulation, trace_dataset
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Oobleck"]
 
 _SIMULATED = ("fig1", "fig9", "fig10", "fig12", "fig13", "fig14", "fig15", "ablation")
-_PLANNED = ("templates", "instantiation", "layer_throughput", "studies")
+_PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
 
 
 class Oobleck(PaperSettings):
@@ -23,8 +24,9 @@ class Oobleck(PaperSettings):
     contents = {
         "templates": "pipeline templates of made-up layers, by the exact and the published search",
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
+        "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
-        "studies": "which templates are needed at least, and what fewer cost",
+        "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
         "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
         "fig10": "average throughput on spot traces, with the paper's values",
@@ -37,6 +39,7 @@ class Oobleck(PaperSettings):
     }
 
     planning: Planning = option("templates of pipelines and plans of them")
+    losses: Losses = option("losses of nodes")
     simulation: Simulation = option("simulations of systems that lose nodes")
 
     @model_validator(mode="after")
@@ -56,7 +59,10 @@ class Oobleck(PaperSettings):
 
     def options_of(self, table: str) -> dict[str, Any]:
         """Return the options of the experiment that makes a table without a trace."""
-        return self.planning.options_of(table, self.simulation.batches())
+        if table == "reconfiguration":
+            return self.losses.model_dump(exclude={"bursts"})
+        own = self.planning.options_of(table, self.simulation.batches())
+        return own | ({"bursts": self.losses.bursts.model_dump()} if table == "studies" else {})
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""

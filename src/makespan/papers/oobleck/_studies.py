@@ -5,12 +5,17 @@ from typing import Any
 
 import pandas as pd
 
+from makespan.papers.oobleck._bursts import burst_study
 from makespan.papers.oobleck._planning_studies import guarantee_map, template_sets
 from makespan.papers.oobleck._tables_planning import STUDIES
 
 __all__ = ["studies_experiment"]
 
-_STUDIES: tuple[Callable[[Mapping[str, Any]], Iterator[dict[str, Any]]], ...] = (guarantee_map, template_sets)
+_STUDIES: tuple[Callable[[Mapping[str, Any]], Iterator[dict[str, Any]]], ...] = (
+    guarantee_map,
+    template_sets,
+    burst_study,
+)
 
 
 def studies_experiment(

@@ -5,13 +5,14 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.papers.oobleck._tables_planning import PLANNED, PLANNING_CELLS
+from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION, RECONFIGURATION_CELLS
 from makespan.papers.oobleck._tables_simulation import SIMULATED, SIMULATED_CELLS
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*PLANNED.values(), *SIMULATED.values())
-PUBLISHED = printed_schemas({**PLANNING_CELLS, **SIMULATED_CELLS})
+SCHEMAS = (*PLANNED.values(), RECONFIGURATION, *SIMULATED.values())
+PUBLISHED = printed_schemas({**PLANNING_CELLS, **RECONFIGURATION_CELLS, **SIMULATED_CELLS})
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:
