@@ -82,3 +82,26 @@ rule oobleck_table:
         code=lambda wildcards: code_hash("oobleck_table", OOBLECK_TABLES[wildcards.table][0]),
     script:
         "../workflow/scripts/oobleck_table.py"
+
+
+# Timed without anything beside it, so it takes all cores.
+rule oobleck_predictions:
+    output:
+        "results/measured/oobleck/predictions.csv",
+    log:
+        "logs/measured/oobleck/oobleck_predictions.log",
+    benchmark:
+        "benchmarks/results/measured/oobleck/oobleck_predictions.tsv"
+    priority: 1
+    conda:
+        GPU
+    threads: all_cores(SETTINGS.oobleck.execution.predictions.most_nodes)
+    resources:
+        **asks(minutes=30, mem_mb=4000),
+    params:
+        experiment="makespan.papers.oobleck:predictions_experiment",
+        cells=[],
+        options=SETTINGS.oobleck.execution.options_of("predictions"),
+        code=code_hash("oobleck_table", "makespan.papers.oobleck:predictions_experiment"),
+    script:
+        "../workflow/scripts/oobleck_table.py"

@@ -4,6 +4,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from makespan.papers.oobleck._settings_execution import Execution
 from makespan.papers.oobleck._settings_planning import Planning
 from makespan.papers.oobleck._settings_reconfiguration import Losses
 from makespan.papers.oobleck._settings_simulation import Simulation, trace_dataset
@@ -13,12 +14,13 @@ __all__ = ["Oobleck"]
 
 _SIMULATED = ("fig1", "fig9", "fig10", "fig12", "fig13", "fig14", "fig15", "ablation")
 _PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
+_EXECUTED = ("predictions",)
 
 
 class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
-    untimed = frozenset({*_SIMULATED, *_PLANNED})
+    untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED})
     unjudged = frozenset({"layer_throughput", "fig1", "fig14", "fig15"})
     judged_cells = ("instantiation", "fig12")
     contents = {
@@ -27,6 +29,7 @@ class Oobleck(PaperSettings):
         "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
         "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
+        "predictions": "measured iterations of small models beside the times that planning predicts",
         "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
         "fig10": "average throughput on spot traces, with the paper's values",
@@ -40,6 +43,7 @@ class Oobleck(PaperSettings):
 
     planning: Planning = option("templates of pipelines and plans of them")
     losses: Losses = option("losses of nodes")
+    execution: Execution = option("training of small models")
     simulation: Simulation = option("simulations of systems that lose nodes")
 
     @model_validator(mode="after")
@@ -54,13 +58,17 @@ class Oobleck(PaperSettings):
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built: simulations rest on printed throughput, plans on no source."""
-        built = {"emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED)}
+        built = {
+            "emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED), "measured": list(_EXECUTED),
+        }  # fmt: skip
         return built.get(source, [])
 
     def options_of(self, table: str) -> dict[str, Any]:
         """Return the options of the experiment that makes a table without a trace."""
         if table == "reconfiguration":
             return self.losses.model_dump(exclude={"bursts"})
+        if table in _EXECUTED:
+            return self.execution.options_of(table)
         own = self.planning.options_of(table, self.simulation.batches())
         return own | ({"bursts": self.losses.bursts.model_dump()} if table == "studies" else {})
 
