@@ -3,15 +3,15 @@
 OOBLECK = SETTINGS.oobleck.simulation
 
 
-def oobleck_traces(source, seeds):
-    """Return where the traces of a source come from: seeds of generated ones, or the authors' files."""
-    if source == "emulated":
-        return {"seeds": seeds}
-    return {
+# Where the traces of a source come from: seeds of generated ones, or the authors' files.
+OOBLECK_TRACES = {
+    "emulated": lambda seeds: {"seeds": seeds},
+    "published": lambda seeds: {
         "names": list(seeds),
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
-    }
+    },
+}
 
 
 for kind, seeds, cells, results in (
@@ -41,7 +41,7 @@ for kind, seeds, cells, results in (
             **asks(minutes=10),
         params:
             experiment=f"makespan.papers.oobleck:{kind}_experiments",
-            traces=lambda wildcards, seeds=seeds: oobleck_traces(wildcards.source, seeds),
+            traces=lambda wildcards, seeds=seeds: OOBLECK_TRACES[wildcards.source](seeds),
             options=OOBLECK.experiments(kind),
             code=code_hash("oobleck_simulate", f"makespan.papers.oobleck:{kind}_experiments"),
         script:
