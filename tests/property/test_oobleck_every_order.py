@@ -3,9 +3,9 @@
 The transaction of an iteration is told as two state machines. Here a network, collectives and nodes that die
 are simulated around them, and every state that can be reached is visited: a node may be lost at every step of
 it, with what it has sent on its way or lost too; a collective may end in some nodes and fail in others; a
-node may hear of a new generation before or after its work is done. In no state has one node stepped twice
-where another has not stepped, every commit is applied by all, and wherever nothing more can happen the run has
-ended as it must. What is decided is decided by `reconfigure`.
+node may hear of a new generation before or after its work is done. In no state has a node stepped without
+its gradients or without a commit, whenever nodes regroup all have made the same steps, and wherever nothing
+more can happen the run has ended as it must. What is decided is decided by `reconfigure`.
 
 Which edge cases of failures are tried here: a loss at the start, of the first and the last stage, of a
 whole pipeline, during a copy, in forward, reduction, between prepared and committed, while a checkpoint is
