@@ -38,10 +38,10 @@ in_processes = pytest.mark.xdist_group("training")
 def measured():
     """Return all tables, and that of a device whose memory suffices for one process and not for two."""
     pytest.importorskip("torch")
-    found = {"fig10": measure_overheads("fig10", SHARING | {"memory_mib": 1e4}, CELLS["fig10"])}
+    figures = {"fig10": SHARING | {"memory_mib": 1e4}} | dict.fromkeys(("fig11", "fig12", "fig13"), SMALL)
+    found = measure_overheads(CELLS, figures=figures)
     small = {"memory_mib": 1.5 * found["fig10"]["peak_mem_mib"].min(), "workers": [2]}
-    found["small device"] = measure_overheads("fig10", SHARING | small, CELLS["fig10"])
-    return found | {name: measure_overheads(name, SMALL, CELLS[name]) for name in ("fig11", "fig12", "fig13")}
+    return found | {"small device": measure_overheads(CELLS, figures={"fig10": SHARING | small})["fig10"]}
 
 
 @in_processes
@@ -123,7 +123,7 @@ def test_without_context_switches_nothing_else_is_left_out():
 
 def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="figure 'fig14'; accepted: fig10, fig11, fig12, fig13"):
-        measure_overheads("fig14", {}, CELLS["fig10"])
+        measure_overheads(CELLS, figures={"fig14": {}})
     text = (ROOT / "config/papers/easyscale.yaml").read_text()
     (tmp_path / "odd.yaml").write_text(text.replace("{name: bert, width: 256", "{name: bert, width: 250"))
     with pytest.raises(ConfigError, match="width of bert is 250; accepted: a multiple of 8"):
@@ -137,8 +137,10 @@ def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device()
 
 
 def test_options_of_a_figure_are_those_that_it_reads():
-    assert set(SETTING.measured("fig10")) == {"procedure", "models", "workers", "memory_mib"}
-    assert set(SETTING.measured("fig12")) == {"procedure", "models", "logical_workers", "devices"}
+    options = SETTING.experiment()["figures"]
+    assert set(options["fig10"]) == {"procedure", "models", "workers", "memory_mib"}
+    assert set(options["fig12"]) == {"procedure", "models", "logical_workers", "devices"}
+    assert set(options) == set(FIGURES)
     assert set(FIGURES) <= set(SETTINGS.contents) and SETTINGS.judged_on_profile >= set(FIGURES)
 
 

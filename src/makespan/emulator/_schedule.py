@@ -1,8 +1,4 @@
-"""Exact event schedule of a pipeline: the slow reference for the closed form.
-
-Non-interleaved 1F1B: each stage runs ``min(m, p - 1 - i)`` forwards to warm up, then one forward
-and one backward in turn, then drains the backwards.
-"""
+"""Exact event schedule of a pipeline: the slow reference for the closed form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +11,10 @@ from makespan.emulator._points import Point
 from makespan.emulator._timemodel import predict_terms
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
+from makespan.plans import one_f_one_b_order
 from makespan.workloads import Workload
 
-__all__ = ["ExactPipeline", "closed_form_time_s", "exact_pipeline", "one_f_one_b_order", "pipeline_time_s"]
+__all__ = ["ExactPipeline", "closed_form_time_s", "exact_pipeline", "pipeline_time_s"]
 
 
 def closed_form_time_s(
@@ -26,15 +23,6 @@ def closed_form_time_s(
     """Return the pipeline time without transfers: all stages once, the slowest for the rest."""
     both = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
     return n_microbatches * max(both) + (sum(both) - max(both)) / interleave
-
-
-def one_f_one_b_order(stage: int, n_stages: int, n_microbatches: int) -> list[tuple[str, int]]:
-    """Return the operations of a stage in order: ``("F", k)`` and ``("B", k)`` of micro-batch k."""
-    warm_up = min(n_microbatches, n_stages - 1 - stage)
-    order = [("F", k) for k in range(warm_up)]
-    for k in range(n_microbatches - warm_up):
-        order += [("F", warm_up + k), ("B", k)]
-    return order + [("B", k) for k in range(n_microbatches - warm_up, n_microbatches)]
 
 
 def pipeline_time_s(

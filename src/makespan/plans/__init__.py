@@ -21,7 +21,7 @@ from makespan.plans._placement import (
     enumerate_placements,
 )
 from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
-from makespan.plans._stages import Stage, chunk_layers, stages
+from makespan.plans._stages import Stage, chunk_layers, one_f_one_b_order, stages
 
 __all__ = [
     "DEFAULT_CPU_THREADS",
@@ -41,6 +41,7 @@ __all__ = [
     "enumerate_placements",
     "enumerate_plans",
     "memory_estimate",
+    "one_f_one_b_order",
     "read_plan",
     "resolve_micro_batch",
     "stages",

@@ -8,7 +8,7 @@ from makespan.errors import PlanError
 from makespan.plans._plan import ExecutionPlan
 from makespan.workloads import Head, Layer, ModelSpec, head, layers
 
-__all__ = ["Stage", "chunk_layers", "stages"]
+__all__ = ["Stage", "chunk_layers", "one_f_one_b_order", "stages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +108,21 @@ def _stage(ends: Head, held: list[Layer], scale: float, *, is_first: bool, is_la
         logit_bytes=ends.logit_bytes * is_last,
         largest=max(held, key=lambda layer: layer.kept_bytes(1)),
     )
+
+
+def one_f_one_b_order(stage: int, n_stages: int, n_microbatches: int) -> list[tuple[str, int]]:
+    """Return the passes of a pipeline stage in the order of 1F1B without interleaving.
+
+    It runs ``min(n_microbatches, n_stages - 1 - stage)`` forward passes to warm up, then one forward and one
+    backward pass in turn, then the backward passes that are left.
+
+    Returns
+    -------
+    list
+        ``("F", k)`` and ``("B", k)``, forward and backward pass of micro-batch k.
+    """
+    warm_up = min(n_microbatches, n_stages - 1 - stage)
+    order = [("F", k) for k in range(warm_up)]
+    for k in range(n_microbatches - warm_up):
+        order += [("F", warm_up + k), ("B", k)]
+    return order + [("B", k) for k in range(n_microbatches - warm_up, n_microbatches)]

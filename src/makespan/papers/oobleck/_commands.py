@@ -1,7 +1,8 @@
-"""Plan pipelines, regroup them when nodes are lost, and simulate systems that lose nodes."""
+"""Profile layers, plan pipelines, regroup them when nodes are lost, and simulate systems that lose nodes."""
 
 import click
 
+from makespan.papers.oobleck._commands_job import PROFILE
 from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
 from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._commands_simulate import simulate_command
@@ -14,5 +15,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-for command in (PLAN, INSTANTIATE, RECONFIGURE, simulate_command):
+for command in (PROFILE, PLAN, INSTANTIATE, RECONFIGURE, simulate_command):
     COMMANDS.add_command(command)

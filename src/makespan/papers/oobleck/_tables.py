@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.oobleck._tables_execution import EXECUTED
 from makespan.papers.oobleck._tables_planning import PLANNED, PLANNING_CELLS
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION, RECONFIGURATION_CELLS
 from makespan.papers.oobleck._tables_simulation import SIMULATED, SIMULATED_CELLS
@@ -11,7 +12,7 @@ from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*PLANNED.values(), RECONFIGURATION, *SIMULATED.values())
+SCHEMAS = (*PLANNED.values(), RECONFIGURATION, *EXECUTED.values(), *SIMULATED.values())
 PUBLISHED = printed_schemas({**PLANNING_CELLS, **RECONFIGURATION_CELLS, **SIMULATED_CELLS})
 
 

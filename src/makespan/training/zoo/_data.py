@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from makespan.training.zoo import SmallModel
 from makespan.training.zoo._seeding import generator_for
+from makespan.training.zoo._spec import SmallModel
 
 __all__ = ["IGNORED", "Batch", "Tokens", "global_batch", "targets_per_sample", "token_walk"]
 

@@ -20,7 +20,7 @@ from makespan.plans import ExecutionPlan
 from makespan.training.zoo import SmallModel
 from makespan.training.zoo._seeding import generator_for
 
-__all__ = ["Attention", "Layer", "Mlp", "SmallTransformer", "build_model", "n_hidden_states"]
+__all__ = ["Attention", "Layer", "Mlp", "SmallTransformer", "build_model", "link_of", "n_hidden_states"]
 
 _ROPE_BASE = 10000.0
 
@@ -195,9 +195,9 @@ class Head(nn.Module):
         self.norm = _norm(spec)
         self.classifier = nn.Linear(spec.hidden, spec.vocab, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits ``(batch, seq, vocab)``; ``(batch, classes)`` for ``vit``."""
-        normed = self.norm(hidden)
+    def forward(self, *state: Tensor) -> Tensor:
+        """Return logits ``(batch, seq, vocab)`` of the last state; ``(batch, classes)`` for ``vit``."""
+        normed = self.norm(state[-1])
         result: Tensor = self.classifier(normed.mean(1) if self.pools else normed)
         return result
 
@@ -218,7 +218,7 @@ class SmallTransformer(nn.Module):
         for layer in self.layers.values():
             state = _as_tuple(layer(*state))
         if self.head is not None:
-            logits: Tensor = self.head(state[-1])
+            logits: Tensor = self.head(*state)
             return logits
         return state if len(state) > 1 else state[0]
 
@@ -250,15 +250,32 @@ def _layer(spec: SmallModel, index: int) -> nn.Module:
 def build_model(spec: SmallModel, seed: int) -> SmallTransformer:
     """Build a whole model on the CPU; each weight follows from the seed and its own name."""
     model = SmallTransformer(spec)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() < 2:
-                weight.fill_(0.0 if name.endswith("bias") else 1.0)
-                continue
-            rng = generator_for(seed, name)
-            spread = 1.0 / math.sqrt(weight.shape[1])
-            if name.endswith(("output.weight", "down.weight")):
-                spread /= math.sqrt(2 * spec.n_layers)
-            values = spread * rng.standard_normal(tuple(weight.shape), dtype=np.float32)
-            weight.copy_(torch.from_numpy(values))
+    _draw(model, "", spec, seed)
     return model
+
+
+def link_of(spec: SmallModel, seed: int, index: int) -> nn.Module:
+    """Build one link of the chain that a model is; its weights are those of the whole model."""
+    link: nn.Module
+    if index == 0:
+        name, link = "embedding", Embedding(spec)
+    elif index <= spec.n_layers:
+        name, link = f"layers.{index - 1}", _layer(spec, index - 1)
+    else:
+        name, link = "head", Head(spec)
+    _draw(link, name, spec, seed)
+    return link
+
+
+@torch.no_grad()
+def _draw(module: nn.Module, prefix: str, spec: SmallModel, seed: int) -> None:
+    for name, weight in module.named_parameters(prefix):
+        if weight.dim() < 2:
+            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        rng = generator_for(seed, name)
+        spread = 1.0 / math.sqrt(weight.shape[1])
+        if name.endswith(("output.weight", "down.weight")):
+            spread /= math.sqrt(2 * spec.n_layers)
+        values = spread * rng.standard_normal(tuple(weight.shape), dtype=np.float32)
+        weight.copy_(torch.from_numpy(values))

@@ -1,0 +1,126 @@
+"""What is trained, as options of commands, and the command that times its layers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from makespan.errors import InputError
+from makespan.files import check_target
+from makespan.papers.oobleck.planning import write_profile
+from makespan.papers.oobleck.runtime import ChainJob, profile_chain
+from makespan.runtime import Launcher, LocalLauncher, SlurmLauncher
+
+__all__ = ["PROFILE", "job_options", "launcher_of", "launcher_options"]
+
+_HELP = {
+    "n_microbatches": "Microbatches of an iteration.",
+    "microbatch_size": "Samples of a microbatch.",
+    "seed": "Seed of weights and of what layers draw.",
+    "data_seed": "Seed of the order of the samples.",
+    "optimizer": "adam, adamw or sgd.",
+    "learning_rate": "Rate of the optimizer.",
+    "warmup_steps": "Iterations over which the rate grows.",
+    "clip_norm": "Largest norm of all gradients.",
+    "dtype": "float32 or float64.",
+    "reduction": "ordered, with the same bits for any pipelines, or allreduce.",
+    "bucketed": "Send layers with the same owners in one message.",
+}
+_PARTS = ("model", "optimizer")
+
+
+def _read(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Read ``PART.NAME=VALUE``; a value is JSON, or else a text."""
+    found: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        part, dot, option = name.partition(".")
+        if not (equals and dot and option) or part not in _PARTS:
+            raise InputError(
+                f"--set {text!r}; accepted: model.NAME=VALUE or optimizer.NAME=VALUE, as model.n_layers=4"
+            )
+        try:
+            found[part][option] = json.loads(value)
+        except ValueError:
+            found[part][option] = value
+    return found
+
+
+def job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the argument MODEL and options for the rest of a job, which it gets as ``job``."""
+
+    @click.argument("model")
+    @click.option(
+        "--set", "settings", multiple=True, metavar="PART.NAME=VALUE",
+        help="Argument of the model or of the optimizer, for example model.n_layers=4; may be repeated.",
+    )  # fmt: skip
+    @wraps(command)
+    def wrapped(model: str, settings: tuple[str, ...], **given: Any) -> None:
+        own = {name: given.pop(name) for name in _HELP}
+        parts = _read(settings)
+        job = ChainJob(model, model_options=parts["model"], optimizer_options=parts["optimizer"], **own)
+        command(job=job, **given)
+
+    decorated: Callable[..., None] = wrapped
+    for field in reversed([one for one in fields(ChainJob) if one.name in _HELP]):
+        flag, default = "--" + field.name.replace("_", "-"), field.default
+        kinds: dict[str, Any] = {"default": default, "show_default": default is not None}
+        if isinstance(default, bool):
+            flag = f"{flag}/--no-{field.name}"
+        else:
+            kinds |= {"type": float if default is None else type(default)}
+            kinds |= {"metavar": "NAME" if isinstance(default, str) else "NUMBER"}
+        decorated = click.option(flag, help=_HELP[field.name], **kinds)(decorated)
+    return decorated
+
+
+def launcher_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``--launcher`` and ``--device``, of which `launcher_of` makes a launcher."""
+    command = click.option(
+        "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]),
+        help="What each process computes on.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]),
+        help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
+    )(command)  # fmt: skip
+
+
+def launcher_of(launcher: str, device: str) -> Launcher:
+    """Return the launcher that options name."""
+    kind = "cuda" if device == "cuda" else "cpu"
+    if launcher == "local":
+        return LocalLauncher("cuda" if kind == "cuda" else "cpu")
+    gpus = ("--gres=gpu:1",) if kind == "cuda" else ()
+    options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
+    return SlurmLauncher("cuda" if kind == "cuda" else "cpu", options, threads_per_process=1)
+
+
+@click.command("profile")
+@job_options
+@click.option("--replicas", default=2, show_default=True, metavar="N", type=int,
+              help="Time the sum of gradients among up to N processes.")  # fmt: skip
+@click.option("--repeats", default=5, show_default=True, metavar="N", type=int, help="Timed runs.")
+@click.option("--warm-ups", default=2, show_default=True, metavar="N", type=int, help="Runs before them.")
+@launcher_options
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+def PROFILE(
+    job: ChainJob, replicas: int, repeats: int, warm_ups: int, launcher: str, device: str, output: Path
+) -> None:
+    """Time the layers of MODEL here: a family of small models, or file.py:function of your own.
+
+    Writes the profile from which templates are planned. Forward and backward passes of a microbatch are
+    measured layer by layer, and so are the sums of their gradients between processes.
+    """
+    check_target(output)
+    profile = profile_chain(
+        job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups, launcher=launcher_of(launcher, device)
+    )
+    write_profile(profile, output)
+    total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
+    size = f"{1e3 * total_s:.2f} ms a microbatch of {job.microbatch_size}"
+    click.echo(f"{output}: {profile.n_layers} layers, {size}", err=True)

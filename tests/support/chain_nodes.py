@@ -1,0 +1,98 @@
+"""Nodes of a resilient job as threads of one process: gloo between them is the same as between processes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+
+from makespan.papers.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.papers.oobleck.runtime import ChainJob, LostPeerError, StageExecutor
+
+torch.set_num_threads(1)
+SMALL = {"n_layers": 4, "hidden": 16, "heads": 2, "kv_heads": 2, "ffn": 32, "seq": 8, "vocab": 32}
+
+
+def small_job(**changes):
+    """Return a job of six layers and six microbatches."""
+    return ChainJob(**({"model_options": SMALL, "n_microbatches": 6, "microbatch_size": 2} | changes))
+
+
+def template(*ends):
+    """Return a template whose stages end at these layers."""
+    stages = tuple(Stage(start, end, 1, 1.0) for start, end in zip([0, *ends[:-1]], ends, strict=True))
+    return PipelineTemplate(len(stages), 1, stages, 1.0)
+
+
+def plan_of(*pipelines):
+    """Return a plan: nodes, ends of the stages and microbatches of each pipeline."""
+    return HybridPlan(tuple(Pipeline(nodes, template(*ends), count) for nodes, ends, count in pipelines))
+
+
+class Nodes:
+    """Executors by node; what several do together runs in a thread each."""
+
+    def __init__(self, job, announce=lambda node: lambda phase: None):
+        self.job, self.announce, self.executors = job, announce, {}
+
+    def each(self, nodes, call):
+        """Call with node and executor in a thread each; results, or the errors, by node."""
+        for node in nodes:
+            if node not in self.executors:
+                self.executors[node] = StageExecutor(self.job, announce=self.announce(node), timeout_s=60)
+
+        def begun(node):
+            try:
+                return call(node, self.executors[node])
+            except BaseException:
+                self.executors[node].disconnect()
+                raise
+
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            running = {node: pool.submit(begun, node) for node in nodes}
+        return {node: one.exception() or one.result() for node, one in running.items()}
+
+    def all_well(self, nodes, call):
+        """Call as `each`, and raise an error if there was one, rather not that a peer was lost."""
+        found = self.each(nodes, call)
+        errors = [one for one in found.values() if isinstance(one, BaseException)]
+        for one in sorted(errors, key=lambda one: isinstance(one, LostPeerError)):
+            raise one
+        return found
+
+    def connect(self, plan, also=(), copies=()):
+        """Start a generation: copy layers, each as layer, source and target; hold what nobody sent."""
+        self.plan, store = plan, dist.HashStore()
+
+        def begin(node, executor):
+            executor.connect(plan, node, store, also)
+            for layer, source, target in copies:
+                if node == source:
+                    executor.send_layer(layer, target)
+                elif node == target:
+                    executor.receive_layer(layer, source)
+            executor.hold(executor.stage_layers)
+            executor.keep(executor.stage_layers)
+
+        self.all_well([*plan.nodes, *also], begin)
+
+    def iterate(self, first, count=1):
+        """Do some iterations and return the facts of each by node."""
+
+        def work(node, executor):
+            found = []
+            for iteration in range(first, first + count):
+                executor.compute(iteration)
+                found.append(executor.reduce())
+                executor.apply()
+            return found
+
+        return self.all_well(self.plan.nodes, work)
+
+    def checksums(self):
+        """Return the checksums of each layer, of all nodes of the plan that hold it."""
+        found = {}
+        for node in self.plan.nodes:
+            executor = self.executors[node]
+            for layer in executor.layers:
+                found.setdefault(layer, set()).add(executor.checksum(layer))
+        return found

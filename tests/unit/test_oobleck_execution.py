@@ -1,0 +1,506 @@
+"""What one process of a resilient job does: instructions, layers, sums, refusals, and peers that are lost.
+
+Where each case of failure and each edge of execution is tested:
+
+- one layer, one pipeline, one node: `test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle`
+- layers without trained weights, ties, dropout, several states: ``differential/test_oobleck_training.py``
+- fewer microbatches than pipelines, a plan that leaves layers out, several GPUs a stage, a node twice:
+  `test_a_plan_that_cannot_be_run_is_refused`
+- samples that are no multiple of a global batch: `test_windows_of_an_epoch_follow_its_permutation`
+- statistics that differ between pipelines: `test_state_that_differs_between_pipelines_is_refused`
+- loss of the first or last stage, of a whole pipeline, of two replicas of a stage, in passes and in sums:
+  `test_whoever_waits_is_released_when_nodes_are_lost`
+- loss while groups are built and while layers are copied: `test_a_loss_while_meeting_or_copying_is_told`
+- a node of an older generation: `test_a_node_of_an_older_generation_meets_nobody`
+- ties of order, such as threads that come first: sums have one order; every comparison with the oracle
+"""
+
+import itertools
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from chain_nodes import SMALL, Nodes, plan_of, small_job
+from own_chain import Words
+
+from makespan.errors import InputError, UnknownNameError
+from makespan.papers.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.papers.oobleck.runtime import (
+    Chain,
+    ChainJob,
+    LostPeerError,
+    Oracle,
+    StageExecutor,
+    job_from,
+    plan_from,
+    plan_values,
+)
+from makespan.papers.oobleck.runtime._chain import load_chain, load_microbatch
+from makespan.papers.oobleck.runtime._instructions import instructions, n_buffers
+from makespan.training import SmallModel
+from makespan.training.zoo import build_link, n_links
+from makespan.training.zoo._models import build_model
+
+SIZES = list(itertools.product(range(1, 7), range(1, 13)))
+PAIRS = {"send_act": ("recv_act", 1), "send_grad": ("recv_grad", -1)}
+OWN = "own_chain.py"
+
+
+# --- instructions -----------------------------------------------------------------------------------
+
+
+def streams(n_stages, n_microbatches):
+    return [list(instructions(stage, n_stages, n_microbatches)) for stage in range(n_stages)]
+
+
+def passes(stream, kind):
+    return [one.microbatch for one in stream if one.kind == kind]
+
+
+@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
+def test_each_microbatch_passes_each_stage_once_forward_and_then_once_backward(n_stages, n_microbatches):
+    everything = list(range(n_microbatches))
+    for stage, stream in enumerate(streams(n_stages, n_microbatches)):
+        assert passes(stream, "fwd") == passes(stream, "bwd") == everything
+        order = [(one.kind, one.microbatch) for one in stream]
+        assert len(set(order)) == len(order)
+        assert all(order.index(("fwd", k)) < order.index(("bwd", k)) for k in everything)
+        assert passes(stream, "load") == (everything if stage in (0, n_stages - 1) else [])
+        kinds = [one.kind for one in stream if one.kind in ("fwd", "bwd")]
+        assert kinds.index("bwd") == min(n_microbatches, n_stages - stage)
+
+
+@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
+def test_no_stage_keeps_more_microbatches_than_it_has_buffers(n_stages, n_microbatches):
+    for stage, stream in enumerate(streams(n_stages, n_microbatches)):
+        room, kept = n_buffers(stage, n_stages, n_microbatches), {}
+        assert room == max(2, min(n_stages - stage, n_microbatches))
+        for one in stream:
+            assert kept.setdefault(one.buffer, one.microbatch) == one.microbatch, "a buffer in use is taken"
+            if one.kind == ("send_grad" if stage else "bwd"):
+                del kept[one.buffer]
+            assert len(kept) <= room
+            assert one.buffer < room
+
+
+@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
+def test_neighbours_send_and_receive_in_the_same_order(n_stages, n_microbatches):
+    found = streams(n_stages, n_microbatches)
+    for stage, stream in enumerate(found):
+        for kind, (other, step) in PAIRS.items():
+            if 0 <= stage + step < n_stages:
+                assert passes(stream, kind) == passes(found[stage + step], other)
+            else:
+                assert passes(stream, kind) == []
+
+
+@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
+def test_transfers_that_block_until_both_sides_are_there_never_wait_for_each_other(n_stages, n_microbatches):
+    waiting = streams(n_stages, n_microbatches)
+    while any(waiting):
+        moved = False
+        for stage, stream in enumerate(waiting):
+            while stream and stream[0].kind in ("load", "fwd", "bwd"):
+                stream.pop(0)
+                moved = True
+            if stream and stream[0].kind in PAIRS:
+                other, step = PAIRS[stream[0].kind]
+                there = waiting[stage + step]
+                if there and (there[0].kind, there[0].microbatch) == (other, stream[0].microbatch):
+                    stream.pop(0)
+                    there.pop(0)
+                    moved = True
+        assert moved, [stream[:1] for stream in waiting]
+
+
+@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
+def test_an_iteration_takes_two_slots_a_microbatch_and_two_for_each_further_stage(n_stages, n_microbatches):
+    waiting, arrived, clock = streams(n_stages, n_microbatches), {}, [0] * n_stages
+    while any(waiting):
+        for stage, stream in enumerate(waiting):
+            while stream:
+                one = stream[0]
+                if one.kind.startswith("recv"):
+                    sent = arrived.get((stage, one.kind, one.microbatch))
+                    if sent is None:
+                        break
+                    clock[stage] = max(clock[stage], sent)
+                elif one.kind in PAIRS:
+                    other, step = PAIRS[one.kind]
+                    arrived[stage + step, other, one.microbatch] = clock[stage]
+                else:
+                    clock[stage] += one.kind in ("fwd", "bwd")
+                stream.pop(0)
+    assert max(clock) == 2 * (n_microbatches + n_stages - 1)
+
+
+# --- what is trained --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert", "t5", "vit"])
+def test_links_are_the_parts_of_the_whole_model(family):
+    spec = SmallModel(family, 3, 16, 2, 2, 32, 8, 16)
+    whole = dict(build_model(spec, 5).named_parameters())
+    found = {}
+    for index in range(n_links(spec)):
+        name = {0: "embedding", n_links(spec) - 1: "head"}.get(index, f"layers.{index - 1}")
+        found |= dict(build_link(spec, 5, index).named_parameters(name))
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(one, whole[name]) for name, one in found.items())
+    with pytest.raises(InputError, match="link 5 of a model with 5; accepted: 0 to 4"):
+        build_link(spec, 5, 5)
+
+
+def test_jobs_and_plans_are_read_as_they_were_written():
+    job = small_job(clip_norm=0.5, optimizer="adamw", optimizer_options={"weight_decay": 0.1})
+    assert job_from(job.values()) == job
+    plan = plan_of(((0,), (6,), 2), ((1, 2), (4, 6), 4))
+    assert plan_from(plan_values(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "gtp"}, "unknown model 'gtp'.*file.py:function.*'gpt'"),
+        ({"model_options": {"width": 3}}, "model_options are {'width': 3}.*width"),
+        ({"model_options": {"hidden": 7}}, "hidden 7"),
+        ({"optimizer": "adams"}, "unknown optimizer 'adams'; accepted: adam, adamw, sgd"),
+        ({"dtype": "float16"}, "unknown dtype"),
+        ({"reduction": "ring"}, "unknown reduction"),
+        ({"n_microbatches": 0}, "n_microbatches is 0; accepted: a whole number >= 1"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; accepted: a number > 0"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(changes, message):
+    with pytest.raises((InputError, UnknownNameError), match=message):
+        ChainJob(**changes)
+
+
+def own_job(root, name, **changes):
+    return small_job(model=f"{root / 'tests' / 'support' / OWN}:{name}", model_options={}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chains", "chains is None there; accepted: a function"),
+        ("no_chain", "returned Linear; accepted: a Chain"),
+        ("without_layers", "a chain without layers; accepted: one or more"),
+    ],
+)
+def test_a_function_that_returns_no_usable_chain_is_refused(root, name, message):
+    with pytest.raises(InputError, match=message):
+        load_chain(own_job(root, name))
+
+
+def test_options_and_samples_of_a_chain_are_checked(root, tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        load_chain(small_job(model=f"{tmp_path / 'gone.py'}:chain", model_options={}))
+    file = root / "tests" / "support" / OWN
+    with pytest.raises(InputError, match=r"unexpected keyword argument 'depth'.*given: {'depth': 3}"):
+        load_chain(small_job(model=f"{file}:chain", model_options={"depth": 3}))
+    with pytest.raises(InputError, match="11 samples; accepted: those of a global batch or more, 6 micro"):
+        load_chain(small_job(model=f"{file}:chain", model_options={"n_samples": 11}))
+    with pytest.raises(InputError, match=r"layer 1 is int; accepted: a torch\.nn\.Module"):
+        StageExecutor(own_job(root, "of_numbers")).hold([1])
+
+
+@pytest.mark.parametrize(
+    ("ties", "message"),
+    [
+        ([((0, "weight"), (9, "weight"))], "layer 9; accepted: layers 0 to 1"),
+        ([((1, "weight"), (0, "weight"))], "accepted: an earlier layer, then a later"),
+        ([((0, "weight"), (1, "bias"))], "tied weight 'bias' of layer 1; accepted: weight"),
+    ],
+)
+def test_ties_of_what_is_not_there_are_refused(ties, message, tmp_path, monkeypatch):
+    layers = [lambda: torch.nn.Linear(3, 3, bias=False)] * 2
+    file = tmp_path / "tied.py"
+    file.write_text("from makespan.papers.oobleck.runtime import Chain\nchain = None\n")
+    monkeypatch.setattr(
+        "makespan.papers.oobleck.runtime._chain.load_file",
+        lambda path: type("Module", (), {"chain": lambda: Chain(layers, None, Words(12), ties)}),
+    )
+    with pytest.raises(InputError, match=message):
+        StageExecutor(small_job(model=f"{file}:chain", model_options={})).hold([0, 1])
+
+
+def test_windows_of_an_epoch_follow_its_permutation(root):
+    job, cpu = own_job(root, "chain"), torch.device("cpu")
+    chain, batch = load_chain(job), job.global_batch_size
+    seen = [
+        [int(row[0]) for number in range(job.n_microbatches)
+         for row in load_microbatch(chain, job, iteration, number, cpu)[1]]
+        for iteration in range(10)
+    ]  # fmt: skip
+    first = [*itertools.chain(*seen[:5])]  # 64 samples make five windows of 12
+    assert len(first) == 5 * batch
+    words = [int(Words(64)[index][1][0]) for index in range(64)]
+    assert all(first.count(one) <= words.count(one) for one in set(first))
+    assert [*itertools.chain(*seen[5:])] != first
+    again = load_microbatch(chain, job, 3, 2, cpu)
+    load_microbatch(chain, job, 7, 1, cpu)
+    repeated = load_microbatch(chain, job, 3, 2, cpu)
+    assert torch.equal(again[0][0], repeated[0][0]), "what a sample draws follows from its place"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("with_statistics", "layer 1, 1: BatchNorm1d keeps running statistics"),
+     ("with_averages", "layer 1: a pass changes its buffer 'mean', and each pipeline sees other samples")],
+)  # fmt: skip
+def test_state_that_differs_between_pipelines_is_refused(root, name, message):
+    nodes = Nodes(own_job(root, name))
+    with pytest.raises(InputError, match=message):
+        nodes.connect(plan_of(((0,), (3,), 6)))
+        nodes.iterate(0)
+
+
+def bad_plan(kind):
+    stages = {"gap": (Stage(0, 2, 1, 1.0), Stage(3, 6, 1, 1.0)), "gpus": (Stage(0, 6, 2, 1.0),)}
+    if kind in stages:
+        template = PipelineTemplate(len(stages[kind]), 2, stages[kind], 1.0)
+        return HybridPlan((Pipeline(tuple(range(len(stages[kind]))), template, 6),))
+    return {
+        "short": plan_of(((0,), (5,), 6)),
+        "batch": plan_of(((0,), (6,), 5)),
+        "none": plan_of(((0,), (6,), 6), ((1,), (6,), 0)),
+        "twice": plan_of(((0,), (6,), 3), ((0,), (6,), 3)),
+        "nodes": plan_of(((0, 1), (6,), 6)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("gap", r"stages that end at \[2, 6\]; accepted: all 6 layers"),
+        ("short", r"stages that end at \[5\]; accepted: all 6 layers"),
+        ("gpus", "pipeline 0 on nodes .* has a stage on 2 GPUs; accepted in a run: one GPU a stage"),
+        ("batch", "plan of 5 microbatches; accepted: those of the job, 6"),
+        ("none", "pipeline 1 on nodes .* has 0 microbatches; accepted: 1 or more"),
+        ("twice", "accepted: each node once"),
+        ("nodes", "has 1 stages; accepted in a run: one a node"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(kind, message):
+    with pytest.raises(InputError, match=message):
+        StageExecutor(small_job()).connect(bad_plan(kind), 0, dist.HashStore())
+
+
+def test_an_optimizer_says_what_it_cannot_do(root):
+    with pytest.raises(InputError, match=r"optimizer_options of sgd are {'betas': 1}"):
+        StageExecutor(small_job(optimizer="sgd", optimizer_options={"betas": 1})).hold([0])
+    executor = StageExecutor(small_job())
+    executor.hold([0, 1])
+    with pytest.raises(InputError, match=r"state of layer 1 with .*; accepted: .* with the same shapes"):
+        executor.load_layer_state(1, executor.layer_state(0))
+
+
+# --- plans ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [
+        (plan_of(((0,), (6,), 6)), {}),
+        (plan_of(((0, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6), 6)), {}),
+        (plan_of(((0, 1), (1, 6), 1), ((2,), (6,), 3), ((3, 4), (5, 6), 2)), {"clip_norm": 0.3}),
+        (plan_of(((0, 1), (3, 6), 4), ((2, 3), (3, 6), 2)), {"reduction": "allreduce"}),
+        (plan_of(((0, 1), (2, 6), 1), ((2, 3), (4, 6), 5)), {"model": "t5", "bucketed": False}),
+        (plan_of(((0,), (6,), 3), ((1,), (6,), 3)), {"model": "vit", "optimizer": "sgd"}),
+    ],
+)
+def test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle(plan, changes):
+    job = small_job(warmup_steps=2, **changes)
+    nodes, oracle = Nodes(job), Oracle(job)
+    nodes.connect(plan)
+    facts = nodes.iterate(0, 3)
+    assert [one.loss for one in facts[0]] == [oracle.iterate(iteration, plan) for iteration in range(3)]
+    assert nodes.checksums() == {layer: {oracle.checksum(layer)} for layer in range(6)}
+
+
+def test_layers_with_the_same_owners_are_summed_together_or_one_by_one():
+    plan = plan_of(((0, 1), (3, 6), 3), ((2,), (6,), 3))
+    counts = []
+    for bucketed in (True, False):
+        nodes = Nodes(small_job(bucketed=bucketed))
+        nodes.connect(plan)
+        counts.append([nodes.iterate(0)[node][0].n_sums for node in plan.nodes])
+    assert counts == [[1, 1, 2], [3, 3, 6]]
+
+
+def test_a_sequence_of_plans_with_copies_gives_the_bits_of_the_oracle():
+    job = small_job(optimizer="adamw", clip_norm=1.0)
+    first = plan_of(((0, 1), (3, 6), 3), ((2, 3), (2, 6), 3))
+    second = plan_of(((0,), (6,), 2), ((2, 1), (4, 6), 4))  # node 3 is gone, 0 and 2 lack layers
+    third = plan_of(((5, 2), (3, 6), 5), ((1,), (6,), 1))  # node 0 leaves, 5 is new
+    nodes, oracle = Nodes(job), Oracle(job)
+    nodes.connect(first)
+    nodes.iterate(0, 2)
+    nodes.connect(second, copies=[(layer, 1, 0) for layer in (3, 4, 5)] + [(2, 0, 2), (3, 1, 2)])
+    nodes.iterate(2, 2)
+    copies = [
+        *((layer, 0, 5) for layer in range(3)),
+        *((layer, 2, 1) for layer in range(4)),
+        (4, 0, 2),
+        (5, 0, 2),
+    ]
+    nodes.connect(third, also=[0], copies=copies)
+    nodes.iterate(4, 2)
+    for iteration, plan in enumerate([first, first, second, second, third, third]):
+        oracle.iterate(iteration, plan)
+    assert nodes.checksums() == {layer: {oracle.checksum(layer)} for layer in range(6)}
+    assert nodes.executors[0].layers == ()
+
+
+def test_a_state_that_was_loaded_is_a_copy():
+    job = small_job()
+    nodes = Nodes(job)
+    nodes.connect(plan_of(((0,), (6,), 6)))
+    nodes.iterate(0)
+    source, other = nodes.executors[0], StageExecutor(job)
+    other.hold([2])
+    assert other.checksum(2) != source.checksum(2)
+    other.load_layer_state(2, source.layer_state(2))
+    kept = other.checksum(2)
+    assert kept == source.checksum(2)
+    nodes.iterate(1)
+    assert other.checksum(2) == kept != source.checksum(2)
+
+
+# --- peers that are lost ----------------------------------------------------------------------------
+
+THREE = plan_of(((0,), (6,), 2), ((1, 2, 3), (2, 3, 6), 2), ((4, 5), (3, 6), 2))
+
+
+class GoneError(Exception):
+    """What ends a node in the middle of something."""
+
+
+class Losses:
+    """Ends chosen nodes when they have announced so many phases of a kind."""
+
+    def __init__(self):
+        self.left = {}
+
+    def announce(self, node):
+        def say(phase):
+            if (node, phase) in self.left:
+                self.left[node, phase] -= 1
+                if self.left[node, phase] < 0:
+                    raise GoneError(f"{node} {phase}")
+
+        return say
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "allreduce"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {(0, "forward"): 1},
+        {(1, "forward"): 0},
+        {(3, "backward"): 1},
+        {(2, "reduction"): 0},
+        {(0, "reduction"): 2},
+        {(4, "forward"): 1, (5, "backward"): 0},
+        {(2, "backward"): 1, (4, "reduction"): 0},
+    ],
+    ids=lambda lost: ", ".join(f"{node} in {phase} {count}" for (node, phase), count in lost.items()),
+)
+def test_whoever_waits_is_released_when_nodes_are_lost(lost, reduction):
+    job, losses = small_job(reduction=reduction), Losses()
+    nodes, errors = Nodes(job, losses.announce), {}
+    nodes.connect(THREE)
+    nodes.iterate(0)
+    before = nodes.checksums()
+    losses.left = dict(lost)
+
+    def work(node, executor):
+        try:
+            executor.compute(1)
+            executor.reduce()
+        except (LostPeerError, GoneError) as error:
+            errors[node] = error  # kept, with all its frames
+        executor.disconnect()
+        return time.monotonic()
+
+    nodes.all_well(THREE.nodes, work)
+    gone = {node for node, _ in lost}
+    assert {node for node, error in errors.items() if isinstance(error, GoneError)} <= gone
+    assert errors.keys() == set(THREE.nodes)
+    assert nodes.checksums() == before, "nothing that lasts has changed"
+    losses.left = {}
+    survivors = [node for node in THREE.nodes if node not in gone]
+    plan = plan_of(((survivors[0],), (6,), 4), (tuple(survivors[1:3]), (4, 6), 2))
+    copies = [
+        (layer, next(node for node in survivors if layer in nodes.executors[node].layers), node)
+        for one in plan.pipelines
+        for node, stage in zip(one.nodes, one.template.stages, strict=True)
+        for layer in stage.layers
+        if layer not in nodes.executors[node].layers
+    ]
+    also = [node for node in survivors if node not in plan.nodes]
+    nodes.connect(plan, also, copies)
+    nodes.iterate(1, 2)
+    oracle = Oracle(job)
+    for iteration, one in enumerate([THREE, plan, plan]):
+        oracle.iterate(iteration, one)
+    if reduction == "ordered":
+        assert nodes.checksums() == {layer: {oracle.checksum(layer)} for layer in range(6)}
+    else:
+        assert all(len(one) == 1 for one in nodes.checksums().values())
+
+
+def test_a_loss_while_meeting_or_copying_is_told():
+    plan = plan_of(((0,), (6,), 3), ((1,), (6,), 3))
+    nodes = Nodes(small_job())
+    nodes.connect(plan)
+
+    def copy(node, executor):
+        if node == 0:
+            executor.disconnect()
+        else:
+            executor.receive_layer(0, 0)
+
+    found = nodes.each(plan.nodes, copy)
+    assert isinstance(found[1], LostPeerError)
+    executor = StageExecutor(small_job(), timeout_s=0.5)
+    with pytest.raises(LostPeerError, match=r"node 1 could not meet nodes \[0, 1\]"):
+        executor.connect(plan, 1, dist.HashStore())
+    for call in (executor.reduce, lambda: executor.send_layer(0, 0), lambda: executor.compute(0)):
+        with pytest.raises((LostPeerError, InputError), match=r"connected to nobody|part of no plan"):
+            call()
+
+
+def test_a_node_of_an_older_generation_meets_nobody():
+    plan = plan_of(((0,), (6,), 3), ((1,), (6,), 3))
+    stores = {0: dist.HashStore(), 1: dist.HashStore()}
+    executors = Nodes(small_job())
+    executors.each(plan.nodes, lambda node, executor: None)
+    for executor in executors.executors.values():
+        executor._timeout_s = 0.5
+    found = executors.each(plan.nodes, lambda node, executor: executor.connect(plan, node, stores[node]))
+    assert all(isinstance(one, LostPeerError) for one in found.values())
+
+
+def test_disconnecting_closes_every_connection():
+    nodes = Nodes(small_job(reduction="allreduce"))
+    nodes.connect(THREE)
+    open_files = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        nodes.iterate(0)
+        for executor in nodes.executors.values():
+            executor.disconnect()
+            executor.disconnect()
+        deadline = time.monotonic() + 60
+        while (left := len(os.listdir("/proc/self/fd"))) >= open_files - 30:  # six nodes, all with all
+            assert time.monotonic() < deadline, (left, open_files)
+            time.sleep(0.01)
+        nodes.connect(THREE)
+
+
+def test_sizes_of_the_small_job_are_those_of_six_layers():
+    assert Oracle(small_job()).n_layers == SMALL["n_layers"] + 2
