@@ -6,7 +6,9 @@ Below ``results/<source>/oobleck/`` a run writes
 - of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
 - of `reconfiguration_experiment`: ``reconfiguration.csv``
 - of `predictions_experiment`, which trains: ``predictions.csv``
-- of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
+- of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
+  ``fig12.csv`` and ``fig13.csv``
+- of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
@@ -21,14 +23,16 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._failures import failure_experiments
     from makespan.papers.oobleck._instantiation import instantiation_experiment
     from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
     from makespan.papers.oobleck._losses import reconfiguration_experiment
     from makespan.papers.oobleck._predictions import predictions_experiment
+    from makespan.papers.oobleck._runs import generated_traces, published_traces
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck._spot import spot_experiments
     from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
     from makespan.papers.oobleck._templates import template_experiment
@@ -38,14 +42,15 @@ __all__ = [
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
-    "fig9_experiment",
-    "generated_failures",
+    "failure_experiments",
+    "generated_traces",
     "instantiation_experiment",
     "layer_throughput_experiment",
     "predictions_experiment",
     "published_traces",
     "read_published",
     "reconfiguration_experiment",
+    "spot_experiments",
     "studies_experiment",
     "template_experiment",
 ]

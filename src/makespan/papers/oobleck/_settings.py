@@ -7,12 +7,12 @@ from pydantic import model_validator
 from makespan.papers.oobleck._settings_execution import Execution
 from makespan.papers.oobleck._settings_planning import Planning
 from makespan.papers.oobleck._settings_reconfiguration import Losses
-from makespan.papers.oobleck._settings_simulation import Simulation
+from makespan.papers.oobleck._settings_simulation import Simulation, trace_dataset
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Oobleck"]
 
-_SIMULATED = ("fig9",)
+_SIMULATED = ("fig1", "fig9", "fig10", "fig12", "fig13", "fig14", "fig15", "ablation")
 _PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
 _EXECUTED = ("predictions",)
 
@@ -21,8 +21,8 @@ class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
     untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED})
-    unjudged = frozenset({"layer_throughput"})
-    judged_cells = ("instantiation",)
+    unjudged = frozenset({"layer_throughput", "fig1", "fig14", "fig15"})
+    judged_cells = ("instantiation", "fig12")
     contents = {
         "templates": "pipeline templates of made-up layers, by the exact and the published search",
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
@@ -30,7 +30,14 @@ class Oobleck(PaperSettings):
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
         "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
         "predictions": "measured iterations of small models beside the times that planning predicts",
+        "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
+        "fig10": "average throughput on spot traces, with the paper's values",
+        "fig12": "where time goes at every frequency of failures",
+        "fig13": "average throughput of a large model, with and without the cost of checkpoints",
+        "fig14": "throughput and nodes over time on spot instances of EC2",
+        "fig15": "throughput and nodes over time on spot instances of GCP",
+        "ablation": "average throughput as released, with one defect repaired at a time",
         "claims": "the statements of the paper, judged by this source alone",
     }
 
@@ -67,4 +74,4 @@ class Oobleck(PaperSettings):
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""
-        return tuple(f"oobleck-trace-{name}" for name in self.simulation.failure_traces)
+        return tuple(map(trace_dataset, (*self.simulation.failure_traces, *self.simulation.spot_traces)))

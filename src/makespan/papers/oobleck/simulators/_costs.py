@@ -85,7 +85,7 @@ class Costs:
         """Return the time of a step; None if the job must wait for nodes."""
         rate = self.samples_per_s(n_nodes, repaired)
         if rate > 0:
-            return int(1000 * self.samples_per_step / rate)
+            return max(int(1000 * self.samples_per_step / rate), 1)
         is_below = n_nodes < min(self.throughput)
         return None if Defect.D7 in repaired or is_below else _ENDLESS_MS
 
