@@ -496,8 +496,11 @@ def test_a_plan_from_the_command_line(tmp_path):
     assert ours["counts"]["infeasible"] == 0
     cut = ["--templates", path, "--nodes", 21, "--global-batch-size", 8192, "--micro-batch-size", 2]
     assert sum(json.loads(call(INSTANTIATE, *cut).output)["plan"]["microbatches"]) == 4096
-    for wrong in ([*cut, "--microbatches", 3], cut[:4], cut[:6], [*cut[:4], "--microbatches", 0]):
+    for wrong in ([*cut, "--microbatches", 3], cut[:4], cut[:6]):
         assert isinstance(call(INSTANTIATE, *wrong).exception, InputError)
+    for wrong in (["--microbatches", 0], ["--microbatches", 10**9], ["--nodes", 10**9], ["--f", -1]):
+        done = call(INSTANTIATE, *given, *wrong)
+        assert (done.exit_code, "is not in the range" in done.output) == (2, True)
 
 
 def test_a_plan_with_its_profile_is_priced_by_the_schedule(tmp_path):
