@@ -388,6 +388,22 @@ def test_a_state_that_was_loaded_is_a_copy():
     assert other.checksum(2) == kept != source.checksum(2)
 
 
+def test_a_step_is_done_once_and_never_without_its_gradients():
+    nodes = Nodes(small_job())
+    nodes.connect(plan_of(((0,), (6,), 6)))
+    nodes.iterate(0)
+    executor = nodes.executors[0]
+    with pytest.raises(InputError, match="gradients are not there; accepted: apply after reduce"):
+        executor.apply()
+    executor.compute(1)
+    executor.reduce()
+    executor.disconnect()
+    before = nodes.checksums()
+    with pytest.raises(InputError, match="gradients are not there"):
+        executor.apply()
+    assert nodes.checksums() == before
+
+
 # --- peers that are lost ----------------------------------------------------------------------------
 
 THREE = plan_of(((0,), (6,), 2), ((1, 2, 3), (2, 3, 6), 2), ((4, 5), (3, 6), 2))
