@@ -1,0 +1,50 @@
+"""Checks of the studies of steady losses."""
+
+import pandas as pd
+
+from makespan.claims import Check, Claim, Finding, Tables, number
+
+__all__ = ["INTERVAL_CHECKS"]
+
+
+def _wide(tables: Tables, study: str) -> pd.DataFrame:
+    """Return the quantities of a study, one row a case."""
+    table = tables["studies"]
+    rows = table[table["study"] == study]
+    return rows.assign(value=number(rows, "value")).pivot(index="case", columns="quantity", values="value")
+
+
+def _analytic_near(tables: Tables, claim: Claim) -> Finding | None:
+    wide = _wide(tables, "analytic model")
+    if wide.empty:
+        return None
+    off = wide["difference_pct"].abs()
+    n_near = int((off <= claim.limit).sum())
+    text = f"{n_near} of {len(off)}, at most {off.max():.1f} % off"
+    return Finding(text, n_near == len(off), f"furthest: {off.idxmax()}")
+
+
+def _by_model(tables: Tables) -> pd.DataFrame:
+    wide = _wide(tables, "checkpoint intervals")
+    return wide.dropna(subset=["best_share"]) if "best_share" in wide else wide.iloc[:0]
+
+
+def _young_daly_near(tables: Tables, claim: Claim) -> Finding | None:
+    wide = _by_model(tables)
+    if wide.empty:
+        return None
+    lost = 1.0 - wide["young_daly_share"] / wide["best_share"]
+    steps = ", ".join(f"{int(row.young_daly_steps)} and {int(row.best_steps)}" for row in wide.itertuples())
+    text = f"{100 * lost.max():.2f} % lost at most"
+    return Finding(text, bool((lost <= claim.limit).all()), f"steps, theirs and the best: {steps}")
+
+
+def _oobleck_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
+    wide = _by_model(tables)
+    if wide.empty:
+        return None
+    text = ", ".join(f"{row.oobleck_share:.3f} and {row.best_share:.3f}" for row in wide.itertuples())
+    return Finding(text, bool((wide["oobleck_share"] > wide["best_share"]).all()))
+
+
+INTERVAL_CHECKS: tuple[Check, ...] = (_analytic_near, _young_daly_near, _oobleck_keeps_more)
