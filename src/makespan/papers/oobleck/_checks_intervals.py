@@ -34,7 +34,8 @@ def _young_daly_near(tables: Tables, claim: Claim) -> Finding | None:
     if wide.empty:
         return None
     lost = 1.0 - wide["young_daly_share"] / wide["best_share"]
-    steps = ", ".join(f"{int(row.young_daly_steps)} and {int(row.best_steps)}" for row in wide.itertuples())
+    pairs = zip(wide["young_daly_steps"], wide["best_steps"], strict=True)
+    steps = ", ".join(f"{theirs:.0f} and {best:.0f}" for theirs, best in pairs)
     text = f"{100 * lost.max():.2f} % lost at most"
     return Finding(text, bool((lost <= claim.limit).all()), f"steps, theirs and the best: {steps}")
 
@@ -43,7 +44,8 @@ def _oobleck_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
     wide = _by_model(tables)
     if wide.empty:
         return None
-    text = ", ".join(f"{row.oobleck_share:.3f} and {row.best_share:.3f}" for row in wide.itertuples())
+    pairs = zip(wide["oobleck_share"], wide["best_share"], strict=True)
+    text = ", ".join(f"{own:.3f} and {theirs:.3f}" for own, theirs in pairs)
     return Finding(text, bool((wide["oobleck_share"] > wide["best_share"]).all()))
 
 

@@ -30,12 +30,14 @@ _RARE = 20.0  # losses are so many times rarer than what each costs
 
 def _flat(costs: Costs, n_nodes: int) -> Costs:
     """Let throughput not depend on the number of nodes, so that only the cost of losses counts."""
-    rates = {n: costs.throughput[n_nodes] for n in costs.throughput}
-    plain = {n: (costs.plain_throughput or rates)[n_nodes] for n in rates}
+    rates = dict.fromkeys(costs.throughput, costs.throughput[n_nodes])
+    plain = dict.fromkeys(rates, (costs.plain_throughput or rates)[n_nodes])
     return replace(costs, throughput=rates, plain_throughput=plain, restart_by_nodes_ms=None)
 
 
-def _share(system: str, costs: Costs, n_nodes: int, mtbf_s: float, n_losses: int, seeds: Sequence[int]) -> float:
+def _share(
+    system: str, costs: Costs, n_nodes: int, mtbf_s: float, n_losses: int, seeds: Sequence[int]
+) -> float:
     """Return the simulated share of full throughput, mean over seeds, all defects repaired."""
     full = costs.throughput[n_nodes]
     found = [
@@ -72,7 +74,7 @@ def interval_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[st
 
 
 def analytic_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Compare the analytic model with the simulation where losses are rare; ``options`` as `interval_study`."""
+    """Compare the analytic model with the simulation where losses are rare; options as there."""
     systems, seeds = Systems(cells["throughput"], **options["systems"]), range(1, options["seeds"] + 1)
     n_nodes = options["n_nodes"]
     for system in SYSTEMS:

@@ -28,7 +28,7 @@ class Oobleck(PaperSettings):
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
         "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
-        "studies": "least templates, what fewer cost, several nodes lost at once, intervals between checkpoints",
+        "studies": "which templates are needed at least; nodes lost at once; intervals between checkpoints",
         "predictions": "measured iterations of small models beside the times that planning predicts",
         "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",

@@ -19,7 +19,7 @@ from makespan.papers.oobleck.simulators._generated import (
     generate_steady,
 )
 from makespan.papers.oobleck.simulators._records import Category
-from makespan.papers.oobleck.simulators._simulate import Outcome, simulate
+from makespan.papers.oobleck.simulators._simulate import Outcome, simulate, unused_nodes
 from makespan.papers.oobleck.simulators._traces import NodeEvent, NodeTrace, read_trace
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "repairs",
     "simulate",
     "switches",
+    "unused_nodes",
     "young_daly_steps",
 ]

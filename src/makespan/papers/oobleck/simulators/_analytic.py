@@ -18,7 +18,7 @@ def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> fl
     Parameters
     ----------
     system, costs
-        ``bamboo``, ``varuna`` or ``oobleck``, and what it costs; the throughput on ``n_nodes`` is the full one.
+        ``bamboo``, ``varuna`` or ``oobleck``, and its costs; the throughput on ``n_nodes`` is the full one.
     mtbf_s
         Mean time between losses of the whole job [s].
 

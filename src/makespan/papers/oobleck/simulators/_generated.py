@@ -184,8 +184,8 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
     """
     if n_nodes < 1 or n_losses < 1 or not 0 < mtbf_s < float("inf"):
         raise InputError(
-            f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; accepted: 1 or more, "
-            "1 or more, a time above 0"
+            f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; accepted: 1 or "
+            "more, 1 or more, a time above 0"
         )
     rng = np.random.default_rng(seed)
     alive = [f"node{index + 1}" for index in range(n_nodes)]
