@@ -67,14 +67,14 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
 
     decorated: Callable[..., None] = wrapped
     for field in reversed([one for one in fields(ChainJob) if one.name in _HELP]):
-        flag, default = "--" + field.name.replace("_", "-"), field.default
+        flag, default = "--" + field.name.removeprefix("n_").replace("_", "-"), field.default
         kinds: dict[str, Any] = {"default": default, "show_default": default is not None}
         if isinstance(default, bool):
             flag = f"{flag}/--no-{field.name}"
         else:
             kinds |= {"type": float if default is None else type(default)}
             kinds |= {"metavar": "NAME" if isinstance(default, str) else "NUMBER"}
-        decorated = click.option(flag, help=_HELP[field.name], **kinds)(decorated)
+        decorated = click.option(flag, field.name, help=_HELP[field.name], **kinds)(decorated)
     return decorated
 
 
