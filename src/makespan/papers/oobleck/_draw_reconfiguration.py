@@ -41,7 +41,8 @@ def _shares(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.reindex(columns=[*_ACTIONS], fill_value=0)
     table = table.div(table.sum(axis=1), axis=0)
     table["n_losses"] = rows.groupby(named).size()
-    table["copies_bytes"] = rows.groupby(named)["copies_bytes"].mean()
+    sent = ["copies_bytes", "most_sent_bytes"]
+    table[sent] = rows.groupby(named)[sent].mean()
     return table.reset_index()
 
 
@@ -70,6 +71,8 @@ def _bars(shares: Axes, sent: Axes, rows: pd.DataFrame) -> None:
         shares.bar(x, heights, 0.8, base, color=colour, lw=0, zorder=2)
         base += heights
     sent.bar(x, rows["copies_bytes"].fillna(0) / _KB, 0.8, color=PALETTE["blue"], lw=0, zorder=2)
+    marks = rows["most_sent_bytes"].fillna(0) / _KB
+    sent.hlines(marks, x - 0.4, x + 0.4, color="black", lw=1.2, zorder=3)
     sent.set_xticks(x, rows["n_lost"].astype(str).tolist())
     shares.set_ylim(0, 1)
     for axes in (shares, sent):
