@@ -15,6 +15,7 @@ from makespan.papers.easyscale import LEDGER, SETTINGS, measure_overheads, read_
 from makespan.papers.easyscale import _draw_overheads as draw
 from makespan.papers.easyscale._tables_overheads import OVERHEADS as FIGURES
 from makespan.tables import read_csv, write_csv
+from makespan.training.zoo import STAND_INS
 
 ROOT = Path(__file__).parents[2]
 AUTHORS = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none")) / "easyscale"
@@ -132,7 +133,7 @@ def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refuse
 
 def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device():
     full = load_settings([ROOT / "config/easyscale-full.yaml"], ROOT).easyscale.overheads
-    assert sorted(one.name for one in full.models) == sorted(draw._TITLES)
+    assert sorted(one.name for one in full.models) == sorted(STAND_INS)
     assert full.sharing.workers == tuple(range(1, 17)) and full.logical_workers == 8
 
 
@@ -180,7 +181,7 @@ def test_figures_are_drawn_from_the_saved_tables(measured, name, tmp_path):
 @pytest.mark.parametrize("name", ["fig11", "fig12", "fig13"])
 def test_figures_of_all_eight_models_are_legible(made_up, name, tmp_path):
     table = pd.concat(
-        [made_up[name][made_up[name]["model"] == "resnet50"].assign(model=model) for model in draw._TITLES]
+        [made_up[name][made_up[name]["model"] == "resnet50"].assign(model=model) for model in STAND_INS]
     )
     write_csv(FIGURES[name].validate(table, where="test"), tmp_path / "all.csv", FIGURES[name])
     assert_is_legible(getattr(draw, name)({name: str(tmp_path / "all.csv")}, "measured")[0])
