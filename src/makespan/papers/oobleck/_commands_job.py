@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -117,9 +119,15 @@ def PROFILE(
     measured layer by layer, and so are the sums of their gradients between processes.
     """
     check_target(output)
-    profile = profile_chain(
-        job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups, launcher=launcher_of(launcher, device)
-    )
+    with ExitStack() as stack:
+        # Processes of other machines see no temporary directory of this one.
+        run_dir = None
+        if launcher == "slurm":
+            run_dir = Path(stack.enter_context(TemporaryDirectory(".tmp", "profile-", output.parent)))
+        profile = profile_chain(
+            job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups,
+            launcher=launcher_of(launcher, device), run_dir=run_dir,
+        )  # fmt: skip
     write_profile(profile, output)
     total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     size = f"{1e3 * total_s:.2f} ms a microbatch of {job.microbatch_size}"
