@@ -168,6 +168,9 @@ def test_nodes_beyond_the_table_are_idle_and_said_to_be():
     as_many = simulate("oobleck", there, costs, repairs("compat"))
     full = simulate("oobleck", trace((0, 30), (HOUR_MS, "n1")), costs, repairs("compat"))
     assert as_many.throughput_samples_per_s == full.throughput_samples_per_s
+    of_spares = trace((0, 40), (HOUR_MS, "n40"), (2 * HOUR_MS, "n1"), (3 * HOUR_MS, 1))
+    found = simulate("oobleck", of_spares, costs, repairs("fixed"))
+    assert found.n_failures == 2 and found.times_s["rebalance"] == 2 * 2.0
 
 
 @pytest.mark.parametrize(

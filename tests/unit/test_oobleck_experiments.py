@@ -39,7 +39,7 @@ CELLS = {
 def tables():
     failures = generated_traces({"6h": 2, "3h": 2, "1h": 2, "30m": 2, "10m": 2})
     spot = generated_traces({"gcp_scaled": 2, "p3_scaled": 2})
-    spot_options = SETTINGS.experiments("spot") | {"ablation_seeds": 2}
+    spot_options = SETTINGS.experiments("spot") | {"ablation_seeds": 1, "ablation_judged_seeds": 2}
     return failure_experiments(failures, CELLS, **SETTINGS.experiments("failure")) | spot_experiments(
         spot, CELLS, **spot_options
     )

@@ -90,6 +90,9 @@ class Simulation(Block):
         "spot traces on which defects are repaired one by one", source="a choice", changes="ablation"
     )
     ablation_seeds: Count = option("generated ones of each of them", source="a choice", changes="ablation")
+    ablation_judged_seeds: Count = option(
+        "generated ones where a statement is about the repair", source="a choice", changes="ablation"
+    )
     models: tuple[Model, ...] = option("models and their costs", min_length=1)
     assumptions: Assumptions = option("what systems do, and how long it takes")
     intervals: Intervals = option("steady losses")
@@ -112,7 +115,8 @@ class Simulation(Block):
         if kind == "failure":
             own = {"breakdown_models": list(self.breakdown_models), "checkpoint_model": self.checkpoint_model}
         else:
-            own = {"ablation_traces": list(self.ablation_traces), "ablation_seeds": self.ablation_seeds}
+            own = self.model_dump(include={"ablation_seeds", "ablation_judged_seeds"})
+            own["ablation_traces"] = list(self.ablation_traces)
         return {"systems": self.systems(), **own}
 
     def steady(self) -> dict[str, Any]:
