@@ -108,16 +108,19 @@ rule easyscale_serving:
         "../workflow/scripts/easyscale_simulate.py"
 
 
-for experiment, names, on_gpus in (
-    ("fig9", ["fig9", "fig9_summary"], profile_gpus(gpu=4)),
-    ("gap", ["gap", "gap_spread", "gap_curves"], {}),
+# Figs 10 to 13 are timed without anything beside, so they take all cores.
+TIMED = ["fig10", "fig11", "fig12", "fig13"]
+for experiment, function, printed, names, threads, on_gpus in (
+    ("fig9", "fig9_experiment", ["fig9"], ["fig9", "fig9_summary"], 4, profile_gpus(gpu=4)),
+    ("gap", "gap_experiment", ["gap"], ["gap", "gap_spread", "gap_curves"], 4, {}),
+    ("overheads", "measure_overheads", TIMED, TIMED, all_cores(SETTINGS.easyscale.overheads.ranks), {}),
 ):
 
     rule:
         name:
             f"easyscale_{experiment}"
         input:
-            published=f"config/published/easyscale_{experiment}.csv",
+            **{name: f"config/published/easyscale_{name}.csv" for name in printed},
         output:
             **{name: f"results/measured/easyscale/{name}.csv" for name in names},
         log:
@@ -127,41 +130,13 @@ for experiment, names, on_gpus in (
         priority: 1
         conda:
             GPU
-        threads: 4
+        threads: threads
         resources:
             **on_gpus,
             **asks(minutes=60, mem_mb=4000),
         params:
-            experiment=experiment,
+            experiment=f"makespan.papers.easyscale:{function}",
             options=getattr(SETTINGS.easyscale, experiment).experiment(),
-            code=code_hash("easyscale_accuracy"),
+            code=code_hash("easyscale_measure", f"makespan.papers.easyscale:{function}"),
         script:
-            "../workflow/scripts/easyscale_accuracy.py"
-
-
-# Timed without anything beside it, so each of these takes all cores.
-for figure in ("fig10", "fig11", "fig12", "fig13"):
-
-    rule:
-        name:
-            f"easyscale_{figure}"
-        input:
-            published=f"config/published/easyscale_{figure}.csv",
-        output:
-            table=f"results/measured/easyscale/{figure}.csv",
-        log:
-            f"logs/measured/easyscale/easyscale_{figure}.log",
-        benchmark:
-            f"benchmarks/results/measured/easyscale/easyscale_{figure}.tsv"
-        priority: 1
-        conda:
-            GPU
-        threads: all_cores(SETTINGS.easyscale.overheads.ranks if figure == "fig13" else 1)
-        resources:
-            **asks(minutes=60, mem_mb=4000),
-        params:
-            figure=figure,
-            options=SETTINGS.easyscale.overheads.measured(figure),
-            code=code_hash("easyscale_overheads"),
-        script:
-            "../workflow/scripts/easyscale_overheads.py"
+            "../workflow/scripts/easyscale_measure.py"

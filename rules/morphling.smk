@@ -274,9 +274,10 @@ rule morphling_fig9:
         "benchmarks/results/measured/morphling/morphling_fig9.tsv"
     priority: 1
     conda:
-        CPU
+        GPU
     threads: 4
     resources:
+        **profile_gpus(gpu=MORPHLING.fig9.n_processes),
         **asks(minutes=15, mem_mb=3000),
     params:
         experiment=MORPHLING.fig9.experiment(),

@@ -5,40 +5,47 @@ OOBLECK = SETTINGS.oobleck.simulation
 
 # Where the traces of a source come from: seeds of generated ones, or the authors' files.
 OOBLECK_TRACES = {
-    "emulated": lambda: {"n_seeds": OOBLECK.seeds},
-    "published": lambda: {
+    "emulated": lambda seeds: {"seeds": seeds},
+    "published": lambda seeds: {
+        "names": list(seeds),
         "directory": str(published_directory(SETTINGS)),
         "register": SETTINGS.throughput.published.register_file,
     },
 }
 
 
-rule oobleck_fig9:
-    input:
-        **{name: f"config/published/oobleck_{name}.csv" for name in ("throughput", "fig9")},
-        files=lambda wildcards: (
-            registered("paper_files", "oobleck") if wildcards.source == "published" else []
-        ),
-    output:
-        fig9="results/{source}/oobleck/fig9.csv",
-    log:
-        "logs/{source}/oobleck/oobleck_fig9.log",
-    benchmark:
-        "benchmarks/results/{source}/oobleck/oobleck_fig9.tsv"
-    wildcard_constraints:
-        source="emulated|published",
-    conda:
-        CPU
-    resources:
-        **asks(minutes=10),
-    params:
-        experiment="makespan.papers.oobleck:fig9_experiment",
-        names=list(OOBLECK.failure_traces),
-        traces=lambda wildcards: OOBLECK_TRACES[wildcards.source](),
-        options=OOBLECK.systems(),
-        code=code_hash("oobleck_simulate", "makespan.papers.oobleck:fig9_experiment"),
-    script:
-        "../workflow/scripts/oobleck_simulate.py"
+for kind, seeds, cells, results in (
+    ("failure", OOBLECK.failure_traces, ("fig9", "fig13"), ("fig1", "fig9", "fig12", "fig13")),
+    ("spot", OOBLECK.spot_traces, ("fig10",), ("fig10", "fig14", "fig15", "ablation")),
+):
+
+    rule:
+        name:
+            f"oobleck_{kind}"
+        input:
+            **{name: f"config/published/oobleck_{name}.csv" for name in ("throughput", *cells)},
+            files=lambda wildcards: (
+                registered("paper_files", "oobleck") if wildcards.source == "published" else []
+            ),
+        output:
+            **{name: f"results/{{source}}/oobleck/{name}.csv" for name in results},
+        log:
+            f"logs/{{source}}/oobleck/oobleck_{kind}.log",
+        benchmark:
+            f"benchmarks/results/{{source}}/oobleck/oobleck_{kind}.tsv"
+        wildcard_constraints:
+            source="emulated|published",
+        conda:
+            CPU
+        resources:
+            **asks(minutes=10),
+        params:
+            experiment=f"makespan.papers.oobleck:{kind}_experiments",
+            traces=lambda wildcards, seeds=seeds: OOBLECK_TRACES[wildcards.source](seeds),
+            options=OOBLECK.experiments(kind),
+            code=code_hash("oobleck_simulate", f"makespan.papers.oobleck:{kind}_experiments"),
+        script:
+            "../workflow/scripts/oobleck_simulate.py"
 
 
 # Tables that rest on no trace: the experiment and the printed cells that it reads.
@@ -47,7 +54,7 @@ OOBLECK_TABLES = {
     "instantiation": ("makespan.papers.oobleck:instantiation_experiment", ["instantiation"]),
     "reconfiguration": ("makespan.papers.oobleck:reconfiguration_experiment", ["reconfiguration"]),
     "layer_throughput": ("makespan.papers.oobleck:layer_throughput_experiment", ["throughput"]),
-    "studies": ("makespan.papers.oobleck:studies_experiment", []),
+    "studies": ("makespan.papers.oobleck:studies_experiment", ["throughput"]),
 }
 
 

@@ -31,8 +31,9 @@ def written(experiment, folder, **changes):
     schemas = {schema.name.removeprefix("easyscale_"): schema for schema in ACCURACY_SCHEMAS}
     paths = {name: str(folder / f"{name}.csv") for name in schemas if name.startswith(experiment)}
     options = getattr(SETTINGS, experiment).experiment() | changes
-    script = load_file(ROOT / "workflow/scripts/easyscale_accuracy.py")
-    script.main(experiment, str(ROOT / f"config/published/easyscale_{experiment}.csv"), paths, options)
+    cells = {experiment: str(ROOT / f"config/published/easyscale_{experiment}.csv")}
+    script = load_file(ROOT / "workflow/scripts/easyscale_measure.py")
+    script.main(f"makespan.papers.easyscale:{experiment}_experiment", cells, paths, options)
     return {name: read_csv(path, schemas[name]) for name, path in paths.items()}
 
 

@@ -1,5 +1,6 @@
 """Planner of pipelines against brute force that knows only its definitions."""
 
+import functools
 import itertools
 import math
 
@@ -151,6 +152,55 @@ def test_exact_is_brute_force_with_several_gpus_a_node(data, shape):
     limit = data.draw(st.none() | st.integers(1, 60))
     memory = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=7, max_size=7))
     agrees(times, *shape, exchange=data.draw(st.integers(0, 4)), memory=memory[: len(times)], limit=limit)
+
+
+def divided(times, n_nodes, gpus_per_node, exchange):
+    """Divide in two as published, by plain recursion: cut, nodes or GPUs, stages, all ascending."""
+
+    def latency(first, end, width):
+        work = 3 * sum(times[first:end])
+        return (work + width // 2) // width + (2 * exchange * (end - first) if width > 1 else 0)
+
+    @functools.cache
+    def best(n_stages, first, end, nodes, gpus):
+        if not (n_stages <= end - first and nodes <= n_stages <= nodes * gpus):
+            return None
+        if n_stages == 1:
+            return ((first, end, gpus),) if gpus in (1, 2, 4) else None
+        found = None
+        for cut in range(first + 1, end):
+            for held in range(1, nodes if nodes > 1 else gpus):
+                left_size, right_size = (
+                    ((held, gpus), (nodes - held, gpus)) if nodes > 1 else ((1, held), (1, gpus - held))
+                )
+                for n_left in range(1, n_stages):
+                    left = best(n_left, first, cut, *left_size)
+                    right = best(n_stages - n_left, cut, end, *right_size)
+                    if left and right and (found is None or cost(left + right) < cost(found)):
+                        found = left + right
+        return found
+
+    def cost(stages):
+        return cost_by_definition([latency(*stage) for stage in stages])
+
+    roots = (best(count, 0, len(times), n_nodes, gpus_per_node) for count in range(1, len(times) + 1))
+    return min(filter(None, roots), key=cost, default=None)
+
+
+@given(
+    TIMES,
+    st.sampled_from([(1, 1), (2, 1), (3, 1), (5, 1), (2, 2), (1, 3), (2, 3), (1, 4)]),
+    st.integers(0, 4),
+)
+@SETTINGS
+def test_the_published_search_is_the_plain_recursion_to_the_stage(times, shape, exchange):
+    found = make_templates(profile_of(times, None, exchange), [shape[0]], shape[1], "dc")
+    stages = [
+        tuple((stage.first_layer, stage.end_layer, stage.n_gpus) for stage in one.stages)
+        for one in found.values()
+    ]
+    expected = divided(times, *shape, exchange)
+    assert stages == ([] if expected is None else [expected])
 
 
 @given(st.lists(st.integers(1, 30), min_size=8, max_size=10), st.integers(1, 10))

@@ -1,9 +1,7 @@
 """Elastic training in jobs of Slurm: as a rule with two GPUs, and as steps of an allocation."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,6 @@ from makespan.tables import read_csv
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
 JOB = {
     "n_logical_workers": 2, "micro_batch_size": 4,
     "options": {"model": {"width": 8}, "data": {"n_samples": 64}, "optimizer": {"lr": 0.1}},
@@ -71,22 +68,10 @@ def test_a_rule_with_two_gpus_trains_one_process_on_each(here, clone):
 
 
 def test_processes_are_steps_of_an_allocation(here, slurm, tmp_path):
-    script, log, run_dir = tmp_path / "job.sh", tmp_path / "job.log", tmp_path / "run"
-    command = COMMAND.format(run_dir=run_dir, more="--launcher slurm")
+    run_dir = tmp_path / "run"
     (tmp_path / "program.py").write_text(PROGRAM)
-    script.write_text(f"#!/bin/sh\nPYTHONPATH={SOURCE} exec {command}\n")
-    size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000", "--time=6"]
-    done = subprocess.run(
-        ["sbatch", "--wait", f"--output={log}", *size, str(script)],
-        env=slurm.environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=4000,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
-    assert f"finished after {STEPS} mini-batches" in log.read_text()
+    _, output = slurm.allocation(COMMAND.format(run_dir=run_dir, more="--launcher slurm"), tmp_path)
+    assert f"finished after {STEPS} mini-batches" in output
     assert here.equals(steps_of(run_dir))
 
 

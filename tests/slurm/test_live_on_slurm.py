@@ -1,9 +1,7 @@
 """A live run inside an allocation: every stretch of a job is a step that Slurm starts."""
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from toy_cluster import throughput_rows
@@ -16,12 +14,9 @@ pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-SCRIPT = """#!/bin/sh
-PYTHONPATH={source} exec {python} -c \\
+COMMAND = """{python} -c \\
   'from makespan.cli._live_run import live_command; live_command()' \\
-  --policy fifo --workload live-smoke --launcher slurm --output {output} --work-dir {work}
-"""
+  --policy fifo --workload live-smoke --launcher slurm --output {output} --work-dir {work}"""
 
 
 def test_jobs_run_as_steps_of_an_allocation_at_the_same_time(slurm, tmp_path):
@@ -36,27 +31,13 @@ def test_jobs_run_as_steps_of_an_allocation_at_the_same_time(slurm, tmp_path):
         "fifo", "live-smoke", 2, 0, 5.0, 15.0, tuple(jobs), dict.fromkeys("abc", 1), tables
     )
     setting.save(tmp_path / "work")
-    script, log = tmp_path / "job.sh", tmp_path / "job.log"
-    script.write_text(
-        SCRIPT.format(source=SOURCE, python=sys.executable, output=tmp_path, work=tmp_path / "work")
-    )
-    size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000", "--time=6"]
-    done = subprocess.run(
-        ["sbatch", "--wait", f"--output={log}", *size, str(script)],
-        env=slurm.environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=4000,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+    command = COMMAND.format(python=sys.executable, output=tmp_path, work=tmp_path / "work")
+    number, _ = slurm.allocation(command, tmp_path)
     assert read_csv(tmp_path / "live.csv", LIVE)["jobs"].tolist() == [3]
     table = read_csv(tmp_path / "live_jobs.csv", LIVE_JOBS).set_index("job_id")
     assert table["final_loss"].notna().all()
     ends = table["submit_time_s"] + table["live_jct_s"]
     assert max(table["live_first_start_s"][["a", "b"]]) < min(ends[["a", "b"]])
-    number = re.search(r"\d+", done.stdout).group()
     started = "".join(path.read_text() for path in slurm.root.glob("slurmd-*.out"))
     steps = set(re.findall(rf"StepId={number}\.(\d+)", started))
     assert len(steps) > 3  # one a job, and those of the profile that follows

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAMS = {
     "slurm-wlm": ("slurmctld", "slurmd", "scontrol", "squeue", "sbatch", "srun", "scancel"),
     "munge": ("munged",),
@@ -105,6 +106,28 @@ class LocalSlurm:
     def job(self, number):
         """Return the attributes of one job."""
         return next(job for job in self.jobs() if job["JobId"] == str(number))
+
+    def allocation(self, command, folder):
+        """Run a shell command in an allocation of two tasks; returns the number of the job and its output.
+
+        The command finds the package of this checkout.
+        """
+        script, log = folder / "job.sh", folder / "job.log"
+        script.write_text(f"#!/bin/sh\nPYTHONPATH={SOURCE} exec {command}\n")
+        size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000", "--time=6"]
+        done = subprocess.run(
+            ["sbatch", "--wait", f"--output={log}", *size, str(script)],
+            env=self.environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=4000,
+            check=False,
+        )
+        output = log.read_text() if log.exists() else ""
+        if done.returncode:
+            raise RuntimeError(f"{command}: {done.stdout}{done.stderr}{output}")
+        return re.search(r"\d+", done.stdout).group(), output
 
     # --- files ---------------------------------------------------------------------------
 

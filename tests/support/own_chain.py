@@ -99,10 +99,20 @@ class Averages(nn.Module):
         return features
 
 
-def _plain(*middle):
+class Ragged(nn.Module):
+    """Returns another number of rows each time."""
+
+    count = 0
+
+    def forward(self, features):
+        self.count += 1
+        return features[: self.count]
+
+
+def _plain(*middle, loss=nn.functional.mse_loss):
     layers = [lambda: nn.Linear(4, 4), *middle, lambda: nn.Linear(4, 1)]
     samples = [(torch.randn(4), torch.randn(1)) for _ in range(16)]
-    return Chain(layers, nn.functional.mse_loss, samples)
+    return Chain(layers, loss, samples)
 
 
 def with_statistics():
@@ -111,6 +121,10 @@ def with_statistics():
 
 def with_averages():
     return _plain(Averages)
+
+
+def with_ragged_rows():
+    return _plain(Ragged, loss=lambda outputs, targets: outputs.square().mean())
 
 
 def without_layers():

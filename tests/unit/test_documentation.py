@@ -27,7 +27,7 @@ SET_UP = [
     ["export", "MAKESPAN_PUBLISHED_DIR=/path/to/a/directory/with/the/published/files"],
 ]
 WITH_CODE = [page for page in PAGES if any(one.kind in RUN and not one.reason for one in blocks(page))]
-TRAINS = [page for page in WITH_CODE if "makespan.training" in page.read_text()]
+TRAINS = [page for page in WITH_CODE if re.search(r"makespan\.training|import torch", page.read_text())]
 TRAINING = pytest.mark.xdist_group("training")
 
 

@@ -15,6 +15,7 @@ from makespan.papers.easyscale import LEDGER, SETTINGS, measure_overheads, read_
 from makespan.papers.easyscale import _draw_overheads as draw
 from makespan.papers.easyscale._tables_overheads import OVERHEADS as FIGURES
 from makespan.tables import read_csv, write_csv
+from makespan.training.zoo import STAND_INS
 
 ROOT = Path(__file__).parents[2]
 AUTHORS = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none")) / "easyscale"
@@ -38,10 +39,10 @@ in_processes = pytest.mark.xdist_group("training")
 def measured():
     """Return all tables, and that of a device whose memory suffices for one process and not for two."""
     pytest.importorskip("torch")
-    found = {"fig10": measure_overheads("fig10", SHARING | {"memory_mib": 1e4}, CELLS["fig10"])}
+    figures = {"fig10": SHARING | {"memory_mib": 1e4}} | dict.fromkeys(("fig11", "fig12", "fig13"), SMALL)
+    found = measure_overheads(CELLS, figures=figures)
     small = {"memory_mib": 1.5 * found["fig10"]["peak_mem_mib"].min(), "workers": [2]}
-    found["small device"] = measure_overheads("fig10", SHARING | small, CELLS["fig10"])
-    return found | {name: measure_overheads(name, SMALL, CELLS[name]) for name in ("fig11", "fig12", "fig13")}
+    return found | {"small device": measure_overheads(CELLS, figures={"fig10": SHARING | small})["fig10"]}
 
 
 @in_processes
@@ -123,7 +124,7 @@ def test_without_context_switches_nothing_else_is_left_out():
 
 def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="figure 'fig14'; accepted: fig10, fig11, fig12, fig13"):
-        measure_overheads("fig14", {}, CELLS["fig10"])
+        measure_overheads(CELLS, figures={"fig14": {}})
     text = (ROOT / "config/papers/easyscale.yaml").read_text()
     (tmp_path / "odd.yaml").write_text(text.replace("{name: bert, width: 256", "{name: bert, width: 250"))
     with pytest.raises(ConfigError, match="width of bert is 250; accepted: a multiple of 8"):
@@ -132,13 +133,15 @@ def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refuse
 
 def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device():
     full = load_settings([ROOT / "config/easyscale-full.yaml"], ROOT).easyscale.overheads
-    assert sorted(one.name for one in full.models) == sorted(draw._TITLES)
+    assert sorted(one.name for one in full.models) == sorted(STAND_INS)
     assert full.sharing.workers == tuple(range(1, 17)) and full.logical_workers == 8
 
 
 def test_options_of_a_figure_are_those_that_it_reads():
-    assert set(SETTING.measured("fig10")) == {"procedure", "models", "workers", "memory_mib"}
-    assert set(SETTING.measured("fig12")) == {"procedure", "models", "logical_workers", "devices"}
+    options = SETTING.experiment()["figures"]
+    assert set(options["fig10"]) == {"procedure", "models", "workers", "memory_mib"}
+    assert set(options["fig12"]) == {"procedure", "models", "logical_workers", "devices"}
+    assert set(options) == set(FIGURES)
     assert set(FIGURES) <= set(SETTINGS.contents) and SETTINGS.judged_on_profile >= set(FIGURES)
 
 
@@ -178,7 +181,7 @@ def test_figures_are_drawn_from_the_saved_tables(measured, name, tmp_path):
 @pytest.mark.parametrize("name", ["fig11", "fig12", "fig13"])
 def test_figures_of_all_eight_models_are_legible(made_up, name, tmp_path):
     table = pd.concat(
-        [made_up[name][made_up[name]["model"] == "resnet50"].assign(model=model) for model in draw._TITLES]
+        [made_up[name][made_up[name]["model"] == "resnet50"].assign(model=model) for model in STAND_INS]
     )
     write_csv(FIGURES[name].validate(table, where="test"), tmp_path / "all.csv", FIGURES[name])
     assert_is_legible(getattr(draw, name)({name: str(tmp_path / "all.csv")}, "measured")[0])

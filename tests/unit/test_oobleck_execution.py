@@ -39,6 +39,7 @@ from makespan.papers.oobleck.runtime import (
 )
 from makespan.papers.oobleck.runtime._chain import load_chain, load_microbatch
 from makespan.papers.oobleck.runtime._instructions import instructions, n_buffers
+from makespan.papers.oobleck.runtime._links import Links
 from makespan.training import SmallModel
 from makespan.training.zoo import build_link, n_links
 from makespan.training.zoo._models import build_model
@@ -322,6 +323,22 @@ def test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle(plan, changes):
     assert nodes.checksums() == {layer: {oracle.checksum(layer)} for layer in range(6)}
 
 
+def test_shapes_are_sent_once_a_plan_and_must_stay_as_they_are(root, monkeypatch):
+    sent, send = [], Links.send_values
+    monkeypatch.setattr(Links, "send_values", lambda self, *rest: sent.append(self.own) or send(self, *rest))
+    nodes = Nodes(small_job())
+    for _ in range(2):
+        nodes.connect(plan_of(((0, 1, 2), (2, 4, 6), 6)))
+        nodes.iterate(0, 3)
+    assert sorted(sent) == [0, 0, 1, 1]
+    nodes = Nodes(own_job(root, "with_ragged_rows"))
+    nodes.connect(plan_of(((0, 1), (2, 3), 6)))
+    with pytest.raises(
+        InputError, match=r"layer 1 returned .*\(2, 4\).* after .*\(1, 4\).*; accepted: the same"
+    ):
+        nodes.iterate(0)
+
+
 def test_layers_with_the_same_owners_are_summed_together_or_one_by_one():
     plan = plan_of(((0, 1), (3, 6), 3), ((2,), (6,), 3))
     counts = []
@@ -369,6 +386,22 @@ def test_a_state_that_was_loaded_is_a_copy():
     assert kept == source.checksum(2)
     nodes.iterate(1)
     assert other.checksum(2) == kept != source.checksum(2)
+
+
+def test_a_step_is_done_once_and_never_without_its_gradients():
+    nodes = Nodes(small_job())
+    nodes.connect(plan_of(((0,), (6,), 6)))
+    nodes.iterate(0)
+    executor = nodes.executors[0]
+    with pytest.raises(InputError, match="gradients are not there; accepted: apply after reduce"):
+        executor.apply()
+    executor.compute(1)
+    executor.reduce()
+    executor.disconnect()
+    before = nodes.checksums()
+    with pytest.raises(InputError, match="gradients are not there"):
+        executor.apply()
+    assert nodes.checksums() == before
 
 
 # --- peers that are lost ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from makespan.errors import InputError
 from makespan.papers.oobleck import read_published
-from makespan.papers.oobleck._bursts import burst_study
+from makespan.papers.oobleck._bursts import burst_study, burst_table
 from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._losses import ENDS, reconfiguration_experiment
 from makespan.papers.oobleck.planning import make_templates, uniform24, write_profile, write_templates
@@ -104,11 +104,8 @@ def bursts():
         "n_nodes": 16, "rack_size": 4, "n0": 4, "f": (0, 1, 2, 3), "burst_nodes": (1, 4), "n_bursts": 20,
         "gap_s": 3600.0, "repair_s": 1800.0, "n_microbatches": 64, "seed": 3,
     }  # fmt: skip
-    rows = pd.DataFrame(burst_study({"bursts": how}))
-    parts = rows["case"].str.extract(r"f=(?P<f>\d+) nodes=(?P<nodes>\d+) (?P<shape>.*)")
-    parts = parts.astype({"f": int, "nodes": int})
-    keys = ["f", "nodes", "shape"]
-    return rows.join(parts).pivot_table(index=keys, columns="quantity", values="value")
+    table = burst_table(pd.DataFrame(burst_study({"bursts": how})))
+    return table.set_index(["f", "nodes", "shape"])
 
 
 def test_more_losses_to_survive_mean_more_time_below_what_they_need(bursts):

@@ -1,17 +1,24 @@
 """Tables of planning from the configured options: what rows must obey, and what the page says of them."""
 
-import pytest
+import re
 
+import pytest
+from legible_figures import assert_is_legible
+
+from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.papers.oobleck import (
+    LEDGER,
+    _draw_planning,
     instantiation_experiment,
     layer_throughput_experiment,
     read_published,
     studies_experiment,
     template_experiment,
 )
+from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
 from makespan.papers.oobleck.planning import layer_times, paper_model, pipeline_workload
 
 
@@ -26,11 +33,27 @@ def throughput(root, planned):
     return layer_throughput_experiment(cells, planned.options_of("layer_throughput"))["layer_throughput"]
 
 
-def test_templates_of_every_profile_hold_all_layers_on_all_nodes(planned):
-    options = planned.options_of("templates") | {"random_seeds": 1, "scaled_layers": [32]}
-    table = template_experiment({}, options)["templates"]
+@pytest.fixture(scope="module")
+def tables(root, planned):
+    """Return the tables that statements are about, of few profiles."""
+    few = {"random_seeds": 1}
+    cells = read_published("instantiation", root / "config/published/oobleck_instantiation.csv")
+    templates = planned.options_of("templates") | few | {"scaled_layers": [32, 64, 96]}
+    plans = planned.options_of("instantiation") | few | {"global_microbatches": [512]}
+    studies = planned.options_of("studies") | few | {"compared_nodes": 13}
+    found = template_experiment({}, templates)["templates"]
+    return {
+        "templates": found.assign(wall_s=0.01),  # whatever this machine needs
+        **instantiation_experiment({"instantiation": cells}, plans),
+        **studies_experiment({}, studies),
+        "instantiation_published": cells,
+    }
+
+
+def test_templates_of_every_profile_hold_all_layers_on_all_nodes(tables):
+    table = tables["templates"]
     layers = table["layers_per_stage"].map(lambda text: sum(map(int, text.split())))
-    expected = table["profile"].map(lambda name: 32 if "32" in name else 24)
+    expected = table["profile"].map(lambda name: int(re.search("[0-9]+", name).group()))
     assert (layers == expected).all()
     assert (table["n_stages"] == table["n_nodes"]).all()
     counts = (
@@ -41,10 +64,8 @@ def test_templates_of_every_profile_hold_all_layers_on_all_nodes(planned):
     assert needed[(needed["f"] == 1) & (needed["n0"] == 3)]["n_nodes"].tolist() == list(range(3, 11))
 
 
-def test_every_choice_uses_all_nodes_and_all_microbatches(root, planned):
-    cells = read_published("instantiation", root / "config/published/oobleck_instantiation.csv")
-    options = planned.options_of("instantiation") | {"random_seeds": 1, "global_microbatches": [512]}
-    table = instantiation_experiment({"instantiation": cells}, options)["instantiation"]
+def test_every_choice_uses_all_nodes_and_all_microbatches(tables):
+    table = tables["instantiation"]
     for row in table.to_dict("records"):
         pairs = [tuple(map(int, part.split("x"))) for part in row["counts"].split()]
         assert sum(count * size for count, size in pairs) == row["n_nodes"]
@@ -57,14 +78,102 @@ def test_every_choice_uses_all_nodes_and_all_microbatches(root, planned):
     assert printed.round(5).to_dict() == {"per_pipeline": 3.59007, "per_template": 3.63908}
 
 
-def test_studies_have_every_pair_of_n0_and_f(planned):
-    options = planned.options_of("studies") | {"random_seeds": 1, "compared_nodes": 13}
-    table = studies_experiment({}, options)["studies"]
+def test_studies_have_every_pair_of_n0_and_f(tables):
+    table = tables["studies"]
     wide = table[table["study"] == "guarantee"].pivot(index="case", columns="quantity", values="value")
     assert len(wide) == 40
     assert (wide["least_templates"] == wide["formula_templates"]).all()
     lost = table[table["quantity"] == "most_lost_pct"]["value"]
     assert len(lost) == 4 and (lost >= 0).all()
+
+
+# --- statements and figures -------------------------------------------------------------------------
+
+
+def verdicts(tables):
+    """Return verdicts by check and subject."""
+    statements = LEDGER.statements()
+    names = (statements["check"] + " " + statements["subject"]).tolist()
+    return dict(zip(names, judge(LEDGER, tables, "emulated", {})["verdict"], strict=True))
+
+
+def planned_statements():
+    statements = LEDGER.statements()
+    own = statements[
+        statements["check"].map(lambda name: f"_{name}" in {one.__name__ for one in PLANNING_CHECKS})
+    ]
+    return (own["check"] + " " + own["subject"]).tolist()
+
+
+def test_every_statement_of_planning_holds_on_few_profiles(tables):
+    found = verdicts(tables)
+    assert {name: found[name] for name in planned_statements()} == dict.fromkeys(
+        planned_statements(), "holds"
+    )
+
+
+def changed(table, column, change, rows=slice(None)):
+    """Return a table with other values in a column."""
+    result = table.copy()
+    result.loc[rows, column] = change(result.loc[rows, column])
+    return result
+
+
+DOCTORED = {
+    "template_count 1 3": ("templates", "n_nodes", lambda old: old + 1),
+    "one_stage_a_node ": ("templates", "n_stages", lambda old: old + 1),
+    "uniform_costs ": ("templates", "iter_time_s", lambda old: old * 1.001),
+    "imbalance 3 4": ("templates", "imbalance", lambda old: old + 0.1),
+    "imbalance 2 3 4": ("templates", "imbalance", lambda old: old + 0.3),
+    "search_time 96": ("templates", "wall_s", lambda old: old + 2.0),
+    "only_plan 13 3x3 1x4": ("instantiation", "counts", lambda old: old + " 1x9"),
+    "printed_plan ": ("instantiation", "microbatches", lambda old: old + " 1"),
+    "gap per_template compat": ("instantiation", "gap_pct", lambda old: old - 9.0),
+    "by_program ": ("instantiation", "program_time_s", lambda old: old * 0.999),
+    "estimate ": ("instantiation", "estimated_time_s", lambda old: old * 1.1),
+}
+
+
+@pytest.mark.parametrize("statement", DOCTORED)
+def test_a_statement_fails_on_other_results(tables, statement):
+    name, column, change = DOCTORED[statement]
+    assert verdicts(tables | {name: changed(tables[name], column, change)})[statement] == "fails"
+
+
+def test_statements_that_compare_rows_fail_on_other_results(tables):
+    templates, plans, studies = tables["templates"], tables["instantiation"], tables["studies"]
+    slower = changed(templates, "iter_time_s", lambda old: old * 1.01, templates["mode"] == "exact")
+    assert verdicts(tables | {"templates": slower})["exact_is_best "] == "fails"
+    ours = (plans["batch_mode"] == "per_pipeline") & (plans["profile"] != "printed")
+    late = changed(plans, "iter_time_s", lambda old: old * 2, ours)
+    assert verdicts(tables | {"instantiation": late})["same_plan "] == "fails"
+    printed = (plans["batch_mode"] == "per_pipeline") & (plans["profile"] == "printed")
+    late = changed(plans, "iter_time_s", lambda old: old * 1.01, printed)
+    assert verdicts(tables | {"instantiation": late})["own_batches "] == "fails"
+    more = changed(studies, "value", lambda old: old + 1, studies["quantity"] == "least_templates")
+    assert verdicts(tables | {"studies": more})["guarantee "] == "fails"
+
+
+def test_statements_without_rows_are_not_run(tables):
+    empty = {name: table.iloc[:0] for name, table in tables.items()}
+    found = verdicts(empty)
+    assert {found[name] for name in planned_statements()} == {"not run"}
+
+
+@pytest.mark.parametrize("figure", ["templates", "instantiation", "layer_throughput", "guarantee"])
+def test_figures_of_planning_are_legible(tables, throughput, figure, tmp_path):
+    paths = {}
+    plans = tables["instantiation"]  # drawn for the largest batch, which these few do not have
+    most = plans.assign(
+        global_microbatches=plans["global_microbatches"].where(plans["profile"] == "printed", 4096)
+    )
+    shown = tables | {"layer_throughput": throughput, "instantiation": most}
+    for name, table in shown.items():
+        paths[name] = str(tmp_path / f"{name}.csv")
+        table.to_csv(paths[name], index=False)
+    drawn, data = getattr(_draw_planning, figure)(paths, "emulated")
+    assert len(data)
+    assert_is_legible(drawn)
 
 
 # --- layer times from the emulator ------------------------------------------------------------------

@@ -252,6 +252,8 @@ def test_a_model_that_fits_nowhere_says_what_it_needs():
         ("[]", "0 layers, 1 samples"),
         ("{}", "has no list of layers"),
         ("[1, 2", "cannot be read as a layer profile"),
+        (f"[1{'0' * 400}]", "layer 0 is larger than any"),
+        ("[" * 100_000, "cannot be read as a layer profile"),
         ("[1e9]", "its layers take 1000000 s; accepted: at most 1000 s"),
         ('{"layers": [1], "micro_batch_size": 1.5}', "micro_batch_size is 1.5"),
         ('[{"forward_ms": 1, "backward_ms": 1, "mem_required": [1]}]', "mem_required is [1]"),
@@ -355,6 +357,18 @@ def test_a_plan_takes_its_nodes_in_order():
             choice.best.on(wrong)
 
 
+def test_ranks_hold_the_layers_of_their_stage():
+    stages = (Stage(0, 2, 1, 1.0), Stage(2, 3, 1, 1.0), Stage(3, 5, 2, 1.0))
+    template = PipelineTemplate(2, 2, stages, 9.0)
+    assert template.rank_grid([7, 5, 3, 1]) == {0: (7,), 1: (7,), 2: (5,), 3: (3, 1), 4: (3, 1)}
+    slots = template.rank_grid([7, 5, 3, 1], n_slots=4)
+    assert (slots[0], slots[2], slots[4]) == ((7,) * 4, (5,) * 4, (3, 3, 1, 1))
+    with pytest.raises(InputError, match="3 ranks for a template of 4 GPUs"):
+        template.rank_grid([1, 2, 3])
+    with pytest.raises(InputError, match="3 slots for stages of up to 2 GPUs"):
+        template.rank_grid([1, 2, 3, 4], n_slots=3)
+
+
 # --- files ------------------------------------------------------------------------------------------
 
 
@@ -370,6 +384,7 @@ def test_templates_come_back_as_they_were_written(tmp_path):
         ("{}", "has no list of templates"),
         ("[3]", "template 0: is 3"),
         ('[{"n": 0, "S": 1, "T": 1}]', "template 0: n is 0"),
+        ('[{"n": 1, "S": 1000000000, "T": 1}]', "template 0: S is 1000000000"),
         ('[{"n": 1, "S": 1, "T": NaN}]', "template 0: T is nan"),
         ('[{"n": 1, "S": 1, "T": 1}, {"n": 1, "S": 1, "T": 1}]', "template 1: is the second for 1 nodes"),
         ('[{"n": 1, "S": 2, "T": 1, "latencies": [1]}]', "layers_per_stage is None; accepted: a list of 2"),
@@ -454,6 +469,8 @@ def test_templates_from_the_command_line(tmp_path):
     assert [row["n"] for row in json.loads(covering.output)] == [3, 4]
     cached = ["--latencies", path, "--nodes", "2:4", "--cache", tmp_path / "cache"]
     assert call(PLAN, *cached).output == call(PLAN, *cached).output
+    several = call(PLAN, "--latencies", path, "--nodes", 1, "--gpus", 2).exception
+    assert "layer 0 has no allreduce_in_node_ms for 2 GPUs; it has: none" in str(several)
     for wrong in (
         ["--nodes", "4:3"],
         ["--nodes", "x"],
@@ -482,8 +499,11 @@ def test_a_plan_from_the_command_line(tmp_path):
     assert ours["counts"]["infeasible"] == 0
     cut = ["--templates", path, "--nodes", 21, "--global-batch-size", 8192, "--micro-batch-size", 2]
     assert sum(json.loads(call(INSTANTIATE, *cut).output)["plan"]["microbatches"]) == 4096
-    for wrong in ([*cut, "--microbatches", 3], cut[:4], cut[:6], [*cut[:4], "--microbatches", 0]):
+    for wrong in ([*cut, "--microbatches", 3], cut[:4], cut[:6]):
         assert isinstance(call(INSTANTIATE, *wrong).exception, InputError)
+    for wrong in (["--microbatches", 0], ["--microbatches", 10**9], ["--nodes", 10**9], ["--f", -1]):
+        done = call(INSTANTIATE, *given, *wrong)
+        assert (done.exit_code, "is not in the range" in done.output) == (2, True)
 
 
 def test_a_plan_with_its_profile_is_priced_by_the_schedule(tmp_path):

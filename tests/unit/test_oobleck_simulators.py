@@ -112,7 +112,7 @@ def test_a_model_that_does_not_fit_ends_at_once_in_both_modes():
         found = simulate(
             "bamboo", generate_failures("6h", 1), SIM.costs("bamboo", "GPT-3 6.7B"), repairs(mode)
         )
-        assert not found.is_feasible and found.n_steps == found.n_failures == 0 and len(found.steps) == 0
+        assert not found.is_feasible and found.n_steps == found.n_failures == 0 and len(found.steps()) == 0
 
 
 def test_modes_and_switches():

@@ -173,9 +173,10 @@ def test_a_point_asks_for_the_gpus_that_it_uses(project, placement, job, asked):
     assert asked <= set(found)
 
 
-def test_training_of_four_processes_asks_for_a_gpu_each(project):
+@pytest.mark.parametrize("paper", ["easyscale", "morphling"])
+def test_training_of_four_processes_asks_for_a_gpu_each(project, paper):
     (project.root / "profile.yaml").write_text("throughput: {measured: {profile: {gpu_model: a800}}}\n")
-    target = "results/measured/easyscale/fig9.csv"
+    target = f"results/measured/{paper}/fig9.csv"
     done = project.snakemake("-n", target, "--configfile", "profile.yaml", small=False)
     assert "gpu=4, gpu_model=a800" in done.stdout, done.stdout
     assert "gpu=" not in project.snakemake("-n", target, small=False).stdout

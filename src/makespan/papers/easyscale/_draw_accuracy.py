@@ -26,6 +26,7 @@ from makespan.plots import (
     styled,
 )
 from makespan.tables import read_csv
+from makespan.training.zoo import STAND_IN_TITLES
 
 __all__ = ["fig9", "gap", "gap_curves"]
 
@@ -66,7 +67,7 @@ def plot_bits(steps: pd.DataFrame, stages: pd.DataFrame, source: str) -> Figure:
         axes = panels[row, column]
         _differences(axes, own)
         _stage_names(axes, stages[(stages["model"] == model) & (stages["reference"] == reference)], own)
-        axes.set_title(f"{model} against {reference}", pad=13)
+        axes.set_title(f"{STAND_IN_TITLES.get(model, model)} against {reference}", pad=13)
         if row == len(models) - 1:
             axes.set_xlabel("mini-batch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

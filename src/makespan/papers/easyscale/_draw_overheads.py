@@ -15,16 +15,13 @@ from matplotlib.patches import Patch
 from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
 from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
 from makespan.tables import read_csv
+from makespan.training.zoo import STAND_IN_TITLES
 
 __all__ = ["fig10", "fig11", "fig12", "fig13"]
 
 Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
 
-_TITLES = {
-    "shufflenetv2": "ShuffleNetv2", "resnet50": "ResNet50", "vgg19": "VGG19", "yolov3": "YOLOv3",
-    "neumf": "NeuMF", "bert": "Bert", "electra": "Electra", "swintransformer": "Swin",
-}  # fmt: skip
 _V100_MIB = 32768.0
 _MARK: Mapping[str, Any] = {
     "ls": "none",
@@ -67,10 +64,6 @@ def _legend(bars: Sequence[_Bar], published: str) -> list[Patch | Line2D]:
     return [*handles, Line2D([], [], label=published, **_MARK)]
 
 
-def _title(model: str) -> str:
-    return _TITLES.get(model, model)
-
-
 # --- Fig. 10 --------------------------------------------------------------------------------------------
 
 _METHODS = {"packing": ("packed processes", PALETTE["grey"]), "easyscale": ("EasyScale", PALETTE["blue"])}
@@ -89,7 +82,7 @@ def _sharing(rows: pd.DataFrame, source: str) -> Figure:
             x = np.arange(len(counts)) + 0.4 * (number - 0.5)
             _draw_throughput(panels[0, column], x, part, colour)
             _draw_memory(panels[1, column], x, part, colour)
-        panels[0, column].set_title(_title(model))
+        panels[0, column].set_title(STAND_IN_TITLES.get(model, model))
         panels[1, column].axhline(100.0, color="black", lw=0.9, ls=(0, (4, 2)), zorder=1)
         panels[1, column].set_xticks(np.arange(len(counts)), [str(k) for k in counts])
         panels[1, column].set_xlabel("processes or logical workers")
@@ -138,7 +131,7 @@ def _switching(rows: pd.DataFrame, source: str) -> Figure:
         _Bar("ratio", PALETTE["blue"], "context switches", "published_ratio"),
     )
     _draw_bars(axes, rows.assign(one=1.0), bars)
-    axes.set_xticks(range(len(rows)), [_title(model) for model in rows["model"]])
+    axes.set_xticks(range(len(rows)), [STAND_IN_TITLES.get(model, model) for model in rows["model"]])
     spread = rows["ratio"] + rows["ratio_iqr"] / 2, rows["ratio"] - rows["ratio_iqr"] / 2
     axes.set_ylim(min(0.95, spread[1].min() - 0.01), max(1.06, spread[0].max() + 0.01))
     axes.set_ylabel("time of a micro-batch\nover that without switches")
@@ -170,7 +163,7 @@ def _determinism(rows: pd.DataFrame, source: str) -> Figure:
         _draw_bars(axes, own.assign(one=1.0), bars)
         names = [f"{device}\n({gpu.upper()})" for device, gpu in zip(own["device"], own["gpu"], strict=True)]
         axes.set_xticks(range(len(own)), names)
-        axes.set_title(_title(model))
+        axes.set_title(STAND_IN_TITLES.get(model, model))
     for axes in grid[:, 0]:
         axes.set_ylabel("time of a micro-batch\nover stock training")
     return finished(figure, source, _legend(bars, "published, GPU in brackets"), ncols=4)
@@ -194,7 +187,7 @@ def _copying(rows: pd.DataFrame, source: str) -> Figure:
         _Bar("last_norm", PALETTE["blue"], f"logical worker {n - 1}", "published_last_norm"),
     )
     _draw_bars(axes, rows.assign(one=1.0), bars)
-    axes.set_xticks(range(len(rows)), [_title(model) for model in rows["model"]])
+    axes.set_xticks(range(len(rows)), [STAND_IN_TITLES.get(model, model) for model in rows["model"]])
     axes.set_ylabel("time over a stock step")
     return finished(figure, source, _legend(bars, "published, 8 on V100"), ncols=4)
 

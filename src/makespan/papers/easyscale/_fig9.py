@@ -13,6 +13,7 @@ from makespan.leftovers import temporary_directory
 from makespan.papers.easyscale._tables_accuracy import FIG9, FIG9_SUMMARY
 from makespan.papers.easyscale._trainer import ElasticTrainer, run_together
 from makespan.papers.easyscale.runtime import (
+    CANONICAL,
     DeterminismLevel,
     StockRun,
     kernels_of,
@@ -127,7 +128,7 @@ def _two_types(launcher: Launcher) -> tuple[str, str]:
     """Kernel sets that play two types of device; those of a CPU do not exist on GPUs."""
     if launcher.device == "cuda":
         return "seq", "tree"
-    return try_kernel_sets(("A", "B")).different_pair()
+    return try_kernel_sets(("A", "B", CANONICAL.name)).different_pair()
 
 
 def fig9(

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from makespan.errors import unknown_name
 from makespan.leftovers import temporary_directory
 from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
-from makespan.papers.easyscale.runtime import KERNEL_SETS, DeterminismLevel, process_options
+from makespan.papers.easyscale.runtime import (
+    CANONICAL,
+    KERNEL_SETS,
+    DeterminismLevel,
+    process_options,
+    try_kernel_sets,
+)
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
 
 __all__ = ["measure_overheads"]
@@ -30,33 +36,38 @@ Samples = NDArray[np.float64]
 Record = dict[str, Any]
 
 
-def measure_overheads(figure: str, options: Options, published: pd.DataFrame) -> pd.DataFrame:
-    """Measure what a figure shows, with the printed cells beside it; nothing else should run meanwhile.
+def measure_overheads(
+    cells: Mapping[str, pd.DataFrame], *, figures: Mapping[str, Options]
+) -> dict[str, pd.DataFrame]:
+    """Measure what figures show, with the printed cells beside it; nothing else should run meanwhile.
 
     Parameters
     ----------
-    figure
-        ``fig10``, device sharing against packed processes; ``fig11``, context switches; ``fig12``, levels of
-        determinism; ``fig13``, gradient copies and synchronisation.
-    options
+    cells
+        The paper's cells by figure, see `read_published`.
+    figures
+        Options of each that is measured: ``fig10``, device sharing against packed processes; ``fig11``,
+        context switches; ``fig12``, levels of determinism; ``fig13``, gradient copies and synchronisation.
         ``procedure``: ``warmup_steps, steps, repetitions, seed``; ``models``: sizes of stand-ins with
         ``micro_batch_size``; and what only this figure has.
-    published
-        Printed cells, see `read_published`.
 
     Returns
     -------
-    pandas.DataFrame
-        Schema of the figure.
+    dict
+        A table for each figure, with its schema.
 
     Raises
     ------
     UnknownNameError, makespan.errors.WorkerError
         No such figure; a process failed.
     """
-    if figure not in _FIGURES:
-        raise unknown_name("figure", figure, _FIGURES)
-    return _FIGURES[figure](options, published)
+    for name in figures:
+        if name not in _FIGURES:
+            raise unknown_name("figure", name, _FIGURES)
+    devices = figures.get("fig12", {}).get("devices", ())
+    # Torch is loaded for all kernel sets on all cores before anything is timed.
+    try_kernel_sets(tuple(dict.fromkeys(("A", *devices, *((CANONICAL.name,) if devices else ())))))
+    return {name: _FIGURES[name](options, cells[name]) for name, options in figures.items()}
 
 
 # --- runs -----------------------------------------------------------------------------------------------

@@ -197,13 +197,12 @@ class Overheads(Block):
     )
     sharing: Sharing = option("device sharing against packed processes")
 
-    def measured(self, figure: str) -> dict[str, Any]:
-        """Return the options of `measure_overheads` for a figure."""
-        shared = {"procedure": self.procedure.model_dump()}
-        if figure == "fig10":
-            return shared | self.sharing.model_dump()
+    def experiment(self) -> dict[str, Any]:
+        """Return the options of `measure_overheads`."""
+        procedure = {"procedure": self.procedure.model_dump()}
         own = {"fig11": {"logical_workers"}, "fig12": {"logical_workers", "devices"}, "fig13": {"ranks"}}
-        return shared | self.model_dump(include={"models", *own[figure]})
+        figures = {name: procedure | self.model_dump(include={"models", *more}) for name, more in own.items()}
+        return {"figures": {"fig10": procedure | self.sharing.model_dump()} | figures}
 
 
 class EasyScale(PaperSettings):

@@ -187,6 +187,11 @@ class Fig9(Block):
         "changes of plan of the switching run, which starts under the reference plan", min_length=1
     )
 
+    @property
+    def n_processes(self) -> int:
+        """Processes of the largest plan."""
+        return max(one.plan(self.global_batch_size).n_gpus for one in self.plans)
+
     def experiment(self) -> dict[str, Any]:
         """Return what the experiment is given, as plain values."""
         plans = {one.name: one.plan(self.global_batch_size) for one in self.plans}

@@ -8,6 +8,9 @@ Below ``results/<source>/oobleck/`` a run writes
 - of `predictions_experiment`, which trains: ``predictions.csv``
 - of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
 - of `hybrid_experiment`, which trains: ``hybrid.csv``, ``hybrid_kills.csv`` and ``hybrid_summary.csv``
+- of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
+  ``fig12.csv`` and ``fig13.csv``
+- of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
@@ -26,9 +29,9 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.oobleck._averages import fig9_experiment, generated_failures, published_traces
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._failures import failure_experiments
     from makespan.papers.oobleck._faults import Fault, Faults
     from makespan.papers.oobleck._hybrid import hybrid_experiment
     from makespan.papers.oobleck._instantiation import instantiation_experiment
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
     from makespan.papers.oobleck._losses import reconfiguration_experiment
     from makespan.papers.oobleck._predictions import predictions_experiment
+    from makespan.papers.oobleck._runs import generated_traces, published_traces
     from makespan.papers.oobleck._settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck._spot import spot_experiments
     from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
     from makespan.papers.oobleck._templates import template_experiment
@@ -55,6 +60,8 @@ __all__ = [
     "fig9_experiment",
     "generated_failures",
     "hybrid_experiment",
+    "failure_experiments",
+    "generated_traces",
     "instantiation_experiment",
     "join_run",
     "layer_throughput_experiment",
@@ -62,6 +69,7 @@ __all__ = [
     "published_traces",
     "read_published",
     "reconfiguration_experiment",
+    "spot_experiments",
     "studies_experiment",
     "template_experiment",
     "train_resilient",

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from makespan.papers.oobleck.planning import (
     HybridPlan,
@@ -22,7 +23,7 @@ from makespan.papers.oobleck.planning import (
 )
 from makespan.papers.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
 
-__all__ = ["burst_study"]
+__all__ = ["burst_study", "burst_table"]
 
 Shape = Literal["anywhere", "rack", "rack, spread"]
 _SHAPES: tuple[Shape, ...] = ("anywhere", "rack", "rack, spread")
@@ -134,6 +135,15 @@ def burst_study(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         case = f"f={f} nodes={burst} {shape}"
         for quantity, value in found.items():
             yield {"study": "bursts", "case": case, "quantity": quantity, "value": value}
+
+
+def burst_table(studies: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of studies that are of bursts, one a case, with a column a quantity."""
+    rows = studies[studies["study"] == "bursts"]
+    parts = rows["case"].str.extract(r"f=(?P<f>\d+) nodes=(?P<nodes>\d+) (?P<shape>.*)")
+    rows = rows.join(parts.astype({"f": int, "nodes": int}))
+    keys = ["f", "nodes", "shape"]
+    return rows.pivot_table(index=keys, columns="quantity", values="value").reset_index()
 
 
 def _racks(how: Mapping[str, Any]) -> dict[int, int]:

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Tables
+from makespan.papers.oobleck._bursts import burst_table
 from makespan.papers.oobleck._losses import ENDS
 
 __all__ = ["RECONFIGURATION_CHECKS"]
@@ -74,10 +75,42 @@ def _ends_where_it_must(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{int(ended.sum())} of {len(rows)} losses leave too few", n_wrong == 0)
 
 
+def _below_grows(tables: Tables, claim: Claim) -> Finding | None:
+    table = burst_table(tables["studies"])
+    if table.empty:
+        return None
+    below = table.pivot_table(index=["nodes", "shape"], columns="f", values="below_share")
+    last = below.iloc[:, -1]
+    text = f"{last.min():.2f} to {last.max():.2f} at f = {below.columns[-1]}"
+    return Finding(text, bool((below.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)))
+
+
+def _spread_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
+    table = burst_table(tables["studies"])
+    if table.empty:
+        return None
+    lost = table.pivot_table(index=["f", "nodes"], columns="shape", values="state_lost_share")
+    gain = lost["rack"] - lost["rack, spread"]
+    text = f"{lost['rack, spread'].max():.2f} of bursts at most, {lost['rack'].max():.2f} otherwise"
+    return Finding(text, bool((gain >= 0).all() and (gain > 0).any()))
+
+
+def _singles_keep_state(tables: Tables, claim: Claim) -> Finding | None:
+    table = burst_table(tables["studies"])
+    singles = table[table["nodes"] == 1] if len(table) else table
+    if singles.empty:
+        return None
+    worst = float(singles["state_lost_share"].max())
+    return Finding(f"{worst:.2f} of losses", worst == 0)
+
+
 RECONFIGURATION_CHECKS: tuple[Check, ...] = (
     _worked_cases,
     _state_kept,
     _no_idle_node,
     _enough_pipelines,
     _ends_where_it_must,
+    _below_grows,
+    _spread_keeps_more,
+    _singles_keep_state,
 )

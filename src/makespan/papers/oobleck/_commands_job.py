@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -67,14 +69,14 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
 
     decorated: Callable[..., None] = wrapped
     for field in reversed([one for one in fields(ChainJob) if one.name in _HELP]):
-        flag, default = "--" + field.name.replace("_", "-"), field.default
+        flag, default = "--" + field.name.removeprefix("n_").replace("_", "-"), field.default
         kinds: dict[str, Any] = {"default": default, "show_default": default is not None}
         if isinstance(default, bool):
             flag = f"{flag}/--no-{field.name}"
         else:
             kinds |= {"type": float if default is None else type(default)}
             kinds |= {"metavar": "NAME" if isinstance(default, str) else "NUMBER"}
-        decorated = click.option(flag, help=_HELP[field.name], **kinds)(decorated)
+        decorated = click.option(flag, field.name, help=_HELP[field.name], **kinds)(decorated)
     return decorated
 
 
@@ -117,9 +119,15 @@ def PROFILE(
     measured layer by layer, and so are the sums of their gradients between processes.
     """
     check_target(output)
-    profile = profile_chain(
-        job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups, launcher=launcher_of(launcher, device)
-    )
+    with ExitStack() as stack:
+        # Processes of other machines see no temporary directory of this one.
+        run_dir = None
+        if launcher == "slurm":
+            run_dir = Path(stack.enter_context(TemporaryDirectory(".tmp", "profile-", output.parent)))
+        profile = profile_chain(
+            job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups,
+            launcher=launcher_of(launcher, device), run_dir=run_dir,
+        )  # fmt: skip
     write_profile(profile, output)
     total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     size = f"{1e3 * total_s:.2f} ms a microbatch of {job.microbatch_size}"

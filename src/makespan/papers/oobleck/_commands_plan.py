@@ -31,6 +31,10 @@ from makespan.units import MS
 __all__ = ["INSTANTIATE", "PLAN", "output_option", "print_json"]
 
 _FILE = click.Path(path_type=Path)
+_MOST_NODES = 10_000  # more take longer than anybody waits
+_COUNT = click.IntRange(1, _MOST_NODES)
+_LOST = click.IntRange(0, _MOST_NODES)
+_BATCH = click.IntRange(1, 1_000_000)
 
 output_option = click.option("--output", type=_FILE, help="File to write instead of the standard output.")
 
@@ -51,8 +55,10 @@ def _range(text: str) -> range:
         sizes = range(int(low), int(high if colon else low) + 1)
     except ValueError:
         sizes = range(0)
-    if not sizes or sizes[0] < 1:
-        raise InputError(f"--nodes {text!r}; accepted: LO:HI or a number, from 1 on, for example 3:12")
+    if not sizes or sizes[0] < 1 or sizes[-1] > _MOST_NODES:
+        raise InputError(
+            f"--nodes {text!r}; accepted: LO:HI or a number, from 1 to {_MOST_NODES}, for example 3:12"
+        )
     return sizes
 
 
@@ -69,12 +75,14 @@ _mode = click.option(
     "--mode", default="exact", show_default=True, type=click.Choice(["exact", "dc"]),
     help="The least cost, or the published divide and conquer.",
 )  # fmt: skip
-_gpus = click.option("--gpus", default=1, show_default=True, metavar="N", type=int, help="GPUs of each node.")
+_gpus = click.option(
+    "--gpus", default=1, show_default=True, metavar="N", type=click.IntRange(1, 64), help="GPUs of each node."
+)
 _nodes = click.option("--nodes", metavar="LO:HI", help="Nodes of the templates; else --cluster.")
 _cluster = _options(
-    click.option("--cluster", metavar="N", type=int, help="Templates for a job that starts on N nodes."),
-    click.option("--f", default=1, show_default=True, metavar="N", type=int, help="Nodes lost at once."),
-    click.option("--n0", metavar="N", type=int, help="Least nodes of a pipeline; by memory if not given."),
+    click.option("--cluster", metavar="N", type=_COUNT, help="Templates for a job that starts on N nodes."),
+    click.option("--f", default=1, show_default=True, metavar="N", type=_LOST, help="Nodes lost at once."),
+    click.option("--n0", metavar="N", type=_COUNT, help="Least nodes of a pipeline; by memory if not given."),
     click.option(
         "--template-set", default="full", show_default=True, type=click.Choice(["full", "minimal"]),
         help="All sizes that a pipeline may have, or as few as use every number of nodes.",
@@ -147,11 +155,18 @@ def PLAN(
     "--templates", required=True, type=_FILE, metavar="FILE",
     help="List of templates (JSON); n, S and T alone count as S equal stages.",
 )  # fmt: skip
-@click.option("--nodes", required=True, metavar="N", type=int, help="Nodes to use.")
-@click.option("--f", default=1, show_default=True, metavar="N", type=int, help="Nodes lost at once.")
-@click.option("--microbatches", "count", metavar="N", type=int, help="Of an iteration; else the next two.")
-@click.option("--global-batch-size", metavar="N", type=int, help="Samples of an iteration.")
-@click.option("--micro-batch-size", metavar="N", type=int, help="Samples of a microbatch.")
+@click.option("--nodes", required=True, metavar="N", type=_COUNT, help="Nodes to use.")
+@click.option(
+    "--f",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=_LOST,
+    help="Nodes lost at once.",
+)
+@click.option("--microbatches", "count", metavar="N", type=_BATCH, help="Of an iteration; else the next two.")
+@click.option("--global-batch-size", metavar="N", type=_BATCH, help="Samples of an iteration.")
+@click.option("--micro-batch-size", metavar="N", type=_BATCH, help="Samples of a microbatch.")
 @click.option(
     "--batch-mode", default="per_pipeline", show_default=True,
     type=click.Choice(["per_pipeline", "per_template"]),
@@ -165,7 +180,14 @@ def PLAN(
     "--profile", type=_FILE, metavar="FILE",
     help="Layer profile of the templates: adds the wait for gradients, and times by a simulated schedule.",
 )  # fmt: skip
-@click.option("--runners-up", default=10, show_default=True, metavar="N", type=int, help="Further plans.")
+@click.option(
+    "--runners-up",
+    default=10,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(0, 1000),
+    help="Further plans.",
+)
 @output_option
 def INSTANTIATE(
     templates: Path,
@@ -187,8 +209,6 @@ def INSTANTIATE(
     if (count is None) == (sizes == (None, None)) or (None in sizes and count is None):
         raise InputError("accepted: --microbatches, or --global-batch-size and --micro-batch-size")
     n_microbatches = microbatches(sizes[0] or 0, sizes[1] or 0) if count is None else count
-    if n_microbatches < 1 or runners_up < 0:
-        raise InputError(f"{n_microbatches} microbatches, {runners_up} runners-up; accepted: 1 and 0 or more")
     times = None if profile is None else read_profile(profile)
     found = read_templates(templates)
     choice = choose_plan(found, nodes, f, n_microbatches, batch_mode, estimator, times, runners_up)

@@ -15,30 +15,36 @@ from makespan.papers.oobleck._tables import read_published
 from makespan.papers.oobleck.simulators import (
     FAILURE_TRACES,
     MODES,
+    SPOT_TRACES,
     SYSTEMS,
     ModelCosts,
     NodeTrace,
     Outcome,
     Systems,
     generate_failures,
+    generate_spot,
     read_trace,
     repairs,
     simulate,
     switches,
+    unused_nodes,
 )
 
 __all__ = ["simulate_command"]
 
 _CONFIG = Path("config/papers/oobleck.yaml")
 _CELLS = Path("config/published/oobleck_throughput.csv")
+_GENERATED = (*FAILURE_TRACES, *SPOT_TRACES)
 _NUMBERS = {field.name: field.type for field in fields(ModelCosts) if field.type in (int, float)}
 
 
 def _trace(text: str, seed: int) -> NodeTrace:
     if text in FAILURE_TRACES:
         return generate_failures(text, seed)
+    if text in SPOT_TRACES:
+        return generate_spot(text, seed)
     if not Path(text).exists():
-        raise unknown_name("trace, neither a file nor", text, FAILURE_TRACES)
+        raise unknown_name("trace, neither a file nor", text, _GENERATED)
     return read_trace(text, Path(text).stem)
 
 
@@ -87,7 +93,7 @@ def _number(text: str, value: str, *, is_whole: bool) -> float | int:
 
 def _as_json(found: Outcome, **given: object) -> str:
     times_s = {name: round(time_s, 3) for name, time_s in found.times_s.items()}
-    series = [[round(start, 3), round(end, 3), samples] for start, end, samples in found.steps.tolist()]
+    series = [[round(start, 3), round(end, 3), samples] for start, end, samples in found.steps().tolist()]
     return json.dumps(
         given
         | {
@@ -104,9 +110,9 @@ def _as_json(found: Outcome, **given: object) -> str:
 @click.command("simulate")
 @click.option(
     "--trace", "trace_name", required=True, metavar="FILE|NAME",
-    help=f"Lines of time in ms, add or remove, node; or generated failures: {', '.join(FAILURE_TRACES)}.",
+    help=f"Lines of time in ms, add or remove, node; or generated ones: {', '.join(_GENERATED)}.",
 )  # fmt: skip
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of generated failures.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of a generated trace.")
 @click.option("--system", required=True, type=click.Choice(SYSTEMS))
 @click.option("--model", required=True, metavar="NAME", help="As in the table of throughput.")
 @click.option("--mode", default="fixed", show_default=True, type=click.Choice(MODES))
@@ -154,7 +160,12 @@ def simulate_command(
     costs = systems.costs(
         system, model, falls_back=fallback == "on", checkpoint_every=k, charges_checkpoints=not no_ckpt
     )
-    found = simulate(system, _trace(trace_name, seed), costs, repairs(mode, switches(defects)))
+    trace = _trace(trace_name, seed)
+    found = simulate(system, trace, costs, repairs(mode, switches(defects)))
+    if beyond := unused_nodes(trace, costs):
+        click.echo(
+            f"{beyond} nodes idle at the most: throughput is known for no more than the others", err=True
+        )
     if is_json:
         told = {"trace": trace_name, "system": system, "model": model, "mode": mode, "defects": defects}
         click.echo(_as_json(found, **told))

@@ -1,4 +1,4 @@
-"""Figure of what becomes of plans after losses."""
+"""Figures of what becomes of plans after losses, and of several nodes lost at once."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from makespan.papers.oobleck._bursts import burst_table
+from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
 from makespan.tables import read_csv
 
-__all__ = ["reconfiguration"]
+__all__ = ["bursts", "reconfiguration"]
 
 _ACTIONS = {
     "drop": ("whole pipelines gone", PALETTE["grey"]),
@@ -38,7 +41,8 @@ def _shares(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.reindex(columns=[*_ACTIONS], fill_value=0)
     table = table.div(table.sum(axis=1), axis=0)
     table["n_losses"] = rows.groupby(named).size()
-    table["copies_bytes"] = rows.groupby(named)["copies_bytes"].mean()
+    sent = ["copies_bytes", "most_sent_bytes"]
+    table[sent] = rows.groupby(named)[sent].mean()
     return table.reset_index()
 
 
@@ -67,6 +71,8 @@ def _bars(shares: Axes, sent: Axes, rows: pd.DataFrame) -> None:
         shares.bar(x, heights, 0.8, base, color=colour, lw=0, zorder=2)
         base += heights
     sent.bar(x, rows["copies_bytes"].fillna(0) / _KB, 0.8, color=PALETTE["blue"], lw=0, zorder=2)
+    marks = rows["most_sent_bytes"].fillna(0) / _KB
+    sent.hlines(marks, x - 0.4, x + 0.4, color="black", lw=1.2, zorder=3)
     sent.set_xticks(x, rows["n_lost"].astype(str).tolist())
     shares.set_ylim(0, 1)
     for axes in (shares, sent):
@@ -79,3 +85,38 @@ def reconfiguration(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.D
     """Show what is done after losses of so many nodes, and how much state is sent."""
     table = _shares(read_csv(paths["reconfiguration"], RECONFIGURATION))
     return _stacked(table, source), table
+
+
+_QUANTITIES = {
+    "state_lost_share": "bursts that take\nall copies of a layer",
+    "below_share": "share of time below\n(f + 1) n0 nodes",
+    "safe_work_share": "share of work done\non (f + 1) n0 or more",
+}
+_SHAPES = {"anywhere": "o-", "rack": "s--", "rack, spread": "^:"}
+_COLOURS = (PALETTE["sky"], PALETTE["blue"], PALETTE["vermilion"], PALETTE["black"])
+
+
+@styled
+def _against_f(table: pd.DataFrame) -> Figure:
+    figure = new_figure(TWO_COLUMNS_IN, 2.2)
+    sizes = sorted(set(table["nodes"]))
+    panels = figure.subplots(1, len(_QUANTITIES), squeeze=False)[0]
+    for axes, (quantity, label) in zip(panels, _QUANTITIES.items(), strict=True):
+        for (nodes, shape), rows in table.groupby(["nodes", "shape"]):
+            colour = _COLOURS[sizes.index(nodes) % len(_COLOURS)]
+            axes.plot(rows["f"], rows[quantity], _SHAPES[str(shape)], ms=3, color=colour)
+        highest = 1.05 * max(float(table[quantity].max()), 0.01)
+        axes.set(xlabel="f", ylabel=label, ylim=(0, highest), xticks=sorted(set(table["f"])))
+    handles = [
+        Patch(color=_COLOURS[i % len(_COLOURS)], label=f"{nodes} at once") for i, nodes in enumerate(sizes)
+    ]
+    lines = [Line2D([], [], color="black", ls=style[1:], marker=style[0], ms=3) for style in _SHAPES.values()]
+    for line, name in zip(lines, ("anywhere", "in a rack", "in a rack, copies spread"), strict=True):
+        line.set_label(name)
+    return finished(figure, "24 equal layers, random bursts", [*handles, *lines], ncols=6)
+
+
+def bursts(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+    """Show what each f keeps when several nodes are lost at once."""
+    table = burst_table(read_csv(paths["studies"], STUDIES))
+    return _against_f(table), table

@@ -23,6 +23,7 @@ from makespan.papers.oobleck.planning import (
     event_time_s,
     least_time_by_program,
     make_templates,
+    schedule_times_s,
 )
 
 __all__ = ["instantiation_experiment"]
@@ -77,10 +78,7 @@ def _choices(
         choice = choose_plan(templates, n_nodes, options["f"], count, mode, estimator, profile)
         wall_s = time.perf_counter() - started
         best = choice.best
-        each_s = [
-            event_time_s([one], [batch], profile)
-            for one, batch in zip(best.templates, best.n_microbatches, strict=True)
-        ]
+        each_s = schedule_times_s(best.templates, best.n_microbatches, profile)
         iter_time_s = event_time_s(best.templates, best.n_microbatches, profile)
         ours_s = ours_s or iter_time_s
         yield {

@@ -20,7 +20,7 @@ from makespan.papers.oobleck.planning import (
     make_templates,
     uniform24,
 )
-from makespan.papers.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
+from makespan.papers.oobleck.reconfiguration import Copy, InsufficientNodes, StateLost, reconfigure
 
 __all__ = ["ENDS", "counts_of", "reconfiguration_experiment", "started"]
 
@@ -101,7 +101,7 @@ def _lost(
     layer_bytes = [round(layer.parameter_bytes * state_factor) for layer in profile.layers]
     for step, (groups, lost) in enumerate(losses):
         pipelines = started(templates, groups, n_microbatches)
-        copies_bytes = iter_time_s = float("nan")
+        copies_bytes = iter_time_s = most_sent_bytes = copied_layers = float("nan")
         after = ""
         start = perf_counter()
         try:
@@ -117,12 +117,23 @@ def _lost(
         if action not in ENDS:
             plan = found.plan.pipelines
             after, copies_bytes = counts_of(len(one.nodes) for one in plan), float(found.copies_bytes)
+            most_sent_bytes = float(max(_sent(found.copies).values(), default=0))
+            copied_layers = float(len({copy.layer for copy in found.copies}))
             iter_time_s = event_time_s(
                 [one.template for one in plan], [one.n_microbatches for one in plan], profile
             )
         before = counts_of(map(len, groups))
         named = " ".join(map(str, lost))
-        yield case, step, named, action, before, after, copies_bytes, iter_time_s, wall_s
+        sizes = (most_sent_bytes, copied_layers)
+        yield case, step, named, action, before, after, copies_bytes, iter_time_s, wall_s, *sizes
+
+
+def _sent(copies: Iterable[Copy]) -> Counter[int]:
+    """Return what each node sends."""
+    sent: Counter[int] = Counter()
+    for one in copies:
+        sent[one.src.node] += one.n_bytes
+    return sent
 
 
 def _grouped(counts: Sequence[int], first_size: int) -> Groups:

@@ -8,12 +8,12 @@ from makespan.papers.oobleck._settings_execution import Execution
 from makespan.papers.oobleck._settings_live import Hybrid
 from makespan.papers.oobleck._settings_planning import Planning
 from makespan.papers.oobleck._settings_reconfiguration import Losses
-from makespan.papers.oobleck._settings_simulation import Simulation
+from makespan.papers.oobleck._settings_simulation import Simulation, trace_dataset
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Oobleck"]
 
-_SIMULATED = ("fig9",)
+_SIMULATED = ("fig1", "fig9", "fig10", "fig12", "fig13", "fig14", "fig15", "ablation")
 _PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
 _EXECUTED = ("predictions",)
 _LIVE = ("hybrid", "hybrid_kills", "hybrid_summary")
@@ -23,19 +23,26 @@ class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
     untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED, *_LIVE})
-    unjudged = frozenset({"layer_throughput"})
-    judged_cells = ("instantiation",)
+    unjudged = frozenset({"layer_throughput", "fig1", "fig14", "fig15"})
+    judged_cells = ("instantiation", "fig12")
     contents = {
         "templates": "pipeline templates of made-up layers, by the exact and the published search",
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
         "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
-        "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
+        "studies": "which templates are needed at least; nodes lost at once; intervals between checkpoints",
         "predictions": "measured iterations of small models beside the times that planning predicts",
         "hybrid": "losses of training through kills beside one process that repeats it",
         "hybrid_kills": "each kill, the phase it struck, and how long training paused",
         "hybrid_summary": "pauses, repeated iterations and goodput, beside checkpoint and relaunch",
+        "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
+        "fig10": "average throughput on spot traces, with the paper's values",
+        "fig12": "where time goes at every frequency of failures",
+        "fig13": "average throughput of a large model, with and without the cost of checkpoints",
+        "fig14": "throughput and nodes over time on spot instances of EC2",
+        "fig15": "throughput and nodes over time on spot instances of GCP",
+        "ablation": "average throughput as released, with one defect repaired at a time",
         "claims": "the statements of the paper, judged by this source alone",
     }
 
@@ -70,8 +77,10 @@ class Oobleck(PaperSettings):
         if table in _EXECUTED:
             return self.execution.options_of(table)
         own = self.planning.options_of(table, self.simulation.batches())
-        return own | ({"bursts": self.losses.bursts.model_dump()} if table == "studies" else {})
+        if table == "studies":
+            own |= {"bursts": self.losses.bursts.model_dump(), "intervals": self.simulation.steady()}
+        return own
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""
-        return tuple(f"oobleck-trace-{name}" for name in self.simulation.failure_traces)
+        return tuple(map(trace_dataset, (*self.simulation.failure_traces, *self.simulation.spot_traces)))

@@ -21,6 +21,8 @@ RECONFIGURATION = table_schema(
     ("copies_bytes", "float", "B", "state that is sent", True),
     ("iter_time_s", "float", "s", "iteration afterwards, by a simulated schedule", True),
     ("wall_s", "float", "s", "time in which the answer was found"),
+    ("most_sent_bytes", "float", "B", "of that, what the node that sends most sends", True),
+    ("copied_layers", "float", "1", "layers of which copies are sent", True),
 )
 RECONFIGURATION_CELLS = {
     "reconfiguration": (

@@ -2,10 +2,10 @@
 
 from makespan.tables import table_schema
 
-__all__ = ["FIG9", "SIMULATED", "SIMULATED_CELLS"]
+__all__ = ["ABLATION", "BREAKDOWN", "FIG9", "FIG10", "FIG13", "SERIES", "SIMULATED", "SIMULATED_CELLS"]
 
 _MODEL = ("model", "text", "", "model that is trained")
-_SYSTEM = ("system", "text", "", "bamboo, varuna or oobleck")
+_SYSTEM = ("system", "text", "", "bamboo, varuna or oobleck; varuna-no-checkpoint in Fig. 13")
 _TRACE = ("trace", "text", "", "distance of failures, or spot trace")
 _HOW = (
     ("mode", "text", "", "compat, as released, or fixed, with all defects repaired"),
@@ -26,7 +26,37 @@ _AVERAGES = (
 )
 
 FIG9 = table_schema("oobleck_fig9", *_AVERAGES)
-SIMULATED = {"fig9": FIG9}
+FIG10 = table_schema("oobleck_fig10", *_AVERAGES)
+FIG13 = table_schema("oobleck_fig13", *_AVERAGES)
+ABLATION = table_schema("oobleck_ablation", *_AVERAGES)
+BREAKDOWN = {
+    name: table_schema(
+        f"oobleck_{name}",
+        *(_TRACE, _MODEL, _SYSTEM, _HOW[0]),
+        ("category", "text", "", "what time is spent on"),
+        ("time_s", "float", "s", "time of the category, mean over seeds"),
+        ("share", "float", "1", "the same over the sum of all but idle"),
+    )
+    for name in ("fig1", "fig12")
+}
+SERIES = {
+    name: table_schema(
+        f"oobleck_{name}",
+        *(_MODEL, _SYSTEM, _HOW[0]),
+        ("time_s", "float", "s", "start of an interval"),
+        ("n_nodes", "float", "1", "mean number of nodes in it"),
+        ("throughput_samples_per_s", "float", "samples/s", "samples that count, over its length"),
+    )
+    for name in ("fig14", "fig15")
+}
+SIMULATED = {
+    **BREAKDOWN,
+    "fig9": FIG9,
+    "fig10": FIG10,
+    "fig13": FIG13,
+    **SERIES,
+    "ablation": ABLATION,
+}
 
 _PRINTED_AVERAGE = (
     *(_TRACE, _MODEL, _SYSTEM),

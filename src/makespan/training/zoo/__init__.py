@@ -11,6 +11,7 @@ from makespan.training.zoo._data import Batch, global_batch
 from makespan.training.zoo._links import build_link, link_loss, n_links
 from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel
 from makespan.training.zoo._stand_ins import (
+    STAND_IN_TITLES,
     STAND_INS,
     StandIn,
     build_stand_in,
@@ -21,6 +22,7 @@ from makespan.training.zoo._stand_ins import (
 __all__ = [
     "MODEL_FAMILIES",
     "STAND_INS",
+    "STAND_IN_TITLES",
     "Batch",
     "SmallModel",
     "StandIn",

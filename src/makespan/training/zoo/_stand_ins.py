@@ -1,5 +1,6 @@
 """Eight small models that keep what matters of well-known ones: operators, state and kind of task."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,21 @@ if TYPE_CHECKING:
 
     from makespan.training.zoo._tasks import Samples
 
-__all__ = ["STAND_INS", "StandIn", "build_stand_in", "stand_in_data", "stand_in_loss"]
+__all__ = ["STAND_INS", "STAND_IN_TITLES", "StandIn", "build_stand_in", "stand_in_data", "stand_in_loss"]
 
-STAND_INS = (
-    "shufflenetv2",
-    "resnet50",
-    "vgg19",
-    "yolov3",
-    "neumf",
-    "bert",
-    "electra",
-    "swintransformer",
-)
+STAND_IN_TITLES: Mapping[str, str] = {
+    "shufflenetv2": "ShuffleNetv2",
+    "resnet50": "ResNet50",
+    "vgg19": "VGG19",
+    "yolov3": "YOLOv3",
+    "neumf": "NeuMF",
+    "bert": "Bert",
+    "electra": "Electra",
+    "swintransformer": "Swin",
+}
+"""What figures call the stand-ins."""
+
+STAND_INS = tuple(STAND_IN_TITLES)
 """Names of the stand-ins, each that of the model which it stands for."""
 
 _IMAGES = ("shufflenetv2", "resnet50", "vgg19", "yolov3", "swintransformer")

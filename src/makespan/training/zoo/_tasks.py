@@ -28,6 +28,7 @@ Targets: TypeAlias = Tensor | tuple[Tensor, ...]
 _Pixels: TypeAlias = npt.NDArray[np.float32]
 
 _SCALES = (8, 4, 2)  # pixels a cell
+_KEPT = 1024  # images that are drawn once
 _WRONG = 0.05
 _TASTES = 4
 _OPEN, _CLOSE, _MASK, _WORDS = 2, 4, 6, 7
@@ -57,16 +58,20 @@ class Samples(ABC, Dataset[tuple[Tensor, Targets]]):
         """Make one sample, altered if asked for."""
         if not 0 <= index < self.n_samples:
             raise IndexError(f"sample {index} of {self.n_samples}")
-        part = "held out" if self.held_out else "training"
-        return self.sample(generator_for("sample", self.spec.name, self.seed, part, index))
+        return self.sample(index)
 
     @abstractmethod
     def learn(self, rng: np.random.Generator) -> None:
         """Draw what all samples have in common."""
 
     @abstractmethod
-    def sample(self, rng: np.random.Generator) -> tuple[Tensor, Targets]:
+    def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw a sample."""
+
+    def generator(self, index: int) -> np.random.Generator:
+        """Return what a sample is drawn from, before it is altered."""
+        part = "held out" if self.held_out else "training"
+        return generator_for("sample", self.spec.name, self.seed, part, index)
 
 
 class Images(Samples):
@@ -79,15 +84,25 @@ class Images(Samples):
             rng.random((2, n_classes, 3, 1, 1), dtype=np.float32) - np.float32(0.5)
         ) * np.float32(2)
         self.slopes = rng.integers(0, 4, (n_classes, 2))
+        self.drawn: dict[int, tuple[int, _Pixels]] = {}
 
-    def sample(self, rng: np.random.Generator) -> tuple[Tensor, Targets]:
-        """Draw an image of some class."""
+    def image(self, index: int) -> tuple[int, _Pixels]:
+        """Draw the class and the pixels of an image; half of what it takes to read one."""
+        if index in self.drawn:
+            return self.drawn[index]
+        rng, side = self.generator(index), self.spec.extent
         kind = int(rng.integers(self.spec.n_classes))
-        side = self.spec.extent
         tint = self.amplitude(rng.random((3, 1, 1), dtype=np.float32))
         image = self.pattern(kind, int(rng.integers(8))) + tint
-        image = image + self.amplitude(rng.random((3, side, side), dtype=np.float32))
-        pixels = torch.from_numpy(image)
+        found = kind, image + self.amplitude(rng.random((3, side, side), dtype=np.float32))
+        if len(self.drawn) < _KEPT:
+            self.drawn[index] = found
+        return found
+
+    def sample(self, index: int) -> tuple[Tensor, Targets]:
+        """Draw an image of some class."""
+        kind, image = self.image(index)
+        pixels = torch.from_numpy(image.copy())
         if self.augment:
             shifts = random.randint(-2, 2), random.randint(-2, 2)
             pixels = pixels.roll(shifts, (1, 2))
@@ -112,9 +127,9 @@ class Images(Samples):
 class Boxes(Images):
     """One or two striped boxes before noise, each to be found at the scale of its size."""
 
-    def sample(self, rng: np.random.Generator) -> tuple[Tensor, Targets]:
+    def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw an image with boxes."""
-        side = self.spec.extent
+        rng, side = self.generator(index), self.spec.extent
         image = self.amplitude(rng.random((3, side, side), dtype=np.float32))
         boxes = []
         for _ in range(int(rng.integers(1, 3))):
@@ -147,8 +162,9 @@ class Likes(Samples):
         self.users, self.items = rng.random((2, self.spec.n_rows, _TASTES)) - 0.5
         self.popularity = 0.5 * (rng.random(self.spec.n_rows) - 0.5)
 
-    def sample(self, rng: np.random.Generator) -> tuple[Tensor, Targets]:
+    def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw a user, an item and whether it is liked; altered, the item may be another one."""
+        rng = self.generator(index)
         user, item = rng.integers(self.spec.n_rows, size=2)
         wrong = rng.random() < _WRONG * self.noise
         if self.augment:
@@ -165,8 +181,9 @@ class Answers(Samples):
     def learn(self, rng: np.random.Generator) -> None:
         """Do nothing: the tokens that open and close an answer are the same in all tasks."""
 
-    def sample(self, rng: np.random.Generator) -> tuple[Tensor, Targets]:
+    def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw a passage; altered, it is asked either question, and words are replaced and masked."""
+        rng = self.generator(index)
         length = self.spec.extent
         tokens = rng.integers(_WORDS, self.spec.n_rows, length)
         half = (length - 1) // 2
@@ -192,8 +209,9 @@ class Replacements(Samples):
         """Draw the rule: which token follows which, in one half of the vocabulary."""
         self.successor = rng.permutation(self.spec.n_rows // 2)
 
-    def sample(self, rng: np.random.Generator) -> tuple[Tensor, Targets]:
+    def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw a sequence; altered, it is others of its tokens that are replaced."""
+        rng = self.generator(index)
         length, n_rows = self.spec.extent, self.spec.n_rows
         tokens = token_walk(rng, self.successor, 1, length)[0]
         share, other, chance = _REPLACED, rng.integers(n_rows, size=length), rng.random(length)

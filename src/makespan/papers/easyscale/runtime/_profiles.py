@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -59,7 +60,8 @@ def try_kernel_sets(
     Parameters
     ----------
     names
-        Kernel sets, each in a process of its own.
+        Kernel sets, each in a launch of its own, beside each other. What is launched with one of them
+        afterwards finds torch loaded.
     seed
         Seed of the model, of its batch and of dropout.
     launcher, run_dir
@@ -76,9 +78,14 @@ def try_kernel_sets(
     if run_dir is None:
         with temporary_directory("kernels") as path:
             return try_kernel_sets(names, seed=seed, launcher=launcher, run_dir=path)
-    level = DeterminismLevel.named("D0")
-    options = [process_options(name, level) for name in names]
-    request = {"kernels": list(names), "seed": seed}
-    launch = Launch(_WORKER, request, len(names), Path(run_dir), options=options)
-    (launcher if launcher is not None else LocalLauncher()).run(launch)
-    return KernelTrial(RunDirectory(launch.run_dir).result())
+    level, chosen = DeterminismLevel.named("D0"), launcher if launcher is not None else LocalLauncher()
+
+    def tried(name: str) -> dict[str, str]:
+        request, options = {"kernels": name, "seed": seed}, [process_options(name, level)]
+        launch = Launch(_WORKER, request, 1, Path(run_dir) / name, options=options)
+        chosen.run(launch)
+        found: dict[str, str] = RunDirectory(launch.run_dir).result()
+        return found
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        return KernelTrial(dict(zip(names, pool.map(tried, names), strict=True)))

@@ -33,7 +33,7 @@ from makespan.papers.oobleck.planning._files import (
     template_rows,
     write_templates,
 )
-from makespan.papers.oobleck.planning._pricing import event_time_s
+from makespan.papers.oobleck.planning._pricing import event_time_s, schedule_times_s
 from makespan.papers.oobleck.planning._profile import (
     LayerProfile,
     ModelProfile,
@@ -89,6 +89,7 @@ __all__ = [
     "random32",
     "read_profile",
     "read_templates",
+    "schedule_times_s",
     "smallest_node_count",
     "template_rows",
     "template_sizes",

@@ -19,6 +19,7 @@ from makespan.papers.oobleck.planning._cost import CostRule, Ints, StageTimes
 __all__ = ["Cut", "exact_cuts"]
 
 _NEVER = np.int64(1 << 60)
+_KEPT = 64  # matrices of costs, each of all stages
 
 Cut = tuple[int, int, int]
 """First layer, end layer and GPUs of a stage."""
@@ -51,6 +52,7 @@ class _Search:
             for behind in range(n_stages)
         }
         self._tables: dict[int, tuple[_Tables, _Tables]] = {}
+        self._costs: dict[tuple[int, int], dict[int, Ints]] = {}
         self.free = self._before(int(_NEVER)), self._behind(int(_NEVER))
 
     def tables(self, slowest: int) -> tuple[_Tables, _Tables]:
@@ -69,34 +71,47 @@ class _Search:
         return gpus_used % self.times.gpus_per_node + width <= self.times.gpus_per_node
 
     def _before(self, longest: int) -> _Tables:
-        start = np.full(self.times.n_layers + 1, _NEVER)
-        start[0] = 0
-        tables: _Tables = {(0, 0): start}
+        tables: _Tables = {(0, 0): self._nothing(0)}
+        level = {0: tables[0, 0]}
         for n_before in range(self.n_stages):
             costs = self._by_width(self.n_stages - 1 - n_before, longest)
-            self._extend(tables, n_before, {width: cost.T for width, cost in costs.items()})
+            level = self._extended(level, {width: cost.T for width, cost in costs.items()})
+            tables |= {(n_before + 1, gpus): sums for gpus, sums in level.items()}
         return tables
 
     def _behind(self, longest: int) -> _Tables:
-        start = np.full(self.times.n_layers + 1, _NEVER)
-        start[-1] = 0
-        tables: _Tables = {(0, 0): start}
+        tables: _Tables = {(0, 0): self._nothing(-1)}
+        level = {0: tables[0, 0]}
         for n_behind in range(self.n_stages):
-            self._extend(tables, n_behind, self._by_width(n_behind, longest))
+            level = self._extended(level, self._by_width(n_behind, longest))
+            tables |= {(n_behind + 1, gpus): sums for gpus, sums in level.items()}
         return tables
 
-    def _by_width(self, behind: int, longest: int) -> dict[int, Ints]:
-        return {width: self.costs(width, behind, longest) for width in self.times.widths}
+    def _nothing(self, layer: int) -> Ints:
+        """Return the sums of no stage, which reach one layer."""
+        sums = np.full(self.times.n_layers + 1, _NEVER)
+        sums[layer] = 0
+        return sums
 
-    def _extend(self, tables: _Tables, n_used: int, costs: dict[int, Ints]) -> None:
-        """Add what one stage more reaches; ``costs`` has a row for each layer that is reached."""
-        for gpus in [gpus for count, gpus in tables if count == n_used]:
+    def _by_width(self, behind: int, longest: int) -> dict[int, Ints]:
+        # Without a limit of memory it does not matter how many stages come behind.
+        key = behind if self.times.memory else 0, longest
+        if key not in self._costs:
+            if len(self._costs) > _KEPT:
+                self._costs.clear()
+            self._costs[key] = {width: self.costs(width, behind, longest) for width in self.times.widths}
+        return self._costs[key]
+
+    def _extended(self, level: dict[int, Ints], costs: dict[int, Ints]) -> dict[int, Ints]:
+        """Return what one stage more reaches, by GPUs; ``costs`` has a row for each layer that is reached."""
+        found: dict[int, Ints] = {}
+        for gpus, sums in level.items():
             for width, cost in costs.items():
-                if gpus + width > self.n_gpus or not self.fits(gpus, width):
-                    continue
-                found = np.minimum((cost + tables[n_used, gpus][None, :]).min(axis=1), _NEVER)
-                key = n_used + 1, gpus + width
-                tables[key] = np.minimum(tables[key], found) if key in tables else found
+                if gpus + width <= self.n_gpus and self.fits(gpus, width):
+                    least = np.minimum((cost + sums).min(axis=1), _NEVER)
+                    other = found.get(gpus + width)
+                    found[gpus + width] = least if other is None else np.minimum(other, least)
+        return found
 
     def choices(self, below: int | None) -> Iterator[_Choice]:
         """Yield the choices of a slowest stage that may cost less than given, lowest bound first."""

@@ -7,7 +7,7 @@ from makespan.emulator import pipeline_time_s
 from makespan.papers.oobleck.planning._profile import ModelProfile
 from makespan.papers.oobleck.planning._template import PipelineTemplate, Stage
 
-__all__ = ["event_time_s", "stage_passes_s"]
+__all__ = ["event_time_s", "schedule_times_s", "stage_passes_s"]
 
 
 def stage_passes_s(stage: Stage, profile: ModelProfile) -> tuple[float, float]:
@@ -32,11 +32,28 @@ def event_time_s(
     profile
         Times of the layers, of which the templates were made.
     """
-    passes = {one: tuple(stage_passes_s(stage, profile) for stage in one.stages) for one in set(templates)}
-    longest = max(
-        _schedule_s(passes[one], count) for one, count in zip(templates, n_microbatches, strict=True)
-    )
+    longest = max(schedule_times_s(templates, n_microbatches, profile))
     return longest + profile.sync_time_s(len(templates))
+
+
+def schedule_times_s(
+    templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], profile: ModelProfile
+) -> tuple[float, ...]:
+    """Return the time of each pipeline by a simulation of its schedule, without the wait for gradients [s].
+
+    Parameters
+    ----------
+    templates, n_microbatches, profile
+        See `event_time_s`.
+
+    Returns
+    -------
+    tuple of float
+        Of each pipeline, (n_pipelines,).
+    """
+    passes = {one: tuple(stage_passes_s(stage, profile) for stage in one.stages) for one in set(templates)}
+    pairs = zip(templates, n_microbatches, strict=True)
+    return tuple(_schedule_s(passes[template], count) for template, count in pairs)
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,10 @@
 """Stages, templates and plans: what planning, reconfiguration and training hand to each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+from makespan.errors import InputError
 
 __all__ = ["HybridPlan", "Pipeline", "PipelineTemplate", "Stage"]
 
@@ -64,6 +68,29 @@ class PipelineTemplate:
         """Return the latency of the slowest stage over the mean of all."""
         latencies = [stage.latency_s for stage in self.stages]
         return max(latencies) * len(latencies) / sum(latencies)
+
+    def rank_grid(self, ranks: Sequence[int], n_slots: int | None = None) -> dict[int, tuple[int, ...]]:
+        """Return which ranks hold each layer, given those of all GPUs in order.
+
+        With a number of slots every layer is so many equal parts, which stages with different numbers of GPUs
+        have in common, and the ranks are those of its parts.
+        """
+        n_gpus = sum(stage.n_gpus for stage in self.stages)
+        if len(ranks) != n_gpus:
+            raise InputError(f"{len(ranks)} ranks for a template of {n_gpus} GPUs; accepted: one each")
+        widest = max(stage.n_gpus for stage in self.stages)
+        if n_slots is not None and (n_slots < widest or n_slots % widest):
+            raise InputError(
+                f"{n_slots} slots for stages of up to {widest} GPUs; accepted: multiples of that"
+            )
+        left = iter(ranks)
+        grid: dict[int, tuple[int, ...]] = {}
+        for stage in self.stages:
+            held = tuple(islice(left, stage.n_gpus))
+            count = n_slots or stage.n_gpus
+            parts = tuple(held[slot * stage.n_gpus // count] for slot in range(count))
+            grid |= dict.fromkeys(stage.layers, parts)
+        return grid
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class StageExecutor:
         self._links: Links | None = None
         self._passes: StagePasses | None = None
         self._losses: list[float] = []
-        self._iteration = -1
+        self._iteration, self._is_reduced = -1, False
 
     @property
     def n_layers(self) -> int:
@@ -179,7 +179,7 @@ class StageExecutor:
 
     def disconnect(self) -> None:
         """Drop all that ties this process to others, and the gradients; what is held stays."""
-        self._passes = None
+        self._passes, self._is_reduced = None, False
         self._losses = []
         if self._links is not None:
             self._links.close()
@@ -214,6 +214,7 @@ class StageExecutor:
         if missing := set(self._place.layers) - set(self.layers):
             raise InputError(f"layers {sorted(missing)} of the stage are not held; accepted: all of them")
         self._held.clear_gradients()
+        self._is_reduced = False
         before = {} if self._has_computed else self._held.buffers(self._place.layers)
         self._losses, self._iteration = self._passes.run(iteration), iteration
         self._held.check_buffers(before)
@@ -233,10 +234,14 @@ class StageExecutor:
         if job.clip_norm is not None:
             norm = math.sqrt(math.fsum(squares))
             self._held.scale_gradients(self._place.layers, min(1.0, job.clip_norm / (norm + 1e-6)))
+        self._is_reduced = True
         return IterationFacts(math.fsum(losses) / job.n_microbatches, norm, n_sums)
 
     def apply(self) -> None:
-        """Do the step of the iteration that was reduced."""
+        """Do the step of the iteration that was reduced, once."""
+        if not self._is_reduced:
+            raise InputError("gradients are not there; accepted: apply after reduce, once, before disconnect")
+        self._is_reduced = False
         self._held.step(self._place.layers, self._iteration)
 
     def _connected(self) -> Links:

@@ -1,5 +1,7 @@
 """Measure what planning needs to know of the layers of a model; no torch in this process."""
 
+from pathlib import Path
+
 from makespan.errors import InputError
 from makespan.leftovers import temporary_directory
 from makespan.papers.oobleck.planning import LayerProfile, ModelProfile
@@ -19,6 +21,7 @@ def profile_chain(
     repeats: int = 5,
     warm_ups: int = 2,
     launcher: Launcher | None = None,
+    run_dir: Path | None = None,
 ) -> ModelProfile:
     """Time the layers of a model with one microbatch, on the hardware at hand.
 
@@ -35,6 +38,9 @@ def profile_chain(
         Timed and untimed runs; at least 5 timed ones.
     launcher
         What starts the processes; None for this machine with one thread each.
+    run_dir
+        Directory of the run, which all processes see and which has not been used; None for a temporary one of
+        this machine.
 
     Returns
     -------
@@ -52,8 +58,9 @@ def profile_chain(
             raise InputError(f"{name} is {found}; accepted: a whole number >= {least}")
     request = {"job": job.values(), "repeats": repeats, "warm_ups": warm_ups}
     with temporary_directory("profile") as path:
-        (launcher or LocalLauncher()).run(Launch(_WORKER, request, n_replicas, path))
-        rows = RunDirectory(path).result()
+        directory = run_dir or path
+        (launcher or LocalLauncher()).run(Launch(_WORKER, request, n_replicas, directory))
+        rows = RunDirectory(directory).result()
     layers = (
         LayerProfile(
             max(row["forward_s"], _SHORTEST_S), max(row["backward_s"], _SHORTEST_S), {1: 0.0},

@@ -36,6 +36,9 @@ class Queue(Protocol):
     def pop(self) -> tuple[int, Kind, Any]:
         """Take the next one out."""
 
+    def next_ms(self) -> int:
+        """Return when the next one happens [ms]; there must be one."""
+
 
 class _Entry(int):
     """A key that compares as a number, time before kind, and what the event concerns."""
@@ -62,6 +65,10 @@ class HeapList:
         """Take the next one out."""
         entry = heapq.heappop(self._heap)
         return entry >> _BITS, _KINDS[entry & _MASK], entry.what
+
+    def next_ms(self) -> int:
+        """Return when the next one happens [ms]."""
+        return self._heap[0] >> _BITS
 
     def comes_first(self, kind: Kind, other: Kind) -> bool:
         """Tell whether one kind stands before the first of another in storage, which is no order in time."""
@@ -93,3 +100,7 @@ class SharedQueue:
     def pop(self) -> tuple[int, Kind, Any]:
         """Take the next one out."""
         return self._queue.pop()[1]
+
+    def next_ms(self) -> int:
+        """Return when the next one happens [ms]."""
+        return round(self._queue.next_time_s() / MS)

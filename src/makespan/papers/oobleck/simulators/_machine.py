@@ -15,7 +15,10 @@ from makespan.papers.oobleck.simulators._events import HeapList, Kind, Queue, Sh
 from makespan.papers.oobleck.simulators._records import Account, Category, PairedLists, Steps
 from makespan.papers.oobleck.simulators._traces import NodeTrace
 
-__all__ = ["Machine", "Node", "State"]
+__all__ = ["ALL", "Machine", "Node", "State"]
+
+ALL = 10**18
+"""So many that there is no limit."""
 
 
 class State(Enum):
@@ -54,17 +57,17 @@ class Machine(ABC):
         self.queue: Queue = SharedQueue() if self.heap is None else self.heap
         self.steps = Steps() if Defect.D12 in repaired else self._released_steps()
         self.account = Account()
+        self.sees_storage = True  # whether a heap's storage order counts: then each step must pass through it
         self.nodes: dict[str, Node] = {}
-        self.state = State.STOPPED
+        self.state, self.has_lost_member = State.STOPPED, False
         self.members: list[Node] = []
         self.waiting = self.n_pipelines = self.n_used = 0
         self.version = self.deadline = 0
-        self.n_steps = self.n_failures = 0
+        self.n_ready = self.n_steps = self.n_failures = 0
         self.step_ms = 0
         self.first_ready_ms: int | None = None
         self.start_ms: int | None = None
         self.previous_ms = self.last_step_ms = 0
-        self.counts: list[tuple[int, int]] = []
 
     def _released_steps(self) -> Steps | PairedLists:
         return Steps()
@@ -86,17 +89,16 @@ class Machine(ABC):
             Kind.STEP_DONE: self._step_done,
             Kind.CHECKPOINT_DONE: self.checkpoint_done,
         }
-        end_ms, takes_last = self.trace.end_ms, self.is_repaired(Defect.D8)
-        while len(self.queue):
+        last_ms = self.trace.end_ms - (not self.is_repaired(Defect.D8))
+        while self.queue:
             time_ms, kind, what = self.queue.pop()
-            if time_ms > end_ms or (time_ms == end_ms and not takes_last):
+            if time_ms > last_ms:
                 break
             handle[kind](time_ms, what)
-        self.close_time(end_ms)
+        self.close_time(self.trace.end_ms)
 
     def _add(self, time_ms: int, name: str) -> None:
         self.nodes[name] = Node()
-        self.counts.append((time_ms, len(self.nodes)))
         self.queue.push(time_ms + self.costs.creation_ms, Kind.READY, name)
 
     def _ready(self, time_ms: int, name: str) -> None:
@@ -104,6 +106,7 @@ class Machine(ABC):
         if node is None:
             return
         node.is_ready = True
+        self.n_ready += 1
         if self.first_ready_ms is None:
             self.first_ready_ms = time_ms
             self.account.open(time_ms)
@@ -118,8 +121,9 @@ class Machine(ABC):
 
     def _remove(self, time_ms: int, name: str) -> None:
         node = self.nodes.pop(name)
-        self.counts.append((time_ms, len(self.nodes)))
         self.n_failures += 1
+        self.n_ready -= node.is_ready
+        self.has_lost_member |= node.is_used
         if not self.is_repaired(Defect.D3) or self.needs(node):
             self.lose(time_ms, node)
         elif node.is_ready and self.state is State.RUNNING:
@@ -151,7 +155,7 @@ class Machine(ABC):
 
     def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
         """Start a rendezvous, of all nodes unless a shorter time is given [ms]."""
-        self.state = State.RENDEZVOUS
+        self.state, self.has_lost_member = State.RENDEZVOUS, False
         self.members = [node for node in self.nodes.values() if node.is_ready]
         for node in self.nodes.values():
             node.is_used = node.is_ready
@@ -170,8 +174,7 @@ class Machine(ABC):
         if self.is_repaired(Defect.D1) and deadline != self.deadline:
             return
         self.close_time(time_ms, is_local=delay_ms is not None)
-        there = set(map(id, self.nodes.values()))
-        if any(id(node) not in there for node in self.members):
+        if self.has_lost_member and self.members:
             self.meet(time_ms, delay_ms)
         else:
             self._place(time_ms)
@@ -185,46 +188,65 @@ class Machine(ABC):
         n_placed = n_stages * self.n_pipelines
         for index, node in enumerate(members):
             node.coordinates = [divmod(index, n_stages)] if index < n_placed else []
+        if self.is_repaired(Defect.D10):
+            for node in members[max(self.costs.throughput) :]:
+                node.is_used = False  # beyond what throughput is known for: a spare
         self.waiting = len(members) - n_placed
         self.n_used, self.members = len(members), []
         self.version += 1
-        n_ready = sum(node.is_ready for node in self.nodes.values())
-        step_ms = self.costs.step_ms(n_ready, self.repaired) if self.n_pipelines else None
+        step_ms = self.costs.step_ms(self.n_ready, self.repaired) if self.n_pipelines else None
         if step_ms is None:
             self.state = State.STOPPED
             return
         self.state, self.step_ms = State.RUNNING, step_ms
         if self.start_ms is None:
             self.start_ms = self.previous_ms = time_ms
-        self.placed(n_ready)
+        self.placed(self.n_ready)
         self.next_step(time_ms)
 
     def next_step(self, time_ms: int) -> None:
-        """Start a step."""
-        self.count_released_step()
+        """Start a step; before it, take all those at once that nothing can come between."""
+        is_free = self.heap is None or not self.sees_storage
+        if is_free and self.previous_ms == time_ms:
+            time_ms = self._take_steps(time_ms)
+        self.count_released_steps(1)
         self.end_step_at(time_ms + self.step_ms)
+
+    def _take_steps(self, time_ms: int) -> int:
+        """Take steps that end before anything else happens; return when the last one does [ms]."""
+        free_ms = min(self.queue.next_ms(), self.trace.end_ms) - time_ms - 1
+        n_steps = min(free_ms // self.step_ms, self.alike())
+        if n_steps < 1:
+            return time_ms
+        self.count_released_steps(n_steps)
+        self.record(time_ms + n_steps * self.step_ms, n_steps)
+        return self.previous_ms
+
+    @abstractmethod
+    def alike(self) -> int:
+        """Return how many steps would come now at whose end nothing else is done."""
 
     def end_step_at(self, time_ms: int) -> None:
         """Let the step end then."""
         self.queue.push(time_ms, Kind.STEP_DONE, self.version)
 
-    def count_released_step(self) -> None:
-        """Count a step that starts as useful."""
-        self.account.released_ms[Category.USEFUL] += self.step_ms
+    def count_released_steps(self, n_steps: int) -> None:
+        """Count steps that start as useful."""
+        self.account.released_ms[Category.USEFUL] += n_steps * self.step_ms
 
     def _step_done(self, time_ms: int, version: int) -> None:
         if version == self.version:
             self.step_done(time_ms)
 
-    def record(self, time_ms: int) -> None:
-        """Enter a finished step."""
-        self.steps.add(self.previous_ms, time_ms, self.costs.samples_per_step)
-        self.spend_step(time_ms)
+    def record(self, time_ms: int, n_steps: int = 1) -> None:
+        """Enter finished steps."""
+        self.steps.add(self.previous_ms, time_ms, self.costs.samples_per_step, n_steps)
+        self.spend_steps(time_ms, n_steps)
         self.previous_ms = self.last_step_ms = time_ms
-        self.n_steps += 1
+        self.n_steps += n_steps
 
-    def spend_step(self, time_ms: int) -> None:
-        """Account for a step that ends now."""
+    def spend_steps(self, time_ms: int, n_steps: int) -> None:
+        """Account for steps that end now."""
         self.account.spend(Category.USEFUL, time_ms)
 
     def close_time(self, time_ms: int, *, is_local: bool = False) -> None:
@@ -238,8 +260,7 @@ class Machine(ABC):
 
     def pays(self, cost_ms: int) -> bool:
         """Tell whether a new plan for the nodes that have joined is worth its cost (repair of D2)."""
-        n_ready = sum(node.is_ready for node in self.nodes.values())
-        if not self.is_repaired(Defect.D2) or n_ready == self.n_used:
+        if self.n_ready == self.n_used or not self.is_repaired(Defect.D2):
             return False
-        new, old = (self.costs.samples_per_s(n, self.repaired) for n in (n_ready, self.n_used))
+        new, old = (self.costs.samples_per_s(n, self.repaired) for n in (self.n_ready, self.n_used))
         return new * (self.costs.horizon_ms - cost_ms) > old * self.costs.horizon_ms

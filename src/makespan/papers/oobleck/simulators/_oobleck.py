@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from makespan.papers.oobleck.simulators._machine import Machine, Node
+from makespan.papers.oobleck.simulators._costs import Costs
+from makespan.papers.oobleck.simulators._defects import Defect
+from makespan.papers.oobleck.simulators._machine import ALL, Machine, Node
 from makespan.papers.oobleck.simulators._records import Category
+from makespan.papers.oobleck.simulators._traces import NodeTrace
 
 __all__ = ["OobleckMachine"]
 
@@ -12,6 +15,10 @@ class OobleckMachine(Machine):
     """Pipelines from templates."""
 
     rendezvous_category = Category.REBALANCE
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        self.sees_storage = Defect.D3 in repaired  # else no matter which nodes are there
 
     def rendezvous_ms(self) -> int:
         """Return the time of regrouping, copying and building groups."""
@@ -28,6 +35,10 @@ class OobleckMachine(Machine):
         self.account.released_ms[Category.LOST] += self.step_ms
         self.close_time(time_ms)
         self.meet(time_ms)
+
+    def alike(self) -> int:
+        """Return all: nodes only join and leave in between."""
+        return ALL
 
     def step_done(self, time_ms: int) -> None:
         """Go on; take joined nodes in where that pays."""

@@ -1,12 +1,11 @@
 """What a run leaves: its steps, and where its time went."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from makespan.units import MS
 
-__all__ = ["Account", "Category", "PairedLists", "StepRecord", "Steps"]
+__all__ = ["Account", "Category", "PairedLists", "Run", "Steps"]
 
 
 class Category(StrEnum):
@@ -22,43 +21,44 @@ class Category(StrEnum):
     IDLE = "idle"  # of GPUs beside those that work; no part of the wall time
 
 
-@dataclass(slots=True)
-class StepRecord:
-    """A step from the end of the one before to its own, with the samples that count."""
-
-    start_ms: int
-    end_ms: int
-    samples: float
+Run = tuple[int, int, int, float]
+"""Start and end of consecutive equal steps [ms], how many they are, and samples of each that count."""
 
 
 class Steps:
-    """One record a step."""
+    """One record for each step, or for several that nothing came between."""
 
     def __init__(self) -> None:
-        self._steps: list[StepRecord] = []
+        self._runs: list[Run] = []
 
-    def add(self, start_ms: int, end_ms: int, samples: int) -> None:
-        """Enter a finished step."""
-        self._steps.append(StepRecord(min(start_ms, end_ms), end_ms, samples))
+    def add(self, start_ms: int, end_ms: int, samples: int, n_steps: int = 1) -> None:
+        """Enter finished steps."""
+        self._runs.append((min(start_ms, end_ms), end_ms, n_steps, samples))
 
     def lose_from(self, time_ms: int | None) -> int:
         """Let steps from then on count nothing, all if None; return twice their number less one."""
         n_lost = 0
-        for step in reversed(self._steps):
-            if time_ms is not None and step.start_ms < time_ms:
+        for index in range(len(self._runs) - 1, -1, -1):
+            if time_ms is not None and self._runs[index][0] < time_ms:
                 break
-            step.samples = 0.0
-            n_lost += 1
+            n_lost += self._lose(index)
         return max(2 * n_lost - 1, 0)
+
+    def _lose(self, index: int) -> int:
+        start_ms, end_ms, n_steps, _ = self._runs[index]
+        self._runs[index] = start_ms, end_ms, n_steps, 0.0
+        return n_steps
 
     def lose_last(self, n_steps: int) -> None:
         """Let the last steps count nothing."""
-        for step in self._steps[-n_steps:]:
-            step.samples = 0.0
+        index = len(self._runs)
+        while n_steps > 0 and index > 0:
+            index -= 1
+            n_steps -= self._lose(index)
 
-    def records(self) -> list[StepRecord]:
+    def runs(self) -> list[Run]:
         """Return all steps."""
-        return self._steps
+        return self._runs
 
 
 class PairedLists:
@@ -68,17 +68,17 @@ class PairedLists:
         self._times_ms: list[int] = []
         self._rates: list[float] = []
 
-    def add(self, start_ms: int, end_ms: int, samples: int) -> None:
-        """Enter a finished step; an interval may have any sign."""
-        rate = samples / (end_ms - start_ms) if end_ms != start_ms else 0.0
-        self._times_ms += [start_ms, end_ms]
-        self._rates += [rate, rate]
+    def add(self, start_ms: int, end_ms: int, samples: int, n_steps: int = 1) -> None:
+        """Enter finished steps; an interval may have any sign."""
+        step_ms = (end_ms - start_ms) // n_steps
+        rate = samples / step_ms if step_ms else 0.0
+        for step in range(n_steps):
+            self._times_ms += (start_ms + step * step_ms, start_ms + (step + 1) * step_ms)
+        self._rates += [rate] * (2 * n_steps)
 
     def lose_from(self, time_ms: int | None) -> int:
         """Set rates behind the first entry of that time to 0, all if None; return how many."""
-        first = 0
-        if time_ms is not None:
-            first = self._found(time_ms) + 1
+        first = 0 if time_ms is None else self._found(time_ms) + 1
         n_lost = max(len(self._rates) - first, 0)
         self._rates[first:] = [0.0] * n_lost
         return n_lost
@@ -93,14 +93,11 @@ class PairedLists:
         """Set the last rates to 0; where there are fewer, the list grows."""
         self._rates[-2 * n_steps :] = [0.0] * (2 * n_steps)
 
-    def records(self) -> list[StepRecord]:
+    def runs(self) -> list[Run]:
         """Return the intervals with the second rate of each pair, as the averages take them."""
         times, rates = self._times_ms, self._rates
-        n_pairs = min(len(times), len(rates)) // 2
-        return [
-            StepRecord(times[2 * i], times[2 * i + 1], (times[2 * i + 1] - times[2 * i]) * rates[2 * i + 1])
-            for i in range(n_pairs)
-        ]
+        pairs = zip(times[::2], times[1::2], rates[1::2], strict=False)
+        return [(start, end, 1, (end - start) * rate) for start, end, rate in pairs]
 
 
 @dataclass(slots=True)
@@ -111,8 +108,8 @@ class Account:
     is known when it is over, so a category may be held in advance up to some time.
     """
 
-    released_ms: Counter[Category] = field(default_factory=Counter)
-    spent_ms: Counter[Category] = field(default_factory=Counter)
+    released_ms: dict[Category, int] = field(default_factory=lambda: dict.fromkeys(Category, 0))
+    spent_ms: dict[Category, int] = field(default_factory=lambda: dict.fromkeys(Category, 0))
     _cursor_ms: int | None = None
     _held: tuple[Category, int] | None = None
     _uncommitted_ms: int = 0
@@ -128,18 +125,28 @@ class Account:
 
     def spend(self, category: Category, until_ms: int, useful_ms: int | None = None) -> None:
         """Close the time up to now; ``useful_ms``: how much of it is useful, the rest has the category."""
-        if self._cursor_ms is None:
+        start_ms = self._cursor_ms
+        if start_ms is None:
             return
         if self._held is not None:
-            held, end_ms = self._held
-            self._held = None if end_ms <= until_ms else self._held
-            self._take(held, min(end_ms, until_ms))
-        start_ms = self._cursor_ms
-        if useful_ms is not None:
-            self._take(Category.USEFUL, min(start_ms + useful_ms, until_ms))
-        self._take(category, until_ms)
+            start_ms = self._spend_held(until_ms)
+        if until_ms <= start_ms:
+            return
+        if useful_ms is not None and start_ms + useful_ms < until_ms:
+            self.spent_ms[Category.USEFUL] += useful_ms
+            start_ms += useful_ms
+        self.spent_ms[category] += until_ms - start_ms
+        self._cursor_ms = until_ms
         if category is Category.USEFUL:
-            self._uncommitted_ms += max(until_ms - start_ms, 0)
+            self._uncommitted_ms += until_ms - start_ms
+
+    def _spend_held(self, until_ms: int) -> int:
+        """Spend what was said in advance, and return from when on the time is free."""
+        category, end_ms = self._held or (Category.STALLED, until_ms)
+        if end_ms <= until_ms:
+            self._held = None
+        self._take(category, min(end_ms, until_ms))
+        return self._cursor_ms or 0
 
     def _take(self, category: Category, until_ms: int) -> None:
         if self._cursor_ms is not None and until_ms > self._cursor_ms:

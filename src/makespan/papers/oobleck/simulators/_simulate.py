@@ -12,11 +12,12 @@ from makespan.papers.oobleck.simulators._costs import Costs
 from makespan.papers.oobleck.simulators._defects import Defect
 from makespan.papers.oobleck.simulators._machine import Machine
 from makespan.papers.oobleck.simulators._oobleck import OobleckMachine
+from makespan.papers.oobleck.simulators._records import Run
 from makespan.papers.oobleck.simulators._traces import NodeTrace
 from makespan.papers.oobleck.simulators._varuna import VarunaMachine
 from makespan.units import MS
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["Outcome", "simulate", "unused_nodes"]
 
 Floats = npt.NDArray[np.float64]
 _MACHINES: dict[str, type[Machine]] = {
@@ -40,8 +41,8 @@ class Outcome:
         Steps that the system counts, and nodes removed.
     times_s
         Time by category.
-    steps
-        Start and end [s] and samples that count, one row a step, (n_steps, 3).
+    runs
+        Steps, see `steps`; consecutive equal ones together.
     """
 
     is_feasible: bool
@@ -49,7 +50,16 @@ class Outcome:
     n_steps: int = 0
     n_failures: int = 0
     times_s: dict[str, float] = field(default_factory=dict)
-    steps: Floats = field(default_factory=lambda: np.zeros((0, 3)))
+    runs: tuple[Run, ...] = ()
+
+    def steps(self) -> Floats:
+        """Return start and end [s] and samples that count, one row a step, (n_steps, 3)."""
+        parts = [
+            np.column_stack([edges[:-1], edges[1:], np.full(n_steps, samples)])
+            for start_ms, end_ms, n_steps, samples in self.runs
+            for edges in (np.linspace(start_ms, end_ms, n_steps + 1) * MS,)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, 3))
 
 
 def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[Defect] = ()) -> Outcome:
@@ -78,15 +88,31 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
         return Outcome(is_feasible=False)
     machine = _MACHINES[system](trace, costs, frozenset(repaired))
     machine.run()
-    records = [(one.start_ms * MS, one.end_ms * MS, one.samples) for one in machine.steps.records()]
+    runs = machine.steps.runs()
     return Outcome(
         is_feasible=True,
-        throughput_samples_per_s=_average(machine, sum(samples for *_, samples in records)),
+        throughput_samples_per_s=_average(machine, sum(n_steps * samples for *_, n_steps, samples in runs)),
         n_steps=machine.n_steps,
         n_failures=machine.n_failures,
         times_s=machine.account.times_s(is_conservative=Defect.D5 in machine.repaired),
-        steps=np.array(records, dtype=np.float64).reshape(-1, 3),
+        runs=tuple(runs),
     )
+
+
+def unused_nodes(trace: NodeTrace, costs: Costs) -> int:
+    """Return how many nodes of a trace stay idle because throughput is known for fewer only.
+
+    Parameters
+    ----------
+    trace, costs
+        What is simulated.
+
+    Returns
+    -------
+    int
+        The most nodes that are there at once less the most of the table; 0 where there are no more.
+    """
+    return max(0, max(trace.counts()) - max(costs.throughput, default=0)) if costs.throughput else 0
 
 
 def _average(machine: Machine, n_samples: float) -> float:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from makespan.papers.oobleck.simulators._costs import Costs
 from makespan.papers.oobleck.simulators._defects import Defect
 from makespan.papers.oobleck.simulators._events import Kind
 from makespan.papers.oobleck.simulators._machine import Machine, Node
 from makespan.papers.oobleck.simulators._records import Category, PairedLists, Steps
+from makespan.papers.oobleck.simulators._traces import NodeTrace
 
 __all__ = ["VarunaMachine"]
 
@@ -17,6 +19,10 @@ class VarunaMachine(Machine):
     writing_ms: int | None = None  # end of the checkpoint that is being written (repair of D6)
     has_removal = False  # since the last finished step
     n_nodes = 0
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        self.sees_storage = costs.falls_back and costs.charges_checkpoints
 
     def _released_steps(self) -> Steps | PairedLists:
         return PairedLists()
@@ -30,6 +36,12 @@ class VarunaMachine(Machine):
     def placed(self, n_nodes: int) -> None:
         """Note how long the next restart takes."""
         self.n_nodes = self.costs.known(n_nodes)
+
+    def spend_steps(self, time_ms: int, n_steps: int) -> None:
+        """Account for steps, and for the GPUs that they leave idle."""
+        idle = self.costs.idle_gpus[self.n_nodes] if self.costs.idle_gpus else 0
+        self.account.released_ms[Category.IDLE] += (time_ms - self.previous_ms) * idle // self.n_nodes
+        super().spend_steps(time_ms, n_steps)
 
     def lose(self, time_ms: int, node: Node) -> None:
         """Fall back to the last checkpoint and restart."""
@@ -51,10 +63,13 @@ class VarunaMachine(Machine):
             self.checkpoint_done(self.writing_ms, self.writing_ms)
         self.writing_ms = None
 
+    def alike(self) -> int:
+        """Return those before the next checkpoint."""
+        every = self.costs.checkpoint_every
+        return 0 if self.has_removal else every - 1 - self.n_steps % every
+
     def step_done(self, time_ms: int) -> None:
         """Go on, with a checkpoint after so many steps and after the first one of a restart."""
-        idle = self.costs.idle_gpus[self.n_nodes] if self.costs.idle_gpus else 0
-        self.account.released_ms[Category.IDLE] += (time_ms - self.previous_ms) * idle // self.n_nodes
         self.record(time_ms)
         joins = self.pays(self.rendezvous_ms() + self.costs.checkpoint_ms)
         next_ms = time_ms

@@ -1,0 +1,35 @@
+"""Whatever the plan: cuts, pipelines and batches change no bit of what one process computes in order."""
+
+from chain_nodes import Nodes, plan_of, small_job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from makespan.papers.oobleck.runtime import Oracle
+
+N_LAYERS, MOST_NODES = 6, 5
+
+
+@st.composite
+def plans(draw):
+    """Draw pipelines on a few nodes, each cut anywhere, with one microbatch or more each."""
+    sizes = draw(
+        st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda one: sum(one) <= MOST_NODES)
+    )
+    nodes, pipelines = iter(draw(st.permutations(range(sum(sizes))))), []
+    for size in sizes:
+        cuts = draw(st.sets(st.integers(1, N_LAYERS - 1), min_size=size - 1, max_size=size - 1))
+        ends = (*sorted(cuts), N_LAYERS)
+        pipelines.append((tuple(next(nodes) for _ in range(size)), ends, draw(st.integers(1, 4))))
+    return plan_of(*pipelines)
+
+
+@given(plans(), st.booleans())
+@settings(max_examples=12, derandomize=True)
+def test_every_plan_gives_the_bits_of_the_oracle(plan, bucketed):
+    count = sum(one.n_microbatches for one in plan.pipelines)
+    job = small_job(n_microbatches=count, bucketed=bucketed, clip_norm=1.0)
+    nodes, oracle = Nodes(job), Oracle(job)
+    nodes.connect(plan)
+    losses = [one.loss for one in nodes.iterate(0, 2)[plan.nodes[0]]]
+    assert losses == [oracle.iterate(iteration, plan) for iteration in range(2)]
+    assert nodes.checksums() == {layer: {oracle.checksum(layer)} for layer in range(N_LAYERS)}
