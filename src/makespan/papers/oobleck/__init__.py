@@ -6,7 +6,6 @@ Below ``results/<source>/oobleck/`` a run writes
 - of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
 - of `reconfiguration_experiment`: ``reconfiguration.csv``
 - of `predictions_experiment`, which trains: ``predictions.csv``
-- of `fig9_experiment`: ``fig9.csv``, on traces of `generated_failures` or `published_traces`
 - of `hybrid_experiment`, which trains: ``hybrid.csv``, ``hybrid_kills.csv`` and ``hybrid_summary.csv``
 - of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
   ``fig12.csv`` and ``fig13.csv``
@@ -57,8 +56,6 @@ __all__ = [
     "LiveOptions",
     "LiveResult",
     "drain_nodes",
-    "fig9_experiment",
-    "generated_failures",
     "hybrid_experiment",
     "failure_experiments",
     "generated_traces",
