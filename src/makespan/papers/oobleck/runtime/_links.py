@@ -59,7 +59,7 @@ class Links:
     groups
         Nodes that add up together, in an order that all members share.
     store
-        Where the members meet, of this generation alone.
+        Where the members meet, of this generation alone; closed, it releases those who still wait there.
     """
 
     def __init__(
@@ -82,6 +82,11 @@ class Links:
                 among = list(members) if group is None else list(group)
                 if own in among and len(among) > 1:
                     self._built[group] = self._meet(str(number), among, store)
+            # Nobody begins before all are there: who gave up in the middle keeps connections for a while,
+            # and whoever waited at the other end of one would not be told.
+            if _guarded(lambda: store.add("met", 1)) == len(members):
+                _guarded(lambda: store.set("all met", "1"))
+            _guarded(lambda: store.wait(["all met"], self._timeout))
         except LostPeerError as error:
             problem = str(error)
         if problem is not None:  # raised here, so that it refers to no frame that still knows a group
