@@ -54,7 +54,7 @@ OOBLECK_TABLES = {
     "instantiation": ("makespan.papers.oobleck:instantiation_experiment", ["instantiation"]),
     "reconfiguration": ("makespan.papers.oobleck:reconfiguration_experiment", ["reconfiguration"]),
     "layer_throughput": ("makespan.papers.oobleck:layer_throughput_experiment", ["throughput"]),
-    "studies": ("makespan.papers.oobleck:studies_experiment", []),
+    "studies": ("makespan.papers.oobleck:studies_experiment", ["throughput"]),
 }
 
 

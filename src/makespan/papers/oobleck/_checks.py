@@ -2,6 +2,7 @@
 
 from makespan.claims import Check, Ledger
 from makespan.papers.oobleck._checks_execution import EXECUTION_CHECKS
+from makespan.papers.oobleck._checks_intervals import INTERVAL_CHECKS
 from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
 from makespan.papers.oobleck._checks_reconfiguration import RECONFIGURATION_CHECKS
 from makespan.papers.oobleck._checks_simulation import SIMULATION_CHECKS
@@ -20,6 +21,7 @@ _CHECKS: tuple[Check, ...] = (
     *EXECUTION_CHECKS,
     *SIMULATION_CHECKS,
     *SPOT_CHECKS,
+    *INTERVAL_CHECKS,
 )
 _PRINTED = {f"{name}_published": PUBLISHED[name] for name in ("instantiation", "fig12")}
 

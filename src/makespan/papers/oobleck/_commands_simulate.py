@@ -27,6 +27,7 @@ from makespan.papers.oobleck.simulators import (
     repairs,
     simulate,
     switches,
+    unused_nodes,
 )
 
 __all__ = ["simulate_command"]
@@ -159,7 +160,12 @@ def simulate_command(
     costs = systems.costs(
         system, model, falls_back=fallback == "on", checkpoint_every=k, charges_checkpoints=not no_ckpt
     )
-    found = simulate(system, _trace(trace_name, seed), costs, repairs(mode, switches(defects)))
+    trace = _trace(trace_name, seed)
+    found = simulate(system, trace, costs, repairs(mode, switches(defects)))
+    if beyond := unused_nodes(trace, costs):
+        click.echo(
+            f"{beyond} nodes idle at the most: throughput is known for no more than the others", err=True
+        )
     if is_json:
         told = {"trace": trace_name, "system": system, "model": model, "mode": mode, "defects": defects}
         click.echo(_as_json(found, **told))

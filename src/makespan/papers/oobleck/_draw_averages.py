@@ -149,10 +149,12 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
 def ablation(paths: Mapping[str, str], source: str) -> Drawn:
     """Average throughput with one defect repaired, over that as released; means over seeds."""
     rows = read_csv(paths["ablation"], ABLATION)
-    keys = ["trace", "model", "system", "defects"]
-    means = rows[rows["feasible"]].groupby(keys, sort=False)["throughput_samples_per_s"].mean().reset_index()
-    base = means[means["defects"] == ""].drop(columns="defects")
-    table = means[means["defects"] != ""].merge(base, on=keys[:-1], suffixes=("", "_as_released"))
-    released = table["throughput_samples_per_s_as_released"]
+    keys, value = ["trace", "model", "system"], "throughput_samples_per_s"
+    rows = rows[rows["feasible"]][[*keys, "seed", "defects", value]]
+    base = rows[rows["defects"] == ""].drop(columns="defects")
+    pairs = rows[rows["defects"] != ""].merge(base, on=[*keys, "seed"], suffixes=("", "_as_released"))
+    means = pairs.groupby([*keys, "defects"], sort=False)[[value, f"{value}_as_released"]].mean()
+    table = means.reset_index()
+    released = table[f"{value}_as_released"]
     table["ratio"] = table["throughput_samples_per_s"] / released.where(released > 0)
     return _repairs(table, source), table

@@ -9,12 +9,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from makespan.papers.oobleck._draw_averages import LOOKS, MODES, SOURCES
+from makespan.papers.oobleck._interval_studies import INTERVALS
+from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_simulation import BREAKDOWN, SERIES
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, ordered, styled
+from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, ordered, plain_numbers, styled
 from makespan.tables import read_csv
 from makespan.units import HOUR
 
-__all__ = ["breakdown", "over_time"]
+__all__ = ["breakdown", "intervals", "over_time"]
 
 Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
@@ -112,3 +114,39 @@ def over_time(paths: Paths, source: str, mode: str) -> Drawn:
     rows = read_csv(path, SERIES[name])
     table = rows[rows["mode"] == mode].reset_index(drop=True)
     return _over_time(table, source), table
+
+
+@styled
+def _intervals(table: pd.DataFrame, best: Mapping[tuple[str, str], float]) -> Figure:
+    models = list(dict.fromkeys(table["model"]))
+    figure = new_figure(TWO_COLUMNS_IN, 2.3)
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        own = table[table["model"] == model].sort_values("steps")
+        look = LOOKS["varuna"]
+        axes.plot(own["steps"], own["simulated_share"], color=look.colour, marker=look.marker, ms=3)
+        axes.plot(own["steps"], own["expected_share"], color="black", lw=0.8, ls=":")
+        axes.axhline(best[model, "oobleck_share"], color=LOOKS["oobleck"].colour, lw=1.0)
+        axes.axvline(best[model, "young_daly_steps"], color=PALETTE["grey"], lw=0.8, ls=(0, (4, 2)))
+        axes.set(xscale="log", xlabel="steps between checkpoints", title=model, ylim=(0, 1.02))
+        axes.xaxis.set_major_formatter(plain_numbers())
+    panels[0].set_ylabel("share of full throughput")
+    handles = [
+        Line2D([], [], color=LOOKS["varuna"].colour, marker="s", ms=3, label="Varuna"),
+        Line2D([], [], color="black", lw=0.8, ls=":", label="Varuna, analytic"),
+        Line2D([], [], color=PALETTE["grey"], lw=0.8, ls=(0, (4, 2)), label="Young and Daly"),
+        Line2D([], [], color=LOOKS["oobleck"].colour, label="Oobleck"),
+    ]
+    return finished(figure, "generated losses, printed throughput", handles, ncols=4)
+
+
+def intervals(paths: Paths, source: str) -> Drawn:
+    """Share of full throughput against the steps between Varuna's checkpoints."""
+    rows = read_csv(paths["studies"], STUDIES)
+    rows = rows[rows["study"] == INTERVALS]
+    wide = rows.pivot(index="case", columns="quantity", values="value")
+    best = {(case, name): wide.loc[case, name] for case in wide.index for name in wide.columns}
+    table = wide[wide["simulated_share"].notna()].reset_index()
+    parts = table["case"].str.extract(r"^(?P<model>.*), every (?P<steps>\d+) steps$")
+    table = parts.assign(steps=parts["steps"].astype(int)).join(table[["simulated_share", "expected_share"]])
+    return _intervals(table, best), table

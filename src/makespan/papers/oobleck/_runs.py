@@ -1,5 +1,6 @@
 """Traces, and simulations of them: as rows of a table, each run once."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from makespan.papers.oobleck.simulators import (
     read_trace,
     repairs,
     simulate,
+    unused_nodes,
 )
 from makespan.tables import TableSchema
 from makespan.throughput import Dataset, find_dataset, verify
@@ -29,6 +31,8 @@ __all__ = [
     "NO_CHECKPOINT", "Cells", "Runs", "Setting", "Traces", "all_systems", "beside", "generated_traces",
     "published_traces",
 ]  # fmt: skip
+
+_LOG = logging.getLogger(__name__)
 
 Traces = Mapping[str, Mapping[int, NodeTrace]]
 Cells = Mapping[str, pd.DataFrame]
@@ -130,6 +134,11 @@ class Runs:
         self, traces: Traces, models: Sequence[str], settings: Sequence[Setting]
     ) -> list[dict[str, Any]]:
         """Return a row a trace, seed, model and setting."""
+        for name, by_seed in traces.items():
+            costs = self._costs("oobleck", models[0])
+            beyond = max(unused_nodes(trace, costs) for trace in by_seed.values())
+            if beyond:
+                _LOG.warning("%s: up to %d nodes idle, throughput is known for no more", name, beyond)
         return [
             {"trace": name, "seed": seed, "model": model}
             | setting.columns

@@ -28,7 +28,7 @@ class Oobleck(PaperSettings):
         "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
         "reconfiguration": "what becomes of every plan of a few nodes after every loss",
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
-        "studies": "which templates are needed at least, what fewer cost, and several nodes lost at once",
+        "studies": "which templates are needed at least; nodes lost at once; intervals between checkpoints",
         "predictions": "measured iterations of small models beside the times that planning predicts",
         "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
@@ -70,7 +70,9 @@ class Oobleck(PaperSettings):
         if table in _EXECUTED:
             return self.execution.options_of(table)
         own = self.planning.options_of(table, self.simulation.batches())
-        return own | ({"bursts": self.losses.bursts.model_dump()} if table == "studies" else {})
+        if table == "studies":
+            own |= {"bursts": self.losses.bursts.model_dump(), "intervals": self.simulation.steady()}
+        return own
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names of the authors' traces."""

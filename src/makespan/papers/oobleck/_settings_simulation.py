@@ -13,6 +13,7 @@ __all__ = ["Simulation", "trace_dataset"]
 _CHANGED = "fig1, fig9, fig10, fig12, fig13, fig14, fig15, ablation"
 _of_all = partial(option, source="Oobleck SOSP'23 artifact", changes=_CHANGED)
 _of_spot = partial(option, source="Oobleck SOSP'23 artifact", changes="fig10, fig14, fig15")
+_of_studies = partial(option, source="a choice", changes="studies")
 _chosen = partial(option, source="a choice", changes=_CHANGED)
 
 _PAPER = "makespan.papers.oobleck"
@@ -52,6 +53,19 @@ class Assumptions(Block):
     )
 
 
+class Intervals(Block):
+    """Steady losses, each with a new node, at a throughput that does not depend on nodes."""
+
+    models: tuple[str, ...] = _of_studies("models whose checkpoints are varied", min_length=1)
+    every: tuple[Count, ...] = _of_studies(
+        "steps between checkpoints, besides those of Young and Daly", unit="steps", min_length=1
+    )
+    n_nodes: Count = _of_studies("nodes, a number with printed throughput")
+    mtbf_s: float = _of_studies("mean time between losses where checkpoints are varied", unit="s", gt=0)
+    n_losses: Count = _of_studies("losses of a trace")
+    seeds: Count = _of_studies("traces of each kind")
+
+
 class Simulation(Block):
     """Simulations of systems that lose nodes."""
 
@@ -76,13 +90,17 @@ class Simulation(Block):
         "spot traces on which defects are repaired one by one", source="a choice", changes="ablation"
     )
     ablation_seeds: Count = option("generated ones of each of them", source="a choice", changes="ablation")
+    ablation_judged_seeds: Count = option(
+        "generated ones where a statement is about the repair", source="a choice", changes="ablation"
+    )
     models: tuple[Model, ...] = option("models and their costs", min_length=1)
     assumptions: Assumptions = option("what systems do, and how long it takes")
+    intervals: Intervals = option("steady losses")
 
     @model_validator(mode="after")
     def _names_are_known(self) -> "Simulation":
         names = [model.name for model in self.models]
-        unknown = sorted({*self.breakdown_models, self.checkpoint_model} - set(names))
+        unknown = sorted({*self.breakdown_models, self.checkpoint_model, *self.intervals.models} - set(names))
         if unknown or len(set(names)) < len(names):
             raise ValueError(f"each of models once, and none other ({', '.join(unknown or names)})")
         if missing := {"p3_scaled", "gcp_scaled"} - set(self.spot_traces):
@@ -97,8 +115,13 @@ class Simulation(Block):
         if kind == "failure":
             own = {"breakdown_models": list(self.breakdown_models), "checkpoint_model": self.checkpoint_model}
         else:
-            own = {"ablation_traces": list(self.ablation_traces), "ablation_seeds": self.ablation_seeds}
+            own = self.model_dump(include={"ablation_seeds", "ablation_judged_seeds"})
+            own["ablation_traces"] = list(self.ablation_traces)
         return {"systems": self.systems(), **own}
+
+    def steady(self) -> dict[str, Any]:
+        """Return the options of the studies of steady losses."""
+        return {"systems": self.systems(), **self.intervals.model_dump()}
 
     def systems(self) -> dict[str, Any]:
         """Return the options of `makespan.papers.oobleck.simulators.Systems`."""

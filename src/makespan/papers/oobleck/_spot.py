@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 _SERIES = {"fig14": "p3_scaled", "fig15": "gcp_scaled"}
 _TOGETHER = (Defect.D1, Defect.D6, Defect.D11)
+_JUDGED = ((), (Defect.D1,), (Defect.D11,), _TOGETHER)
 _BIN_S = 360.0
 _STEPS_A_BIN = 5
 _ZEROED = ("varuna", "GPT-3 6.7B")  # what the released figure shows as zeros (defect D9)
@@ -31,6 +32,7 @@ def spot_experiments(
     systems: Mapping[str, Any],
     ablation_traces: Sequence[str],
     ablation_seeds: int,
+    ablation_judged_seeds: int,
 ) -> dict[str, pd.DataFrame]:
     """Simulate every system on every model and spot trace.
 
@@ -42,8 +44,9 @@ def spot_experiments(
         Printed cells by artifact: ``throughput`` and ``fig10``.
     systems
         Options of `makespan.papers.oobleck.simulators.Systems`.
-    ablation_traces, ablation_seeds
-        Traces on which each defect is repaired alone, and how many of their seeds.
+    ablation_traces, ablation_seeds, ablation_judged_seeds
+        Traces on which each defect is repaired alone, how many of their seeds, and how many where statements
+        are about the repair.
 
     Returns
     -------
@@ -53,14 +56,19 @@ def spot_experiments(
     """
     runs = Runs(cells, systems, is_spot=True)
     every = [setting for mode in MODES for setting in all_systems(mode)]
-    few = {
-        name: dict(list(traces[name].items())[:ablation_seeds]) for name in ablation_traces if name in traces
-    }
-    switched = [(), *((defect,) for defect in DEFECTS), _TOGETHER]
-    repaired = [setting for one in switched for setting in all_systems("compat", one)]
+    ablated = {name: traces[name] for name in ablation_traces if name in traces}
+    repaired = [
+        row
+        for one in ((), *((defect,) for defect in DEFECTS), _TOGETHER)
+        for row in runs.rows(
+            _first(ablated, ablation_judged_seeds if one in _JUDGED else ablation_seeds),
+            runs.models,
+            all_systems("compat", one),
+        )
+    ]
     tables = {
         "fig10": beside(runs.rows(traces, runs.models, every), cells["fig10"], FIG10),
-        "ablation": beside(runs.rows(few, runs.models, repaired), cells["fig10"], ABLATION),
+        "ablation": beside(repaired, cells["fig10"], ABLATION),
     }
     for name, trace in _SERIES.items():
         first = next(iter(traces[trace].items()))
@@ -69,6 +77,10 @@ def spot_experiments(
         ]
         tables[name] = SERIES[name].validate(pd.DataFrame(rows), where=name)
     return tables
+
+
+def _first(traces: Traces, n_seeds: int) -> Traces:
+    return {name: dict(list(by_seed.items())[:n_seeds]) for name, by_seed in traces.items()}
 
 
 def _series(runs: Runs, first: tuple[int, NodeTrace], model: str, setting: Setting) -> list[dict[str, Any]]:

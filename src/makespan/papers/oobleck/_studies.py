@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.papers.oobleck._bursts import burst_study
+from makespan.papers.oobleck._interval_studies import analytic_study, interval_study
 from makespan.papers.oobleck._planning_studies import guarantee_map, template_sets
 from makespan.papers.oobleck._tables_planning import STUDIES
 
@@ -26,7 +27,7 @@ def studies_experiment(
     Parameters
     ----------
     cells
-        Printed cells, none of which is read.
+        Printed cells: ``throughput``.
     options
         Of all studies, see the configuration.
 
@@ -36,4 +37,5 @@ def studies_experiment(
         ``studies``, one row a quantity.
     """
     rows = [row for study in _STUDIES for row in study(options)]
+    rows += [row for study in (interval_study, analytic_study) for row in study(cells, options["intervals"])]
     return {"studies": STUDIES.validate(pd.DataFrame(rows), where="studies")}

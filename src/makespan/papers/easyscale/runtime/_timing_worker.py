@@ -127,8 +127,9 @@ class _Series:
         for turn in range(self.who.size):
             if turn == self.who.rank:
                 for kind in {way["is_stock"] for way in self.ways if self.is_mine(way)}:
-                    self.parts[kind] = _parts(self.spec, self.asked["seed"])
-                self._pass(batch)
+                    self.parts[kind] = self._built()
+                if self.asked["budget_bytes"] is not None:
+                    self._pass(batch)
             self.weigh()
             if self.is_over:
                 return
@@ -136,13 +137,17 @@ class _Series:
             if self.is_mine(way):
                 self.steps[way["name"]] = self._way(batch, way)
 
+    def _built(self) -> TrainedParts:
+        parts = _parts(self.spec, self.asked["seed"])
+        self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
+        self.set_bytes = sum(one.nbytes for one in trained_parameters(parts.model).values())
+        return parts
+
     def _pass(self, batch: Batch) -> None:
         for parts in self.parts.values():
             with self._computing(self.ways[0]):
                 parts.loss(parts.model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
             parts.optimizer.zero_grad(set_to_none=True)
-            self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
-            self.set_bytes = sum(one.nbytes for one in trained_parameters(parts.model).values())
 
     def _way(self, batch: Batch, way: Mapping[str, Any]) -> Step:
         computing, parts = self._computing(way), self.parts[way["is_stock"]]
@@ -180,7 +185,8 @@ class _Series:
         keeps depends on how often something was freed, not on how much was needed.
         """
         found: dict[str, list[list[float]]] = {way["name"]: [] for way in self.ways}
-        _keep_freed(self.asked["budget_bytes"] is None)
+        is_weighed = self.asked["budget_bytes"] is not None
+        _keep_freed(not is_weighed)
         self.enter()
         for _ in range(self.asked["warmup_steps"]):
             for way in self.ways:
@@ -189,8 +195,9 @@ class _Series:
                     self.weigh()
         if self.is_over:
             return found
-        _keep_freed(True)
-        self._pass(self.batch)  # fills the heap
+        if is_weighed:
+            _keep_freed(True)
+            self._pass(self.batch)  # fills the heap, which is full after the warm-up otherwise
         self.spent = {name: [] for name in found}
         for number in range(self.asked["steps"]):
             first = number % len(self.ways)

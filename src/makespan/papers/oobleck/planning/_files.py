@@ -20,6 +20,7 @@ __all__ = ["cached_templates", "read_templates", "template_rows", "write_templat
 
 _VERSION = 1  # of what a search finds and how it is written; another one makes all cached files stale
 _MS = PICOSECONDS // 1000
+_LARGEST = 100_000  # nodes, stages, layers or GPUs of a template
 _EXPECTED = "templates (JSON), as 'makespan oobleck plan' writes them"
 _Plain = dict[str, Any]
 
@@ -109,8 +110,8 @@ def _assembled(
 
 
 def _count(found: Any, where: str) -> int:
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InputError(f"{where} is {found!r}; accepted: a whole number, 1 or more")
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _LARGEST:
+        raise InputError(f"{where} is {found!r}; accepted: a whole number, 1 to {_LARGEST}")
     return found
 
 

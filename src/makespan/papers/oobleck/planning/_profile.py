@@ -153,7 +153,8 @@ def read_profile(path: str | Path) -> ModelProfile:
 
 def _layer(found: Any, where: str) -> LayerProfile:
     if isinstance(found, int | float) and not isinstance(found, bool):
-        found = {"forward_ms": found / 3, "backward_ms": found * 2 / 3}
+        both = _number(found, where)
+        found = {"forward_ms": both / 3, "backward_ms": both * 2 / 3}
     if not isinstance(found, dict):
         raise InputError(f"{where}: is {found!r}; accepted: an object with forward_ms, or a number")
     known = {"forward_ms", "backward_ms", "allreduce_in_node_ms", "allreduce_across_nodes_ms", "mem_required"}
@@ -181,7 +182,10 @@ def _layer(found: Any, where: str) -> LayerProfile:
 def _number(found: Any, where: str) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise InputError(f"{where} is {found!r}; accepted: a number")
-    return float(found)
+    try:
+        return float(found)
+    except OverflowError:
+        raise InputError(f"{where} is larger than any; accepted: a number") from None
 
 
 def _times(found: Any, where: str) -> dict[int, float]:

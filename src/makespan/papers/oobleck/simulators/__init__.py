@@ -8,6 +8,7 @@ configuration::
     outcome = simulate("oobleck", generate_failures("10m", 1), costs, repairs("fixed"))
 """
 
+from makespan.papers.oobleck.simulators._analytic import expected_share, young_daly_steps
 from makespan.papers.oobleck.simulators._costs import SYSTEMS, Costs, ModelCosts, Systems
 from makespan.papers.oobleck.simulators._defects import DEFECTS, MODES, Defect, repairs, switches
 from makespan.papers.oobleck.simulators._generated import (
@@ -15,9 +16,10 @@ from makespan.papers.oobleck.simulators._generated import (
     SPOT_TRACES,
     generate_failures,
     generate_spot,
+    generate_steady,
 )
 from makespan.papers.oobleck.simulators._records import Category
-from makespan.papers.oobleck.simulators._simulate import Outcome, simulate
+from makespan.papers.oobleck.simulators._simulate import Outcome, simulate, unused_nodes
 from makespan.papers.oobleck.simulators._traces import NodeEvent, NodeTrace, read_trace
 
 __all__ = [
@@ -34,10 +36,14 @@ __all__ = [
     "NodeTrace",
     "Outcome",
     "Systems",
+    "expected_share",
     "generate_failures",
     "generate_spot",
+    "generate_steady",
     "read_trace",
     "repairs",
     "simulate",
     "switches",
+    "unused_nodes",
+    "young_daly_steps",
 ]

@@ -139,6 +139,11 @@ class Systems:
     ) -> None:
         self.models = {model["name"]: ModelCosts(**model) for model in models}
         self._assumed = Assumptions(**assumptions)
+        again = cells[cells.duplicated(["model", "system", "n_nodes"])]
+        low = cells[~(cells["published_samples_per_s"] >= 0)]
+        for what, rows in (("occurs twice; accepted: once", again), ("is below 0; accepted: 0 or more", low)):
+            for model, system, n_nodes in rows[["model", "system", "n_nodes"]].to_numpy().tolist()[:1]:
+                raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {what}")
         self._cells = dict(list(cells.groupby(["model", "system"])))
         for name in self.models:
             if not any((name, system) in self._cells for system in SYSTEMS):

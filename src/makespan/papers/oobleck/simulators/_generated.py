@@ -11,7 +11,7 @@ from makespan.papers.oobleck.simulators._traces import NodeEvent, NodeTrace
 from makespan.presets import preset_entry, read_preset
 from makespan.units import MS
 
-__all__ = ["FAILURE_TRACES", "SPOT_TRACES", "generate_failures", "generate_spot"]
+__all__ = ["FAILURE_TRACES", "SPOT_TRACES", "generate_failures", "generate_spot", "generate_steady"]
 
 _PACKAGE = "makespan.papers.oobleck"
 _MINUTE_MS = 60_000
@@ -156,3 +156,43 @@ def _events(instants: Sequence[tuple[int, list[int]]], rng: np.random.Generator)
                     name = alive.pop(int(rng.integers(len(alive))))
                 events.append(NodeEvent(time_ms, size > 0, name))
     return events
+
+
+def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> NodeTrace:
+    """Generate losses at random times, each with a new node at the same time.
+
+    Parameters
+    ----------
+    n_nodes
+        Nodes at time 0.
+    mtbf_s
+        Mean of the times between losses, which are exponentially distributed [s].
+    n_losses
+        How many nodes are lost.
+    seed
+        Of the times and of which nodes are lost.
+
+    Returns
+    -------
+    NodeTrace
+        It ends with the last loss.
+
+    Raises
+    ------
+    InputError
+        A number is out of range.
+    """
+    if n_nodes < 1 or n_losses < 1 or not 0 < mtbf_s < float("inf"):
+        raise InputError(
+            f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; accepted: 1 or "
+            "more, 1 or more, a time above 0"
+        )
+    rng = np.random.default_rng(seed)
+    alive = [f"node{index + 1}" for index in range(n_nodes)]
+    events = [NodeEvent(0, True, name) for name in alive]
+    times_ms = np.cumsum(np.maximum(np.rint(rng.exponential(mtbf_s, n_losses) / MS), 1)).astype(int)
+    for turn, time_ms in enumerate(times_ms.tolist(), 1):
+        lost, alive = alive, [*alive, f"node{n_nodes + turn}"]
+        events.append(NodeEvent(time_ms, True, alive[-1]))
+        events.append(NodeEvent(time_ms, False, alive.pop(int(rng.integers(len(lost))))))
+    return NodeTrace("steady", tuple(events))

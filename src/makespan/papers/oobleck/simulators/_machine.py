@@ -188,6 +188,9 @@ class Machine(ABC):
         n_placed = n_stages * self.n_pipelines
         for index, node in enumerate(members):
             node.coordinates = [divmod(index, n_stages)] if index < n_placed else []
+        if self.is_repaired(Defect.D10):
+            for node in members[max(self.costs.throughput) :]:
+                node.is_used = False  # beyond what throughput is known for: a spare
         self.waiting = len(members) - n_placed
         self.n_used, self.members = len(members), []
         self.version += 1

@@ -17,7 +17,7 @@ from makespan.papers.oobleck.simulators._traces import NodeTrace
 from makespan.papers.oobleck.simulators._varuna import VarunaMachine
 from makespan.units import MS
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["Outcome", "simulate", "unused_nodes"]
 
 Floats = npt.NDArray[np.float64]
 _MACHINES: dict[str, type[Machine]] = {
@@ -97,6 +97,22 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
         times_s=machine.account.times_s(is_conservative=Defect.D5 in machine.repaired),
         runs=tuple(runs),
     )
+
+
+def unused_nodes(trace: NodeTrace, costs: Costs) -> int:
+    """Return how many nodes of a trace stay idle because throughput is known for fewer only.
+
+    Parameters
+    ----------
+    trace, costs
+        What is simulated.
+
+    Returns
+    -------
+    int
+        The most nodes that are there at once less the most of the table; 0 where there are no more.
+    """
+    return max(0, max(trace.counts()) - max(costs.throughput, default=0)) if costs.throughput else 0
 
 
 def _average(machine: Machine, n_samples: float) -> float:
