@@ -84,9 +84,8 @@ class Links:
                     self._built[group] = self._meet(str(number), among, store)
             # Nobody begins before all are there: who gave up in the middle keeps connections for a while,
             # and whoever waited at the other end of one would not be told.
-            if _guarded(lambda: store.add("met", 1)) == len(members):
-                _guarded(lambda: store.set("all met", "1"))
-            _guarded(lambda: store.wait(["all met"], self._timeout))
+            _guarded(lambda: store.set(f"met/{own}", "1"))
+            _guarded(lambda: store.wait([f"met/{node}" for node in members], self._timeout))
         except LostPeerError as error:
             problem = str(error)
         if problem is not None:  # raised here, so that it refers to no frame that still knows a group
