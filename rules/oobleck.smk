@@ -105,3 +105,28 @@ rule oobleck_predictions:
         code=code_hash("oobleck_table", "makespan.papers.oobleck:predictions_experiment"),
     script:
         "../workflow/scripts/oobleck_table.py"
+
+
+# Pauses are timed, so nothing runs beside.
+rule oobleck_hybrid:
+    output:
+        hybrid="results/measured/oobleck/hybrid.csv",
+        kills="results/measured/oobleck/hybrid_kills.csv",
+        summary="results/measured/oobleck/hybrid_summary.csv",
+    log:
+        "logs/measured/oobleck/oobleck_hybrid.log",
+    benchmark:
+        "benchmarks/results/measured/oobleck/oobleck_hybrid.tsv"
+    priority: 1
+    conda:
+        GPU
+    threads: all_cores(SETTINGS.oobleck.hybrid.nodes)
+    resources:
+        **asks(minutes=60, mem_mb=4000),
+    params:
+        experiment="makespan.papers.oobleck:hybrid_experiment",
+        cells=[],
+        options=SETTINGS.oobleck.hybrid.model_dump(),
+        code=code_hash("oobleck_table", "makespan.papers.oobleck:hybrid_experiment"),
+    script:
+        "../workflow/scripts/oobleck_table.py"

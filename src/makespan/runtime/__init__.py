@@ -9,6 +9,7 @@ calls `join` or `choose_device`.
   request and lost processes in its `RunDirectory`
 - `start_checkpoint` and `finish_checkpoint` keep checkpoints complete or absent; `latest_checkpoint` is the
   newest, `sound_checkpoint` the newest that nothing has damaged
+- `take` holds a file for a process until it ends, and `is_taken` says whether one does
 - `describe_machine` says on what a measurement was made
 """
 
@@ -20,6 +21,7 @@ from makespan.runtime._checkpoints import (
     start_checkpoint,
 )
 from makespan.runtime._directory import RunDirectory
+from makespan.runtime._forkserver import Process
 from makespan.runtime._launch import (
     Launch,
     Launcher,
@@ -28,6 +30,7 @@ from makespan.runtime._launch import (
     SlurmLauncher,
     local_launcher,
 )
+from makespan.runtime._locks import is_taken, take
 from makespan.runtime._machine import describe_machine, memory_bytes, usable_cpus, visible_gpus
 from makespan.runtime._rendezvous import Identity, choose_device, end_worker, join, run_worker
 
@@ -37,6 +40,7 @@ __all__ = [
     "Launch",
     "Launcher",
     "LocalLauncher",
+    "Process",
     "ProcessOptions",
     "RunDirectory",
     "SlurmLauncher",
@@ -44,6 +48,7 @@ __all__ = [
     "describe_machine",
     "end_worker",
     "finish_checkpoint",
+    "is_taken",
     "join",
     "latest_checkpoint",
     "local_launcher",
@@ -51,6 +56,7 @@ __all__ = [
     "run_worker",
     "sound_checkpoint",
     "start_checkpoint",
+    "take",
     "usable_cpus",
     "visible_gpus",
 ]

@@ -51,6 +51,8 @@ _servers: dict[_Key, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
 class Process(Protocol):
     """What a launcher needs of a process: the part of `subprocess.Popen` that it uses."""
 
+    pid: int
+
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
 

@@ -128,6 +128,12 @@ class Launcher(Protocol):
         process died where a loss ends all, hung or could not start, or that none is left.
         """
 
+    def start(self, launch: Launch, rank: int) -> Process:
+        """Start one process of a run whose directory is prepared, also one more than the launch has."""
+
+    def end(self, process: Process) -> None:
+        """End a process that was started so, even one that hangs."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalLauncher:
@@ -165,7 +171,11 @@ class LocalLauncher:
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Run processes of this machine; see `Launcher.run`."""
-        shared = _run_variables(self.device, self.timeout_s)
+        return _run(launch, launch.n_processes, self.start, _Limits(self.timeout_s, self.stall_timeout_s))
+
+    def start(self, launch: Launch, rank: int) -> Process:
+        """Start one process; see `Launcher.start`."""
+        shared = _run_variables(self.device, self.timeout_s) | {"MAKESPAN_LOCAL_RANK": str(rank)}
         shared["MAKESPAN_PARENT"] = str(os.getpid())
         if sys.platform == "linux":
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -173,15 +183,17 @@ class LocalLauncher:
             shared["CUDA_VISIBLE_DEVICES"] = _listed(self.gpus)
         if self.cpus is not None:
             shared["MAKESPAN_CPUS"] = _listed(self.cpus)
-        command = launch.command(self.interpreter)
-        each = [
-            (command, shared | {"MAKESPAN_LOCAL_RANK": str(rank)} | own)
-            for rank in range(launch.n_processes)
-            for own in [launch.own_variables(rank, self.threads_per_process)]
-        ]
+        environment = shared | launch.own_variables(rank, self.threads_per_process)
+        log = RunDirectory(launch.run_dir).log_path(rank)
         # What uses a GPU starts from nothing: its driver does not survive a fork.
         worker = launch.worker if self.device == "cpu" and tuple(self.interpreter) == _PYTHON else None
-        return _run(launch, each, _Limits(self.timeout_s, self.stall_timeout_s), forked=worker)
+        if can_fork(worker):
+            return fork_worker(worker, str(launch.run_dir), environment, log)
+        return _start(launch.command(self.interpreter), environment, log)
+
+    def end(self, process: Process) -> None:
+        """End a process that may hang."""
+        process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,36 +224,43 @@ class SlurmLauncher:
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Run tasks of Slurm; see `Launcher.run`."""
-        shared = _run_variables(self.device, self.timeout_s)
-        command = [*self.options, *launch.command(self.interpreter)]
+        limits = _Limits(self.timeout_s, self.stall_timeout_s)
         if launch.options or launch.on_loss == "tell":
-            alone = ["srun", "--ntasks=1", "--exact", *command]
-            ranks = range(launch.n_processes)
-            each = [(alone, shared | launch.own_variables(rank, self.threads_per_process)) for rank in ranks]
-        else:
-            together = ["srun", f"--ntasks={launch.n_processes}", "--kill-on-bad-exit=1", *command]
-            each = [(together, shared | _thread_variables(self.threads_per_process or launch.threads))]
-        return _run(launch, each, _Limits(self.timeout_s, self.stall_timeout_s), interrupts=_SRUN_INTERRUPTS)
+            return _run(launch, launch.n_processes, self.start, limits, _SRUN_INTERRUPTS)
+        return _run(launch, 1, self._start_together, limits, _SRUN_INTERRUPTS)
+
+    def start(self, launch: Launch, rank: int) -> Process:
+        """Start one process as a step of its own; see `Launcher.start`."""
+        own = launch.own_variables(rank, self.threads_per_process)
+        return self._step(launch, rank, ["--ntasks=1", "--exact"], own)
+
+    def end(self, process: Process) -> None:
+        """End a step whose task may hang; srun has to end before its task does."""
+        _end([process], _SRUN_INTERRUPTS)
+
+    def _start_together(self, launch: Launch, rank: int) -> Process:
+        tasks = [f"--ntasks={launch.n_processes}", "--kill-on-bad-exit=1"]
+        return self._step(launch, rank, tasks, _thread_variables(self.threads_per_process or launch.threads))
+
+    def _step(self, launch: Launch, rank: int, tasks: Sequence[str], own: dict[str, str]) -> Process:
+        command = ["srun", *tasks, *self.options, *launch.command(self.interpreter)]
+        environment = _run_variables(self.device, self.timeout_s) | own
+        return _start(command, environment, RunDirectory(launch.run_dir).log_path(rank))
 
 
 def _run(
     launch: Launch,
-    each: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    n_processes: int,
+    start: Callable[[Launch, int], Process],
     limits: _Limits,
     interrupts: int = 0,
-    forked: str | Sequence[str] | None = None,
 ) -> dict[int, str]:
-    """Start one process for each command and environment, or fork the worker, and watch them."""
-    directory = RunDirectory(launch.run_dir)
-    directory.prepare(launch.request)
+    """Start so many processes and watch them."""
+    RunDirectory(launch.run_dir).prepare(launch.request)
     processes: list[Process] = []
     try:
-        for rank, (command, environment) in enumerate(each):
-            log = directory.log_path(rank)
-            if can_fork(forked):
-                processes.append(fork_worker(forked, command[-1], environment, log))
-            else:
-                processes.append(_start(command, environment, log))
+        for rank in range(n_processes):
+            processes.append(start(launch, rank))
     except BaseException:
         _end(processes, 0)
         raise

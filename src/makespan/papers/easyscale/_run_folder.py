@@ -5,10 +5,8 @@
 what somebody asks for.
 """
 
-import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +19,12 @@ from makespan.errors import CheckpointError, InputError
 from makespan.files import read_json, write_json
 from makespan.papers.easyscale._tables import ELASTIC_STEPS, RECONFIGURATIONS
 from makespan.papers.easyscale.runtime import TRAINING_LOCK
-from makespan.runtime import Checkpoint, sound_checkpoint
+from makespan.runtime import Checkpoint, is_taken, sound_checkpoint, take
 from makespan.tables import write_csv
 
 __all__ = ["RunFolder"]
 
-_ENDING_S, _POLL_S = 60.0, 0.05
+_ENDING_S = 60.0
 _RECORD = re.compile(r"step-(\d+)\.json")
 
 
@@ -54,11 +52,11 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         accepted = "a directory of its own for each run"
-        handle = self._taken("lock", 0.0)
+        handle = take(self.path / "lock")
         if handle is None:
             raise InputError(f"run_dir is {self.path}, where a run is going on; accepted: {accepted}")
         try:
-            training = self._taken(TRAINING_LOCK, _ENDING_S)
+            training = take(self.path / TRAINING_LOCK, _ENDING_S)
             if training is None:
                 found = f"run_dir is {self.path}, where processes of an earlier run still train"
                 raise InputError(f"{found} after {_ENDING_S:g} s; accepted: {accepted}")
@@ -67,33 +65,9 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def _taken(self, name: str, wait_s: float) -> int | None:
-        """Lock a file for this process alone; None if others keep it for so long."""
-        handle, deadline = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o644), time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(handle)
-                    return None
-                time.sleep(_POLL_S)
-            else:
-                return handle
-
     def is_held(self) -> bool:
         """Whether a run is going on here."""
-        try:
-            handle = os.open(self.path / "lock", os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_taken(self.path / "lock")
 
     def checkpoint(self) -> Checkpoint | None:
         """Newest checkpoint that is as it was written, see `makespan.runtime.sound_checkpoint`."""

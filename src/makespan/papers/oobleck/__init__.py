@@ -6,6 +6,7 @@ Below ``results/<source>/oobleck/`` a run writes
 - of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
 - of `reconfiguration_experiment`: ``reconfiguration.csv``
 - of `predictions_experiment`, which trains: ``predictions.csv``
+- of `hybrid_experiment`, which trains: ``hybrid.csv``, ``hybrid_kills.csv`` and ``hybrid_summary.csv``
 - of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
   ``fig12.csv`` and ``fig13.csv``
 - of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
@@ -16,6 +17,10 @@ Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, template
 `makespan.papers.oobleck.planning`, what becomes of them when nodes come and go in
 `makespan.papers.oobleck.reconfiguration`, what a process of a training run does in
 `makespan.papers.oobleck.runtime`.
+
+`train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost;
+from outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen
+moments.
 """
 
 from typing import TYPE_CHECKING
@@ -26,8 +31,12 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
     from makespan.papers.oobleck._failures import failure_experiments
+    from makespan.papers.oobleck._faults import Fault, Faults
+    from makespan.papers.oobleck._hybrid import hybrid_experiment
     from makespan.papers.oobleck._instantiation import instantiation_experiment
+    from makespan.papers.oobleck._joining import drain_nodes, join_run
     from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
+    from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
     from makespan.papers.oobleck._losses import reconfiguration_experiment
     from makespan.papers.oobleck._predictions import predictions_experiment
     from makespan.papers.oobleck._runs import generated_traces, published_traces
@@ -42,9 +51,16 @@ __all__ = [
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
+    "Fault",
+    "Faults",
+    "LiveOptions",
+    "LiveResult",
+    "drain_nodes",
+    "hybrid_experiment",
     "failure_experiments",
     "generated_traces",
     "instantiation_experiment",
+    "join_run",
     "layer_throughput_experiment",
     "predictions_experiment",
     "published_traces",
@@ -53,6 +69,7 @@ __all__ = [
     "spot_experiments",
     "studies_experiment",
     "template_experiment",
+    "train_resilient",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -1,8 +1,9 @@
-"""Profile layers, plan pipelines, regroup them when nodes are lost, and simulate systems that lose nodes."""
+"""Profile layers, plan pipelines, train through the loss of nodes, and simulate systems that lose nodes."""
 
 import click
 
 from makespan.papers.oobleck._commands_job import PROFILE
+from makespan.papers.oobleck._commands_live import drain_command, join_command, run_command
 from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
 from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._commands_simulate import simulate_command
@@ -15,5 +16,7 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-for command in (PROFILE, PLAN, INSTANTIATE, RECONFIGURE, simulate_command):
+for command in (
+    PROFILE, PLAN, INSTANTIATE, RECONFIGURE, run_command, join_command, drain_command, simulate_command,
+):  # fmt: skip
     COMMANDS.add_command(command)

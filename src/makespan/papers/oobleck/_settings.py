@@ -5,6 +5,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from makespan.papers.oobleck._settings_execution import Execution
+from makespan.papers.oobleck._settings_live import Hybrid
 from makespan.papers.oobleck._settings_planning import Planning
 from makespan.papers.oobleck._settings_reconfiguration import Losses
 from makespan.papers.oobleck._settings_simulation import Simulation, trace_dataset
@@ -15,12 +16,13 @@ __all__ = ["Oobleck"]
 _SIMULATED = ("fig1", "fig9", "fig10", "fig12", "fig13", "fig14", "fig15", "ablation")
 _PLANNED = ("templates", "instantiation", "reconfiguration", "layer_throughput", "studies")
 _EXECUTED = ("predictions",)
+_LIVE = ("hybrid", "hybrid_kills", "hybrid_summary")
 
 
 class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
-    untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED})
+    untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED, *_LIVE})
     unjudged = frozenset({"layer_throughput", "fig1", "fig14", "fig15"})
     judged_cells = ("instantiation", "fig12")
     contents = {
@@ -30,6 +32,9 @@ class Oobleck(PaperSettings):
         "layer_throughput": "throughput from emulated times of layers beside the artifact's",
         "studies": "which templates are needed at least; nodes lost at once; intervals between checkpoints",
         "predictions": "measured iterations of small models beside the times that planning predicts",
+        "hybrid": "losses of training through kills beside one process that repeats it",
+        "hybrid_kills": "each kill, the phase it struck, and how long training paused",
+        "hybrid_summary": "pauses, repeated iterations and goodput, beside checkpoint and relaunch",
         "fig1": "where time goes with a failure every ten minutes",
         "fig9": "average throughput against the frequency of failures, with the paper's values",
         "fig10": "average throughput on spot traces, with the paper's values",
@@ -45,6 +50,7 @@ class Oobleck(PaperSettings):
     losses: Losses = option("losses of nodes")
     execution: Execution = option("training of small models")
     simulation: Simulation = option("simulations of systems that lose nodes")
+    hybrid: Hybrid = option("training whose nodes are killed again and again")
 
     @model_validator(mode="after")
     def _models_are_known(self) -> Self:
@@ -59,7 +65,8 @@ class Oobleck(PaperSettings):
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built: simulations rest on printed throughput, plans on no source."""
         built = {
-            "emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED), "measured": list(_EXECUTED),
+            "emulated": [*_PLANNED, *_SIMULATED], "published": list(_SIMULATED),
+            "measured": [*_EXECUTED, *_LIVE],
         }  # fmt: skip
         return built.get(source, [])
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.papers.oobleck._tables_execution import EXECUTED
+from makespan.papers.oobleck._tables_live import LIVE_SCHEMAS
 from makespan.papers.oobleck._tables_planning import PLANNED, PLANNING_CELLS
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION, RECONFIGURATION_CELLS
 from makespan.papers.oobleck._tables_simulation import SIMULATED, SIMULATED_CELLS
@@ -12,7 +13,7 @@ from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*PLANNED.values(), RECONFIGURATION, *EXECUTED.values(), *SIMULATED.values())
+SCHEMAS = (*PLANNED.values(), RECONFIGURATION, *EXECUTED.values(), *SIMULATED.values(), *LIVE_SCHEMAS)
 PUBLISHED = printed_schemas({**PLANNING_CELLS, **RECONFIGURATION_CELLS, **SIMULATED_CELLS})
 
 

@@ -1,13 +1,17 @@
-"""Pipelines of different shapes that train one model together: what a process of a resilient job does.
+"""Pipelines of different shapes that train one model together, and go on when processes are lost.
 
-Importing the package loads nothing; what it shows imports torch, except `ChainJob`, plans and `run_fixed`.
+Importing the package loads nothing; what it shows imports torch, except `ChainJob`, plans, `run_fixed`, and
+the coordinator before it runs.
 
 - `ChainJob` says what is trained; `Chain` is what a user's own function returns, layer by layer
 - `StageExecutor` is one process: passes of its stage, sums over pipelines, steps, and the layers it holds;
   `LostPeerError` is what it raises when another one is gone
+- `Coordinator` carries out what the protocol `Coordination` decides with a `Decider`: who takes part, which
+  iteration is committed, and what follows a loss; every `Event` of it can be watched
 - `run_fixed` trains under plans that do not change, with a process a node; `profile_chain` times the layers
 - `PlainTraining` is the same training in one process as anybody would write it; an `Oracle` repeats in one
-  process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans
+  process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans; `replay` does
+  so for a whole run
 """
 
 from typing import TYPE_CHECKING
@@ -15,31 +19,55 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.oobleck.runtime._chain import Chain
+    from makespan.papers.oobleck.runtime._chain import Chain, load_chain
+    from makespan.papers.oobleck.runtime._connection import Connection, connected
+    from makespan.papers.oobleck.runtime._coordinator import Coordinator, Event, Limits
+    from makespan.papers.oobleck.runtime._deciding import Decider
+    from makespan.papers.oobleck.runtime._engine import layer_file
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
     from makespan.papers.oobleck.runtime._fixed import FixedRun, NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
+    from makespan.papers.oobleck.runtime._messages import Drain, Hello, Kill
+    from makespan.papers.oobleck.runtime._node import ADDRESS_FILE, JOINING, host_name
     from makespan.papers.oobleck.runtime._oracle import Oracle
     from makespan.papers.oobleck.runtime._plans import check_plan, plan_from, plan_values
     from makespan.papers.oobleck.runtime._profiling import profile_chain
+    from makespan.papers.oobleck.runtime._protocol import Coordination
     from makespan.papers.oobleck.runtime._reference import PlainTraining
+    from makespan.papers.oobleck.runtime._replay import replay
 
 __all__ = [
+    "ADDRESS_FILE",
+    "JOINING",
     "Chain",
     "ChainJob",
+    "Connection",
+    "Coordination",
+    "Coordinator",
+    "Decider",
+    "Drain",
+    "Event",
+    "Hello",
     "FixedRun",
     "IterationFacts",
+    "Kill",
+    "Limits",
     "LostPeerError",
     "NodeSeen",
     "Oracle",
     "PlainTraining",
     "StageExecutor",
     "check_plan",
+    "connected",
+    "host_name",
     "job_from",
+    "layer_file",
+    "load_chain",
     "plan_from",
     "plan_values",
     "profile_chain",
+    "replay",
     "run_fixed",
 ]
 

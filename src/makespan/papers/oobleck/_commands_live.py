@@ -1,0 +1,165 @@
+"""``makespan oobleck run|join|drain``: train through losses, bring nodes in, let nodes go."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from makespan.errors import InputError
+from makespan.papers.oobleck._joining import drain_nodes, join_run
+from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
+from makespan.papers.oobleck._view import LiveView
+from makespan.papers.oobleck.planning import LayerProfile, ModelProfile, read_profile
+from makespan.papers.oobleck.runtime import ChainJob
+from makespan.runtime import LocalLauncher, SlurmLauncher
+
+__all__ = ["drain_command", "join_command", "run_command"]
+
+_run_dir = click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
+_JOB = (
+    "microbatches",
+    "microbatch_size",
+    "optimizer",
+    "learning_rate",
+    "clip_norm",
+    "dtype",
+    "reduction",
+    "seed",
+)
+
+
+def _read(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Read options of the model, ``NAME=VALUE``; a value is JSON, or else a text."""
+    found: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not (equals and name):
+            raise InputError(f"--set {text!r}; accepted: NAME=VALUE, for example n_layers=4")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
+    """Return times of the layers, of a file or, without one, the same for all."""
+    from makespan.papers.oobleck.runtime import load_chain  # loads torch
+
+    count = load_chain(job).n_layers
+    if path is None:
+        return ModelProfile("equal layers", (LayerProfile(1e-3, 2e-3, parameter_bytes=1.0),) * count)
+    found = read_profile(path)
+    if found.n_layers != count:
+        raise InputError(f"{path}: {found.n_layers} layers; accepted: those of model {job.model}, {count}")
+    return found
+
+
+@click.command("run")
+@click.argument("model")
+@click.option("--iterations", required=True, type=int, metavar="NUMBER", help="Iterations in all.")
+@click.option(
+    "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of the run, which all nodes see.",
+)  # fmt: skip
+@click.option("--nodes", required=True, type=int, metavar="N", help="Processes at the start, one a node.")
+@click.option("--f", default=1, show_default=True, metavar="N", help="Losses at once that are survived.")
+@click.option("--n0", default=1, show_default=True, metavar="N", help="Fewest nodes of a pipeline.")
+@click.option(
+    "--profile", type=click.Path(path_type=Path), help="Layer times (JSON); without, all are equal."
+)
+@click.option("--template-set", default="full", show_default=True, type=click.Choice(["full", "minimal"]))
+@click.option(
+    "--policy", default="stop", show_default=True, type=click.Choice(["stop", "degrade"]),
+    help="Below (f + 1) n0 nodes: stop with a checkpoint, or go on and survive less.",
+)  # fmt: skip
+@click.option(
+    "--first", metavar="SIZES", default="", help="Nodes of the pipelines at the start, for example 1,2,2."
+)
+@click.option("--checkpoint-every", default=0, show_default=True, metavar="N", help="0 for one at the end.")
+@click.option("--replace", "n_replacements", default=0, show_default=True, metavar="N",
+              help="Processes that are started for lost ones.")  # fmt: skip
+@click.option(
+    "--hang", "hang_s", default=10.0, show_default=True, metavar="S", help="Silence of a hung process."
+)
+@click.option("--microbatches", default=24, show_default=True, metavar="N", help="Of an iteration.")
+@click.option("--microbatch-size", default=2, show_default=True, metavar="N", help="Samples of each.")
+@click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="adam, adamw or sgd.")
+@click.option("--learning-rate", default=1e-3, show_default=True, metavar="X")
+@click.option("--clip-norm", type=float, metavar="X", help="Largest norm of all gradients together.")
+@click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="float32 or float64.")
+@click.option(
+    "--reduction", default="ordered", show_default=True, metavar="NAME", help="ordered or allreduce."
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Of weights and samples.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Option of the model; may be repeated."
+)
+@click.option("--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]))
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+def run_command(
+    model: str, iterations: int, run_dir: Path, nodes: int, first: str, profile: Path | None,
+    settings: tuple[str, ...], launcher: str, device: str, **given: Any,
+) -> None:  # fmt: skip
+    """Train MODEL, a family of small models or file.py:function, through the loss of nodes.
+
+    The same command goes on after a stop. The directory has iterations.csv, recoveries.csv and the newest two
+    checkpoints.
+    """
+    of_job = {name: given.pop(name) for name in _JOB}
+    job = ChainJob(
+        model, _read(settings), of_job["microbatches"], of_job["microbatch_size"], seed=of_job["seed"],
+        data_seed=of_job["seed"], optimizer=of_job["optimizer"], learning_rate=of_job["learning_rate"],
+        clip_norm=of_job["clip_norm"], dtype=of_job["dtype"], reduction=of_job["reduction"],
+    )  # fmt: skip
+    options = LiveOptions(nodes, **given)
+    if first:
+        try:
+            options = replace(options, first_sizes=tuple(map(int, first.split(","))))
+        except ValueError:
+            raise InputError(f"--first {first!r}; accepted: numbers of nodes, for example 1,2,2") from None
+    chosen: LocalLauncher | SlurmLauncher = LocalLauncher("cuda" if device == "cuda" else "cpu")
+    if launcher == "slurm":
+        gpus = ("--gres=gpu:1",) if device == "cuda" else ()
+        steps = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
+        chosen = SlurmLauncher("cuda" if device == "cuda" else "cpu", steps, threads_per_process=1)
+    view = LiveView(iterations, sys.stderr)
+    try:
+        result = train_resilient(
+            job, _profile(profile, job), iterations, run_dir, options, launcher=chosen, watch=view
+        )
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from {run_dir}", err=True)
+        raise click.Abort from None
+    finally:
+        view.close()
+    click.echo(_told(result, run_dir))
+
+
+def _told(result: LiveResult, run_dir: Path) -> str:
+    """Say in a few lines what came of a run."""
+    table, recoveries = result.iterations, result.recoveries
+    lines = [f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)"]
+    if len(table):
+        again = int((table["attempts"] - 1).sum())
+        lines.append(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) done again")
+    return "\n".join([*lines, f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv"])
+
+
+@click.command("join")
+@_run_dir
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+def join_command(run_dir: Path, device: str) -> None:
+    """Take part in the run of RUN_DIR with one more process; SIGTERM lets it leave without loss."""
+    click.echo(join_run(run_dir, LocalLauncher("cuda" if device == "cuda" else "cpu")))
+
+
+@click.command("drain")
+@_run_dir
+@click.argument("nodes", nargs=-1, type=int)
+def drain_command(run_dir: Path, nodes: tuple[int, ...]) -> None:
+    """Let NODES leave the run of RUN_DIR after an iteration; without any it ends with a checkpoint."""
+    drain_nodes(run_dir, nodes)

@@ -1,0 +1,115 @@
+"""Reach a run that is going on from outside: bring a node in, or let some go."""
+
+import itertools
+import os
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from makespan.errors import InputError, WorkerError
+from makespan.files import read_json
+from makespan.papers.oobleck._live import PROCESSES, WORKER
+from makespan.papers.oobleck.runtime import (
+    ADDRESS_FILE,
+    JOINING,
+    Connection,
+    Drain,
+    Hello,
+    Kill,
+    connected,
+    host_name,
+)
+from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
+
+__all__ = ["drain_nodes", "join_run"]
+
+_CONNECT_S = 30.0
+_numbers = itertools.count()
+
+
+def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
+    """Directory of the processes, token, and a connection to the coordinator of a run."""
+    processes = Path(run_dir).resolve() / PROCESSES
+    address = read_json(processes / ADDRESS_FILE)
+    if address is None:
+        raise InputError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+    try:
+        return processes, address["token"], connected(address["host"], address["port"], _CONNECT_S)
+    except OSError as error:
+        found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
+        raise InputError(f"{found}; accepted: that of a run that is going on") from None
+
+
+def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
+    """Take part in a run with one more process, until the run is over or the process leaves it.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of a run that is going on, on a file system that this machine sees.
+    launcher
+        Where the process runs; None for this machine. SIGTERM is passed on to it: it leaves at the next
+        boundary of iterations.
+
+    Returns
+    -------
+    str
+        Why it ended.
+
+    Raises
+    ------
+    InputError
+        No run is going on there.
+    WorkerError
+        The process failed or was killed.
+    """
+    processes, token, link = _reached(run_dir)
+    rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
+    process = (launcher or LocalLauncher()).start(Launch(WORKER, {}, 1, processes), rank)
+
+    def listen() -> None:
+        while (messages := link.receive()) is not None:
+            if any(isinstance(one, Kill) for one in messages):
+                process.kill()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, pass_on) if is_main else None
+    try:
+        with suppress(OSError):
+            link.send(Hello(token, process.pid, host_name(), keeps=True))
+        threading.Thread(target=listen, daemon=True).start()
+        status = process.wait()
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+        process.kill()
+        link.close()
+    directory = RunDirectory(processes)
+    if status:
+        report = directory.error(rank)
+        why = f"ended with status {status}" if report is None else report["error"]
+        raise WorkerError(f"the process that joined {run_dir} {why}")
+    return str(directory.result(rank))
+
+
+def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
+    """Let nodes leave a run at the next boundary of iterations, or end it there with a checkpoint.
+
+    Parameters
+    ----------
+    run_dir, nodes
+        Directory of a run that is going on, and who shall leave; none for the end of the run.
+
+    Raises
+    ------
+    InputError
+        No run is going on there.
+    """
+    _, token, link = _reached(run_dir)
+    link.send(Drain(token, tuple(nodes)))
+    link.close()

@@ -1,0 +1,162 @@
+"""What a node of a resilient run computes with: its stage, its groups, and the layers it holds."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from makespan.papers.oobleck.planning import HybridPlan
+from makespan.papers.oobleck.runtime._executor import StageExecutor
+from makespan.papers.oobleck.runtime._job import job_from
+from makespan.papers.oobleck.runtime._links import Links, LostPeerError
+from makespan.papers.oobleck.runtime._meeting import Board, store_on
+from makespan.papers.oobleck.runtime._messages import Form, Save
+from makespan.papers.oobleck.runtime._node import Announcing
+from makespan.papers.oobleck.runtime._plans import plan_from
+
+__all__ = ["TrainingEngine", "layer_file"]
+
+_LOOK_S = 0.02
+
+
+def layer_file(layer: int | str) -> str:
+    """Name of the file of a layer in a checkpoint."""
+    return f"layer-{int(layer):04d}.pt"
+
+
+class _Building:
+    """Links that are built in a thread."""
+
+    def __init__(self, build: Callable[[], Links]) -> None:
+        self._found: Links | None = None
+        self._error: Exception | None = None
+        self._is_abandoned, self._lock, self._end = False, threading.Lock(), threading.Event()
+        threading.Thread(target=self._run, args=(build,), daemon=True).start()
+
+    def _run(self, build: Callable[[], Links]) -> None:
+        try:
+            found = build()
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error.with_traceback(None)
+        else:
+            with self._lock:
+                self._found = found
+                if self._is_abandoned:
+                    found.close()
+        self._end.set()
+
+    def is_over(self, wait_s: float) -> bool:
+        """Whether it has ended, well or not, after some time."""
+        return self._end.wait(wait_s)
+
+    def abandon(self) -> None:
+        """Close what comes of it."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._found is not None:
+                self._found.close()
+
+    def links(self) -> Links:
+        """Return what came of it."""
+        if self._found is None:
+            raise self._error or LostPeerError("no groups were built")
+        return self._found
+
+
+class TrainingEngine:
+    """An executor that does as the coordinator says; what it holds stays until others have their copies."""
+
+    def __init__(self, device: str = "cpu", timeout_s: float = 300.0) -> None:
+        self._device, self._timeout_s = device, timeout_s
+        self._owned: tuple[int, ...] = ()
+        self._iteration, self._is_backward, self._tells = 0, False, False
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Layers that are held, also those that are not owned any more."""
+        return tuple(map(str, self._executor.layers))
+
+    def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
+        """Load the model."""
+        self._node, self._announce, self._board = node, announce, board
+        self._partial = Path(request["partial"])
+        self._executor = StageExecutor(job_from(request["job"]), self._device, self._enter, self._timeout_s)
+
+    def drop(self) -> None:
+        """Give up every group."""
+        self._executor.disconnect()
+
+    def form(self, form: Form, forgets: bool) -> Mapping[str, str]:
+        """Build groups, copy layers, and return the checksums of those that are owned."""
+        executor, work = self._executor, form.work
+        if forgets:
+            executor.keep(())
+        self._announce("group build", form.step)
+        plan = plan_from(work["plan"])
+        also = [node for node in form.members if node not in plan.nodes]
+        executor.adopt(plan, self._node, self._met(plan, also, form))
+        self._announce("copy", form.step)
+        for layer, source, target in work["copies"]:
+            if source == self._node:
+                executor.send_layer(layer, target)
+            elif target == self._node:
+                executor.receive_layer(layer, source)
+        self._owned = tuple(
+            layer
+            for one in plan.pipelines if self._node in one.nodes
+            for layer in one.template.stages[one.nodes.index(self._node)].layers
+        )  # fmt: skip
+        if work["is_start"]:
+            self._begin(work["origin"])
+        self._tells = self._node == plan.nodes[0]
+        return {str(layer): executor.checksum(layer) for layer in self._owned}
+
+    def _met(self, plan: HybridPlan, also: list[int], form: Form) -> Links:
+        """Build groups in a thread of its own, which is left to itself when a new generation begins.
+
+        Nothing ends a wait for a connection that a dead process would have made, but a time limit.
+        """
+        store = store_on(self._board, form.generation, self._timeout_s)
+        building = _Building(lambda: self._executor.meet(plan, self._node, store, also))
+        try:
+            while not building.is_over(_LOOK_S):
+                self._announce("group build", form.step)
+        except BaseException:
+            building.abandon()
+            raise
+        return building.links()
+
+    def _begin(self, origin: str | None) -> None:
+        """Hold what nobody could send, as at the start or as in a checkpoint."""
+        missing = [layer for layer in self._owned if str(layer) not in self.layers]
+        states = {} if origin is None else {
+            layer: torch.load(Path(origin, layer_file(layer)), map_location=self._device, weights_only=True)
+            for layer in missing
+        }  # fmt: skip
+        self._executor.hold(missing)
+        for layer, state in states.items():
+            self._executor.load_layer_state(layer, state)
+
+    def compute(self, iteration: int) -> Any:
+        """Do the passes and the sums of an iteration; one node tells the loss."""
+        self._executor.keep(self._owned)
+        self._iteration, self._is_backward = iteration, False
+        self._executor.compute(iteration)
+        facts = self._executor.reduce()
+        return {"loss": facts.loss, "gradient_norm": facts.gradient_norm} if self._tells else None
+
+    def _enter(self, phase: str) -> None:
+        """Announce phases; forward passes between backward ones are no phase of their own."""
+        self._is_backward = phase == "backward" or (self._is_backward and phase == "forward")
+        self._announce("backward" if self._is_backward else phase, self._iteration)
+
+    def apply(self, iteration: int) -> None:
+        """Do the step."""
+        self._executor.apply()
+
+    def write(self, save: Save) -> None:
+        """Write layers where a checkpoint is being made."""
+        for layer in save.layers:
+            torch.save(self._executor.layer_state(int(layer)), self._partial / layer_file(layer))

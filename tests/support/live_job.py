@@ -1,0 +1,87 @@
+"""A small job whose nodes are lost in tests, and the same job in one process."""
+
+import os
+import signal
+import threading
+
+import torch
+
+from makespan.papers.oobleck._faults import Fault, Faults
+from makespan.papers.oobleck._live import LiveOptions, train_resilient
+from makespan.papers.oobleck.planning import LayerProfile, ModelProfile
+from makespan.papers.oobleck.runtime import ChainJob
+
+SIZES = {"n_layers": 4, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64, "seq": 16, "vocab": 64}
+JOB = ChainJob(model_options=SIZES, n_microbatches=12)
+N_LAYERS = 6
+WATCHDOG_S = 240
+
+
+def profile(exchange_s=()):
+    """Times by which stages are cut: the ends of the model are cheaper than its middle."""
+    exchange = {1: 0.0, **dict(enumerate(exchange_s, 2))} if exchange_s else {}
+    weights = [1, 3, 3, 3, 3, 2]
+    return ModelProfile(
+        "test",
+        tuple(LayerProfile(1e-3 * one, 2e-3 * one, {}, exchange, parameter_bytes=5e4) for one in weights),
+    )
+
+
+def run(path, iterations, faults=(), *, exchange_s=(), waits_for=None, watch=None, job=JOB, **options):
+    """Train with faults; the result, and what became of the faults."""
+    killer, pids = Faults(faults, waits_for), []
+
+    def take(event):
+        if event.kind == "hello":
+            pids.append(event.values["pid"])
+        if watch is not None:
+            watch(event)
+
+    guard = threading.Timer(WATCHDOG_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids if alive(pid)])
+    guard.start()
+    try:
+        result = train_resilient(
+            job, profile(exchange_s), iterations, path, LiveOptions(**options), faults=killer, watch=take
+        )
+    finally:
+        guard.cancel()
+    return result, killer.done
+
+
+def alive(pid):
+    """Whether a process of the run is there."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def replayed(plans, iterations, job=JOB, oracle=None, start=0):
+    """Repeat iterations in one process under a log of plans; losses, and the process."""
+    from makespan.papers.oobleck.runtime import Oracle
+
+    oracle = oracle or Oracle(job)
+    losses = []
+    for iteration in range(start, iterations):
+        plan = [one for first, one in plans if first <= iteration][-1]
+        losses.append(oracle.iterate(iteration, plan))
+    return losses, oracle
+
+
+def states(checkpoint):
+    """State of each layer in a checkpoint."""
+    files = sorted(checkpoint.glob("layer-*.pt"))
+    return [torch.load(path, weights_only=True) for path in files]
+
+
+def assert_equal_bits(result, iterations, job=JOB):
+    """Losses, parameters and optimizer state are those of one process that repeats the log of plans."""
+    losses, oracle = replayed(result.plans, iterations, job)
+    assert result.iterations["loss"].tolist() == losses
+    found = states(result.checkpoint)
+    assert len(found) == oracle.n_layers
+    for layer, own in enumerate(found):
+        wanted = oracle.state(layer)
+        assert own.keys() == wanted.keys()
+        assert any(name.endswith("exp_avg") for name in own)
+        assert all(torch.equal(own[name], wanted[name]) for name in own), layer
+
+
+__all__ = ["JOB", "N_LAYERS", "Fault", "assert_equal_bits", "profile", "replayed", "run", "states"]

@@ -1,0 +1,323 @@
+"""The coordinator and nodes that only count: losses of every kind, joins, drains, hung nodes, checkpoints."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from forked import forking_servers
+
+from makespan.files import read_json
+from makespan.papers.oobleck.runtime import _messages as said
+from makespan.papers.oobleck.runtime._coordinator import Coordinator, Limits
+from makespan.papers.oobleck.runtime._node import ADDRESS_FILE
+from makespan.papers.oobleck.runtime._protocol import Coordination, Decision, Halt
+from makespan.runtime import Launch, LocalLauncher, RunDirectory
+
+LAYERS = ("a", "b", "c", "d")
+TOTAL = {n: sum(one * one for one in range(1, n + 1)) for n in range(100)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers():
+    with forking_servers():
+        yield
+
+
+def halves(situation):
+    """Two pipelines: the first nodes share the layers, and so do the others."""
+    nodes = [one for one in situation.members if one not in situation.leaving]
+    if len(nodes) < 2:
+        whole = {layer for held in situation.holdings.values() for layer in held} == set(LAYERS)
+        return Halt(RuntimeError(f"{len(nodes)} node(s) are too few"), saves=whole)
+    layers = {}
+    for part in (nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]):
+        for place, node in enumerate(part):
+            layers[str(node)] = [one for index, one in enumerate(LAYERS) if index * len(part) // 4 == place]
+    missing = [one for one in LAYERS if not any(one in held for held in situation.holdings.values())]
+    if situation.plan is not None and missing:
+        return Halt(RuntimeError(f"lost layers {missing}"), saves=False)
+    sums = dict.fromkeys(LAYERS, TOTAL[situation.step])
+    return Decision(layers, {"layers": layers, "sums": sums})
+
+
+class Starter:
+    def __init__(self, directory):
+        self.launcher = LocalLauncher()
+        self.launch = Launch("counting_node", {}, 1, directory)
+
+    def start(self, node):
+        return self.launcher.start(self.launch, node)
+
+    def end(self, process):
+        self.launcher.end(process)
+
+
+class Run:
+    """A run whose events are kept, and answered by a function."""
+
+    def __init__(
+        self, path, n_nodes, end, *, react=None, limits=None, n_replacements=0, save_every=0, **request
+    ):
+        self.path, self.events, self.react = path, [], react or (lambda event: None)
+        RunDirectory(path).prepare({})
+        self.protocol = Coordination(halves, range(n_nodes), end, save_every=save_every)
+        self.saved, self.starter = {}, Starter(path)
+        self.coordinator = Coordinator(
+            self.protocol, path, request, self.starter, self.watch,
+            begin_checkpoint=self.begin, finish_checkpoint=self.store, limits=limits,
+            n_replacements=n_replacements,
+        )  # fmt: skip
+
+    def watch(self, event):
+        self.events.append(event)
+        self.react(event)
+
+    def begin(self):
+        (self.path / "partial").mkdir(exist_ok=True)
+
+    def store(self, step):
+        self.saved[step] = {path.stem: read_json(path) for path in (self.path / "partial").iterdir()}
+
+    def pid(self, node):
+        return next(one.values["pid"] for one in self.events if one.kind == "hello" and one.node == node)
+
+    def of(self, kind):
+        return [one for one in self.events if one.kind == kind]
+
+    def noted(self, node):
+        return [json.loads(line) for line in (self.path / f"node-{node}.jsonl").read_text().splitlines()]
+
+    def check(self, end, survivors):
+        """Each iteration was applied once by whoever was there, and the sums are those of all."""
+        assert [one.values["iteration"] for one in self.of("commit")] == list(range(end))
+        assert self.saved[end] == dict.fromkeys(LAYERS, TOTAL[end])
+        for node in survivors:
+            applied = [one["applied"] for one in self.noted(node) if "applied" in one]
+            assert applied == list(range(applied[0], end)) and len({self.pid(node)}) == 1
+            assert len({one["pid"] for one in self.noted(node) if "pid" in one}) == 1
+
+
+def killing(moments):
+    """React to announcements by a signal: ``{(node, phase, iteration): signal}``, each once."""
+    left = dict(moments)
+
+    def react(event):
+        if event.kind == "announce":
+            key = (event.node, event.values["phase"], event.values["iteration"])
+            if (number := left.pop(key, None)) is not None:
+                os.kill(run.pid(event.node), number)
+
+    def bind(one):
+        nonlocal run
+        run = one
+        run.react = react
+        return run
+
+    run = None
+    return bind
+
+
+def test_without_a_loss_every_iteration_is_committed_once(tmp_path):
+    run = Run(tmp_path, 4, 10)
+    run.coordinator.run()
+    run.check(10, range(4))
+    assert not run.of("lost") and run.protocol.generation == 1
+    assert not (tmp_path / ADDRESS_FILE).exists()
+
+
+@pytest.mark.parametrize("phase", ["forward", "reduction", "prepared"])
+def test_a_node_that_is_killed_costs_at_most_the_iteration(tmp_path, phase):
+    run = killing({(3, phase, 4): signal.SIGKILL})(Run(tmp_path, 4, 8, held=[[3, phase, 4]]))
+    run.coordinator.run()
+    run.check(8, range(3))
+    assert [one.node for one in run.of("lost")] == [3]
+
+
+def test_losses_during_a_regroup_begin_another_generation(tmp_path):
+    moments = {(4, "forward", 3): signal.SIGKILL, (1, "copy", 3): signal.SIGKILL}
+    run = killing(moments)(Run(tmp_path, 5, 6, copy_s=0.05, held=[[4, "forward", 3], [1, "copy", 3]]))
+    run.coordinator.run()
+    run.check(6, (0, 2, 3))
+    assert len(run.of("lost")) == 2 and run.protocol.generation >= 3
+
+
+def test_a_stopped_process_is_killed_before_it_counts_as_lost(tmp_path):
+    run = killing({(2, "forward", 3): signal.SIGSTOP})(Run(tmp_path, 4, 6, limits=Limits(hang_s=1.5)))
+    run.coordinator.run()
+    run.check(6, (0, 1, 3))
+    hung, lost = run.of("hung"), run.of("lost")
+    assert [one.node for one in hung] == [one.node for one in lost] == [2]
+    assert hung[0].time_s < lost[0].time_s
+    assert run.coordinator.processes[2].poll() == -signal.SIGKILL
+
+
+def test_a_long_iteration_is_no_hang(tmp_path):
+    run = Run(tmp_path, 2, 2, compute_s=2.0, limits=Limits(hang_s=1.5))
+    run.coordinator.run()
+    assert not run.of("hung") and not run.of("lost")
+
+
+def test_lost_nodes_are_replaced_ten_times(tmp_path):
+    def react(event):
+        members = run.protocol.members
+        if event.kind != "announce" or event.values["phase"] != "forward" or len(members) < 3:
+            return
+        if len(struck) == 10:
+            run.protocol.drain(())
+        elif event.node == min(members - {0}) and event.node not in struck:
+            struck.append(event.node)
+            os.kill(run.pid(event.node), signal.SIGKILL)
+
+    struck = []
+    run = Run(tmp_path, 3, 2000, react=react, compute_s=0.02, n_replacements=10)
+    run.coordinator.run()
+    assert [one.node for one in run.of("lost")] == list(range(1, 11)) == struck
+    run.check(len(run.of("commit")), (0,))
+    assert len([one for one in run.of("start") if one.node >= 3]) == 10
+
+
+def test_a_terminated_node_leaves_at_a_boundary_and_nothing_is_repeated(tmp_path):
+    run = killing({(1, "forward", 3): signal.SIGTERM})(Run(tmp_path, 4, 12, compute_s=0.05))
+    run.coordinator.run()
+    run.check(12, (0, 2, 3))
+    assert [one.node for one in run.of("leaving")] == [1] and not run.of("lost")
+    assert run.coordinator.processes[1].wait(5) == 0
+    computed = [
+        one.values["iteration"]
+        for one in run.of("announce")
+        if one.node == 0 and one.values["phase"] == "forward"
+    ]
+    assert computed == list(range(12))
+
+
+def test_somebody_outside_drains_a_node_or_stops_the_run(tmp_path):
+    def ask(nodes):
+        address = read_json(tmp_path / ADDRESS_FILE)
+        with socket.create_connection((address["host"], address["port"])) as link:
+            link.sendall(said.encoded(said.Drain(address["token"], nodes)))
+
+    def react(event):
+        if event.kind == "commit" and event.values["iteration"] in (3, 10):
+            ask((2,) if event.values["iteration"] == 3 else ())
+
+    run = Run(tmp_path, 4, 100, react=react, compute_s=0.05)
+    run.coordinator.run()
+    (step,) = run.saved
+    assert 10 < step < 20 and run.saved[step] == dict.fromkeys(LAYERS, TOTAL[step])
+    assert not run.of("lost") and 2 not in run.protocol.members
+
+
+def test_a_node_that_dies_at_the_start_is_done_without(tmp_path):
+    run = Run(tmp_path, 4, 4, dies_at_start=[3])
+    run.coordinator.run()
+    run.check(4, range(3))
+
+
+def test_too_few_write_a_checkpoint_and_stop(tmp_path):
+    moments = {(1, "forward", 3): signal.SIGKILL, (2, "forward", 5): signal.SIGKILL}
+    run = killing(moments)(Run(tmp_path, 3, 8, compute_s=0.05))
+    with pytest.raises(RuntimeError, match="too few"):
+        run.coordinator.run()
+    assert run.saved == {5: dict.fromkeys(LAYERS, TOTAL[5])}
+
+
+def test_a_lost_layer_ends_the_run_without_a_checkpoint(tmp_path):
+    def react(event):
+        if event.kind == "announce" and event.values == {"phase": "forward", "iteration": 3}:
+            seen.add(event.node)
+            if seen == {0, 1, 2, 3}:
+                for node in (0, 2):
+                    os.kill(run.pid(node), signal.SIGKILL)
+
+    seen = set()
+    run = Run(tmp_path, 4, 8, react=react, compute_s=0.3)
+    with pytest.raises(RuntimeError, match=r"lost layers \['a', 'b'\]"):
+        run.coordinator.run()
+    assert not run.saved
+
+
+def test_a_failure_without_a_loss_is_tried_once_more(tmp_path):
+    run = Run(tmp_path, 2, 8, fails=[[1, 4]])
+    with pytest.raises(RuntimeError, match="node 1 failed twice after step 4: RuntimeError: counted wrongly"):
+        run.coordinator.run()
+    assert len(run.of("failure")) == 1
+
+
+def test_checkpoints_come_every_so_many_iterations(tmp_path):
+    run = Run(tmp_path, 3, 10, save_every=4)
+    run.coordinator.run()
+    assert sorted(run.saved) == [4, 8, 10]
+
+
+def test_strangers_and_nonsense_do_no_harm(tmp_path):
+    def react(event):
+        if event.kind == "commit" and event.values["iteration"] == 2:
+            address = read_json(tmp_path / ADDRESS_FILE)
+            greetings = (
+                said.encoded(said.Hello("wrong", 1, "h")), said.encoded(said.Drain("wrong", ())),
+                b"GET / HTTP/1.0\r\n",
+                struct.pack("!I", 5) + b"hello", said.encoded(said.Hello(address["token"], 1, "h", node=0)),
+                said.encoded(said.Ready()),
+            )  # fmt: skip
+            links.extend(socket.create_connection((address["host"], address["port"])) for _ in greetings)
+            for link, greeting in zip(links, greetings, strict=True):
+                link.sendall(greeting)
+
+    links = []
+    run = Run(tmp_path, 3, 30, react=react, compute_s=0.02)
+    run.coordinator.run()
+    run.check(30, range(3))
+    assert run.protocol.generation == 1
+
+
+def test_nodes_end_when_the_coordinator_is_gone(tmp_path):
+    class Gone(Exception):
+        pass
+
+    def react(event):
+        if event.kind == "commit" and event.values["iteration"] == 2:
+            for peer in run.coordinator.nodes.values():
+                peer.link.close()
+            raise Gone
+
+    run = Run(tmp_path, 3, 30, react=react)
+    ended = run.coordinator.starter.end = lambda process: None
+    assert ended
+    with pytest.raises(Gone):
+        run.coordinator.run()
+    assert [process.wait(20) for process in run.coordinator.processes.values()] == [3, 3, 3]
+
+
+def test_a_node_joins_a_run_that_goes_on(tmp_path):
+    def react(event):
+        if event.kind == "commit" and event.values["iteration"] == 3:
+            joined.append(LocalLauncher().start(Launch("counting_node", {}, 1, tmp_path), 1000))
+
+    joined = []
+    run = Run(tmp_path, 2, 40, react=react, compute_s=0.05)
+    run.coordinator.run()
+    run.check(40, range(3))
+    assert joined[0].wait(10) == 0
+    generations = [one["generation"] for one in run.noted(2) if "generation" in one]
+    assert generations == [2]
+
+
+def test_limits_hold_from_the_first_process_on(tmp_path):
+    class Stuck(Starter):
+        def start(self, node):
+            process = super().start(node)
+            if node == 1:
+                process.send_signal(signal.SIGSTOP)
+            return process
+
+    run = Run(tmp_path, 3, 3, limits=Limits(start_s=3.0))
+    run.coordinator.starter = Stuck(tmp_path)
+    begun = time.monotonic()
+    run.coordinator.run()
+    run.check(3, (0, 2))
+    assert time.monotonic() - begun >= 3.0 and threading.active_count() < 20
