@@ -17,6 +17,7 @@ Where each case of failure and each edge of execution is tested:
 
 import itertools
 import os
+import threading
 import time
 
 import pytest
@@ -506,6 +507,32 @@ def test_a_loss_while_meeting_or_copying_is_told():
     for call in (executor.reduce, lambda: executor.send_layer(0, 0), lambda: executor.compute(0)):
         with pytest.raises((LostPeerError, InputError), match=r"connected to nobody|part of no plan"):
             call()
+
+
+@pytest.mark.parametrize("is_stuck", [False, True], ids=["in the store", "in gloo"])
+def test_who_closes_the_store_releases_those_who_build_groups(is_stuck, monkeypatch):
+    never = threading.Event()
+    if is_stuck:  # as when another node dies between its address and its connection
+        monkeypatch.setattr(Links, "_build", lambda self, name, among, store: never.wait(60))
+    plan = plan_of(((0,), (6,), 3), ((1,), (6,), 3))
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store, errors = dist.TCPStore("127.0.0.1", server.port, None, False), []
+
+    def connect():
+        try:
+            StageExecutor(small_job()).connect(plan, 0, store)
+        except LostPeerError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=connect, daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    del server
+    waiting.join(50)
+    never.set()
+    assert not waiting.is_alive()
+    assert "node 0 could not meet nodes [0, 1]" in errors[0]
 
 
 def test_a_node_of_an_older_generation_meets_nobody():

@@ -21,6 +21,9 @@ from makespan.errors import TrainingError
 __all__ = ["Links", "LostPeerError", "Transfer"]
 
 
+_LOOK_S = 0.02
+
+
 class LostPeerError(TrainingError):
     """A transfer failed because a process at its other end is gone, or has dropped its groups."""
 
@@ -56,7 +59,7 @@ class Links:
     groups
         Nodes that add up together, in an order that all members share.
     store
-        Where the members meet, of this generation alone.
+        Where the members meet, of this generation alone; closed, it releases those who still wait there.
     """
 
     def __init__(
@@ -73,14 +76,40 @@ class Links:
         self._pending: set[Transfer] = set()
 
         self._built: dict[tuple[int, ...] | None, Any] = {}
+        problem = None
         try:
             for number, group in enumerate([None, *groups]):
                 among = list(members) if group is None else list(group)
                 if own in among and len(among) > 1:
-                    self._built[group] = _guarded(lambda: self._build(str(number), among, store))  # noqa: B023
+                    self._built[group] = self._meet(str(number), among, store)
+            # Nobody begins before all are there: who gave up in the middle keeps connections for a while,
+            # and whoever waited at the other end of one would not be told.
+            _guarded(lambda: store.set(f"met/{own}", "1"))
+            _guarded(lambda: store.wait([f"met/{node}" for node in members], self._timeout))
         except LostPeerError as error:
+            problem = str(error)
+        if problem is not None:  # raised here, so that it refers to no frame that still knows a group
             self.close()
-            raise LostPeerError(f"node {own} could not meet nodes {list(members)}: {error}") from None
+            raise LostPeerError(f"node {own} could not meet nodes {list(members)}: {problem}")
+
+    def _meet(self, name: str, among: list[int], store: Any) -> Any:
+        """Build a group, unless the store is closed meanwhile: gloo would wait long for who died just now."""
+        found, problems, done = list[Any](), list[str](), threading.Event()
+
+        def build() -> None:
+            try:
+                found.append(self._build(name, among, store))
+            except RuntimeError as error:
+                problems.append(str(error).partition("\n")[0])
+            finally:
+                done.set()
+
+        threading.Thread(target=build, daemon=True).start()
+        while not done.wait(_LOOK_S):
+            _guarded(lambda: store.check([name]))
+        if problems:
+            raise LostPeerError(problems[0])
+        return found.pop()
 
     def _build(self, name: str, among: list[int], store: Any) -> Any:
         # The stubs of torch hide its public stores and backends.
