@@ -97,6 +97,7 @@ class TrainingEngine:
         plan = plan_from(work["plan"])
         also = [node for node in form.members if node not in plan.nodes]
         executor.adopt(plan, self._node, self._met(plan, also, form))
+        self._wait_for_all(form)
         self._announce("copy", form.step)
         for layer, source, target in work["copies"]:
             if source == self._node:
@@ -127,6 +128,12 @@ class TrainingEngine:
             building.abandon()
             raise
         return building.links()
+
+    def _wait_for_all(self, form: Form) -> None:
+        """Let nobody wait for a process that may still be building: half a group cannot be given up."""
+        self._board.tell(form.generation, f"built/{self._node}", b"")
+        for member in form.members:
+            self._board.wait(form.generation, f"built/{member}", self._timeout_s)
 
     def _begin(self, origin: str | None) -> None:
         """Hold what nobody could send, as at the start or as in a checkpoint."""
