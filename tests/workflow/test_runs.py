@@ -44,6 +44,7 @@ EXPERIMENT_RULES = {
     "morphling_fig8",
 } | CLUSTER_RULES
 BESIDE = {"all", "evaluate_claims", "join_claims"}
+PRICED = ["instantiation", "layer_throughput", "reconfiguration"]  # by the schedule of the emulator
 MEASURED_ONLY = {"morphling_fig8"}  # it compares measured times and fits nothing
 
 
@@ -84,7 +85,7 @@ def test_the_claims_are_evaluated(small_run):
     assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
     assert "holds" in set(claims["verdict"])
     every = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
-    assert set(every["paper"]) == {"Morphling", "EasyScale"}
+    assert set(every["paper"]) == {"Morphling", "EasyScale", "Oobleck"}
     joined = every[every["paper"] == "Morphling"]
     assert joined["statement"].tolist() == claims["statement"].tolist()
     assert joined["verdict_emulated"].tolist() == claims["verdict"].tolist()
@@ -153,7 +154,7 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
     append(module, "\n# changed\n")
     planned = finished.planned()
     assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES <= set(planned)
-    assert planned["draw_figure"] == len(FIGURES)
+    assert planned["draw_figure"] == len([*FIGURES, *PRICED])
 
 
 def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
@@ -163,7 +164,8 @@ def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on
     again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
     assert set(planned) == again - without
     # Training beside serving runs without FIFO.
-    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 1 + len(set(FURTHER) - {"serving"})
+    of_easyscale = {name for name, entry in figures("easyscale").items() if not entry.sources}
+    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 1 + len(of_easyscale - {"serving"})
 
 
 def test_what_no_rule_reaches_reruns_nothing(finished):

@@ -1,16 +1,13 @@
 """What a node of a resilient run computes with: its stage, its groups, and the layers it holds."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from makespan.papers.oobleck.planning import HybridPlan
 from makespan.papers.oobleck.runtime._executor import StageExecutor
 from makespan.papers.oobleck.runtime._job import job_from
-from makespan.papers.oobleck.runtime._links import Links, LostPeerError
 from makespan.papers.oobleck.runtime._meeting import Board, store_on
 from makespan.papers.oobleck.runtime._messages import Form, Save
 from makespan.papers.oobleck.runtime._node import Announcing
@@ -18,51 +15,10 @@ from makespan.papers.oobleck.runtime._plans import plan_from
 
 __all__ = ["TrainingEngine", "layer_file"]
 
-_LOOK_S = 0.02
-
 
 def layer_file(layer: int | str) -> str:
     """Name of the file of a layer in a checkpoint."""
     return f"layer-{int(layer):04d}.pt"
-
-
-class _Building:
-    """Links that are built in a thread."""
-
-    def __init__(self, build: Callable[[], Links]) -> None:
-        self._found: Links | None = None
-        self._error: Exception | None = None
-        self._is_abandoned, self._lock, self._end = False, threading.Lock(), threading.Event()
-        threading.Thread(target=self._run, args=(build,), daemon=True).start()
-
-    def _run(self, build: Callable[[], Links]) -> None:
-        try:
-            found = build()
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self._error = error.with_traceback(None)
-        else:
-            with self._lock:
-                self._found = found
-                if self._is_abandoned:
-                    found.close()
-        self._end.set()
-
-    def is_over(self, wait_s: float) -> bool:
-        """Whether it has ended, well or not, after some time."""
-        return self._end.wait(wait_s)
-
-    def abandon(self) -> None:
-        """Close what comes of it."""
-        with self._lock:
-            self._is_abandoned = True
-            if self._found is not None:
-                self._found.close()
-
-    def links(self) -> Links:
-        """Return what came of it."""
-        if self._found is None:
-            raise self._error or LostPeerError("no groups were built")
-        return self._found
 
 
 class TrainingEngine:
@@ -96,8 +52,7 @@ class TrainingEngine:
         self._announce("group build", form.step)
         plan = plan_from(work["plan"])
         also = [node for node in form.members if node not in plan.nodes]
-        executor.adopt(plan, self._node, self._met(plan, also, form))
-        self._wait_for_all(form)
+        executor.connect(plan, self._node, store_on(self._board, form.generation, self._timeout_s), also)
         self._announce("copy", form.step)
         for layer, source, target in work["copies"]:
             if source == self._node:
@@ -113,27 +68,6 @@ class TrainingEngine:
             self._begin(work["origin"])
         self._tells = self._node == plan.nodes[0]
         return {str(layer): executor.checksum(layer) for layer in self._owned}
-
-    def _met(self, plan: HybridPlan, also: list[int], form: Form) -> Links:
-        """Build groups in a thread of its own, which is left to itself when a new generation begins.
-
-        Nothing ends a wait for a connection that a dead process would have made, but a time limit.
-        """
-        store = store_on(self._board, form.generation, self._timeout_s)
-        building = _Building(lambda: self._executor.meet(plan, self._node, store, also))
-        try:
-            while not building.is_over(_LOOK_S):
-                self._announce("group build", form.step)
-        except BaseException:
-            building.abandon()
-            raise
-        return building.links()
-
-    def _wait_for_all(self, form: Form) -> None:
-        """Let nobody wait for a process that may still be building: half a group cannot be given up."""
-        self._board.tell(form.generation, f"built/{self._node}", b"")
-        for member in form.members:
-            self._board.wait(form.generation, f"built/{member}", self._timeout_s)
 
     def _begin(self, origin: str | None) -> None:
         """Hold what nobody could send, as at the start or as in a checkpoint."""

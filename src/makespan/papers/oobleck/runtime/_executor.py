@@ -157,20 +157,14 @@ class StageExecutor:
         also
             Nodes that are no part of the plan and take part in copies only; the same for all.
         """
-        self.disconnect()
-        self.adopt(plan, node, self.meet(plan, node, store, also))
-
-    def meet(self, plan: HybridPlan, node: int, store: Any, also: Sequence[int] = ()) -> Links:
-        """Do the part of `connect` that waits for others, and change nothing here; any thread may."""
         check_plan(plan, self.n_layers, self.job.n_microbatches)
-        found = buckets(plan, self.n_layers, self.chain.tied, self.job.bucketed)
-        groups = sum_groups(found) if self.job.reduction == "allreduce" else []
-        return Links([*plan.nodes, *also], node, groups, store, self._device, self._timeout_s)
-
-    def adopt(self, plan: HybridPlan, node: int, links: Links) -> None:
-        """Do the rest of `connect`."""
-        self._buckets = buckets(plan, self.n_layers, self.chain.tied, self.job.bucketed)
-        self._links, self._plan, self._has_computed = links, plan, False
+        self.disconnect()
+        ties = self.chain.tied
+        self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed)
+        groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
+        members = [*plan.nodes, *also]
+        self._links = Links(members, node, groups, store, self._device, self._timeout_s)
+        self._plan, self._has_computed = plan, False
         if node in plan.nodes:
             self._pipeline, self._place = stage_place(plan, node)
             self._passes = StagePasses(

@@ -41,8 +41,9 @@ class Board:
         self._send(message)
 
     def has(self, generation: int, key: str) -> bool:
-        """Whether somebody said it."""
+        """Whether somebody said it; a `RuntimeError` says that a new generation has begun."""
         with self._changed:
+            self._check(generation)
             return (generation, key) in self._said
 
     def wait(self, generation: int, key: str, timeout_s: float) -> bytes:
@@ -50,11 +51,14 @@ class Board:
         place = (generation, key)
         with self._changed:
             self._changed.wait_for(lambda: place in self._said or self._newest > generation, timeout_s)
-            if self._newest > generation:
-                raise RuntimeError(f"generation {generation} is over")
+            self._check(generation)
             if place not in self._said:
                 raise RuntimeError(f"nobody said {key} within {timeout_s:g} s")
             return self._said[place]
+
+    def _check(self, generation: int) -> None:
+        if self._newest > generation:
+            raise RuntimeError(f"generation {generation} is over")
 
 
 def store_on(board: Board, generation: int, timeout_s: float) -> Any:
