@@ -187,6 +187,7 @@ class Coordination(Generic[PlanT]):
         self._writers: dict[int, tuple[str, ...]] = {}
         self._is_stopping, self._suspected = False, -1
         self._halt: Halt | None = None
+        self._unneeded = set[int]()
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -288,6 +289,7 @@ class Coordination(Generic[PlanT]):
             self._halt = decided
             return self._save() if decided.saves and self.saved != self.step else self._finish()
         self.spare = set(decided.spare)
+        self._unneeded = set(leaving)
         self.members -= self.spare
         self.phase, self._answers, self._decision = Phase.FORMING, {}, decided
         return [Note("plan", {"generation": self.generation, "work": decided.work}), Open(self.generation)]
@@ -301,7 +303,7 @@ class Coordination(Generic[PlanT]):
                 if first != checksum:
                     text = f"layer {layer} differs between nodes {other} and {node} after step {self.step}"
                     return self._finish(self._failed_error(text))
-        going = self.leaving & self.members
+        going = self._unneeded & self.leaving & self.members  # one that asked since then has a stage
         self.members -= going
         self.leaving -= going
         self.holdings = {node: tuple(self._answers[node].checksums) for node in self.members}
