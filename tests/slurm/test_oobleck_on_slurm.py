@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,21 @@ COMMAND = (
     "--microbatches 4 --set n_layers=2 --set hidden=16 --set ffn=32 --set seq=8 --set vocab=32 "
     "--launcher slurm --run-dir {run_dir}"
 )
+RULE = """
+rule train:
+    output:
+        "oobleck/iterations.csv",
+    resources:
+        mpi="srun",
+        nodes=2,
+        tasks=4,
+        slurm_extra="--ntasks-per-node=2",
+        cpus_per_task=1,
+        mem_mb=8000,
+        runtime=20,
+    shell:
+        "{command} > job.log 2>&1"
+"""
 READY = re.compile(r"node (\d+) is ready, process (\d+) on (\S+)")
 LIMIT_S = 600
 
@@ -37,19 +53,28 @@ def wait_for(log, pattern, count=1):
     pytest.fail(log.read_text() if log.exists() else "the job did not start")
 
 
-def test_a_task_and_then_a_node_are_lost_and_training_goes_on(slurm, tmp_path):
-    script, log, run_dir = tmp_path / "job.sh", tmp_path / "job.log", tmp_path / "run"
-    (tmp_path / "program.py").write_text(PROGRAM)
-    script.write_text(f"#!/bin/sh\nPYTHONPATH={SOURCE} exec {COMMAND.format(run_dir=run_dir)}\n")
-    size = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=1", "--mem=8000", "--time=20"]
-    job = subprocess.Popen(
-        ["sbatch", "--wait", f"--output={log}", *size, str(script)],
-        env=slurm.environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def test_a_task_and_then_a_node_are_lost_and_training_goes_on(clone):
+    log, run_dir = clone.root / "job.log", clone.root / "oobleck"
+    (clone.root / "program.py").write_text(PROGRAM)
+    (clone.root / "train.smk").write_text(RULE.format(command=COMMAND.format(run_dir="oobleck")))
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(clone.snakemake, "oobleck/iterations.csv", "--snakefile", "train.smk")
+        try:
+            ready = lose_a_task_and_a_node(log)
+        finally:
+            drain = [sys.executable, "program.py", "oobleck", "drain", str(run_dir)]
+            environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+            subprocess.run(drain, cwd=clone.root, env=environment, check=False, timeout=300)
+        job.result(LIMIT_S)
+    hosts = sorted({host for _, host in ready.values()})
+    recoveries = pd.read_csv(run_dir / "recoveries.csv")
+    last = set(map(int, re.split(r"[+/]", str(recoveries["nodes"].iloc[-1]))))
+    assert last == {node for node, (_, host) in ready.items() if host == hosts[1]}
+    assert len(list((run_dir / "checkpoints").iterdir())) == 1
+
+
+def lose_a_task_and_a_node(log):
+    """Kill a task, then what is left on its node; process and host of each node of the start."""
     ready = {int(node): (int(pid), host) for node, pid, host in wait_for(log, READY, 4)}
     hosts = sorted({host for _, host in ready.values()})
     assert len(hosts) == 2
@@ -65,12 +90,4 @@ def test_a_task_and_then_a_node_are_lost_and_training_goes_on(slurm, tmp_path):
     wait_for(log, r"generation \d+ goes on", n_resumed + 1)
     survivors = [pid for pid, host in ready.values() if host == hosts[1]]
     assert len(survivors) == 2 and all(Path(f"/proc/{pid}").exists() for pid in survivors)
-    drain = [sys.executable, "program.py", "oobleck", "drain", str(run_dir)]
-    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    assert subprocess.run(drain, cwd=tmp_path, env=environment, check=False, timeout=300).returncode == 0
-    output, _ = job.communicate(timeout=LIMIT_S)
-    assert job.returncode == 0, output + log.read_text()
-    recoveries = pd.read_csv(run_dir / "recoveries.csv")
-    last = set(map(int, re.split(r"[+/]", str(recoveries["nodes"].iloc[-1]))))
-    assert last == {node for node, (_, host) in ready.items() if host == hosts[1]}
-    assert len(list((run_dir / "checkpoints").iterdir())) == 1
+    return ready
