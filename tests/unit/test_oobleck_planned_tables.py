@@ -37,7 +37,10 @@ def throughput(root, planned):
 def tables(root, planned):
     """Return the tables that statements are about, of few profiles."""
     few = {"random_seeds": 1}
-    cells = read_published("instantiation", root / "config/published/oobleck_instantiation.csv")
+    cells, printed = (
+        read_published(name, root / f"config/published/oobleck_{name}.csv")
+        for name in ("instantiation", "throughput")
+    )
     templates = planned.options_of("templates") | few | {"scaled_layers": [32, 64, 96]}
     plans = planned.options_of("instantiation") | few | {"global_microbatches": [512]}
     studies = planned.options_of("studies") | few | {"compared_nodes": 13}
@@ -45,7 +48,7 @@ def tables(root, planned):
     return {
         "templates": found.assign(wall_s=0.01),  # whatever this machine needs
         **instantiation_experiment({"instantiation": cells}, plans),
-        **studies_experiment({}, studies),
+        **studies_experiment({"throughput": printed}, studies),
         "instantiation_published": cells,
     }
 

@@ -7,17 +7,22 @@
   `link_loss` is its loss, `global_batch` draws its samples
 """
 
-from makespan.training.zoo._data import Batch, global_batch
-from makespan.training.zoo._links import build_link, link_loss, n_links
-from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel
-from makespan.training.zoo._stand_ins import (
-    STAND_IN_TITLES,
-    STAND_INS,
-    StandIn,
-    build_stand_in,
-    stand_in_data,
-    stand_in_loss,
-)
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.training.zoo._data import Batch, global_batch
+    from makespan.training.zoo._links import build_link, link_loss, n_links
+    from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel
+    from makespan.training.zoo._stand_ins import (
+        STAND_IN_TITLES,
+        STAND_INS,
+        StandIn,
+        build_stand_in,
+        stand_in_data,
+        stand_in_loss,
+    )
 
 __all__ = [
     "MODEL_FAMILIES",
@@ -34,3 +39,5 @@ __all__ = [
     "stand_in_data",
     "stand_in_loss",
 ]
+
+__getattr__ = shown_lazily(__name__, __file__)
