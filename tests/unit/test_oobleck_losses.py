@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from makespan.cli import main
 from makespan.errors import InputError
 from makespan.papers.oobleck import read_published
 from makespan.papers.oobleck._bursts import burst_study, burst_table
@@ -140,7 +141,7 @@ def files(tmp_path_factory):
 
 def call(files, *more, templates="templates.json", pipelines=START):
     given = ["--pipelines", pipelines, "--n0", "2", "--templates", str(files / templates), *more]
-    result = CliRunner().invoke(RECONFIGURE, given)
+    result = CliRunner().invoke(RECONFIGURE, given, **main.context_settings)
     if result.exception is not None:
         raise result.exception
     return json.loads(result.stdout)

@@ -23,6 +23,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from makespan.cli import main
 from makespan.errors import InfeasiblePlanError, InputError, UnknownNameError
 from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
 from makespan.papers.oobleck.planning import (
@@ -449,7 +450,7 @@ def environment(seed):
 
 
 def call(command, *arguments):
-    return CliRunner().invoke(command, [str(one) for one in arguments], catch_exceptions=True)
+    return CliRunner().invoke(command, [str(one) for one in arguments], **main.context_settings)
 
 
 def test_templates_from_the_command_line(tmp_path):
