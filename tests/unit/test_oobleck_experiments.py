@@ -187,3 +187,8 @@ def test_a_wrong_option_is_one_message(tmp_path, text, message):
     (tmp_path / "wrong.yaml").write_text(f"oobleck:\n  simulation:\n    {text}\n")
     with pytest.raises(ConfigError, match=message):
         load_settings([tmp_path / "wrong.yaml"], ROOT)
+
+
+def test_everything_that_is_measured_decides_statements():
+    paper = load_settings([], ROOT).oobleck
+    assert set(paper.tables("measured", True)) == paper.judged_on_profile

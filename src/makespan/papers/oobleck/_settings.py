@@ -22,6 +22,7 @@ _LIVE = ("hybrid", "hybrid_kills", "hybrid_summary")
 class Oobleck(PaperSettings):
     """Experiments of the Oobleck paper."""
 
+    judged_on_profile = frozenset({*_EXECUTED, *_LIVE})
     untimed = frozenset({*_SIMULATED, *_PLANNED, *_EXECUTED, *_LIVE})
     unjudged = frozenset({"layer_throughput", "fig1", "fig14", "fig15"})
     judged_cells = ("instantiation", "fig12")
