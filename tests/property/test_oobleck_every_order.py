@@ -120,7 +120,6 @@ class World:
     stops: int = 0
     offers: dict = field(default_factory=dict)  # generation and node: what it had when it met the others
     given: frozenset = frozenset()  # generation, iteration, node: gradients that were given away
-    closed: frozenset = frozenset()
     stored: tuple = ()
     ending: object = None
     trail: tuple = ()
@@ -184,10 +183,6 @@ class World:
                 case acts.Send(number, message) if self.nodes[number].is_alive:
                     one = self.nodes[number]
                     self.nodes[number] = replace(one, inbox=(*one.inbox, message))
-                case acts.Open(generation):
-                    self.do(self.coordination.opened(generation, "here"))
-                case acts.Close(generation):
-                    self.closed |= {generation}
                 case acts.Store(step):
                     self.stored = (*self.stored, step)
                 case acts.End(error):
@@ -274,11 +269,10 @@ class World:
 
     def can(self, kind, one):
         generation = one.part[0]
-        is_join = isinstance(one.doing, said.Form)
         if kind == "begin":
-            return not one.has_begun and not (is_join and generation in self.closed)
+            return not one.has_begun
         if kind == "end":
-            if is_join:
+            if isinstance(one.doing, said.Form):
                 return all((generation, node) in self.offers for node in one.form.members)
             return all((generation, one.doing, node) in self.given for node, _ in one.form.work.owned)
         return one.hears_of_newer() if kind == "abandon" else self.is_released(one)

@@ -65,7 +65,7 @@ class World:
     def __init__(self, n_nodes, end, rng, save_every):
         self.rng, self.end, self.history = rng, end, tuple(range(end))
         self.nodes, self.dead, self.error, self.is_over = {}, set(), None, False
-        self.stores, self.commits, self.open = [], [], set()
+        self.stores, self.commits = [], []
         self.coordination = acts.Coordination(self.decide, range(n_nodes), end, save_every=save_every)
         for number in range(n_nodes):
             self.join(number)
@@ -96,11 +96,6 @@ class World:
             match action:
                 case acts.Send(number, message) if number in self.nodes:
                     self.nodes[number].inbox.append(message)
-                case acts.Open(generation):
-                    self.open.add(generation)
-                    self.do(self.coordination.opened(generation, "here"))
-                case acts.Close(generation):
-                    self.open.discard(generation)
                 case acts.Store(step):
                     self.stores.append(step)
                 case acts.Note("commit", values):
@@ -165,7 +160,6 @@ def run(seed, n_nodes, end, n_kills, n_joins, n_drains, save_every):
 
 def check(world, end):
     assert world.commits == list(range(len(world.commits)))
-    assert not world.open
     if world.error is None:
         assert len(world.commits) == end and world.stores[-1] == end
     elif isinstance(world.error, ValueError):

@@ -167,6 +167,8 @@ def test_lost_nodes_are_replaced_ten_times(tmp_path):
         members = run.protocol.members
         if event.kind != "announce" or event.values["phase"] != "forward" or len(members) < 3:
             return
+        if len(run.of("commit")) <= len(struck):
+            return  # each loss finds progress, so that the run has something to keep at its end
         if len(struck) == 10:
             run.protocol.drain(())
         elif event.node == min(members - {0}) and event.node not in struck:

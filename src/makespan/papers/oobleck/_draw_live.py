@@ -51,7 +51,7 @@ def _pauses(axes: Axes, kills: pd.DataFrame) -> None:
             spread = np.linspace(-0.07, 0.07, len(own)) if len(own) > 1 else np.zeros(len(own))
             x = place + (offset - 0.5) * 0.36 + spread
             axes.scatter(x, own, s=9, color=look.colour, marker=look.marker, lw=0, zorder=3)
-    axes.set_xticks(range(len(_KINDS)), ["pass", "sum", "commit", "recovery"])
+    axes.set_xticks(range(len(_KINDS)), ["pass", "sum", "commit", "recovery"], rotation=30)
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, None)
     axes.set_ylabel("pause [s]")

@@ -32,7 +32,6 @@ PlanT = TypeVar("PlanT")
 _TICK_S = 0.05
 _SEND_S = 5.0
 _ENDING_S = 10.0
-_MEETING = "the connections to the coordinator"
 _log = logging.getLogger(__name__)
 
 
@@ -280,10 +279,6 @@ class Coordinator(Generic[PlanT]):
             match action:
                 case acts.Send(node, message):
                     self._send(node, message)
-                case acts.Open(generation):
-                    self._carry_out(self.protocol.opened(generation, _MEETING))
-                case acts.Close():
-                    pass  # a member whose generation is over waits for nothing that is passed on
                 case acts.Begin():
                     self.begin_checkpoint()
                 case acts.Store(step):

@@ -64,12 +64,11 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Meet the other members at an address, copy what is missing, and do as the work says."""
+    """Meet the other members, copy what is missing, and do as the work says."""
 
     generation: int
     step: int
     members: tuple[int, ...]
-    address: str
     work: Any
 
 

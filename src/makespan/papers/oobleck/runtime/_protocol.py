@@ -29,8 +29,8 @@ from makespan.papers.oobleck.runtime._messages import (
 )
 
 __all__ = [
-    "Action", "Begin", "Close", "Coordination", "Decide", "Decision", "End", "Halt", "Note", "Open", "Phase",
-    "Send", "Situation", "Store",
+    "Action", "Begin", "Coordination", "Decide", "Decision", "End", "Halt", "Note", "Phase", "Send",
+    "Situation", "Store",
 ]  # fmt: skip
 
 PlanT = TypeVar("PlanT")
@@ -104,20 +104,6 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Open the meeting point of a generation, and tell its address by `Coordination.opened`."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close that of a generation; who waits there is released."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
 class Begin:
     """Make room for a checkpoint; layers are written into it next."""
 
@@ -144,7 +130,7 @@ class End:
     error: Exception | None
 
 
-Action = Send | Open | Close | Begin | Store | Note | End
+Action = Send | Begin | Store | Note | End
 Decide = Callable[[Situation[PlanT]], Decision[PlanT] | Halt]
 
 
@@ -222,14 +208,6 @@ class Coordination(Generic[PlanT]):
         self.leaving |= set(nodes) & (self.members | self.waiting | self.spare)
         return []
 
-    def opened(self, generation: int, address: str) -> list[Action]:
-        """Send the members to the meeting point that was opened for them."""
-        if self._is_stale(generation, Phase.FORMING) or self._decision is None:
-            return [Close(generation)]
-        members = tuple(sorted(self.members))
-        form = Form(generation, self.step, members, address, self._decision.work)
-        return [Send(node, form) for node in members]
-
     def receive(self, node: int, message: Message) -> list[Action]:
         """Take an answer of a member; one of an earlier generation is nothing to anybody."""
         if node not in self.members:
@@ -262,16 +240,15 @@ class Coordination(Generic[PlanT]):
 
     def _freeze(self) -> list[Action]:
         """Begin a generation with whoever is there."""
-        closing = [Close(self.generation)] if self.generation else []
         self.generation += 1
         self.members |= self.waiting | self.spare
         self.waiting.clear()
         self.spare.clear()
         self.phase, self._answers, self._decision, self._halt = Phase.FREEZING, {}, None, None
         if not self.members:
-            return [*closing, *self._plan()]
+            return self._plan()
         note = Note("freeze", {"generation": self.generation, "members": sorted(self.members)})
-        return [*closing, note, *self._to_all(Freeze(self.generation))]
+        return [note, *self._to_all(Freeze(self.generation))]
 
     def _regroup(self) -> list[Action]:
         """Find out who has what, and decide."""
@@ -292,7 +269,8 @@ class Coordination(Generic[PlanT]):
         self._unneeded = set(leaving)
         self.members -= self.spare
         self.phase, self._answers, self._decision = Phase.FORMING, {}, decided
-        return [Note("plan", {"generation": self.generation, "work": decided.work}), Open(self.generation)]
+        form = Form(self.generation, self.step, tuple(sorted(self.members)), decided.work)
+        return [Note("plan", {"generation": self.generation, "work": decided.work}), *self._to_all(form)]
 
     def _compare(self) -> list[Action]:
         """Go on if all copies of each layer are equal; who leaves is not needed any more."""
@@ -376,7 +354,7 @@ class Coordination(Generic[PlanT]):
         told: list[Action] = [
             Send(node, Leave("finished" if error is None else str(error))) for node in everybody
         ]
-        return [*told, Close(self.generation), End(error)]
+        return [*told, End(error)]
 
     def _to_all(self, message: Message) -> list[Action]:
         return [Send(node, message) for node in sorted(self.members)]
