@@ -4,6 +4,7 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
     from makespan.papers.slapo.language._journal import JournalEntry
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
+    from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
 
 __all__ = [
@@ -37,9 +39,11 @@ __all__ = [
     "KindError",
     "MemberError",
     "Metadata",
+    "OutOfBudgetError",
     "PathError",
     "Primitive",
     "ReplayError",
+    "SavedTensors",
     "Schedule",
     "ScheduleError",
     "ShardError",
@@ -48,6 +52,7 @@ __all__ = [
     "create_schedule",
     "list_primitives",
     "register_primitive",
+    "saved_tensors",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

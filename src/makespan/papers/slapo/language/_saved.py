@@ -52,8 +52,8 @@ def saved_tensors(model: nn.Module, *, budget_bytes: int | None = None) -> Itera
             found.n_bytes += tensor.untyped_storage().nbytes()
             if budget_bytes is not None and found.n_bytes > budget_bytes:
                 raise OutOfBudgetError(
-                    f"the forward pass keeps {found.n_bytes} bytes for the backward pass so far; accepted: at most "
-                    f"{budget_bytes}"
+                    f"the forward pass keeps {found.n_bytes} bytes for the backward pass so far; "
+                    f"accepted: at most {budget_bytes}"
                 )
         return tensor
 
