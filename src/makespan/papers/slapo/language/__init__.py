@@ -4,8 +4,8 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
-- `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
+- `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
+    from makespan.papers.slapo.language._checkpoint import select_layers
     from makespan.papers.slapo.language._errors import (
         ArgumentError,
         BuildError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
     from makespan.papers.slapo.language._journal import JournalEntry
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
+    from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
 
@@ -52,7 +54,9 @@ __all__ = [
     "create_schedule",
     "list_primitives",
     "register_primitive",
+    "replay",
     "saved_tensors",
+    "select_layers",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)
