@@ -1,0 +1,119 @@
+"""Layers that hold a part of their weight and compute something else than the whole layer would.
+
+A layer becomes one of these where it stands: its class changes; parameters, hooks and names stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["BiasLast", "RowConvolution", "RowLinear", "RowTransposedConvolution", "RowTransposedLinear",
+           "VocabularyPart", "become"]  # fmt: skip
+
+
+class BiasLast(nn.Module):
+    """A layer whose product is a partial sum: its bias is added once, after ``reduce``, which `sync` sets."""
+
+    reduce: Callable[[Any], Any] | None = None
+    traceable = False
+
+    if TYPE_CHECKING:
+        weight: nn.Parameter
+        bias: nn.Parameter
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Multiply, reduce, and add the bias."""
+        product = self.product(hidden)
+        if self.reduce is not None:
+            product = self.reduce(product)
+        return product + self.added()
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the part of the sum that this process has."""
+        raise NotImplementedError
+
+    def added(self) -> Tensor:
+        """Return the bias as it is added."""
+        return self.bias
+
+
+class RowLinear(BiasLast):
+    """A linear layer cut along its inputs."""
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the part of the sum that this process has."""
+        return F.linear(hidden, self.weight)
+
+
+class RowTransposedLinear(BiasLast):
+    """A linear layer whose weight is kept as inputs times outputs, cut along its inputs."""
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the part of the sum that this process has."""
+        return hidden @ self.weight
+
+
+class RowConvolution(BiasLast):
+    """A convolution cut along its input channels."""
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the part of the sum that this process has."""
+        done: Tensor = self._conv_forward(hidden, self.weight, None)  # what also knows the padding modes
+        return done
+
+    def added(self) -> Tensor:
+        """Return the bias with an axis for each of the image."""
+        return self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
+
+
+class RowTransposedConvolution(RowConvolution):
+    """A transposed convolution cut along its input channels."""
+
+    if TYPE_CHECKING:
+        stride: tuple[int, ...]
+        padding: tuple[int, ...]
+        output_padding: tuple[int, ...]
+        groups: int
+        dilation: tuple[int, ...]
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the part of the sum that this process has."""
+        turned = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[self.weight.dim()]
+        done: Tensor = turned(
+            hidden, self.weight, None, self.stride, self.padding, self.output_padding, self.groups,
+            self.dilation,
+        )  # fmt: skip
+        return done
+
+
+class VocabularyPart(nn.Module):
+    """An embedding that has the rows from ``first_row`` on, and zeros for the ids of other rows."""
+
+    first_row = 0
+
+    if TYPE_CHECKING:
+        weight: nn.Parameter
+        num_embeddings: int
+        padding_idx: int | None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up the ids that are this process's own."""
+        is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
+        rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
+        return rows * is_own.unsqueeze(-1).to(rows.dtype)
+
+
+@cache
+def _mixed(behaviour: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{behaviour.__name__}Of{layer.__name__}", (behaviour, layer), {"__module__": __name__})
+
+
+def become(module: nn.Module, behaviour: type[nn.Module]) -> None:
+    """Let a module behave in another way; it remains an instance of what it is."""
+    module.__class__ = _mixed(behaviour, type(module))
