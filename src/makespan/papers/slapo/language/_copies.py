@@ -1,7 +1,7 @@
 """Copies of modules that run by themselves: what is patched, hooked or compiled comes along.
 
-`copy.deepcopy` drops the hooks of a traced module, and a function that is hung into a module keeps calling the
-module that it was made for.
+`copy.deepcopy` drops the hooks of a traced module, and a function that is hung into a module keeps calling
+the module that it was made for.
 """
 
 import functools
@@ -43,7 +43,7 @@ class _Copier:
         self._kept: list[Any] = []  # so that no identity is used again
 
     def copy(self, root: nn.Module) -> nn.Module:
-        """Copy a module and all below it: first all objects, then what is in them, which may go in circles."""
+        """Copy a module and all below it: first the objects, then what is in them, as they go in circles."""
         modules = list(root.modules())
         for module in modules:
             self._remember(module, type(module).__new__(type(module)))
@@ -56,8 +56,8 @@ class _Copier:
             self._fill(module, self._done[id(module)])
         for module in reversed(modules):
             if "__getstate__" in vars(type(module)):  # it has its own way to come to life, as compiled ones
-                state = type(module).__getstate__(module)
-                self._done[id(module)].__setstate__({key: self._mapped(one) for key, one in state.items()})
+                get_state: Callable[[], dict[str, Any]] = module.__getstate__
+                self._done[id(module)].__setstate__(self._mapped(get_state()))
         copied: nn.Module = self._done[id(root)]
         return copied
 
@@ -76,7 +76,7 @@ class _Copier:
                 vars(new)[name] = self._mapped(value)
 
     def _mapped(self, value: Any) -> Any:
-        """Return what takes the place of a value in the copy, the value itself if nothing of a module is in it."""
+        """Return what takes the place of a value in the copy, itself if nothing of a module is in it."""
         if id(value) in self._done:
             return self._done[id(value)]
         match value:
@@ -111,13 +111,17 @@ class _Copier:
             return value
         self._remember(value, value)  # a function may have hold of itself
         held = [cell.cell_contents if _is_set(cell) else cell for cell in cells]
-        mapped = [self._mapped(one) if one is not cell else cell for one, cell in zip(held, cells, strict=True)]
+        mapped = [
+            self._mapped(one) if one is not cell else cell for one, cell in zip(held, cells, strict=True)
+        ]
         if all(one is other for one, other in zip(held, mapped, strict=True)):
             return value
         closure = tuple(
             cell if one is cell else types.CellType(one) for one, cell in zip(mapped, cells, strict=True)
         )
-        new = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, closure)
+        new = types.FunctionType(
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, closure
+        )
         new.__kwdefaults__, new.__qualname__ = value.__kwdefaults__, value.__qualname__
         vars(new).update(vars(value))
         self._done[id(value)] = new

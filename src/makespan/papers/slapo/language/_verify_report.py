@@ -87,7 +87,7 @@ class VerifyReport:
         return not self.faults and all(not one.fault for one in self.comparisons)
 
     def largest(self, kind: str) -> tuple[float, float]:
-        """Return the largest absolute and the largest relative error among a kind of comparisons, 0 without."""
+        """Return the largest absolute and the largest relative error of a kind, 0 where there is none."""
         alike = [one for one in self.comparisons if one.kind == kind and not math.isnan(one.max_abs_error)]
         return (
             max((one.max_abs_error for one in alike), default=0.0),

@@ -1,6 +1,7 @@
 """One forward and one backward pass of a model on given inputs, of which nothing remains outside."""
 
 import inspect
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,16 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.papers.slapo.language._errors import KindError
 
-__all__ = ["Call", "Inputs", "LossFunction", "Outcome", "call_from", "check_call", "run_backward", "run_forward"]
+__all__ = [
+    "Call",
+    "Inputs",
+    "LossFunction",
+    "Outcome",
+    "call_from",
+    "check_call",
+    "run_backward",
+    "run_forward",
+]
 
 Inputs: TypeAlias = "Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[torch.Generator], Any]"
 LossFunction: TypeAlias = Callable[[Any], Tensor]
@@ -128,9 +138,9 @@ def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
         ends = {"loss": outcome.loss}
     else:
         ends = {name: one for name, one in outcome.tensors.items() if one.requires_grad}
-    generator = torch.Generator().manual_seed(seed)
     starts = []
-    for one in ends.values():
+    for name, one in ends.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         drawn = torch.randn(one.shape, generator=generator, dtype=torch.float32)
         starts.append(torch.ones_like(one) if outcome.loss is not None else drawn.to(one))
     if ends:
