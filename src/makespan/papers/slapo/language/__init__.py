@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
+    from makespan.papers.slapo.language._checkpoint import select_layers
     from makespan.papers.slapo.language._errors import (
         ArgumentError,
         BuildError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
     from makespan.papers.slapo.language._journal import JournalEntry
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
+    from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
 
 __all__ = [
@@ -48,6 +50,8 @@ __all__ = [
     "create_schedule",
     "list_primitives",
     "register_primitive",
+    "replay",
+    "select_layers",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

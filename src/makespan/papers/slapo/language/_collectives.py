@@ -58,7 +58,10 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Conjugate.apply(gradients[0], ctx.back, ctx.there), None, None
+        return _conjugate(gradients[0], ctx.back, ctx.there), None, None
+
+
+_conjugate: Callable[..., Any] = _Conjugate.apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,7 @@ class Exchange:
         """Exchange a tensor with the group; all its processes must come here in the same order."""
         if isinstance(tensor, Proxy):  # one operation of the graph, which nothing looks into
             return tensor.tracer.create_proxy("call_function", self, (tensor,), {})
-        return _apply(tensor, self.there, self.back)
-
-
-@torch.compiler.disable
-def _apply(tensor: Tensor, there: _Raw, back: _Raw) -> Any:
-    return _Conjugate.apply(tensor, there, back)
+        return _conjugate(tensor, self.there, self.back)
 
 
 def cut(tensor: Tensor, axis: int, n_parts: int, groups: int = 1) -> list[Tensor]:
@@ -176,7 +174,7 @@ def scatter(ranks: Ranks, axis: int) -> Exchange:
     return Exchange("scatter", partial(_own_part, ranks, axis), partial(_gathered, ranks, axis))
 
 
-_AXES = {"RR": None, "RS": -1, "SR": -2}
+_AXES: dict[str, int | None] = {"RR": None, "RS": -1, "SR": -2}
 SCHEMES = tuple(f"{there}->{back}" for there in _AXES for back in _AXES)
 """Schemes of `reshard`: how the last two axes lie before and after."""
 
@@ -187,15 +185,13 @@ def reshard(ranks: Ranks, scheme: str) -> Exchange:
     A gradient has the layout of its tensor, so it takes the way back. What is whole has the same gradient
     on all processes.
     """
-    there, _, back = scheme.partition("->")
-    return Exchange(scheme, _moved(ranks, _AXES[there], _AXES[back]), _moved(ranks, _AXES[back], _AXES[there]))
+    before, after = (_AXES[one] for one in scheme.split("->"))
+    return Exchange(scheme, _moved(ranks, before, after), _moved(ranks, after, before))
 
 
 def _moved(ranks: Ranks, before: int | None, after: int | None) -> _Raw:
-    if before == after:
-        return _same
-    if after is None and before is not None:
+    if before is None:
+        return _same if after is None else partial(_own_part, ranks, after)
+    if after is None:
         return partial(_gathered, ranks, before)
-    if before is None and after is not None:
-        return partial(_own_part, ranks, after)
-    return partial(_swapped, ranks, after, before)
+    return _same if before == after else partial(_swapped, ranks, after, before)

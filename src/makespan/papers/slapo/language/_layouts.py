@@ -100,7 +100,7 @@ class Sharding:
     returns: Layout | None = None
 
 
-_PLACE = "makespan_sharding"
+_PLACE = "_makespan_sharding"
 
 
 def sharding_of(module: nn.Module) -> Sharding:

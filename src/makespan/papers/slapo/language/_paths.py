@@ -79,7 +79,11 @@ def _why_not(
             if entry.op == "trace" and entry.path == above.path and entry.arguments.get("flatten") is True:
                 return f"no module {full!r} in the schedule: step {step} swallowed it, {entry}"
     where = f"no module {full!r} in the schedule"
-    if walked == len(tokens) and is_list(module):
+    if 0 < walked < len(tokens) and is_list(module):
+        stop = ".".join(filter(None, (node.path, *tokens[:walked])))
+        known = close_names(tokens[walked], module._modules)
+        return f"{where}: {type(module).__name__} at {stop!r} has no {tokens[walked]!r}; {known}"
+    if walked and is_list(module):
         elements = [f"{full}.{name}" for name, _ in _elements(module, "")]
         kind = type(module).__name__
         return f"{where}: it is a {kind}, which nobody calls; index an element, {_few(elements)}"

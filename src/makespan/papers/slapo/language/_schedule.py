@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -186,6 +187,12 @@ class Schedule:
             node.mod, node.metadata = module, self.metadata
             self.child[name] = node
             node._rebuild(seen)
+
+    def dump(self) -> str:
+        """Return the journal as JSON, which `replay` applies to a fresh model."""
+        fields = ("op", "path", "arguments", "seconds")
+        steps = [{name: getattr(entry, name) for name in fields} for entry in self.metadata.journal]
+        return json.dumps({"steps": steps}, indent=1)
 
     def conflict(self, op: str) -> str:
         """Quote the step that applied a primitive to this module, or to the nearest one above.

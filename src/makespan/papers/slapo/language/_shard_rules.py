@@ -8,7 +8,7 @@ from torch import nn
 
 from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, ShardError
-from makespan.papers.slapo.language._layouts import PARTIAL, Layout, partition
+from makespan.papers.slapo.language._layouts import PARTIAL, Layout, partition, sharding_of
 from makespan.papers.slapo.language._split_layers import (
     RowConvolution,
     RowLinear,
@@ -43,6 +43,10 @@ class ShardRequest:
     groups: int
     local: int
     ranks: Ranks
+
+    def whole(self, attribute: str) -> Any:
+        """Return the value that an attribute of the layer had before any of its tensors was cut."""
+        return sharding_of(self.module).attributes.get(attribute, getattr(self.module, attribute))
 
     def __str__(self) -> str:
         """Return the request as messages name it."""
@@ -112,7 +116,8 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
         if rule is None:
             continue
         effect = rule(request)
-        if effect.behaviour is not None and type(request.module).forward is not kind.forward:
+        between = type(request.module).__mro__[: type(request.module).__mro__.index(kind)]
+        if effect.behaviour is not None and any("forward" in vars(one) for one in between):
             raise ShardError(
                 f"{request}: the class has a forward of its own, which would have to change; accepted: "
                 f"{kind.__name__} itself, or replace the layer by one"
@@ -157,23 +162,20 @@ def _transposed_convolution(request: ShardRequest) -> ShardEffect:
     return _convolved(request, ("in_channels", "out_channels"), RowTransposedConvolution)
 
 
-def _convolved(
-    request: ShardRequest, channels: tuple[str, str], behaviour: type[nn.Module]
-) -> ShardEffect:
+def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type[nn.Module]) -> ShardEffect:
     """Cut a kernel; ``channels`` are what its first two axes stand for."""
-    module, axis, size = request.module, request.axis, request.ranks.size
+    axis, size = request.axis, request.ranks.size
     if request.name not in _BOTH:
         return ShardEffect()
     if request.name == "weight" and axis > 1:
         raise ArgumentError(f"{request}: axis {axis} is that of the kernel; accepted: axis 0 or 1")
-    if module.groups > 1:
+    if (groups := request.whole("groups")) > 1:
         if request.name == "weight" and axis == 1:
-            raise ArgumentError(f"{request}: each of its {module.groups} groups is whole; accepted: axis 0")
-        if module.groups % size:
-            raise ShardError(f"{request}: {module.groups} groups do not divide among {size} processes")
-        parts = {name: getattr(module, name) for name in ("in_channels", "out_channels", "groups")}
-        whole = sharded_before(module, parts)
-        return ShardEffect(partition(1), {name: value // size for name, value in whole.items()}, _BOTH)
+            raise ArgumentError(f"{request}: each of its {groups} groups is whole; accepted: axis 0")
+        if groups % size:
+            raise ShardError(f"{request}: {groups} groups do not divide among {size} processes")
+        names = ("in_channels", "out_channels", "groups")
+        return ShardEffect(partition(1), {name: request.whole(name) // size for name in names}, _BOTH)
     name = "out_channels" if request.name == "bias" else channels[axis]
     if name == "out_channels":
         return _columns(request, 1, "out_channels")
@@ -200,7 +202,11 @@ def _embedding(request: ShardRequest) -> ShardEffect:
         )
     if request.groups > 1:
         raise ArgumentError(f"{request}: a process has rows that follow each other; accepted: groups=1")
-    first, padding = request.ranks.rank * local, module.padding_idx
+    first, padding = request.ranks.rank * local, request.whole("padding_idx")
     is_own = padding is not None and first <= padding < first + local
-    attributes = {"num_embeddings": local, "first_row": first, "padding_idx": padding - first if is_own else None}
+    attributes = {
+        "num_embeddings": local,
+        "first_row": first,
+        "padding_idx": padding - first if is_own else None,
+    }
     return ShardEffect(PARTIAL, attributes, behaviour=VocabularyPart)

@@ -6,7 +6,6 @@ A layer becomes one of these where it stands: its class changes; parameters, hoo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +28,8 @@ class BiasLast(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Multiply, reduce, and add the bias."""
-        product = self.product(hidden)
-        if self.reduce is not None:
-            product = self.reduce(product)
-        return product + self.added()
+        product, reduce = self.product(hidden), self.reduce
+        return (product if reduce is None else reduce(product)) + self.added()
 
     def product(self, hidden: Tensor) -> Tensor:
         """Return the part of the sum that this process has."""
@@ -64,8 +61,8 @@ class RowConvolution(BiasLast):
 
     def product(self, hidden: Tensor) -> Tensor:
         """Return the part of the sum that this process has."""
-        done: Tensor = self._conv_forward(hidden, self.weight, None)  # what also knows the padding modes
-        return done
+        convolve: Callable[..., Tensor] = self.__getattribute__("_conv_forward")  # it knows the padding modes
+        return convolve(hidden, self.weight, None)
 
     def added(self) -> Tensor:
         """Return the bias with an axis for each of the image."""
@@ -109,11 +106,13 @@ class VocabularyPart(nn.Module):
         return rows * is_own.unsqueeze(-1).to(rows.dtype)
 
 
-@cache
-def _mixed(behaviour: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]:
-    return type(f"{behaviour.__name__}Of{layer.__name__}", (behaviour, layer), {"__module__": __name__})
+_mixed: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
 def become(module: nn.Module, behaviour: type[nn.Module]) -> None:
     """Let a module behave in another way; it remains an instance of what it is."""
-    module.__class__ = _mixed(behaviour, type(module))
+    layer = type(module)
+    if (behaviour, layer) not in _mixed:
+        name, space = f"{behaviour.__name__}Of{layer.__name__}", {"__module__": __name__}
+        _mixed[behaviour, layer] = type(name, (behaviour, layer), space)
+    module.__class__ = _mixed[behaviour, layer]
