@@ -97,7 +97,19 @@ class _Copier:
             case tuple():
                 parts = list(map(self._mapped, value))
                 return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+            return self._object(value)
         return value
+
+    def _object(self, value: Any) -> Any:
+        """Copy an object that is called, such as what wraps a forward, if it has hold of something copied."""
+        mapped = {name: self._mapped(one) for name, one in vars(value).items()}
+        if all(mapped[name] is one for name, one in vars(value).items()):
+            return value
+        new = object.__new__(type(value))
+        vars(new).update(mapped)
+        self._remember(value, new)
+        return new
 
     def _dictionary(self, value: dict[Any, Any]) -> dict[Any, Any]:
         new = value.copy()

@@ -197,7 +197,9 @@ class Verify:
         found: dict[str, list[str]] = {}
         start = f"{self._sch.path}." if self._sch.path else ""
         for entry in self._sch.metadata.journal:
-            if entry.op == "sync" and f"{entry.path}.".startswith(start):
+            if entry.op != "sync" or entry.arguments.get("on") == "parameters":
+                continue
+            if f"{entry.path}.".startswith(start):
                 found.setdefault(str(entry.arguments["mode"]), []).append(entry.path.removeprefix(start))
         return found
 

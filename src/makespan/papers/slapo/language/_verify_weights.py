@@ -78,7 +78,7 @@ def _sharing(tensor: Tensor) -> Tensor:
 
 def _like(old: nn.Parameter, values: Tensor) -> nn.Parameter:
     new = nn.Parameter(values, requires_grad=old.requires_grad)
-    vars(new).update(vars(old))
+    vars(new).update({tag: one for tag, one in vars(old).items() if not tag.startswith("_")})
     return new
 
 
