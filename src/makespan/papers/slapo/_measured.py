@@ -1,6 +1,7 @@
 """What is measured here of schedules: the steps of Fig. 9, and a search whose objective is a real run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,43 @@ from makespan.leftovers import temporary_directory
 from makespan.papers.slapo._tables_measured import FIG9, TUNER
 from makespan.runtime import Launch, LocalLauncher, RunDirectory
 
-__all__ = ["fig9_measured_experiment", "tuner_experiment"]
+__all__ = ["fig9_steps_experiment", "tuner_experiment"]
 
 _WORKER = "makespan.papers.slapo.language._measuring_worker"
 _STRATEGIES = ("frontier", "coordinate_descent", "exhaustive")
+_OF_PROCESSES = ("saved_bytes", "parameter_bytes", "output_error", "gradient_error")
 Record = dict[str, Any]
 
 
-def fig9_measured_experiment(
-    printed: Mapping[str, pd.DataFrame], steps: Sequence[Mapping[str, Any]], **asked: Any
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the schedule has come to: whether kernels are better, and what is split."""
+
+    name: str
+    has_kernels: bool = False
+    splits: bool = False
+    splits_embedding: bool = False
+
+    def options(self, compiler: str) -> Record:
+        """Return the options of the schedule."""
+        kernels = {"attn": "sdpa", "fuse": compiler} if self.has_kernels else {"attn": "eager", "fuse": None}
+        return kernels | {"shard": self.splits, "shard_embedding": self.splits_embedding}
+
+
+_STEPS = (
+    _Step("vanilla"),
+    _Step("kernels", has_kernels=True),
+    _Step("layers", has_kernels=True, splits=True),
+    _Step("embedding", has_kernels=True, splits=True, splits_embedding=True),
+)
+
+
+def _numbers_of(step: _Step, processes: Sequence[int]) -> list[int]:
+    return sorted(processes) if step.splits else [1]
+
+
+def fig9_steps_experiment(
+    printed: Mapping[str, pd.DataFrame], processes: Sequence[int], compiler: str, **asked: Any
 ) -> dict[str, pd.DataFrame]:
     """Verify, weigh and time a small BERT after each step of its schedule.
 
@@ -26,10 +55,12 @@ def fig9_measured_experiment(
     ----------
     printed
         No cells are printed of this figure.
-    steps
-        Name, ``options`` of the schedule and numbers of ``processes`` of each step, in order.
+    processes
+        Numbers of processes; the steps that split nothing run in one.
+    compiler
+        What compiles fused operations.
     **asked
-        ``family``, ``size`` and ``batch`` [samples] of the model, ``warmup_steps``, ``steps_timed``, ``seed``.
+        ``size`` and ``batch`` [samples] of the model, ``warmup_passes``, ``passes`` that are timed, ``seed``.
 
     Returns
     -------
@@ -41,12 +72,17 @@ def fig9_measured_experiment(
     makespan.errors.WorkerError
         A step does not compute what the original model does, or a process failed.
     """
-    rows = []
-    for n_processes in sorted({number for step in steps for number in step["processes"]}):
-        own = [step for step in steps if n_processes in step["processes"]]
-        ways = [{"name": step["name"], "options": step["options"]} for step in own]
-        for step, found in zip(own, _run({"task": "steps", "ways": ways, **asked}, n_processes), strict=True):
-            rows.append(_step_row(step, found, n_processes, asked["batch"]))
+    found = {}
+    for number in sorted({1, *processes}):
+        steps = [step for step in _STEPS if number in _numbers_of(step, processes)]
+        ways = [{"name": step.name, "options": step.options(compiler)} for step in steps]
+        request = {"task": "steps", "family": "bert", "ways": ways, **asked}
+        found |= {(one["name"], number): one for one in _run(request, number)}
+    rows = [
+        _step_row(step.name, found[step.name, number], asked["batch"])
+        for step in _STEPS
+        for number in _numbers_of(step, processes)
+    ]
     return {"fig9": FIG9.validate(pd.DataFrame(rows), where="fig9")}
 
 
@@ -61,8 +97,7 @@ def tuner_experiment(printed: Mapping[str, pd.DataFrame], **asked: Any) -> dict[
     printed
         No cells are printed of this search.
     **asked
-        ``family``, ``size``, ``batches``, ``ratios``, ``budget_bytes``, ``options`` of the schedule,
-        ``warmup_steps``, ``steps``, ``seed``.
+        ``size`` of the model, ``batches``, ``ratios``, ``budget_bytes``, ``warmup_passes``, ``passes``, ``seed``.
 
     Returns
     -------
@@ -74,7 +109,8 @@ def tuner_experiment(printed: Mapping[str, pd.DataFrame], **asked: Any) -> dict[
     makespan.errors.WorkerError
         The process failed.
     """
-    found = _run({"task": "search", "strategies": list(_STRATEGIES), **asked}, 1)
+    fixed = {"task": "search", "family": "opt", "strategies": list(_STRATEGIES)}
+    found = _run(fixed | asked, 1)
     table = pd.DataFrame(found).assign(oracle="measured", budget_bytes=asked["budget_bytes"])
     return {"tuner": TUNER.validate(table, where="tuner")}
 
@@ -86,18 +122,14 @@ def _run(request: Record, n_processes: int) -> list[Record]:
     return found
 
 
-def _step_row(step: Mapping[str, Any], found: Record, n_processes: int, batch: int) -> Record:
+def _step_row(name: str, found: Record, batch: int) -> Record:
     processes = found["processes"]
-    times = np.array([one["times_s"] for one in processes])
-    seconds = times.max(axis=0)  # a step ends with its last process
-    low, high = np.quantile(batch / seconds, [0.25, 0.75])
-    return {
-        "oracle": "measured", "step": step["name"], "n_processes": n_processes,
-        "compiler": step["options"].get("compiler", ""), "global_batch_size": batch,
-        "throughput_samples_per_s": float(np.median(batch / seconds)),
-        "throughput_iqr_samples_per_s": float(high - low),
-        "saved_bytes": max(one["saved_bytes"] for one in processes),
-        "parameter_bytes": max(one["parameter_bytes"] for one in processes),
-        "output_error": max(one["output_error"] for one in processes),
-        "gradient_error": max(one["gradient_error"] for one in processes),
+    seconds = np.array([one["times_s"] for one in processes]).max(axis=0)  # until the last process is done
+    rates = batch / seconds
+    low, high = np.quantile(rates, [0.25, 0.75])
+    largest = {name: max(one[name] for one in processes) for name in _OF_PROCESSES}
+    return largest | {
+        "oracle": "measured", "step": name, "n_gpus": len(processes), "global_batch_size": batch,
+        "throughput_samples_per_s": float(np.median(rates)), "throughput_iqr_samples_per_s": float(high - low),
+        "compiler": found["compiler"],
     }  # fmt: skip

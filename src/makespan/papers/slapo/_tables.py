@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.slapo._tables_measured import MEASURED, MEASURED_CELLS
 from makespan.papers.slapo._tables_tuning import TUNED, TUNING_CELLS
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*TUNED.values(),)
-PUBLISHED = printed_schemas({**TUNING_CELLS})
+SCHEMAS = (*TUNED.values(), *MEASURED.values())
+PUBLISHED = printed_schemas({**TUNING_CELLS, **MEASURED_CELLS})
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from makespan.papers.slapo.language._agreement import GRADIENT, OUTPUT
 from makespan.papers.slapo.language._library import apply_schedule
 from makespan.papers.slapo.language._saved import saved_tensors
 from makespan.papers.slapo.language._schedule import create_schedule
 from makespan.papers.slapo.language._verify import Verify
+from makespan.papers.slapo.language._verify_report import VerifyReport
 from makespan.papers.slapo.tuning import Point, Space, Status, strategy_named, tune
 from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
 from makespan.training.zoo import build_family, family_batch, family_loss, family_spec
@@ -37,12 +39,12 @@ def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) ->
 def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list[float]:
     """Return times of forward and backward pass together, those of the warm-up left out [s]."""
     times = []
-    for _ in range(asked["warmup_steps"] + asked["steps"]):
+    for _ in range(asked["warmup_passes"] + asked["passes"]):
         model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
         family_loss(model(*batch.inputs), batch.targets).backward()
         times.append(time.perf_counter() - begun)
-    return times[asked["warmup_steps"] :]
+    return times[asked["warmup_passes"] :]
 
 
 # --- steps ----------------------------------------------------------------------------------------------
@@ -50,25 +52,30 @@ def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list
 
 def _steps(who: Identity, asked: Mapping[str, Any]) -> list[Record]:
     """Verify, weigh and time the model after each step of a schedule."""
-    spec = family_spec(asked["family"], asked["size"])
+    batch = family_batch(family_spec(asked["family"], asked["size"]), asked["batch"], asked["seed"])
     found = []
-    for step in asked["ways"]:
-        batch = family_batch(spec, asked["batch"], asked["seed"])
+    for way in asked["ways"]:
         sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
-        with Verify(sch, batch.inputs, seed=asked["seed"]) as verified:
-            apply_schedule(sch, asked["family"], **step["options"])
-        model = sch.mod
-        own: Record = {
-            "saved_bytes": kept_bytes(model, batch),
-            "parameter_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
-            "times_s": timed_passes(model, batch, asked) if step["is_timed"] else [],
-            "report": verified.report,
-        }
-        everything: list[Record] = [own] * who.size
-        if who.size > 1:
-            dist.all_gather_object(everything, own)
-        found.append({"name": step["name"], "processes": everything})
+        with Verify(sch, tuple(batch.inputs), seed=asked["seed"]) as verified:
+            apply_schedule(sch, asked["family"], **way["options"])
+        own = _of_process(sch.mod, batch, verified.report, asked)
+        everything = [own] * who.size
+        dist.all_gather_object(everything, own)
+        compilers = {one.arguments["compiler"] for one in sch.metadata.journal if one.op == "fuse"}
+        found.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
     return found
+
+
+def _of_process(
+    model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]
+) -> Record:
+    errors = {"output_error": OUTPUT, "gradient_error": GRADIENT}
+    return {
+        "saved_bytes": kept_bytes(model, batch),
+        "parameter_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
+        "times_s": timed_passes(model, batch, asked),
+        **{name: report.largest(kind)[1] if report else None for name, kind in errors.items()},
+    }
 
 
 # --- search ---------------------------------------------------------------------------------------------
@@ -86,7 +93,7 @@ def _search(directory: RunDirectory, asked: Mapping[str, Any]) -> list[Record]:
         size = int(point[_BATCH])
         batch = family_batch(spec, size, asked["seed"])
         sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
-        apply_schedule(sch, asked["family"], ckpt_ratio=float(point[_RATIO]), **asked["options"])
+        apply_schedule(sch, asked["family"], ckpt_ratio=float(point[_RATIO]))
         n_bytes = kept_bytes(sch.mod, batch, asked["budget_bytes"])
         seconds = torch.tensor(timed_passes(sch.mod, batch, asked)).median().item()
         return "ok", size / seconds, {"saved_bytes": n_bytes}
