@@ -82,7 +82,7 @@ def _found_share(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _budget_is_monotone(tables: Tables, claim: Claim) -> Finding | None:
-    """What exceeds the budget does so with a larger batch or a smaller share, too."""
+    """Check that what exceeds the budget does so with a larger batch or a smaller share, too."""
     rows = tables["tuner"][tables["tuner"]["strategy"] == "exhaustive"]
     if rows.empty:
         return None

@@ -97,7 +97,8 @@ def tuner_experiment(printed: Mapping[str, pd.DataFrame], **asked: Any) -> dict[
     printed
         No cells are printed of this search.
     **asked
-        ``size`` of the model, ``batches``, ``ratios``, ``budget_bytes``, ``warmup_passes``, ``passes``, ``seed``.
+        ``size`` of the model, ``batches``, ``ratios``, ``budget_bytes``, ``warmup_passes``, ``passes``,
+        ``seed``.
 
     Returns
     -------
@@ -130,6 +131,7 @@ def _step_row(name: str, found: Record, batch: int) -> Record:
     largest = {name: max(one[name] for one in processes) for name in _OF_PROCESSES}
     return largest | {
         "oracle": "measured", "step": name, "n_gpus": len(processes), "global_batch_size": batch,
-        "throughput_samples_per_s": float(np.median(rates)), "throughput_iqr_samples_per_s": float(high - low),
+        "throughput_samples_per_s": float(np.median(rates)),
+        "throughput_iqr_samples_per_s": float(high - low),
         "compiler": found["compiler"],
     }  # fmt: skip

@@ -4,6 +4,8 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
+  `Match`
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 - `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 """
@@ -28,21 +30,27 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
 
 __all__ = [
+    "ANY",
     "ArgumentError",
     "BuildError",
     "ConflictError",
     "JournalEntry",
     "KindError",
+    "Match",
     "MemberError",
     "Metadata",
+    "ModulePattern",
     "OutOfBudgetError",
     "PathError",
+    "Pattern",
     "Primitive",
     "ReplayError",
     "SavedTensors",
@@ -51,6 +59,7 @@ __all__ = [
     "ShardError",
     "TracingError",
     "VerificationError",
+    "call_module",
     "create_schedule",
     "list_primitives",
     "register_primitive",
