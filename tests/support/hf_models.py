@@ -1,14 +1,24 @@
 """Small models of the transformers package, built from configurations, and their schedules by module path."""
 
+import math
+
 import torch
+from torch.nn import functional as F
 from transformers import BertConfig, GPT2Config, LlamaConfig
 from transformers.models.bert.modeling_bert import BertForMaskedLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from makespan.papers.slapo.language import call_module
+
 VOCAB, WIDTH, HEADS, LAYERS, SEQ = 64, 32, 4, 2, 12
 
-_SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
 _PLAIN = {"attn_implementation": "eager", "use_cache": False}
 
 
@@ -61,9 +71,20 @@ def split_vocabulary(table, head):
     head.sync("fwd_post", "all_gather", axis=-1, tensor_parallel_output_grad=False)
 
 
+def layers_of(sch):
+    """Return the nodes of all layers."""
+    return [sch[f"{LAYERS_AT[type(sch.mod).__name__]}.{index}"] for index in range(LAYERS)]
+
+
+LAYERS_AT = {
+    "BertForMaskedLM": "bert.encoder.layer",
+    "LlamaForCausalLM": "model.layers",
+    "GPT2LMHeadModel": "transformer.h",
+}
+
+
 def shard_bert(sch):
-    for index in range(LAYERS):
-        layer = sch[f"bert.encoder.layer.{index}"]
+    for layer in layers_of(sch):
         for name in ("query", "key", "value"):
             split_columns(layer[f"attention.self.{name}"])
         layer["attention.self"].sync("bwd_post", "all_reduce")
@@ -76,8 +97,7 @@ def shard_bert(sch):
 
 
 def shard_llama(sch):
-    for index in range(LAYERS):
-        layer = sch[f"model.layers.{index}"]
+    for layer in layers_of(sch):
         for name in ("q_proj", "k_proj", "v_proj"):
             split_columns(layer[f"self_attn.{name}"])
         layer["self_attn"].sync("bwd_post", "all_reduce")
@@ -90,8 +110,7 @@ def shard_llama(sch):
 
 
 def shard_gpt2(sch):
-    for index in range(LAYERS):
-        layer = sch[f"transformer.h.{index}"]
+    for layer in layers_of(sch):
         layer["attn.c_attn"].shard(["weight"], axis=1, groups=3)
         layer["attn.c_attn"].shard("bias", axis=0, groups=3)
         layer["attn.c_attn"].sync("bwd_post", "all_reduce")
@@ -103,3 +122,44 @@ def shard_gpt2(sch):
         layer["mlp.c_fc"].sync("bwd_post", "all_reduce")
         layer["mlp.c_proj"].shard("weight", axis=0)
         layer["mlp.c_proj"].sync("fwd_post", "all_reduce")
+
+
+def bias_gelu(product, bias):
+    return F.gelu(product + bias)
+
+
+def residual_norm(features, residual):
+    return call_module("LayerNorm", F.dropout(features, 0.1) + residual)
+
+
+def gated(gate, up):
+    return F.silu(gate) * up
+
+
+def tanh_gelu(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _fuse(node, pattern):
+    (match,) = node.find(pattern)
+    node.fuse(match, compiler="dynamo")
+
+
+def fuse_bert(sch):
+    for layer in layers_of(sch):
+        layer["intermediate.dense"].decompose()
+        layer["intermediate"].trace(flatten=True)  # its activation is a module of the package
+        _fuse(layer["intermediate"], bias_gelu)
+        for name in ("attention.output", "output"):
+            _fuse(layer[name], residual_norm)
+
+
+def fuse_llama(sch):
+    for layer in layers_of(sch):
+        layer["mlp"].trace(flatten=True)
+        _fuse(layer["mlp"], gated)
+
+
+def fuse_gpt2(sch):
+    for layer in layers_of(sch):
+        _fuse(layer["mlp.act"], tanh_gelu)

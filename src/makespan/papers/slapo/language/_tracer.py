@@ -20,6 +20,7 @@ from makespan.papers.slapo.language._traced import PLAIN, TracedModule
 
 __all__ = [
     "NO_LEAVES",
+    "VARIADIC",
     "Arguments",
     "Leaves",
     "forward_of",
@@ -73,6 +74,7 @@ class Leaves:
 
 
 NO_LEAVES = Leaves()
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def forward_of(module: nn.Module) -> inspect.Signature:
@@ -158,24 +160,28 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make a placeholder of every parameter; those that are fixed are passed as they are."""
+        """Make a placeholder of every parameter; those that are fixed are passed as they are.
+
+        All that can be left out are passed by name, because some decorators look for names.
+        """
         signature, module = inspect.signature(root_fn), self.root
-        names = list(signature.parameters)[1:]
-        bound = signature.bind_partial(module)
         defaults = _defaults(signature, self._arguments)
-        for name in names:
-            if signature.parameters[name].kind in (
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.VAR_KEYWORD,
-            ):
-                continue
-            proxy = self.create_proxy("placeholder", name, defaults[name], {})
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, default in defaults.items():
+            proxy = self.create_proxy("placeholder", name, default, {})
             if name in self._arguments.inputs:
-                bound.arguments[name] = proxy
+                value: Any = proxy
             elif name in self._arguments.fixed:
-                bound.arguments[name] = self._arguments.fixed[name]
+                value = self._arguments.fixed[name]
+            else:
+                continue
+            if _is_positional(signature.parameters.get(name)) and not kwargs:
+                args.append(value)
+            else:
+                kwargs[name] = value
         self._keep_training_live(module)
-        return lambda: root_fn(*bound.args, **bound.kwargs), []
+        return lambda: root_fn(module, *args, **kwargs), []
 
     def _keep_training_live(self, root: nn.Module) -> None:
         for path, module in root.named_modules():
@@ -197,6 +203,8 @@ class _Tracer(fx.Tracer):
         if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
             present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
             return self.create_node("call_function", type(a), (), present)
+        if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy) and not _has_proxies(a):
+            return self.create_node("get_attr", self._kept(a), (), {})  # its fields may not be all of it
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
@@ -220,18 +228,39 @@ class _Tracer(fx.Tracer):
         raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
 
 
+def _has_proxies(value: Any) -> bool:
+    """Whether any field of a dataclass is known only when the graph runs."""
+    found: list[Any] = []
+    for one in fields(value):
+        fx.node.map_aggregate(
+            getattr(value, one.name, None), lambda inner: found.append(isinstance(inner, fx.Proxy))
+        )
+    return any(found)
+
+
+def _is_positional(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter must be given, or can be given by its place only."""
+    if parameter is None or parameter.kind is parameter.KEYWORD_ONLY:
+        return False
+    return parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY
+
+
 def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
-    """Defaults as a signature in source code can have them: none before a parameter without one."""
+    """Defaults as a signature in source code can have them: none before a parameter without one.
+
+    Keyword arguments that have no parameter of their own come last.
+    """
+    own = {one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC}
+    extra = sorted({*arguments.inputs, *arguments.fixed} - set(own))
     defaults: dict[str, tuple[Any, ...]] = {}
     open_end = True
-    for name, parameter in reversed(list(signature.parameters.items())[1:]):
-        if name in arguments.inputs:
-            value = parameter.default
-        else:
-            value = arguments.fixed.get(name, parameter.default)
+    for name in reversed([*own, *extra]):
+        value = own[name].default if name in own else inspect.Parameter.empty
+        if name not in arguments.inputs:
+            value = arguments.fixed.get(name, value)
         open_end = open_end and not (name in arguments.inputs and value is inspect.Parameter.empty)
         defaults[name] = ((value if isinstance(value, PLAIN) else None),) if open_end else ()
-    return defaults
+    return {name: defaults[name] for name in [*own, *extra]}
 
 
 def trace_module(
