@@ -1,6 +1,7 @@
 """Figures of searches: each function goes from paths of tables to a figure and its table."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,10 +34,16 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     filled = axes.contourf(x, y, z, levels=_LEVELS, cmap="viridis", extend="both", zorder=1)
     axes.figure.colorbar(filled, ax=axes, label="samples/s", ticks=_LEVELS[::2])
     tried = rows[rows["strategy"] == "frontier"]
-    tried_look = {"marker": "*", "ms": 5, "mew": 0.4, "mfc": PALETTE["vermilion"], "mec": "white"}
+    tried_look: dict[str, Any] = {
+        "marker": "*",
+        "ms": 5,
+        "mew": 0.4,
+        "mfc": PALETTE["vermilion"],
+        "mec": "white",
+    }
     axes.plot(tried["ckpt_ratio"], tried["global_batch_size"], ls="none", clip_on=False, **tried_look)
     best = grid.nlargest(1, "throughput_samples_per_s")
-    best_look = {"marker": "x", "ms": 8, "mew": 1.6, "color": PALETTE["black"]}
+    best_look: dict[str, Any] = {"marker": "x", "ms": 8, "mew": 1.6, "color": PALETTE["black"]}
     axes.plot(best["ckpt_ratio"], best["global_batch_size"], ls="none", clip_on=False, **best_look)
     axes.set_xticks(x, [f"{ratio:g}" for ratio in x])
     axes.set_yticks(y[::2])
