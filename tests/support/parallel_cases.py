@@ -44,7 +44,7 @@ def assert_same(reference, scheduled, *inputs, **named):
     torch.testing.assert_close(found, expected)
     for one, whole in zip(grads, whole_grads, strict=True):
         torch.testing.assert_close(one, whole)
-    wholes = dict(reference.named_parameters())
+    wholes = dict(reference.named_parameters(remove_duplicate=False))
     for path, module in scheduled.named_modules():
         shards = sharding_of(module).tensors
         for name, parameter in module.named_parameters(recurse=False):
