@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -14,12 +15,25 @@ from makespan.papers.slapo.language._layouts import PARTIAL, Sharding, sharding_
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["check_complete", "check_group", "check_same_program", "is_parallel"]
+__all__ = ["agreed_seed", "check_complete", "check_group", "check_same_program", "is_parallel"]
 
 
 def is_parallel(sch: "Schedule") -> bool:
     """Whether the processes of the group share the model, rather than each having it whole."""
-    return any(entry.op in ("shard", "sync") for entry in sch.metadata.journal)
+    return any(
+        entry.op == "shard" or (entry.op == "sync" and isinstance(entry.arguments["sync_op_or_fn"], str))
+        for entry in sch.metadata.journal
+    )
+
+
+def agreed_seed(seed: int | None) -> int:
+    """Return the seed of all processes: the one given, or that of the first one."""
+    if seed is not None:
+        return seed
+    told = [torch.initial_seed()]
+    if dist.is_initialized():
+        dist.broadcast_object_list(told, src=0)
+    return told[0]
 
 
 def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
@@ -30,7 +44,7 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
         if sch.world_size < dist.get_world_size():
             raise ArgumentError(
                 f"build: the model is shared by {sch.world_size} of {dist.get_world_size()} processes and "
-                "nobody says what the others do; accepted: mesh, a DeviceMesh with dimensions such as dp and tp"
+                "nobody says what the others do; accepted: mesh, with dimensions such as dp and tp"
             )
         return
     names = mesh.mesh_dim_names or ()
@@ -50,18 +64,16 @@ def check_same_program(sch: "Schedule") -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(
-        told, [digest(sch.metadata.journal[:n]) for n in range(1, len(sch.metadata.journal) + 1)]
-    )
-    longest = max(map(len, told))
-    for step in range(longest):
+    journal = sch.metadata.journal
+    dist.all_gather_object(told, [digest([entry]) for entry in journal])
+    for step in range(max(map(len, told))):
         found = [one[step] if step < len(one) else None for one in told]
         if len(set(found)) > 1:
-            own = str(sch.metadata.journal[step]) if step < len(sch.metadata.journal) else "nothing"
+            own = str(journal[step]) if step < len(journal) else "nothing"
             other = next(rank for rank, one in enumerate(found) if one != found[dist.get_rank()])
             raise BuildError(
-                f"build: processes applied different primitives; step {step + 1} is {own} here, and another one "
-                f"in process {other}; accepted: the same schedule in all"
+                f"build: processes applied different primitives; step {step + 1} is {own} here, and "
+                f"another one in process {other}; accepted: the same schedule in all"
             )
 
 
@@ -78,8 +90,8 @@ def check_complete(sch: "Schedule", ties: str) -> None:
             )
     for group in _broken_ties(sch):
         message = (
-            f"build: {group[0]!r} and {group[1]!r} were one parameter, of which {group[0]!r} alone is sharded; "
-            "accepted: the same shard of both"
+            f"build: {group[0]!r} and {group[1]!r} were one parameter, of which {group[0]!r} alone is "
+            "sharded; accepted: the same shard of both"
         )
         if ties == "error":
             raise BuildError(message)
@@ -127,7 +139,7 @@ def _forgotten(sch: "Schedule") -> Iterator[str]:
             if not _is_taken(node, siblings, nodes[place + 1 :]):
                 yield (
                     f"build: {path!r} ({type(node.mod).__name__}) returns a {sharding.returns} and no layer "
-                    "after it takes parts; accepted: sync('fwd_post', 'all_gather') there, or a layer that does"
+                    "after it takes parts; accepted: sync('fwd_post', 'all_gather') there, or one that does"
                 )
 
 
