@@ -51,6 +51,8 @@ class Metadata:
         State of each primitive, by its name.
     journal
         What was applied, in order; steps are counted from one.
+    has_shared
+        Whether a module was met at several places.
     depth
         How many primitives are at work: those that another one applies belong to that one's step.
     """
@@ -59,6 +61,7 @@ class Metadata:
     tags: set[str] = field(default_factory=set)
     slots: dict[str, Any] = field(default_factory=_Slots)
     journal: list[JournalEntry] = field(default_factory=list)
+    has_shared: bool = False
     depth: int = 0
 
 
@@ -176,14 +179,17 @@ class Schedule:
 
         Primitives call it after they changed modules below this node, or ``mod`` itself.
         """
-        below = set(map(id, (node for _, node in self.named_schedules())))
+        below = {id(node) for _, node in self.named_schedules()}
         others = (node for _, node in self.root.named_schedules() if id(node) not in below)
         self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
+        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may have to come or go
+            self.root._rebuild({id(self.root.mod)})
 
     def _rebuild(self, seen: set[int]) -> None:
         old, self.child = self.child, {}
         for name, module in node_modules(self.mod):
             if id(module) in seen:
+                self.metadata.has_shared = True
                 continue
             seen.add(id(module))
             node = old.get(name)
