@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
+    from makespan.papers.slapo.language._build import build
     from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._consolidate import init_empty_weights
     from makespan.papers.slapo.language._errors import (
         ArgumentError,
         BuildError,
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+    from makespan.papers.slapo.language._shard_rules import (
+        ShardEffect,
+        ShardRequest,
+        register_shard_rule,
+    )
+    from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
 
 __all__ = [
     "ANY",
@@ -56,13 +64,20 @@ __all__ = [
     "SavedTensors",
     "Schedule",
     "ScheduleError",
+    "ShardEffect",
     "ShardError",
+    "ShardRequest",
     "TracingError",
     "VerificationError",
+    "build",
     "call_module",
     "create_schedule",
+    "full_state_dict",
+    "init_empty_weights",
     "list_primitives",
+    "load_full_state_dict",
     "register_primitive",
+    "register_shard_rule",
     "replay",
     "saved_tensors",
     "select_layers",
