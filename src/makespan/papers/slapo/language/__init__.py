@@ -4,6 +4,8 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
+  says in a `VerifyReport` at which `Place` they part
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+    from makespan.papers.slapo.language._verify import Verify
+    from makespan.papers.slapo.language._verify_report import Place, VerifyReport
 
 __all__ = [
     "ArgumentError",
@@ -40,6 +44,7 @@ __all__ = [
     "MemberError",
     "Metadata",
     "PathError",
+    "Place",
     "Primitive",
     "ReplayError",
     "Schedule",
@@ -47,6 +52,8 @@ __all__ = [
     "ShardError",
     "TracingError",
     "VerificationError",
+    "Verify",
+    "VerifyReport",
     "create_schedule",
     "list_primitives",
     "register_primitive",

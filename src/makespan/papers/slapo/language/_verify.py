@@ -153,7 +153,9 @@ class Verify:
         places = [] if agrees else passes.partings(self._synced())
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
-        merged = _merged(everywhere(ranks, (passes.comparisons, faults)))
+        found = everywhere(ranks, (passes.comparisons, faults, weights.differed))
+        weights.differed = [name for _, _, names in found for name in names]
+        merged = _merged([one[:2] for one in found])
         return self._report(*merged, places, weights)
 
     def _report(

@@ -203,6 +203,8 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, acce
         if not compare("", "", actual, expected, accepted).fault:
             return _SAME
         return _SUMMAND if may_sum else _DIFFERS
+    if actual.numel() == expected.numel():
+        return _DIFFERS
     if actual.dim() != expected.dim():
         return _UNKNOWN
     axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
