@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import create_schedule
 from makespan.papers.slapo.language import _collectives as exchanges
+from makespan.papers.slapo.language import create_schedule
 from makespan.papers.slapo.language._collectives import SCHEMES
 from makespan.papers.slapo.language._layouts import sharding_of
 from makespan.papers.slapo.language._shard import ranks_of

@@ -1,4 +1,4 @@
-"""Schedules that are right, and schedules that are wrong in one place; every function runs in each process."""
+"""Schedules that are right, and schedules that are wrong in one place; each process calls every function."""
 
 import re
 

@@ -4,13 +4,14 @@
 the module that it was made for.
 """
 
+import copy
 import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 __all__ = ["copy_module"]
 
@@ -21,8 +22,8 @@ _Mapped = Callable[[Tensor], Tensor]
 def copy_module(module: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a module of the same structure with other parameters and buffers.
 
-    Generators of random numbers are copied in their state; functions, graphs and process groups are shared,
-    but functions and methods that were made for a module of the original are made anew for its copy.
+    Graphs are copied, and generators of random numbers in their state; functions and process groups are
+    shared, but functions and methods that were made for a module of the original are made for its copy anew.
 
     Parameters
     ----------
@@ -55,6 +56,10 @@ class _Copier:
         for module in modules:
             self._fill(module, self._done[id(module)])
         for module in reversed(modules):
+            if isinstance(module, fx.GraphModule):
+                new = self._done[id(module)]  # of a class of its own, as each traced module is
+                type(new).__name__ = type(module).__name__
+                new.graph = copy.deepcopy(module.graph)
             if "__getstate__" in vars(type(module)):  # it has its own way to come to life, as compiled ones
                 get_state: Callable[[], dict[str, Any]] = module.__getstate__
                 self._done[id(module)].__setstate__(self._mapped(get_state()))
@@ -70,8 +75,8 @@ class _Copier:
             if name in _TABLES:
                 mapped = {key: None if one is None else self._done[id(one)] for key, one in value.items()}
                 vars(new)[name] = type(value)(mapped)
-            elif name in ("_graph", "meta"):
-                vars(new)[name] = value
+            elif name == "_graph" and isinstance(old, fx.GraphModule):
+                continue
             else:
                 vars(new)[name] = self._mapped(value)
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Verify"]
 
+_SHOWN = 4
+
+_SHOWN = 4
+
 
 class Verify:
     """Verify the primitives that are applied in a block.
@@ -176,9 +180,9 @@ class Verify:
             if (primitive := primitive_named(step.op)) is not None and not primitive.is_verifiable()
         ]
         if weights is not None and (differed := sorted(set(weights.differed))):
-            notes.append(
-                f"not the same on all processes, those of the first are taken: {', '.join(differed)}"
-            )
+            more = f" and {len(differed) - _SHOWN} more" if len(differed) > _SHOWN else ""
+            names = ", ".join(differed[:_SHOWN]) + more
+            notes.append(f"as the first process has them, since they differ between processes: {names}")
         lost = [] if weights is None else [*weights.lost, *weights.own]
         return VerifyReport(self._sch.path, self._ranks.size, steps, comparisons, faults, places, lost, notes)
 
