@@ -338,7 +338,7 @@ def test_copies_have_their_own_hooks_functions_and_generators():
     assert not torch.equal(traced(batch(2, 4)), expected)
     copied = copy_module(model, lambda tensor: tensor)
     copied.last.forward(batch(2, 16))
-    assert seen == [copied.last] and copied.first.forward.keywords["weight"] is model.first.weight
+    assert seen[-1] is copied.last and copied.first.forward.keywords["weight"] is model.first.weight
     assert copied.draws.initial_seed() == 3 and copied.draws is not model.draws
     torch.rand(1, generator=copied.draws)
     assert torch.equal(

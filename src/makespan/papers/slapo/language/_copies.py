@@ -78,7 +78,9 @@ class _Copier:
             elif name == "_graph" and isinstance(old, fx.GraphModule):
                 continue
             else:
-                vars(new)[name] = self._mapped(value)
+                mapped = self._mapped(value)
+                is_own = mapped is value and isinstance(value, dict | list | set)
+                vars(new)[name] = value.copy() if is_own else mapped
 
     def _mapped(self, value: Any) -> Any:
         """Return what takes the place of a value in the copy, itself if nothing of a module is in it."""
@@ -96,11 +98,12 @@ class _Copier:
             case types.FunctionType():
                 return self._function(value)
             case dict():
-                return self._dictionary(value)
-            case list() | set():
-                return type(value)(map(self._mapped, value))
-            case tuple():
+                mapped = {key: self._mapped(one) for key, one in value.items()}
+                return _refilled(value, mapped) if _is_other(mapped, value) else value
+            case list() | set() | tuple():
                 parts = list(map(self._mapped, value))
+                if all(one is other for one, other in zip(parts, value, strict=True)):
+                    return value
                 return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
             return self._object(value)
@@ -108,17 +111,13 @@ class _Copier:
 
     def _object(self, value: Any) -> Any:
         """Copy an object that is called, such as what wraps a forward, if it has hold of something copied."""
+        self._remember(value, value)  # it may have hold of itself
         mapped = {name: self._mapped(one) for name, one in vars(value).items()}
-        if all(mapped[name] is one for name, one in vars(value).items()):
+        if not _is_other(mapped, vars(value)):
             return value
         new = object.__new__(type(value))
         vars(new).update(mapped)
-        self._remember(value, new)
-        return new
-
-    def _dictionary(self, value: dict[Any, Any]) -> dict[Any, Any]:
-        new = value.copy()
-        new.update({key: self._mapped(one) for key, one in value.items()})
+        self._done[id(value)] = new
         return new
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
@@ -143,6 +142,16 @@ class _Copier:
         vars(new).update(vars(value))
         self._done[id(value)] = new
         return new
+
+
+def _is_other(mapped: dict[Any, Any], value: dict[Any, Any]) -> bool:
+    return any(mapped[key] is not one for key, one in value.items())
+
+
+def _refilled(value: dict[Any, Any], mapped: dict[Any, Any]) -> dict[Any, Any]:
+    new = value.copy()  # of the same class, in the same order
+    new.update(mapped)
+    return new
 
 
 def _is_set(cell: types.CellType) -> bool:
