@@ -13,6 +13,10 @@ CASES = (
     "exchanges_and_gradients", "reshard_schemes", "mlp", "fused_attention", "vocabulary", "embedding_columns",
     "bottleneck", "transposed_convolutions", "sequence_layout", "tied_vocabulary",
 )  # fmt: skip
+BUILDS = (
+    "values_do_not_depend_on_the_group", "states_move", "programs_differ", "failing_initialiser", "replicas",
+    "compiled", "groups_and_meshes",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,4 +27,4 @@ def servers():
 
 @pytest.mark.parametrize("n_processes", [1, 2, 4])
 def test_parts_compute_what_the_whole_computes(n_processes):
-    on_processes(n_processes, "parallel_cases", *CASES)
+    on_processes(n_processes, "parallel_cases", *BUILDS)

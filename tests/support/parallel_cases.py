@@ -1,6 +1,7 @@
 """What sharded models must do in a group of processes of any size; every function runs in each of them."""
 
 import copy
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -10,8 +11,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional as F
 
 from makespan.papers.slapo.language import _collectives as exchanges
-from makespan.papers.slapo.language import create_schedule
+from makespan.papers.slapo.language import (
+    build,
+    create_schedule,
+    full_state_dict,
+    init_empty_weights,
+    load_full_state_dict,
+)
 from makespan.papers.slapo.language._collectives import SCHEMES
+from makespan.papers.slapo.language._consolidate import consolidate
 from makespan.papers.slapo.language._layouts import sharding_of
 from makespan.papers.slapo.language._shard import ranks_of
 
@@ -44,7 +52,7 @@ def assert_same(reference, scheduled, *inputs, **named):
     torch.testing.assert_close(found, expected)
     for one, whole in zip(grads, whole_grads, strict=True):
         torch.testing.assert_close(one, whole)
-    wholes = dict(reference.named_parameters())
+    wholes = dict(reference.named_parameters(remove_duplicate=False))
     for path, module in scheduled.named_modules():
         shards = sharding_of(module).tensors
         for name, parameter in module.named_parameters(recurse=False):
@@ -318,3 +326,213 @@ def exchanges_and_gradients():
         found.backward(cotangent[rank])
         torch.testing.assert_close(own.grad, gradient, msg=lambda text, name=name: f"{name}: {text}")
         assert torch.equal(own, tensor), f"{name} wrote into its input"
+
+
+# --- building ----------------------------------------------------------------------------------------
+
+
+class Empty(nn.Module):
+    """Layers of several kinds, a tie, a parameter of its own and a buffer that is known from the start."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.mlp = nn.Embedding(32, HIDDEN, padding_idx=17), Mlp()
+        self.image = Bottleneck(True)
+        self.fused, self.head = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, 32, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, ids):
+        mixed = self.mlp(self.words(ids)) * self.scale
+        return self.head(sum(self.fused(mixed).chunk(3, -1)))
+
+
+def empty_schedule(group=None):
+    with init_empty_weights():
+        model = Empty()
+    assert model.head.weight is model.words.weight and model.words.weight.is_meta
+    assert not model.scale.is_meta
+    sch = create_schedule(model, group=group)
+    sch["words"].shard("weight", 0)
+    sch["words"].sync("fwd_post", "all_reduce")
+    sch["head"].shard("weight", 0)
+    sch["head"].sync("bwd_post", "all_reduce")
+    sch["head"].sync("fwd_post", "all_gather", tensor_parallel_output_grad=False)
+    shard_mlp(sch["mlp"])
+    sch["mlp.down"].annotate("weight", "kept", 3)
+    sch["fused"].shard(["weight", "bias"], 0, groups=3)
+    sch["fused"].sync("bwd_post", "all_reduce")
+    sch["fused"].sync("fwd_post", "all_gather", tensor_parallel_output_grad=False)
+    sch["image.bn1"].shard(["weight", "bias", "running_mean", "running_var"], 0)
+    return sch
+
+
+def expected_state():
+    """What one process without any schedule gets for the seed."""
+    with init_empty_weights():
+        model = Empty()
+    alone = create_schedule(model)
+    for _, node in alone.named_schedules():
+        node.world_size, node.rank = 1, 0
+    consolidate(alone, seed=11)
+    return model.state_dict()
+
+
+def values_do_not_depend_on_the_group():
+    """The same full parameters of one seed, whatever the processes drew before."""
+    torch.manual_seed(dist.get_rank())
+    before = torch.get_rng_state()
+    sch = empty_schedule()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, engine = build(sch, seed=11)
+    assert torch.equal(torch.get_rng_state(), before) and engine is None and model is sch.mod
+    assert model.head.weight is model.words.weight and model.mlp.down.weight.kept == 3
+    assert model.mlp.down.weight.shard.orig_shape == (HIDDEN, 4 * HIDDEN)
+    wanted, found = expected_state(), full_state_dict(sch)
+    assert list(found) == list(wanted)
+    for key, one in wanted.items():
+        assert torch.equal(found[key], one), key
+    assert not found["words.weight"][17].any() and found["words.weight"][16].any()
+    assert model.fused.out_features == 3 * HIDDEN // sch.world_size
+
+
+def states_move():
+    """Save in this group, load in another one (kept beside the run), and in one process."""
+    sch, state = empty_schedule(), expected_state()
+    load_full_state_dict(sch, state)
+    model, _ = build(sch, init_weights=False, check=False)
+    assert model.head.weight is model.words.weight
+    for key, one in full_state_dict(sch).items():
+        assert torch.equal(one, state[key]), key
+    changed = {key: one * 2 for key, one in state.items()}
+    load_full_state_dict(sch, changed)
+    for key, one in full_state_dict(sch).items():
+        assert torch.equal(one, changed[key]), key
+    ids = torch.tensor([[1, 17, 31]])
+    whole = Empty()
+    whole.load_state_dict(changed)
+    torch.testing.assert_close(model(ids), whole(ids))
+
+
+def programs_differ():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    sch = create_schedule(model)
+    sch["0"].bind(symbol=1)
+    sch[str(int(dist.get_rank() == 1))].bind(other=2)
+    if dist.get_world_size() == 1:
+        build(sch)
+        return
+    try:
+        build(sch)
+    except RuntimeError as error:
+        assert "step 2 is bind(symbols={'other': 2}) at" in str(error), error
+    else:
+        raise AssertionError("two programs were built together")
+
+
+def failing_initialiser():
+    """All hear of what only the first process runs."""
+
+    def refuse(module, path):
+        raise ArithmeticError(f"cannot initialise {path}")
+
+    with init_empty_weights():
+        sch = create_schedule(nn.Sequential(nn.Linear(4, 4)))
+    try:
+        build(sch, init_weights=refuse)
+    except ArithmeticError:
+        assert dist.get_rank() == 0
+    except RuntimeError as error:
+        assert dist.get_rank() > 0 and "could not initialise '0'" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+# --- targets ------------------------------------------------------------------------------------------
+
+
+def stepped(model, engine, batches, place):
+    """Train a few steps and return the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = engine(batch[place]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Mlp() for _ in range(2))
+        self.last = nn.Linear(HIDDEN, 4)
+
+    def forward(self, hidden):
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.last(hidden)
+
+
+def replicas():
+    """DDP and FSDP over all processes, then with two of tensor parallelism in each, against one process."""
+    size = dist.get_world_size()
+    batches = [drawn(4, 3, HIDDEN, seed=20 + step) for step in range(3)]
+    reference, _ = seeded(Stack)
+    stepped(reference, reference, batches, slice(None))
+    wanted = reference.state_dict()
+    for target in ("ddp", "fsdp"):
+        for tp in {1, 2} if size == 4 else {1}:
+            mesh = init_device_mesh("cpu", (size // tp, tp), mesh_dim_names=("dp", "tp"))
+            _, model = seeded(Stack)
+            sch = create_schedule(model, group=mesh.get_group("tp"))
+            for layer in ("layers.0", "layers.1"):
+                shard_mlp(sch[layer])
+            _, engine = build(sch, target, mesh=mesh)
+            dp, n = mesh.get_local_rank("dp"), 4 * tp // size
+            stepped(model, engine, batches, slice(dp * n, dp * n + n))
+            for key, one in full_state_dict(sch).items():
+                torch.testing.assert_close(
+                    one, wanted[key], msg=lambda text, key=key: f"{target}, {tp}: {key}: {text}"
+                )
+            load_full_state_dict(sch, reference.state_dict())
+
+
+def compiled():
+    reference, model = seeded(Mlp)
+    sch = create_schedule(model)
+    shard_mlp(sch)
+    _, engine = build(sch, "compile", backend="eager")
+    whole, part = drawn(2, 3, HIDDEN).requires_grad_(), drawn(2, 3, HIDDEN).requires_grad_()
+    expected, found = reference(whole), engine(part)
+    torch.testing.assert_close(found, expected)
+    expected.sum().backward()
+    found.sum().backward()
+    torch.testing.assert_close(part.grad, whole.grad)
+
+
+def groups_and_meshes():
+    """A group smaller than the world needs a mesh, and the mesh must have that group."""
+    size = dist.get_world_size()
+    if size != 4:
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    sch = create_schedule(Mlp(), group=mesh.get_group("tp"))
+    shard_mlp(sch)
+    other = create_schedule(Mlp())
+    shard_mlp(other)
+    for call, part in (
+        (lambda: build(sch), "shared by 2 of 4 processes"),
+        (lambda: build(other, mesh=mesh), "created for the group of processes [0, 1, 2, 3]"),
+        (lambda: build(other, "ddp"), "accepted: mesh with dp and tp"),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            assert part in str(error), error
+        else:
+            raise AssertionError(f"not refused: {part}")
+    build(sch, mesh=mesh)

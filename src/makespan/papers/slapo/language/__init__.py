@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+    from makespan.papers.slapo.language._shard_rules import (
+        ShardEffect,
+        ShardRequest,
+        register_shard_rule,
+    )
+    from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
     from makespan.papers.slapo.language._verify import Verify
     from makespan.papers.slapo.language._verify_report import Place, VerifyReport
 
@@ -49,14 +55,21 @@ __all__ = [
     "ReplayError",
     "Schedule",
     "ScheduleError",
+    "ShardEffect",
     "ShardError",
+    "ShardRequest",
     "TracingError",
     "VerificationError",
     "Verify",
     "VerifyReport",
+    "build",
     "create_schedule",
+    "full_state_dict",
+    "init_empty_weights",
     "list_primitives",
+    "load_full_state_dict",
     "register_primitive",
+    "register_shard_rule",
     "replay",
     "select_layers",
 ]

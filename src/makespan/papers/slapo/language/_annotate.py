@@ -1,6 +1,7 @@
 """Primitives that note something: tags of parameters, attributes of modules, values of symbols."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx, nn
@@ -54,6 +55,19 @@ class Annotate(Primitive):
         sch.metadata.tags.add(key)
 
 
+def _plain_attributes(module: nn.Module) -> Iterator[str]:
+    """Go through what a module and its classes define themselves: values, no methods."""
+    classes = [one for one in type(module).__mro__ if not issubclass(nn.Module, one)]
+    of_classes = [pair for one in classes for pair in vars(one).items() if not _is_method(pair[1])]
+    for name, _ in chain(vars(module).items(), of_classes):
+        if not (name.startswith("_") or hasattr(nn.Module, name) or name == "training"):
+            yield name
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, property | classmethod | staticmethod)
+
+
 @register_primitive()
 class SetAttr(Primitive):
     """Change attributes of a module, such as the number of heads that are left to a process."""
@@ -66,7 +80,7 @@ class SetAttr(Primitive):
     @classmethod
     def apply(cls, sch: "Schedule", **values: Any) -> None:
         """Set attributes that the module has; not its parameters, buffers or modules."""
-        plain = {name for name in vars(sch.mod) if not name.startswith("_") and name != "training"}
+        plain = set(_plain_attributes(sch.mod))
         for name in values:
             if isinstance(getattr(sch.mod, name, None), Tensor | nn.Module):
                 raise ArgumentError(

@@ -57,7 +57,7 @@ def _arguments(bound: inspect.BoundArguments) -> dict[str, Value]:
 
 
 def _check_is_there(name: str, sch: "Schedule") -> None:
-    """Refuse a node that the tree has lost, since nobody would see what is done to it."""
+    """Refuse a node that tree or model have lost, since nobody would see what is done to it."""
     node = sch
     while node.parent is not None:
         if node.parent.child.get(node.name) is not node:
@@ -65,3 +65,12 @@ def _check_is_there(name: str, sch: "Schedule") -> None:
                 f"{name} of {sch.path!r}: the schedule no longer has this module, {sch.conflict('replace')}"
             )
         node = node.parent
+    try:
+        agrees = node.mod.get_submodule(sch.path) is sch.mod
+    except AttributeError:
+        agrees = False
+    if not agrees:
+        raise ConflictError(
+            f"{name} of {sch.path!r}: the model was changed there without the schedule; "
+            "accepted: call rebuild() of the node above after such a change"
+        )

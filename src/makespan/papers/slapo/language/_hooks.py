@@ -53,7 +53,7 @@ class ExchangeInputs:
         if isinstance(value, Mapping):
             return {key: self._done(one) for key, one in value.items()}
         if isinstance(value, Proxy):
-            raise _traced(self.where)
+            return self.exchange(value)
         if not isinstance(value, Tensor):
             return value
         if self.of_gradients:
@@ -76,7 +76,9 @@ class ExchangeOutput:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Return the output that the caller gets."""
         if isinstance(output, Proxy):
-            raise _traced(self.where)
+            if self.element is not None:
+                raise TracingError(f"{self.where}: a graph cannot take its output apart; accepted: a leaf")
+            return self.exchange(output)
         if self.element is None:
             if not isinstance(output, Tensor):
                 raise ShardError(
@@ -118,10 +120,6 @@ class SumParameterGradients:
             if parameter.requires_grad and "_gradient_summed" not in vars(parameter):
                 parameter.register_hook(self.exchange.back)
                 vars(parameter)["_gradient_summed"] = True
-
-
-def _traced(where: str) -> TracingError:
-    return TracingError(f"{where}: a graph cannot look into it; accepted: a leaf of the graph")
 
 
 def _located(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:

@@ -65,9 +65,18 @@ def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]
         if not is_list(module):
             same = next((one for _, one in start.root.named_schedules() if one.mod is module), None)
             if same is not None:
-                return found_at(same, ".".join(tokens[walked:]))
+                return _in_shared(same, f"{start.path}.{path}".lstrip("."), tokens[walked:])
             break
     raise PathError(_why_not(start, path, node, tokens, walked, module))
+
+
+def _in_shared(same: "Schedule", full: str, tokens: list[str]) -> "Schedule":
+    try:
+        return found_at(same, ".".join(tokens))
+    except PathError as error:
+        raise PathError(
+            f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is {error}"
+        ) from None
 
 
 def _why_not(

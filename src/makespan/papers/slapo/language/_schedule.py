@@ -11,7 +11,13 @@ import torch.distributed as dist
 from torch import nn
 
 from makespan.papers.slapo.language._dispatch import applied
-from makespan.papers.slapo.language._errors import KindError, MemberError, close_names
+from makespan.papers.slapo.language._errors import (
+    ArgumentError,
+    KindError,
+    MemberError,
+    PathError,
+    close_names,
+)
 from makespan.papers.slapo.language._journal import JournalEntry
 from makespan.papers.slapo.language._paths import found_at, node_modules
 from makespan.papers.slapo.language._printing import printed
@@ -45,6 +51,8 @@ class Metadata:
         State of each primitive, by its name.
     journal
         What was applied, in order; steps are counted from one.
+    has_shared
+        Whether a module was met at several places.
     depth
         How many primitives are at work: those that another one applies belong to that one's step.
     """
@@ -53,6 +61,7 @@ class Metadata:
     tags: set[str] = field(default_factory=set)
     slots: dict[str, Any] = field(default_factory=_Slots)
     journal: list[JournalEntry] = field(default_factory=list)
+    has_shared: bool = False
     depth: int = 0
 
 
@@ -170,14 +179,17 @@ class Schedule:
 
         Primitives call it after they changed modules below this node, or ``mod`` itself.
         """
-        below = set(map(id, (node for _, node in self.named_schedules())))
+        below = {id(node) for _, node in self.named_schedules()}
         others = (node for _, node in self.root.named_schedules() if id(node) not in below)
         self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
+        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may have to come or go
+            self.root._rebuild({id(self.root.mod)})
 
     def _rebuild(self, seen: set[int]) -> None:
         old, self.child = self.child, {}
         for name, module in node_modules(self.mod):
             if id(module) in seen:
+                self.metadata.has_shared = True
                 continue
             seen.add(id(module))
             node = old.get(name)
@@ -231,7 +243,8 @@ def create_schedule(
     root
         The model, on any device, ``meta`` too.
     name, path, parent
-        Place of the tree in one above it; leave them out for a whole model.
+        Place of the tree in one above it, whose model holds ``root`` there already; leave them out for a
+        whole model.
     group
         Processes of tensor parallelism; None for the default group, or for one process without any.
 
@@ -239,6 +252,8 @@ def create_schedule(
     ------
     KindError
         ``root`` is no module; also a `TypeError`.
+    PathError
+        ``parent`` has no such module of that name; also a `KeyError`.
 
     References
     ----------
@@ -246,11 +261,23 @@ def create_schedule(
     """
     if not isinstance(root, nn.Module):
         raise KindError(f"create_schedule got {type(root).__name__}; accepted: a torch.nn.Module")
-    schedule = Schedule(root, name=name, path=path, parent=parent, group=group)
-    if parent is None:
-        places: dict[int, list[str]] = {}
-        for place, parameter in root.named_parameters(remove_duplicate=False):
-            places.setdefault(id(parameter), []).append(place)
-        schedule.metadata.ties = [tuple(group) for group in places.values() if len(group) > 1]
+    if parent is not None:
+        parent.rebuild()
+        if (
+            name not in parent.child
+            or parent.child[name].mod is not root
+            or path not in ("", parent.child[name].path)
+        ):
+            raise PathError(
+                f"create_schedule: {parent.path!r} has no {type(root).__name__} {name!r} at {path!r}"
+            )
+        return parent.child[name]
+    if name or path:
+        raise ArgumentError(f"create_schedule: name {name!r} and path {path!r} need a parent")
+    schedule = Schedule(root, group=group)
+    places: dict[int, list[str]] = {}
+    for place, parameter in root.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(place)
+    schedule.metadata.ties = [tuple(tied) for tied in places.values() if len(tied) > 1]
     schedule.rebuild()
     return schedule

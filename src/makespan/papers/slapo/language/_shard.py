@@ -80,7 +80,8 @@ class Shard(Primitive):
             _keep_part(sch, plan)
         if sch.world_size > 1:
             for behaviour in {one for plan in plans if (one := plan.effect.behaviour) is not None}:
-                become(sch.mod, behaviour)
+                if not isinstance(sch.mod, behaviour):
+                    become(sch.mod, behaviour)
         for plan in plans:
             for name, value in plan.effect.attributes.items():
                 setattr(sch.mod, name, value)

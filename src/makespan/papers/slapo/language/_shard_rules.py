@@ -10,10 +10,10 @@ from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, ShardError
 from makespan.papers.slapo.language._layouts import PARTIAL, Layout, partition, sharding_of
 from makespan.papers.slapo.language._split_layers import (
-    RowConvolution,
-    RowLinear,
-    RowTransposedConvolution,
-    RowTransposedLinear,
+    LateBiasConvolution,
+    LateBiasLinear,
+    LateBiasTransposedConvolution,
+    LateBiasTransposedLinear,
     VocabularyPart,
 )
 
@@ -117,7 +117,8 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
             continue
         effect = rule(request)
         between = type(request.module).__mro__[: type(request.module).__mro__.index(kind)]
-        if effect.behaviour is not None and any("forward" in vars(one) for one in between):
+        new = effect.behaviour is not None and not isinstance(request.module, effect.behaviour)
+        if new and any("forward" in vars(one) for one in between):
             raise ShardError(
                 f"{request}: the class has a forward of its own, which would have to change; accepted: "
                 f"{kind.__name__} itself, or replace the layer by one"
@@ -142,24 +143,24 @@ def _linear(request: ShardRequest) -> ShardEffect:
         return ShardEffect()
     if request.axis == 0:
         return _columns(request, -1, "out_features")
-    return _rows(request, "in_features", RowLinear)
+    return _rows(request, "in_features", LateBiasLinear)
 
 
 @register_shard_rule("transformers.pytorch_utils.Conv1D")
 def _transposed_linear(request: ShardRequest) -> ShardEffect:
     if request.name == "bias" or (request.name == "weight" and request.axis == 1):
         return _columns(request, -1, "nf")
-    return _rows(request, "nx", RowTransposedLinear) if request.name == "weight" else ShardEffect()
+    return _rows(request, "nx", LateBiasTransposedLinear) if request.name == "weight" else ShardEffect()
 
 
 @register_shard_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def _convolution(request: ShardRequest) -> ShardEffect:
-    return _convolved(request, ("out_channels", "in_channels"), RowConvolution)
+    return _convolved(request, ("out_channels", "in_channels"), LateBiasConvolution)
 
 
 @register_shard_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def _transposed_convolution(request: ShardRequest) -> ShardEffect:
-    return _convolved(request, ("in_channels", "out_channels"), RowTransposedConvolution)
+    return _convolved(request, ("in_channels", "out_channels"), LateBiasTransposedConvolution)
 
 
 def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type[nn.Module]) -> ShardEffect:

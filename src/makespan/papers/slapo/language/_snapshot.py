@@ -23,13 +23,14 @@ class Snapshot:
         for token in sch.path.split(".") if sch.path else ():
             owner = owner.get_submodule(token)
             held.append(owner)
-        modules = {id(one): one for one in (*held, *sch.mod.modules())}
+        top = root if sch.metadata.has_shared else sch  # what is shared is replaced elsewhere, too
+        modules = {id(one): one for one in (*held, *top.mod.modules())}
         self._modules = [
             (one, type(one), one.__dict__.copy(), _shallow(one.__dict__)) for one in modules.values()
         ]
         parameters = {id(one): one for one in sch.mod.parameters()}
         self._parameters = [(one, one.__dict__.copy()) for one in parameters.values()]
-        nodes = [node for _, node in sch.named_schedules()] + ([sch.parent] if sch.parent else [])
+        nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
         self._nodes = [(node, node.mod, node.child, node.child.copy()) for node in nodes]
         self._metadata = sch.metadata
         self._state = (
@@ -37,7 +38,9 @@ class Snapshot:
             {*sch.metadata.tags},
             {name: copy.copy(one) for name, one in sch.metadata.slots.items()},
             len(sch.metadata.journal),
+            sch.metadata.has_shared,
         )
+        self._root = root
 
     def restore(self) -> None:
         """Put everything back; containers keep their identity, since handles of hooks refer to them."""
@@ -57,13 +60,16 @@ class Snapshot:
         self._restore_metadata()
 
     def _restore_metadata(self) -> None:
-        ties, tags, slots, n_steps = self._state
+        ties, tags, slots, n_steps, had_shared = self._state
         self._metadata.ties[:] = ties
         self._metadata.tags.clear()
         self._metadata.tags.update(tags)
         self._metadata.slots.clear()
         self._metadata.slots.update(slots)
         del self._metadata.journal[n_steps:]
+        if self._metadata.has_shared != had_shared:
+            self._root.rebuild()
+            self._metadata.has_shared = had_shared
 
 
 def _refill(container: Any, content: Any) -> None:

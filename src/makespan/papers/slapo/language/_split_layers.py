@@ -12,15 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["BiasLast", "RowConvolution", "RowLinear", "RowTransposedConvolution", "RowTransposedLinear",
-           "VocabularyPart", "become"]  # fmt: skip
+__all__ = [
+    "LateBias",
+    "LateBiasConvolution",
+    "LateBiasLinear",
+    "LateBiasTransposedConvolution",
+    "LateBiasTransposedLinear",
+    "VocabularyPart",
+    "become",
+]
 
 
-class BiasLast(nn.Module):
-    """A layer whose product is a partial sum: its bias is added once, after ``reduce``, which `sync` sets."""
+class LateBias(nn.Module):
+    """A layer that adds its bias in a step of its own, after ``reduce``, which `sync` sets.
+
+    So a bias is added once to a product whose summands the processes have. A tracer looks inside where
+    ``traceable`` is true.
+    """
 
     reduce: Callable[[Any], Any] | None = None
-    traceable = False
+    traceable: bool = False
 
     if TYPE_CHECKING:
         weight: nn.Parameter
@@ -40,15 +51,15 @@ class BiasLast(nn.Module):
         return self.bias
 
 
-class RowLinear(BiasLast):
-    """A linear layer cut along its inputs."""
+class LateBiasLinear(LateBias):
+    """A linear layer, whole or cut along its inputs."""
 
     def product(self, hidden: Tensor) -> Tensor:
         """Return the part of the sum that this process has."""
         return F.linear(hidden, self.weight)
 
 
-class RowTransposedLinear(BiasLast):
+class LateBiasTransposedLinear(LateBias):
     """A linear layer whose weight is kept as inputs times outputs, cut along its inputs."""
 
     def product(self, hidden: Tensor) -> Tensor:
@@ -56,7 +67,7 @@ class RowTransposedLinear(BiasLast):
         return hidden @ self.weight
 
 
-class RowConvolution(BiasLast):
+class LateBiasConvolution(LateBias):
     """A convolution cut along its input channels."""
 
     def product(self, hidden: Tensor) -> Tensor:
@@ -69,7 +80,7 @@ class RowConvolution(BiasLast):
         return self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
 
 
-class RowTransposedConvolution(RowConvolution):
+class LateBiasTransposedConvolution(LateBiasConvolution):
     """A transposed convolution cut along its input channels."""
 
     if TYPE_CHECKING:

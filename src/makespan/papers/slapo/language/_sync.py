@@ -24,8 +24,8 @@ from makespan.papers.slapo.language._hooks import (
     input_places,
 )
 from makespan.papers.slapo.language._layouts import (
+    PARTIAL,
     REPLICATED,
-    Layout,
     Sharding,
     keep_sharding,
     partition,
@@ -33,7 +33,7 @@ from makespan.papers.slapo.language._layouts import (
 )
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._shard import ranks_of
-from makespan.papers.slapo.language._split_layers import BiasLast
+from makespan.papers.slapo.language._split_layers import LateBias
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
@@ -156,7 +156,7 @@ def _after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
     match call.op:
         case "all_reduce" | "reduce_scatter":
             if found is not None and found.kind != "partial":
-                raise refuse(_ACCEPTED[found.kind])
+                raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
             after = REPLICATED if call.op == "all_reduce" else partition(_axis(call, before))
         case "all_gather":
             if found is not None and (found.kind != "partition" or not _may_agree(call.axis, found.axis)):
@@ -168,7 +168,7 @@ def _after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
             after = partition(_axis(call, before))
         case scheme:
             layouts = {"RR": REPLICATED, "RS": partition(-1), "SR": partition(-2)}
-            if found not in (None, layouts[scheme[:2]]) or (before.tensors and found is None):
+            if found not in (None, layouts[scheme[:2]]):
                 raise refuse("a scheme that begins with how the last two axes of the output lie")
             after = layouts[scheme[-2:]]
     return replace(before, returns=after)
@@ -226,7 +226,7 @@ def _install(
     elif call.mode != "fwd_post":
         hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
         module.register_forward_pre_hook(hook, with_kwargs=True)
-    elif isinstance(module, BiasLast) and call.op in ("all_reduce", "reduce_scatter"):
+    elif isinstance(module, LateBias) and before.returns == PARTIAL:
         module.reduce = exchange
         if call.op == "reduce_scatter":  # each process adds the bias to its part only
             module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks_of(sch))))
@@ -241,7 +241,6 @@ def _install_users(module: nn.Module, mode: str, hook: Callable[..., Any]) -> No
     elif mode == "fwd_post":
         module.register_forward_hook(hook)
         # What a user's hook makes of the output nobody knows; what the module computes remains known.
-        known = sharding_of(module)
-        keep_sharding(module, replace(known, returns=None if known.computes is None else Layout("unknown")))
+        keep_sharding(module, replace(sharding_of(module), returns=None))
     else:
         module.register_full_backward_hook(hook)
