@@ -6,6 +6,8 @@ Importing the package loads nothing; what it shows imports torch.
   `list_primitives` says which there are
 - `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
   says in a `VerifyReport` at which `Place` they part
+- `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
+  `Match`
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
@@ -42,15 +46,19 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._verify_report import Place, VerifyReport
 
 __all__ = [
+    "ANY",
     "ArgumentError",
     "BuildError",
     "ConflictError",
     "JournalEntry",
     "KindError",
+    "Match",
     "MemberError",
     "Metadata",
+    "ModulePattern",
     "PathError",
     "Place",
+    "Pattern",
     "Primitive",
     "ReplayError",
     "Schedule",
@@ -63,6 +71,7 @@ __all__ = [
     "Verify",
     "VerifyReport",
     "build",
+    "call_module",
     "create_schedule",
     "full_state_dict",
     "init_empty_weights",

@@ -62,7 +62,8 @@ class Checkpoint(Primitive):
             Whether the second pass draws the same random numbers as the first.
         """
         if subgraph is not None:
-            checkpoint_subgraph(sch, subgraph, order_args_fn, preserve_rng)
+            part = checkpoint_subgraph(sch, subgraph, order_args_fn)
+            wrap_forward(part, Checkpointed(part, preserve_rng))
             return
         if order_args_fn is not None:
             raise ArgumentError(f"checkpoint of {sch.path!r}: order_args_fn needs a subgraph")
