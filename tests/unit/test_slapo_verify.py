@@ -16,6 +16,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     VerificationError,
     Verify,
     create_schedule,
+    init_empty_weights,
 )
 from makespan.papers.slapo.language._copies import copy_module  # noqa: E402
 
@@ -251,6 +252,23 @@ def test_parameters_without_counterpart_are_named():
         sch["last"].replace(Merged(sch["last"].mod))
     assert sorted(check.report.not_compared) == ["last.bias", "last.table", "last.weight"]
     assert "without counterpart: last.weight, last.bias, last.table" in str(check.report)
+
+
+def test_a_model_without_values_is_verified_with_those_that_a_build_would_give():
+    with init_empty_weights():
+        model = Net.__new__(Net)
+        nn.Module.__init__(model)
+        model.first, model.norm, model.last = nn.Linear(HIDDEN, 16), nn.BatchNorm1d(16), nn.Linear(16, HIDDEN)
+        model.drop = nn.Dropout(0.5)
+    with Verify(sch := create_schedule(model), batch()) as check:
+        sch["last"].decompose()
+    assert check.report.is_equal and check.report.count("parameter gradient") == 6
+    assert all(one.is_meta for one in model.parameters())
+    refused(
+        sch,
+        lambda sch: sch["last"].mod.register_forward_hook(lambda module, args, output: 2 * output),
+        "'last'",
+    )
 
 
 def test_a_subtree_is_verified_by_itself():

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
+    from makespan.papers.slapo.language._build import build
     from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._consolidate import init_empty_weights
     from makespan.papers.slapo.language._errors import (
         ArgumentError,
         BuildError,

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from makespan.papers.slapo.language._traced import TracedModule
+
 __all__ = ["copy_module"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+_MADE_ANEW = ("_graph", "_compiled_call_impl")
 _Mapped = Callable[[Tensor], Tensor]
 
 
@@ -60,6 +63,8 @@ class _Copier:
                 new = self._done[id(module)]  # of a class of its own, as each traced module is
                 type(new).__name__ = type(module).__name__
                 new.graph = copy.deepcopy(module.graph)
+                if isinstance(module, TracedModule):
+                    new.after_copy()
             if "__getstate__" in vars(type(module)):  # it has its own way to come to life, as compiled ones
                 get_state: Callable[[], dict[str, Any]] = module.__getstate__
                 self._done[id(module)].__setstate__(self._mapped(get_state()))
@@ -75,7 +80,7 @@ class _Copier:
             if name in _TABLES:
                 mapped = {key: None if one is None else self._done[id(one)] for key, one in value.items()}
                 vars(new)[name] = type(value)(mapped)
-            elif name == "_graph" and isinstance(old, fx.GraphModule):
+            elif name in _MADE_ANEW:
                 continue
             else:
                 mapped = self._mapped(value)

@@ -23,6 +23,7 @@ from makespan.papers.slapo.language._verify_weights import (
     Original,
     Weights,
     everywhere,
+    filled,
     from_first,
     same_weights,
 )
@@ -145,7 +146,8 @@ class Verify:
             return self._report([], [_other_steps(everywhere(ranks, [str(one) for one in journal]))], [])
         device = torch.device(self._device) if self._device is not None else _device_of(self._sch.mod)
         call = from_first(ranks, self._call)
-        weights = same_weights(self._original.module, self._sch.mod, ranks, device, self._seed)
+        original = filled(self._original.module, ranks, self._seed, device)
+        weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
         if self._eval_mode:
             weights.original.eval()
             weights.scheduled.eval()
