@@ -4,6 +4,8 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
+  says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
@@ -15,35 +17,21 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.slapo.language._build import build
-    from makespan.papers.slapo.language._checkpoint import select_layers
-    from makespan.papers.slapo.language._consolidate import init_empty_weights
-    from makespan.papers.slapo.language._errors import (
-        ArgumentError,
-        BuildError,
-        ConflictError,
-        KindError,
-        MemberError,
-        PathError,
-        ReplayError,
-        ScheduleError,
-        ShardError,
-        TracingError,
-        VerificationError,
-    )
-    from makespan.papers.slapo.language._journal import JournalEntry
-    from makespan.papers.slapo.language._matcher import Match
-    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
-    from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
-    from makespan.papers.slapo.language._replay import replay
-    from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
-    from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
-    from makespan.papers.slapo.language._shard_rules import (
-        ShardEffect,
-        ShardRequest,
-        register_shard_rule,
-    )
-    from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._build import (build)
+    from makespan.papers.slapo.language._checkpoint import (select_layers)
+    from makespan.papers.slapo.language._consolidate import (init_empty_weights)
+    from makespan.papers.slapo.language._errors import (ArgumentError, BuildError, ConflictError, KindError, MemberError, PathError, ReplayError, ScheduleError, ShardError, TracingError, VerificationError)
+    from makespan.papers.slapo.language._journal import (JournalEntry)
+    from makespan.papers.slapo.language._matcher import (Match)
+    from makespan.papers.slapo.language._patterns import (ANY, ModulePattern, Pattern, call_module)
+    from makespan.papers.slapo.language._registry import (Primitive, list_primitives, register_primitive)
+    from makespan.papers.slapo.language._replay import (replay)
+    from makespan.papers.slapo.language._saved import (OutOfBudgetError, SavedTensors, saved_tensors)
+    from makespan.papers.slapo.language._schedule import (Metadata, Schedule, create_schedule)
+    from makespan.papers.slapo.language._shard_rules import (ShardEffect, ShardRequest, register_shard_rule)
+    from makespan.papers.slapo.language._state import (full_state_dict, load_full_state_dict)
+    from makespan.papers.slapo.language._verify import (Verify)
+    from makespan.papers.slapo.language._verify_report import (Place, VerifyReport)
 
 __all__ = [
     "ANY",
@@ -59,6 +47,7 @@ __all__ = [
     "OutOfBudgetError",
     "PathError",
     "Pattern",
+    "Place",
     "Primitive",
     "ReplayError",
     "SavedTensors",
@@ -69,6 +58,8 @@ __all__ = [
     "ShardRequest",
     "TracingError",
     "VerificationError",
+    "Verify",
+    "VerifyReport",
     "build",
     "call_module",
     "create_schedule",

@@ -4,25 +4,29 @@
 the module that it was made for.
 """
 
+import copy
 import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+
+from makespan.papers.slapo.language._traced import TracedModule
 
 __all__ = ["copy_module"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+_MADE_ANEW = ("_graph", "_compiled_call_impl")
 _Mapped = Callable[[Tensor], Tensor]
 
 
 def copy_module(module: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a module of the same structure with other parameters and buffers.
 
-    Generators of random numbers are copied in their state; functions, graphs and process groups are shared,
-    but functions and methods that were made for a module of the original are made anew for its copy.
+    Graphs are copied, and generators of random numbers in their state; functions and process groups are
+    shared, but functions and methods that were made for a module of the original are made for its copy anew.
 
     Parameters
     ----------
@@ -55,6 +59,12 @@ class _Copier:
         for module in modules:
             self._fill(module, self._done[id(module)])
         for module in reversed(modules):
+            if isinstance(module, fx.GraphModule):
+                new = self._done[id(module)]  # of a class of its own, as each traced module is
+                type(new).__name__ = type(module).__name__
+                new.graph = copy.deepcopy(module.graph)
+                if isinstance(module, TracedModule):
+                    new.after_copy()
             if "__getstate__" in vars(type(module)):  # it has its own way to come to life, as compiled ones
                 get_state: Callable[[], dict[str, Any]] = module.__getstate__
                 self._done[id(module)].__setstate__(self._mapped(get_state()))
@@ -70,10 +80,12 @@ class _Copier:
             if name in _TABLES:
                 mapped = {key: None if one is None else self._done[id(one)] for key, one in value.items()}
                 vars(new)[name] = type(value)(mapped)
-            elif name in ("_graph", "meta"):
-                vars(new)[name] = value
+            elif name in _MADE_ANEW:
+                continue
             else:
-                vars(new)[name] = self._mapped(value)
+                mapped = self._mapped(value)
+                is_own = mapped is value and isinstance(value, dict | list | set)
+                vars(new)[name] = value.copy() if is_own else mapped
 
     def _mapped(self, value: Any) -> Any:
         """Return what takes the place of a value in the copy, itself if nothing of a module is in it."""
@@ -91,11 +103,12 @@ class _Copier:
             case types.FunctionType():
                 return self._function(value)
             case dict():
-                return self._dictionary(value)
-            case list() | set():
-                return type(value)(map(self._mapped, value))
-            case tuple():
+                mapped = {key: self._mapped(one) for key, one in value.items()}
+                return _refilled(value, mapped) if _is_other(mapped, value) else value
+            case list() | set() | tuple():
                 parts = list(map(self._mapped, value))
+                if all(one is other for one, other in zip(parts, value, strict=True)):
+                    return value
                 return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
             return self._object(value)
@@ -103,17 +116,13 @@ class _Copier:
 
     def _object(self, value: Any) -> Any:
         """Copy an object that is called, such as what wraps a forward, if it has hold of something copied."""
+        self._remember(value, value)  # it may have hold of itself
         mapped = {name: self._mapped(one) for name, one in vars(value).items()}
-        if all(mapped[name] is one for name, one in vars(value).items()):
+        if not _is_other(mapped, vars(value)):
             return value
         new = object.__new__(type(value))
         vars(new).update(mapped)
-        self._remember(value, new)
-        return new
-
-    def _dictionary(self, value: dict[Any, Any]) -> dict[Any, Any]:
-        new = value.copy()
-        new.update({key: self._mapped(one) for key, one in value.items()})
+        self._done[id(value)] = new
         return new
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
@@ -138,6 +147,16 @@ class _Copier:
         vars(new).update(vars(value))
         self._done[id(value)] = new
         return new
+
+
+def _is_other(mapped: dict[Any, Any], value: dict[Any, Any]) -> bool:
+    return any(mapped[key] is not one for key, one in value.items())
+
+
+def _refilled(value: dict[Any, Any], mapped: dict[Any, Any]) -> dict[Any, Any]:
+    new = value.copy()  # of the same class, in the same order
+    new.update(mapped)
+    return new
 
 
 def _is_set(cell: types.CellType) -> bool:

@@ -23,6 +23,7 @@ from makespan.papers.slapo.language._verify_weights import (
     Original,
     Weights,
     everywhere,
+    filled,
     from_first,
     same_weights,
 )
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
 __all__ = ["Verify"]
+
+_SHOWN = 4
+
+_SHOWN = 4
 
 
 class Verify:
@@ -141,7 +146,8 @@ class Verify:
             return self._report([], [_other_steps(everywhere(ranks, [str(one) for one in journal]))], [])
         device = torch.device(self._device) if self._device is not None else _device_of(self._sch.mod)
         call = from_first(ranks, self._call)
-        weights = same_weights(self._original.module, self._sch.mod, ranks, device, self._seed)
+        original = filled(self._original.module, ranks, self._seed, device)
+        weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
         if self._eval_mode:
             weights.original.eval()
             weights.scheduled.eval()
@@ -153,7 +159,9 @@ class Verify:
         places = [] if agrees else passes.partings(self._synced())
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
-        merged = _merged(everywhere(ranks, (passes.comparisons, faults)))
+        found = everywhere(ranks, (passes.comparisons, faults, weights.differed))
+        weights.differed = [name for _, _, names in found for name in names]
+        merged = _merged([one[:2] for one in found])
         return self._report(*merged, places, weights)
 
     def _report(
@@ -174,9 +182,9 @@ class Verify:
             if (primitive := primitive_named(step.op)) is not None and not primitive.is_verifiable()
         ]
         if weights is not None and (differed := sorted(set(weights.differed))):
-            notes.append(
-                f"not the same on all processes, those of the first are taken: {', '.join(differed)}"
-            )
+            more = f" and {len(differed) - _SHOWN} more" if len(differed) > _SHOWN else ""
+            names = ", ".join(differed[:_SHOWN]) + more
+            notes.append(f"as the first process has them, since they differ between processes: {names}")
         lost = [] if weights is None else [*weights.lost, *weights.own]
         return VerifyReport(self._sch.path, self._ranks.size, steps, comparisons, faults, places, lost, notes)
 

@@ -189,7 +189,9 @@ class Passes:
                 path = name.rpartition(".")[0]
                 kind = type(self.weights.scheduled.get_submodule(path)).__name__
                 return [Parting("parameter gradient", path, kind, 0, who)]
-        return []
+        return [
+            Parting("output", "", type(self.weights.scheduled).__name__, 0, tuple(range(self.ranks.size)))
+        ]
 
     def _recorded(self, model: nn.Module, capture: Capture) -> None:
         outcome = self._forward(model)

@@ -144,6 +144,8 @@ def first_partings(
 
 
 def _gradients(original: Passage, scheduled: Passage) -> tuple[list[Tensor], list[Tensor]]:
+    if not scheduled.gradients and any(map(size_of, original.gradients.values())):
+        return [torch.ones(1)], [torch.zeros(1)]  # none came, though it should
     places = [one for one in original.gradients if one in scheduled.gradients]
     return [original.gradients[one] for one in places], [scheduled.gradients[one] for one in places]
 
@@ -198,11 +200,13 @@ def _of_all(ranks: Ranks, verdicts: dict[_Key, list[str]]) -> Iterator[tuple[_Ke
 def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, accepted: Tolerance) -> str:
     """Say whether a tensor is the original one, or a part of it."""
     if actual.dtype != expected.dtype:
-        return _UNKNOWN
+        return _DIFFERS
     if actual.shape == expected.shape:
         if not compare("", "", actual, expected, accepted).fault:
             return _SAME
         return _SUMMAND if may_sum else _DIFFERS
+    if actual.numel() == expected.numel():
+        return _DIFFERS
     if actual.dim() != expected.dim():
         return _UNKNOWN
     axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]

@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from makespan.papers.slapo.language._collectives import Ranks
+from makespan.papers.slapo.language._consolidate import consolidate
 from makespan.papers.slapo.language._copies import copy_module
 from makespan.papers.slapo.language._layouts import TensorShard, sharding_of
+from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["ORIGIN", "Original", "Weights", "everywhere", "from_first", "same_weights"]
+__all__ = ["ORIGIN", "Original", "Weights", "everywhere", "filled", "from_first", "same_weights"]
 
 ORIGIN = "makespan_verified_name"
 """Tag of a parameter: its name when the verification began, which it keeps wherever it goes."""
@@ -114,6 +116,15 @@ class Weights:
     lost: list[str] = field(default_factory=list)
     differed: list[str] = field(default_factory=list)
     buffers: dict[str, TensorShard] = field(default_factory=dict)
+
+
+def filled(module: nn.Module, ranks: Ranks, seed: int, device: torch.device) -> nn.Module:
+    """Return a module with values for parameters that exist by shape alone, as a build would give them."""
+    if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
+        return module
+    own = copy_module(module, lambda tensor: tensor)
+    consolidate(Schedule(own, group=ranks.group), seed=seed, device=device)
+    return own
 
 
 def same_weights(
