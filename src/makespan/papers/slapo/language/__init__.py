@@ -17,21 +17,33 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.slapo.language._build import (build)
-    from makespan.papers.slapo.language._checkpoint import (select_layers)
-    from makespan.papers.slapo.language._consolidate import (init_empty_weights)
-    from makespan.papers.slapo.language._errors import (ArgumentError, BuildError, ConflictError, KindError, MemberError, PathError, ReplayError, ScheduleError, ShardError, TracingError, VerificationError)
-    from makespan.papers.slapo.language._journal import (JournalEntry)
-    from makespan.papers.slapo.language._matcher import (Match)
-    from makespan.papers.slapo.language._patterns import (ANY, ModulePattern, Pattern, call_module)
-    from makespan.papers.slapo.language._registry import (Primitive, list_primitives, register_primitive)
-    from makespan.papers.slapo.language._replay import (replay)
-    from makespan.papers.slapo.language._saved import (OutOfBudgetError, SavedTensors, saved_tensors)
-    from makespan.papers.slapo.language._schedule import (Metadata, Schedule, create_schedule)
-    from makespan.papers.slapo.language._shard_rules import (ShardEffect, ShardRequest, register_shard_rule)
-    from makespan.papers.slapo.language._state import (full_state_dict, load_full_state_dict)
-    from makespan.papers.slapo.language._verify import (Verify)
-    from makespan.papers.slapo.language._verify_report import (Place, VerifyReport)
+    from makespan.papers.slapo.language._build import build
+    from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._consolidate import init_empty_weights
+    from makespan.papers.slapo.language._errors import (
+        ArgumentError,
+        BuildError,
+        ConflictError,
+        KindError,
+        MemberError,
+        PathError,
+        ReplayError,
+        ScheduleError,
+        ShardError,
+        TracingError,
+        VerificationError,
+    )
+    from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
+    from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
+    from makespan.papers.slapo.language._replay import replay
+    from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
+    from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+    from makespan.papers.slapo.language._shard_rules import ShardEffect, ShardRequest, register_shard_rule
+    from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._verify import Verify
+    from makespan.papers.slapo.language._verify_report import Place, VerifyReport
 
 __all__ = [
     "ANY",
