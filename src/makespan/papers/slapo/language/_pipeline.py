@@ -3,7 +3,7 @@
 Imported by pipelined runs only, because what it needs of torch takes long to load.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +18,9 @@ from makespan.papers.slapo.language._partition import Partition, partition
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["OPTIONS", "Pipeline", "build_pipeline"]
+__all__ = ["Pipeline", "build_pipeline"]
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-OPTIONS = frozenset({"n_microbatches", "loss_fn", "schedule"})
 
 
 class Pipeline:
@@ -132,7 +131,7 @@ class Pipeline:
 
 
 def build_pipeline(
-    sch: "Schedule", mesh: DeviceMesh | None, options: dict[str, Any], is_shared: bool
+    sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
 ) -> tuple[nn.Module, Pipeline]:
     """Return the stage of this process and what runs it."""
     if not dist.is_initialized():
