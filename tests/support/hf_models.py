@@ -53,6 +53,13 @@ def tokens(n=2, seed=0):
     return torch.randint(VOCAB, (n, SEQ), generator=generator)
 
 
+def visible(n=2):
+    """Return what is to be seen of each sample: the first one is shorter."""
+    mask = torch.ones(n, SEQ, dtype=torch.long)
+    mask[0, SEQ // 2 :] = 0
+    return mask
+
+
 def split_columns(node):
     node.shard(["weight", "bias"] if node.mod.bias is not None else "weight", axis=0)
 
@@ -71,16 +78,17 @@ def split_vocabulary(table, head):
     head.sync("fwd_post", "all_gather", axis=-1, tensor_parallel_output_grad=False)
 
 
-def layers_of(sch):
-    """Return the nodes of all layers."""
-    return [sch[f"{LAYERS_AT[type(sch.mod).__name__]}.{index}"] for index in range(LAYERS)]
-
-
 LAYERS_AT = {
     "BertForMaskedLM": "bert.encoder.layer",
     "LlamaForCausalLM": "model.layers",
     "GPT2LMHeadModel": "transformer.h",
 }
+
+
+def layers_of(sch):
+    """Return the nodes of all layers, wherever the class of the root has them."""
+    at = next(path for path in LAYERS_AT.values() if f"{path}.0" in sch)
+    return [sch[f"{at}.{index}"] for index in range(LAYERS)]
 
 
 def shard_bert(sch):
@@ -163,3 +171,16 @@ def fuse_llama(sch):
 def fuse_gpt2(sch):
     for layer in layers_of(sch):
         _fuse(layer["mlp.act"], tanh_gelu)
+
+
+MASKS = {
+    "BertForMaskedLM": "transformers.models.bert.modeling_bert.create_bidirectional_mask",
+    "LlamaForCausalLM": "transformers.models.llama.modeling_llama.create_causal_mask",
+    "GPT2LMHeadModel": "transformers.models.gpt2.modeling_gpt2.create_causal_mask",
+}
+
+
+def trace_to_layers(sch):
+    """Capture what leads to the layers, which stay as they are; masks are made when the model runs."""
+    kind = type(sch.mod).__name__
+    sch.trace_until(LAYERS_AT[kind].rpartition(".")[0], inputs=["input_ids", "attention_mask"], leaf_functions=[MASKS[kind]])

@@ -21,29 +21,29 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the schedule has come to: whether kernels are better, and what is split."""
+    """What the schedule has come to: whether kernels are better, and whether processes share the model."""
 
     name: str
     has_kernels: bool = False
-    splits: bool = False
-    splits_embedding: bool = False
+    is_shared: bool = False
+    shares_embedding: bool = False
 
     def options(self, compiler: str) -> Record:
         """Return the options of the schedule."""
-        kernels = {"attn": "sdpa", "fuse": compiler} if self.has_kernels else {"attn": "eager", "fuse": None}
-        return kernels | {"shard": self.splits, "shard_embedding": self.splits_embedding}
+        kernels = {"attn": "sdpa", "fuse": True, "compiler": compiler} if self.has_kernels else {}
+        return kernels | {"shard_embedding": self.shares_embedding}
 
 
 _STEPS = (
     _Step("vanilla"),
     _Step("kernels", has_kernels=True),
-    _Step("layers", has_kernels=True, splits=True),
-    _Step("embedding", has_kernels=True, splits=True, splits_embedding=True),
+    _Step("layers", has_kernels=True, is_shared=True),
+    _Step("embedding", has_kernels=True, is_shared=True, shares_embedding=True),
 )
 
 
 def _numbers_of(step: _Step, processes: Sequence[int]) -> list[int]:
-    return sorted(processes) if step.splits else [1]
+    return sorted(processes) if step.is_shared else [1]
 
 
 def fig9_steps_experiment(
