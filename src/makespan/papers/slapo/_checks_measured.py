@@ -16,7 +16,7 @@ def _lines_at_most(tables: Tables, claim: Claim) -> Finding | None:
     if rows.empty:
         return None
     counts = number(rows, claim.subject)
-    longest = rows.loc[counts.idxmax(), "family"]
+    longest = rows["family"].iloc[int(counts.to_numpy().argmax())]
     text = f"{counts.min():.0f} to {counts.max():.0f}, the most for {longest}"
     return Finding(text, bool((counts <= claim.limit).all()))
 
@@ -50,7 +50,7 @@ def _faster_kernels(tables: Tables, claim: Claim) -> Finding | None:
     before, after = claim.subject.split()
     if not {before, after} <= set(alone.index):
         return None
-    rates = {name: float(str(alone.loc[name, "throughput_samples_per_s"])) for name in (before, after)}
+    rates = number(alone, "throughput_samples_per_s").to_dict()
     return Finding(f"{rates[after] / rates[before]:.2f}x on CPU cores", None, _TIMED_ON_CPU)
 
 

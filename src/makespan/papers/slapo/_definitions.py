@@ -141,8 +141,7 @@ def loaded_names(node: ast.AST) -> Iterator[str]:
 
 def docstring_of(node: ast.AST) -> ast.stmt | None:
     """Return the statement that is the docstring of a function or class."""
-    body = getattr(node, "body", [])
-    first = body[0] if body else None
+    first = node.body[0] if isinstance(node, Function | ast.ClassDef) else None
     is_text = isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str)
     return first if is_text else None
 

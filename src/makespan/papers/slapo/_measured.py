@@ -72,7 +72,7 @@ def fig9_steps_experiment(
     makespan.errors.WorkerError
         A step does not compute what the original model does, or a process failed.
     """
-    found = {}
+    found: dict[tuple[str, int], Record] = {}
     for number in sorted({1, *processes}):
         steps = [step for step in _STEPS if number in _numbers_of(step, processes)]
         ways = [{"name": step.name, "options": step.options(compiler)} for step in steps]

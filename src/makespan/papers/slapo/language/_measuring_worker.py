@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from makespan.papers.slapo.language._agreement import GRADIENT, OUTPUT
 from makespan.papers.slapo.language._library import apply_schedule
 from makespan.papers.slapo.language._saved import saved_tensors
 from makespan.papers.slapo.language._schedule import create_schedule
@@ -42,7 +41,7 @@ def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list
     for _ in range(asked["warmup_passes"] + asked["passes"]):
         model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
-        family_loss(model(*batch.inputs), batch.targets).backward()
+        torch.autograd.backward(family_loss(model(*batch.inputs), batch.targets))
         times.append(time.perf_counter() - begun)
     return times[asked["warmup_passes"] :]
 
@@ -61,20 +60,23 @@ def _steps(who: Identity, asked: Mapping[str, Any]) -> list[Record]:
         own = _of_process(sch.mod, batch, verified.report, asked)
         everything = [own] * who.size
         dist.all_gather_object(everything, own)
-        compilers = {one.arguments["compiler"] for one in sch.metadata.journal if one.op == "fuse"}
+        compilers = {str(one.arguments["compiler"]) for one in sch.metadata.journal if one.op == "fuse"}
         found.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
     return found
 
 
-def _of_process(
-    model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]
-) -> Record:
-    errors = {"output_error": OUTPUT, "gradient_error": GRADIENT}
+def _of_process(model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]) -> Record:
+    comparisons = report.comparisons if report else ()
+    outputs, gradients = (
+        [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]
+        for kind in ("output", "gradient")
+    )
     return {
         "saved_bytes": kept_bytes(model, batch),
         "parameter_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
         "times_s": timed_passes(model, batch, asked),
-        **{name: report.largest(kind)[1] if report else None for name, kind in errors.items()},
+        "output_error": max(outputs),
+        "gradient_error": max(gradients),
     }
 
 
