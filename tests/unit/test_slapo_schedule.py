@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -197,6 +198,18 @@ def test_own_primitives_are_methods_of_every_schedule(sch, registered):
     assert str(entry) == "double_it(times=4, name='v') at 'stages.0'" and entry.seconds > 0
 
 
+def test_every_built_in_primitive_is_on_its_page_and_shown_by_its_module(root):
+    page = (root / "docs" / "reference" / "primitives.md").read_text()
+    built_in = {
+        name: one
+        for name, one in list_primitives(name_only=False).items()
+        if one.__module__.startswith("makespan.")
+    }
+    assert re.findall(r"^## (\w+)$", page, re.M) == list(built_in)
+    for name, one in built_in.items():
+        assert one.name() == name and one.__doc__ and one.apply.__doc__
+
+
 def test_what_is_no_primitive_cannot_be_registered(registered):
     with pytest.raises(ValueError, match="accepted: a subclass of Primitive"):
         registered(int)
@@ -242,6 +255,7 @@ def test_a_failed_primitive_leaves_no_trace(sch, registered):
         mod.attention, mod.heads = nn.Linear(2, 2), 3
         del mod.ffn
         mod.norm.weight.tag = "lost"
+        mod.norm.weight.requires_grad_(False)
         mod.norm.__class__ = nn.GroupNorm
         mod.norm.register_forward_hook(lambda *_: None)
         mod.register_buffer("noise", torch.ones(2))
