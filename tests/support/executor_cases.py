@@ -23,17 +23,12 @@ def schedule(sch, along_sequence):
         if isinstance(node.mod, Attention | Mlp):
             mode, op, options = before
             node.sync(mode, op, **options)
-            *columns, rows = [child for child in node.child.values() if len(list(child.mod.parameters()))]
-            if isinstance(node.mod, Mlp):
-                rows, columns = (
-                    node.child["down"],
-                    [node.child[one] for one in ("up", "gate") if one in node.child],
-                )
-            for child in columns:
-                names = [name for name, _ in child.mod.named_parameters()]
-                child.shard(names, 0)
-            rows.shard("weight", 1)
-            rows.sync("fwd_post", after[0], **after[1])
+            for name, child in node.child.items():
+                if name in ("output", "down"):
+                    child.shard("weight", 1)
+                    child.sync("fwd_post", after[0], **after[1])
+                else:
+                    child.shard([name for name, _ in child.mod.named_parameters()], 0)
         elif along_sequence and (path == "head.norm" or isinstance(node.parent and node.parent.mod, Layer)):
             node.sync("bwd_post", "all_reduce", on="parameters")
     head = sch["head.classifier"]
@@ -86,9 +81,6 @@ def compare(spec, along_sequence, size):
             gradient = theirs.get_parameter(key).grad
             gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
             part = shards[name].part_of(gradient) if name in shards else gradient
-            label = f"{where}: {key}"
-            torch.testing.assert_close(parameter.grad, part, msg=lambda text, label=label: f"{label}: {text}")
             expected = whole.get_parameter(key).grad
-            torch.testing.assert_close(
-                gradient, expected, msg=lambda text, label=label: f"executor, {label}: {text}"
-            )
+            torch.testing.assert_close(parameter.grad, part, msg=labelled(f"{where}: {key}"))
+            torch.testing.assert_close(gradient, expected, msg=labelled(f"executor, {where}: {key}"))
