@@ -29,8 +29,8 @@ may be relied on, its modules with an underscore may not.
 PRIMITIVES_HEAD = """# Primitives
 
 The steps of the schedule language, methods of every node of a `Schedule` such as
-`create_schedule(model)["blocks.0"].checkpoint()`. A step that fails leaves the model as it was, and one that is
-done stands in the journal.
+`create_schedule(model)["blocks.0"].checkpoint()`. A step that fails leaves the model as it was, and one
+that is done stands in the journal.
 You can [write one](../guides/write-a-primitive.md).
 """
 
