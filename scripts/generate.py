@@ -28,9 +28,9 @@ may be relied on, its modules with an underscore may not.
 """
 PRIMITIVES_HEAD = """# Primitives
 
-The steps of the schedule language, methods of every node of a `Schedule`:
-`create_schedule(model)["blocks.0"].checkpoint()`. What each does is below; a step that fails leaves the model as
-it was, and one that is done stands in the journal.
+The steps of the schedule language, methods of every node of a `Schedule` such as
+`create_schedule(model)["blocks.0"].checkpoint()`. A step that fails leaves the model as it was, and one
+that is done stands in the journal.
 You can [write one](../guides/write-a-primitive.md).
 """
 

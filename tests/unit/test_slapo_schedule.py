@@ -92,7 +92,10 @@ def test_layers_of_torch_are_leaves_and_subclasses_are_not():
         ("stages.0.blocks", "'stages.0.blocks'.*index an element, 'stages.0.blocks.0'"),
         ("heads", "ModuleDict.*'heads.words', 'heads.pairs'"),
         ("stages.2", "ModuleList at 'stages' has no '2'"),
-        ("stages.0.blocks.1.atention", "Block at 'stages.0.blocks.1' has no 'atention'; close: 'attention'"),
+        (
+            "stages.0.blocks.1.attentions",
+            "Block at 'stages.0.blocks.1' has no 'attentions'; close: 'attention'",
+        ),
         ("stage.0", "Toy has no 'stage'; close: 'stages"),
         ("stages.0.blocks.0.ffn.3", "Sequential at 'stages.0.blocks.0.ffn' has no '3'; known: '0', '1', '2'"),
         ("embedding.weight", "Embedding at 'embedding' has no 'weight'"),
@@ -224,8 +227,8 @@ def test_what_is_no_primitive_cannot_be_registered(registered):
 
 
 def test_an_unknown_primitive_is_named_with_close_ones(sch):
-    with pytest.raises(AttributeError, match="no primitive 'chekpoint'; close: 'checkpoint'"):
-        sch.chekpoint()
+    with pytest.raises(AttributeError, match="no primitive 'checkpoints'; close: 'checkpoint'"):
+        sch.checkpoints()
     with pytest.raises(MemberError):
         sch.metadata.slots["nothing"]
     assert not hasattr(sch, "_private")
