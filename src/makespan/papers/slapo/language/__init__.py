@@ -1,0 +1,57 @@
+"""The schedule language: how a model is executed, said beside the model and step by step.
+
+Importing the package loads nothing; what it shows imports torch.
+
+- `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
+  `list_primitives` says which there are
+- `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
+"""
+
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._errors import (
+        ArgumentError,
+        BuildError,
+        ConflictError,
+        KindError,
+        MemberError,
+        PathError,
+        ReplayError,
+        ScheduleError,
+        ShardError,
+        TracingError,
+        VerificationError,
+    )
+    from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
+    from makespan.papers.slapo.language._replay import replay
+    from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+
+__all__ = [
+    "ArgumentError",
+    "BuildError",
+    "ConflictError",
+    "JournalEntry",
+    "KindError",
+    "MemberError",
+    "Metadata",
+    "PathError",
+    "Primitive",
+    "ReplayError",
+    "Schedule",
+    "ScheduleError",
+    "ShardError",
+    "TracingError",
+    "VerificationError",
+    "create_schedule",
+    "list_primitives",
+    "register_primitive",
+    "replay",
+    "select_layers",
+]
+
+__getattr__ = shown_lazily(__name__, __file__)
