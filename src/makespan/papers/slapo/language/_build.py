@@ -88,8 +88,7 @@ def build(
     ArgumentError
         A target, option or mesh is not accepted; also a `ValueError`.
     BuildError
-        The schedule is not complete, differs between processes, or a parameter gets no values; also a
-        `RuntimeError`.
+        The schedule is not complete or differs between processes; also a `RuntimeError`.
 
     References
     ----------
