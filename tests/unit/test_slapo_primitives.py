@@ -21,7 +21,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     select_layers,
 )
 from makespan.papers.slapo.language._fork_rng import Forked  # noqa: E402
-from makespan.papers.slapo.language._linear import LateBiasLinear  # noqa: E402
+from makespan.papers.slapo.language._split_layers import LateBiasLinear, become  # noqa: E402
 from makespan.papers.slapo.language._wrapping import wrap_forward, wrapped_forward  # noqa: E402
 
 BLOCK = "stages.0.blocks.1"
@@ -340,6 +340,27 @@ def test_attributes_of_a_module_are_changed_and_others_refused(sch):
     refused(sch, MemberError, "no attribute 'forward'", lambda: node.set_attr(forward=1))
 
 
+def test_attributes_of_classes_count_and_methods_and_captured_graphs_do_not():
+    class Scaled(nn.Module):
+        factor, activation = 2, None
+
+        @property
+        def half(self):
+            return self.factor / 2
+
+        def forward(self, data):
+            return self.factor * data
+
+    sch = create_schedule(nn.Sequential(Scaled(), torch.fx.symbolic_trace(Scaled())))
+    sch["0"].set_attr(factor=3, activation=nn.functional.relu)
+    sch["0"].set_attr(activation=nn.functional.gelu)
+    assert (sch.mod[0].factor, Scaled.factor) == (3, 2)
+    refused(sch, MemberError, "no attribute 'half'", lambda: sch["0"].set_attr(half=1))
+    sch.mod[1].factor = 2
+    words = r"set_attr of '1': its graph holds attributes as they were.*accepted: set_attr before trace"
+    refused(sch, ConflictError, words, lambda: sch["1"].set_attr(factor=3))
+
+
 def test_symbols_have_one_value(sch):
     sch.bind(batch=8, ratio=0.5)
     sch["stages.0"].bind(batch=8)
@@ -366,12 +387,10 @@ def test_a_decomposed_layer_has_the_same_parameters_and_two_nodes(sch):
 
 
 def test_what_is_reduced_comes_before_the_bias():
-    class Twice(nn.Module):
-        def forward(self, data):
-            return 2 * data
-
     linear, data = nn.Linear(3, 2), torch.randn(4, 3)
-    sch = create_schedule(nn.Sequential(LateBiasLinear(linear, Twice())))
+    sch = create_schedule(nn.Sequential(linear))
+    become(linear, LateBiasLinear)
+    linear.reduce = lambda product: 2 * product
     check_invariants(sch)
     expected = 2 * (data @ linear.weight.T) + linear.bias
     torch.testing.assert_close(sch.mod(data), expected)
