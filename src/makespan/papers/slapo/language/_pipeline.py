@@ -51,14 +51,13 @@ class Pipeline:
         loss_fn: Callable[..., Tensor] | None,
         schedule: str,
     ) -> None:
-        self.index, self._replicas = dist.get_rank(group), replicas
+        self.index, self._group, self._replicas = dist.get_rank(group), group, replicas
         self.module = parts.stages[self.index]
         self.ties = parts.ties
-        device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
-        self._is_first, self._is_last = self.index == 0, self.index == len(parts.stages) - 1
-        stage = PipelineStage(self.module, self.index, len(parts.stages), device, group=group)
-        self._schedule = _SCHEDULES[schedule](stage, n_microbatches, loss_fn)
-        self._is_ready = False
+        self._count, self._n_microbatches, self._loss_fn = len(parts.stages), n_microbatches, loss_fn
+        self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
+        self._kind = _SCHEDULES[schedule]
+        self._schedule: Any = None
         ranks = dist.get_process_group_ranks(group)
         self._owners: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         for tie in parts.ties:
@@ -71,7 +70,7 @@ class Pipeline:
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
     ) -> Any:
-        """Run all micro-batches forward and backward, and bring gradients of shared parameters together.
+        """Run all micro-batches forward and backward; gradients are added to those that are there.
 
         Parameters
         ----------
@@ -86,16 +85,26 @@ class Pipeline:
         -------
         The output of the model in the last stage, None in the others.
         """
-        if not self._is_ready:
-            self._prepare(args, kwargs, target)
+        if self._schedule is None:
+            self._schedule = self._prepared(args, kwargs)
+        parameters = list(self.module.parameters())
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # what is scaled and summed now is of this step alone
         result = self._run(args, kwargs, target, losses)
+        self._sum_up()
+        for parameter, gradient in zip(parameters, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+        return result
+
+    def _sum_up(self) -> None:
         for parameter, owners in self._owners:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=owners)
         if self._replicas is not None:
             self._average(self._replicas)
-        return result
 
     def _run(
         self,
@@ -104,23 +113,37 @@ class Pipeline:
         target: Tensor | None,
         losses: list[Tensor] | None,
     ) -> Any:
-        inputs = (args, kwargs) if self._is_first else ((), {})
-        if self._is_last:
-            return self._schedule.step(*inputs[0], target=target, losses=losses, **inputs[1])
-        return self._schedule.step(*inputs[0], **inputs[1])
+        run = self._schedule
+        if self._is_first:
+            extra = {"target": target, "losses": losses} if self._is_last else {}
+            return run.step(*args, **extra, **kwargs)
+        return run.step(target=target, losses=losses) if self._is_last else run.step()
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Tensor | None) -> None:
-        """Let the stages run once to tell each other their shapes, and undo what that changed."""
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
         buffers = [(one, one.clone()) for one in self.module.buffers()]
-        gradients = [(one, one.grad) for one in self.module.parameters()]
+        group, ranks = self._group, dist.get_process_group_ranks(self._group)
+        if self._is_first:
+            inputs = [one.chunk(self._n_microbatches)[0] for one in args]
+            named = {name: one.chunk(self._n_microbatches)[0] for name, one in kwargs.items()}
+        else:
+            told: list[Any] = [None]
+            dist.recv_object_list(told, src=ranks[self.index - 1], group=group)
+            inputs, named = [one.requires_grad_(needs) for one, needs in told[0]], {}
         with torch.random.fork_rng():
-            self._run(args, kwargs, target, None)
+            outputs = self.module(*inputs, **named)
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        if not self._is_last:
+            handed = [(one.detach(), one.requires_grad) for one in results]
+            dist.send_object_list([handed], dst=ranks[self.index + 1], group=group)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        self._is_ready = True
+        device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
+        stage = PipelineStage(
+            self.module, self.index, self._count, device, tuple(inputs), tuple(results), group=group
+        )
+        return self._kind(stage, self._n_microbatches, self._loss_fn)
 
     def _average(self, replicas: dist.ProcessGroup) -> None:
         count = dist.get_world_size(replicas)
