@@ -46,6 +46,7 @@ rule all:
     default_target: True
     input:
         [products(source) for source in SETTINGS.throughput.sources],
+        [paper_products(paper, source) for paper in PAPERS for source in sources_of(paper)],
         "results/claims.csv",
 
 
@@ -65,7 +66,7 @@ for paper in PAPERS:
         name:
             paper
         input:
-            [paper_products(paper, source) for source in sorted({*SETTINGS.throughput.sources, "measured"})],
+            [paper_products(paper, source) for source in sorted({*sources_of(paper), "measured"})],
             "results/claims.csv",
         localrule: True
 

@@ -4,7 +4,7 @@
 rule evaluate_claims:
     input:
         unpack(deciding_tables),
-        times=lambda wildcards: times_of(wildcards.source),
+        times=judged_times,
     output:
         claims="results/{source}/{paper}/claims.csv",
     log:
@@ -25,8 +25,9 @@ rule evaluate_claims:
 rule join_claims:
     input:
         **{
-            source: expand("results/{source}/{paper}/claims.csv", source=source, paper=PAPERS)
-            for source in SETTINGS.throughput.sources
+            source: [f"results/{source}/{paper}/claims.csv" for paper in papers]
+            for source in dict.fromkeys(chain.from_iterable(map(sources_of, PAPERS)))
+            if (papers := [paper for paper in PAPERS if source in sources_of(paper)])
         },
     output:
         claims="results/claims.csv",

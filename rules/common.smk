@@ -3,6 +3,7 @@
 import os
 import re
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from makespan.config import check_settings, code_hash as hash_of_code, published_directory
@@ -74,6 +75,12 @@ def tables_of(paper, source):
     return SETTINGS.papers()[paper].tables(source, source == PROFILED)
 
 
+def sources_of(paper):
+    """Return the sources of which a paper is built by default: those configured, and those that need no file."""
+    own = sorted(SETTINGS.papers()[paper].self_contained)
+    return list(dict.fromkeys([*SETTINGS.throughput.sources, *own]))
+
+
 def figure_of(wildcards):
     """Return the entry of a figure."""
     return FIGURES[wildcards.paper][wildcards.figure]
@@ -93,6 +100,12 @@ def untimed_tables(wildcards):
     """Return the names of deciding tables that iteration times do not enter."""
     paper = SETTINGS.papers()[wildcards.paper]
     return sorted({*paper.untimed, "live", *(f"{cells}_published" for cells in paper.judged_cells)})
+
+
+def judged_times(wildcards):
+    """Return the throughput tables that say what iteration times behind deciding tables are."""
+    is_needed = set(deciding_tables(wildcards)) - set(untimed_tables(wildcards))
+    return times_of(wildcards.source) if is_needed else []
 
 
 def paper_products(paper, source):

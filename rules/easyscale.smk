@@ -137,6 +137,10 @@ for experiment, function, printed, names, threads, on_gpus in (
         params:
             experiment=f"makespan.papers.easyscale:{function}",
             options=getattr(SETTINGS.easyscale, experiment).experiment(),
-            code=code_hash("easyscale_measure", f"makespan.papers.easyscale:{function}"),
+            code=code_hash(
+                "run_experiment",
+                f"makespan.papers.easyscale:{function}",
+                "makespan.papers.easyscale:read_published",
+            ),
         script:
-            "../workflow/scripts/easyscale_measure.py"
+            "../workflow/scripts/run_experiment.py"

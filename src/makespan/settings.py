@@ -33,7 +33,10 @@ class PaperSettings(Block):
     judged_on_profile
         The only tables that decide statements where iteration times are a profile of small workloads.
     untimed
-        Tables that no iteration time of a source enters, because they hold what was really trained.
+        Tables that no iteration time of a source enters, because they hold what was really trained or rest on
+        printed cells alone.
+    self_contained
+        Sources of which its tables need no file of authors, so that they are built by default.
     judged_cells
         Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
     live_policy
@@ -45,6 +48,7 @@ class PaperSettings(Block):
     unjudged: ClassVar[frozenset[str]] = frozenset()
     judged_on_profile: ClassVar[frozenset[str]] = frozenset()
     untimed: ClassVar[frozenset[str]] = frozenset()
+    self_contained: ClassVar[frozenset[str]] = frozenset()
     judged_cells: ClassVar[tuple[str, ...]] = ()
     live_policy: ClassVar[str | None] = None
     contents: ClassVar[Mapping[str, str]] = {}

@@ -32,7 +32,7 @@ def written(experiment, folder, **changes):
     paths = {name: str(folder / f"{name}.csv") for name in schemas if name.startswith(experiment)}
     options = getattr(SETTINGS, experiment).experiment() | changes
     cells = {experiment: str(ROOT / f"config/published/easyscale_{experiment}.csv")}
-    script = load_file(ROOT / "workflow/scripts/easyscale_measure.py")
+    script = load_file(ROOT / "workflow/scripts/run_experiment.py")
     script.main(f"makespan.papers.easyscale:{experiment}_experiment", cells, paths, options)
     return {name: read_csv(path, schemas[name]) for name, path in paths.items()}
 

@@ -11,7 +11,7 @@ import pytest
 from forked_snakemake import run_snakemake
 from killed_runs import copy_project
 
-SMALL = tuple(f"config/test/{paper}.yaml" for paper in ("morphling", "easyscale", "oobleck"))
+SMALL = tuple(f"config/test/{paper}.yaml" for paper in ("morphling", "easyscale", "oobleck", "slapo"))
 LONGEST_S = 3600  # against runs that hang; a small one takes a minute or two, more on a busy machine
 
 

@@ -157,7 +157,9 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     listed = finished.root / "src/makespan/papers/__init__.py"
-    text, n_lists = re.subn(r'("morphling", "easyscale", "oobleck")\)', r'\1, "toy")', listed.read_text())
+    text, n_lists = re.subn(
+        r'("morphling", "easyscale", "oobleck", "slapo")\)', r'\1, "toy")', listed.read_text()
+    )
     assert n_lists == 1
     listed.write_text(text)
 

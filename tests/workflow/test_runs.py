@@ -10,13 +10,20 @@ import pandas as pd
 import pytest
 
 from makespan import tables
-from makespan.config import check_settings
+from makespan.config import check_settings, load_settings
 from makespan.papers import PAPERS, figures, morphling
 from makespan.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
-FURTHER = [name for paper in PAPERS[1:] for name, entry in figures(paper).items() if not entry.sources]
+SETTINGS = load_settings([], ROOT)
+FURTHER = [
+    (paper, source, name)
+    for paper in PAPERS[1:]
+    for source in ("emulated", *SETTINGS.papers()[paper].self_contained)
+    for name, entry in figures(paper).items()
+    if set(entry.tables) <= set(SETTINGS.papers()[paper].tables(source, is_profiled=False))
+]
 N_SIMULATED_FIGURES = 9
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
@@ -85,7 +92,7 @@ def test_the_claims_are_evaluated(small_run):
     assert set(claims["verdict"]) <= {"holds", "fails", "not run"}
     assert "holds" in set(claims["verdict"])
     every = read_csv(small_run.root / "results/claims.csv", tables.JOINED_CLAIMS)
-    assert set(every["paper"]) == {"Morphling", "EasyScale", "Oobleck"}
+    assert set(every["paper"]) == {"Morphling", "EasyScale", "Oobleck", "Slapo"}
     joined = every[every["paper"] == "Morphling"]
     assert joined["statement"].tolist() == claims["statement"].tolist()
     assert joined["verdict_emulated"].tolist() == claims["verdict"].tolist()

@@ -12,5 +12,5 @@ from makespan.papers._figure import FigureEntry, figures
 
 __all__ = ["PAPERS", "FigureEntry", "figures"]
 
-PAPERS: tuple[str, ...] = ("morphling", "easyscale", "oobleck")
+PAPERS: tuple[str, ...] = ("morphling", "easyscale", "oobleck", "slapo")
 """Every paper, by the name of its package."""

@@ -1,5 +1,6 @@
 """Scenarios: what is simulated, running it under a policy, and checking the schedule."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,12 +99,15 @@ class Case:
         What is simulated, and who decides: a policy, or the name or the file of one.
     keeps_tables, repeats
         Whether its tables are handed back, and how often it is run again to compare schedules.
+    repeat_within_s
+        No further repeat once the simulations of the case took so long together [s, wall clock].
     """
 
     scenario: Scenario
     policy: str | Path | Policy
     keeps_tables: bool = False
     repeats: int = 0
+    repeat_within_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +196,16 @@ def resolved(policy: str | Path | Policy) -> Policy:
 
 def repeated(case: Case, first: Run) -> Run:
     """Run a case again as often as it asks for, and say in its first run what came of that."""
-    again = (_simulated(case.scenario, resolved(case.policy)) for _ in range(case.repeats))
-    found = [(one.events.equals(first.result.events), (one.wall_s, one.policy_wall_s)) for one in again]
-    same, walls_s = sum(is_same for is_same, _ in found), tuple(walls_s for _, walls_s in found)
-    return replace(first, n_repeats=case.repeats, n_identical=same, repeat_walls_s=walls_s)
+    same, walls_s = 0, list[tuple[float, float]]()
+    while len(walls_s) < case.repeats and _total_s(first, walls_s) < case.repeat_within_s:
+        again = _simulated(case.scenario, resolved(case.policy))
+        same += again.events.equals(first.result.events)
+        walls_s.append((again.wall_s, again.policy_wall_s))
+    return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
+
+
+def _total_s(first: Run, walls_s: Sequence[tuple[float, float]]) -> float:
+    return first.result.wall_s + sum(wall_s for wall_s, _ in walls_s)
 
 
 def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:

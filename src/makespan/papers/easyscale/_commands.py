@@ -1,6 +1,5 @@
 """Train elastically: run a job, ask a run for other processes, export its model."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -13,7 +12,7 @@ from makespan.errors import InputError
 from makespan.papers.easyscale._stages import ElasticResult, RunOptions
 from makespan.papers.easyscale._trainer import ElasticTrainer, export_model, request_change
 from makespan.papers.easyscale.runtime import ElasticJob
-from makespan.runtime import LocalLauncher, SlurmLauncher
+from makespan.verbs import launcher_of, launcher_options, read_settings, settings_option
 
 __all__ = ["COMMANDS"]
 
@@ -73,21 +72,6 @@ def _options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any
     return add
 
 
-def _read(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Read options of parts, ``PART.NAME=VALUE``; a value is JSON, or else a text."""
-    found: dict[str, dict[str, Any]] = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        part, dot, option = name.partition(".")
-        if not (equals and dot and part and option):
-            raise InputError(f"--set {text!r}; accepted: PART.NAME=VALUE, for example optimizer.lr=0.1")
-        try:
-            found.setdefault(part, {})[option] = json.loads(value)
-        except ValueError:
-            found[part][option] = value
-    return found
-
-
 @click.group("easyscale", help=__doc__)
 def COMMANDS() -> None:
     """Hold the commands together."""
@@ -99,17 +83,10 @@ def COMMANDS() -> None:
 @_run_dir
 @_mapping
 @_devices
-@click.option(
-    "--set", "settings", multiple=True, metavar="PART.NAME=VALUE",
-    help="Further argument of a part, for example optimizer.lr=0.1; may be repeated.",
-)  # fmt: skip
+@settings_option("optimizer.lr=0.1")
 @_options(ElasticJob, {"model", "options"})
 @_options(RunOptions, {"ends_on_signals", "launcher", "on_progress"})
-@click.option(
-    "--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]),
-    help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
-)  # fmt: skip
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+@launcher_options
 def _run(
     model: str,
     steps: int,
@@ -130,13 +107,8 @@ def _run(
     how = {one.name: given.pop(one.name) for one in fields(RunOptions) if one.name in given}
     how["ends_on_signals"] = True
     of_job = {name: value for name, value in given.items() if not (value is None and _is_optional(name))}
-    trainer = ElasticTrainer(model, run_dir=run_dir, options=_read(settings), **of_job)
-    chosen: LocalLauncher | SlurmLauncher
-    chosen = LocalLauncher("cuda" if device == "cuda" else "cpu")
-    if launcher == "slurm":
-        gpus = ("--gres=gpu:1",) if device == "cuda" else ()
-        options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
-        chosen = SlurmLauncher("cuda" if device == "cuda" else "cpu", options, threads_per_process=1)
+    trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **of_job)
+    chosen = launcher_of(launcher, device)
     try:
         result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **how)
     except KeyboardInterrupt:

@@ -18,8 +18,8 @@ from makespan.workloads import JobSpec
 
 __all__ = ["STUDIES", "perturbed_arrivals", "scale_study", "seeded_lists"]
 
-_REPEATS = 2
-"""How often a simulation whose time is measured runs again."""
+_REPEATS, _WITHIN_S = 2, 1.5
+"""How often a simulation whose time is measured runs again, while all took less than so long together [s]."""
 
 Jobs = tuple[JobSpec, ...]
 Study = tuple[pd.DataFrame, pd.DataFrame]
@@ -193,7 +193,11 @@ def scale_study(
         replace(base, cluster=enlarged(base.cluster, factor), jobs=tuple(scaled(base.jobs, copies, seed=1)))
         for copies, factor in sizes
     ]
-    cases = [Case(larger, name, repeats=_REPEATS) for larger in scenarios for name in policies]
+    cases = [
+        Case(larger, name, repeats=_REPEATS, repeat_within_s=_WITHIN_S)
+        for larger in scenarios
+        for name in policies
+    ]
     rows = []
     for case, run in zip(cases, run_all(cases, n_processes), strict=True):
         n_decisions = max(run.result.n_decisions, 1)

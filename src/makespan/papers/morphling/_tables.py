@@ -164,7 +164,12 @@ SCALE = table_schema(
     _POLICY,
     ("jobs", "int", "1", "jobs of the trace"),
     ("gpus", "int", "1", "GPUs of the cluster"),
-    ("wall_s", "float", "s", "wall clock time of the simulation, median of several"),
+    (
+        "wall_s",
+        "float",
+        "s",
+        "wall clock time of the simulation, median of up to three, one if long",
+    ),
     ("fastest_wall_s", "float", "s", "the shortest of these"),
     ("slowest_wall_s", "float", "s", "the longest of these"),
     (

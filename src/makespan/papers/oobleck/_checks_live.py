@@ -66,7 +66,7 @@ def _pause(tables: Tables, claim: Claim) -> Finding | None:
 def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: a column that should be larger, or, with a minus before it, smaller."""
     column = claim.subject.removeprefix("-")
-    table = tables["hybrid_summary"].assign(job=lambda rows: rows["run"].str.partition(",")[0])
+    table = tables["hybrid_summary"].assign(job=lambda rows: rows["run"].str.split(",").str[0])
     ours, theirs = (_of(table, system).set_index("job")[column] for system in ("oobleck", "relaunch"))
     both = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
     if both.empty:

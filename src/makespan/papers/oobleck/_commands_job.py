@@ -1,6 +1,5 @@
 """What is trained, as options of commands, and the command that times its layers."""
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import fields
@@ -11,13 +10,12 @@ from typing import Any
 
 import click
 
-from makespan.errors import InputError
 from makespan.files import check_target
 from makespan.papers.oobleck.planning import write_profile
 from makespan.papers.oobleck.runtime import ChainJob, profile_chain
-from makespan.runtime import Launcher, LocalLauncher, SlurmLauncher
+from makespan.verbs import launcher_of, launcher_options, read_settings, settings_option
 
-__all__ = ["PROFILE", "job_options", "launcher_of", "launcher_options"]
+__all__ = ["PROFILE", "job_options"]
 
 _HELP = {
     "n_microbatches": "Microbatches of an iteration.",
@@ -35,35 +33,15 @@ _HELP = {
 _PARTS = ("model", "optimizer")
 
 
-def _read(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Read ``PART.NAME=VALUE``; a value is JSON, or else a text."""
-    found: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        part, dot, option = name.partition(".")
-        if not (equals and dot and option) or part not in _PARTS:
-            raise InputError(
-                f"--set {text!r}; accepted: model.NAME=VALUE or optimizer.NAME=VALUE, as model.n_layers=4"
-            )
-        try:
-            found[part][option] = json.loads(value)
-        except ValueError:
-            found[part][option] = value
-    return found
-
-
 def job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the argument MODEL and options for the rest of a job, which it gets as ``job``."""
 
     @click.argument("model")
-    @click.option(
-        "--set", "settings", multiple=True, metavar="PART.NAME=VALUE",
-        help="Argument of the model or of the optimizer, for example model.n_layers=4; may be repeated.",
-    )  # fmt: skip
+    @settings_option("model.n_layers=4")
     @wraps(command)
     def wrapped(model: str, settings: tuple[str, ...], **given: Any) -> None:
         own = {name: given.pop(name) for name in _HELP}
-        parts = _read(settings)
+        parts = read_settings(settings, _PARTS)
         job = ChainJob(model, model_options=parts["model"], optimizer_options=parts["optimizer"], **own)
         command(job=job, **given)
 
@@ -78,28 +56,6 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
             kinds |= {"metavar": "NAME" if isinstance(default, str) else "NUMBER"}
         decorated = click.option(flag, field.name, help=_HELP[field.name], **kinds)(decorated)
     return decorated
-
-
-def launcher_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--launcher`` and ``--device``, of which `launcher_of` makes a launcher."""
-    command = click.option(
-        "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]),
-        help="What each process computes on.",
-    )(command)  # fmt: skip
-    return click.option(
-        "--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]),
-        help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
-    )(command)  # fmt: skip
-
-
-def launcher_of(launcher: str, device: str) -> Launcher:
-    """Return the launcher that options name."""
-    kind = "cuda" if device == "cuda" else "cpu"
-    if launcher == "local":
-        return LocalLauncher("cuda" if kind == "cuda" else "cpu")
-    gpus = ("--gres=gpu:1",) if kind == "cuda" else ()
-    options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
-    return SlurmLauncher("cuda" if kind == "cuda" else "cpu", options, threads_per_process=1)
 
 
 @click.command("profile")

@@ -1,6 +1,5 @@
 """``makespan oobleck run|join|drain``: train through losses, bring nodes in, let nodes go."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,40 +8,18 @@ from typing import Any
 import click
 
 from makespan.errors import InputError
+from makespan.papers.oobleck._commands_job import job_options
 from makespan.papers.oobleck._joining import drain_nodes, join_run
 from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
 from makespan.papers.oobleck._view import LiveView
 from makespan.papers.oobleck.planning import LayerProfile, ModelProfile, read_profile
 from makespan.papers.oobleck.runtime import ChainJob
-from makespan.runtime import LocalLauncher, SlurmLauncher
+from makespan.runtime import LocalLauncher
+from makespan.verbs import launcher_of, launcher_options
 
 __all__ = ["drain_command", "join_command", "run_command"]
 
 _run_dir = click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
-_JOB = (
-    "microbatches",
-    "microbatch_size",
-    "optimizer",
-    "learning_rate",
-    "clip_norm",
-    "dtype",
-    "reduction",
-    "seed",
-)
-
-
-def _read(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Read options of the model, ``NAME=VALUE``; a value is JSON, or else a text."""
-    found: dict[str, Any] = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not (equals and name):
-            raise InputError(f"--set {text!r}; accepted: NAME=VALUE, for example n_layers=4")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
 
 
 def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
@@ -59,7 +36,7 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
 
 
 @click.command("run")
-@click.argument("model")
+@job_options
 @click.option("--iterations", required=True, type=int, metavar="NUMBER", help="Iterations in all.")
 @click.option(
     "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
@@ -85,51 +62,32 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
 @click.option(
     "--hang", "hang_s", default=10.0, show_default=True, metavar="S", help="Silence of a hung process."
 )
-@click.option("--microbatches", default=24, show_default=True, metavar="N", help="Of an iteration.")
-@click.option("--microbatch-size", default=2, show_default=True, metavar="N", help="Samples of each.")
-@click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="adam, adamw or sgd.")
-@click.option("--learning-rate", default=1e-3, show_default=True, metavar="X")
-@click.option("--clip-norm", type=float, metavar="X", help="Largest norm of all gradients together.")
-@click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="float32 or float64.")
-@click.option(
-    "--reduction", default="ordered", show_default=True, metavar="NAME", help="ordered or allreduce."
-)
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Of weights and samples.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Option of the model; may be repeated."
-)
-@click.option("--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]))
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+@launcher_options
 def run_command(
-    model: str, iterations: int, run_dir: Path, nodes: int, first: str, profile: Path | None,
-    settings: tuple[str, ...], launcher: str, device: str, **given: Any,
+    job: ChainJob, iterations: int, run_dir: Path, nodes: int, first: str, profile: Path | None,
+    launcher: str, device: str, **given: Any,
 ) -> None:  # fmt: skip
     """Train MODEL, a family of small models or file.py:function, through the loss of nodes.
 
     The same command goes on after a stop. The directory has iterations.csv, recoveries.csv and the newest two
     checkpoints.
     """
-    of_job = {name: given.pop(name) for name in _JOB}
-    job = ChainJob(
-        model, _read(settings), of_job["microbatches"], of_job["microbatch_size"], seed=of_job["seed"],
-        data_seed=of_job["seed"], optimizer=of_job["optimizer"], learning_rate=of_job["learning_rate"],
-        clip_norm=of_job["clip_norm"], dtype=of_job["dtype"], reduction=of_job["reduction"],
-    )  # fmt: skip
     options = LiveOptions(nodes, **given)
     if first:
         try:
             options = replace(options, first_sizes=tuple(map(int, first.split(","))))
         except ValueError:
             raise InputError(f"--first {first!r}; accepted: numbers of nodes, for example 1,2,2") from None
-    chosen: LocalLauncher | SlurmLauncher = LocalLauncher("cuda" if device == "cuda" else "cpu")
-    if launcher == "slurm":
-        gpus = ("--gres=gpu:1",) if device == "cuda" else ()
-        steps = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
-        chosen = SlurmLauncher("cuda" if device == "cuda" else "cpu", steps, threads_per_process=1)
     view = LiveView(iterations, sys.stderr)
     try:
         result = train_resilient(
-            job, _profile(profile, job), iterations, run_dir, options, launcher=chosen, watch=view
+            job,
+            _profile(profile, job),
+            iterations,
+            run_dir,
+            options,
+            launcher=launcher_of(launcher, device),
+            watch=view,
         )
     except KeyboardInterrupt:
         click.echo(f"stopped; the same command goes on from {run_dir}", err=True)

@@ -51,7 +51,7 @@ def _pauses(axes: Axes, kills: pd.DataFrame) -> None:
             spread = np.linspace(-0.07, 0.07, len(own)) if len(own) > 1 else np.zeros(len(own))
             x = place + (offset - 0.5) * 0.36 + spread
             axes.scatter(x, own, s=9, color=look.colour, marker=look.marker, lw=0, zorder=3)
-    axes.set_xticks(range(len(_KINDS)), ["pass", "sum", "commit", "recovery"], rotation=30)
+    axes.set_xticks(range(len(_KINDS)), ["pass", "sum", "commit", "recovery"])
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, None)
     axes.set_ylabel("pause [s]")
@@ -75,7 +75,7 @@ def _bars(axes: Axes, summary: pd.DataFrame, column: str, label: str) -> None:
 def panels(steps: pd.DataFrame, kills: pd.DataFrame, summary: pd.DataFrame, source: str) -> Figure:
     """Draw losses with marks of kills, pauses, goodput and repeated iterations."""
     figure = new_figure(TWO_COLUMNS_IN, 2.2)
-    axes = figure.subplots(1, 4, width_ratios=[2.1, 1.7, 1.0, 1.0])
+    axes = figure.subplots(1, 4, width_ratios=[1.8, 2.2, 1.0, 1.0])
     ours = steps[steps["system"] == "oobleck"]
     _losses(axes[0], ours, kills[kills["system"] == "oobleck"])
     _pauses(axes[1], kills)

@@ -1,11 +1,10 @@
-"""Train for Fig. 9, the accuracy gap or Figs 10 to 13: results/measured/easyscale/fig9.csv and others."""
+"""Run an experiment of a paper on the cells that it prints: results/<source>/<paper>/<table>.csv."""
 
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from makespan.logs import logged_to
-from makespan.papers.easyscale import read_published
 from makespan.tables import write_result
 
 
@@ -14,8 +13,9 @@ def main(
 ) -> None:
     """Call the experiment, ``module:function``, and write its tables, with the printed cells beside."""
     module, function = experiment.split(":")
-    printed = {name: read_published(name, path) for name, path in cells.items()}
-    for name, table in getattr(import_module(module), function)(printed, **options).items():
+    paper = import_module(module)
+    printed = {name: paper.read_published(name, path) for name, path in cells.items()}
+    for name, table in getattr(paper, function)(printed, **options).items():
         write_result(table, paths[name])
 
 

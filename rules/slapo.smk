@@ -1,0 +1,31 @@
+# Slapo (ASPLOS 2024): what a schedule language promises, and how its tuner finds the best schedule.
+
+
+# Tables of searches and models: source, experiment, printed cells, tables.
+for source, experiment, cells, names in (("published", "fig10", ["fig10"], ["fig10", "fig10_searches"]),):
+
+    rule:
+        name:
+            f"slapo_{experiment}_{source}"
+        input:
+            **{name: f"config/published/slapo_{name}.csv" for name in cells},
+        output:
+            **{name: f"results/{source}/slapo/{name}.csv" for name in names},
+        log:
+            f"logs/{source}/slapo/slapo_{experiment}.log",
+        benchmark:
+            f"benchmarks/results/{source}/slapo/slapo_{experiment}.tsv"
+        conda:
+            CPU
+        resources:
+            **asks(minutes=10),
+        params:
+            experiment=f"makespan.papers.slapo:{experiment}_experiment",
+            options=SETTINGS.slapo.options_of(experiment),
+            code=code_hash(
+                "run_experiment",
+                f"makespan.papers.slapo:{experiment}_experiment",
+                "makespan.papers.slapo:read_published",
+            ),
+        script:
+            "../workflow/scripts/run_experiment.py"

@@ -1,0 +1,25 @@
+"""Slapo (ASPLOS 2024): a schedule language for the training of large models, and its tuner.
+
+Below ``results/<source>/slapo/`` a run writes
+
+- of `fig10_experiment`: ``fig10.csv`` and ``fig10_searches.csv``, the tuner on the paper's own grid
+- of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
+
+`makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
+``config/published/slapo_<artifact>.csv``.
+"""
+
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.slapo._checks import LEDGER
+    from makespan.papers.slapo._commands import COMMANDS
+    from makespan.papers.slapo._fig10 import fig10_experiment
+    from makespan.papers.slapo._settings import Slapo as SETTINGS
+    from makespan.papers.slapo._tables import SCHEMAS, read_published
+
+__all__ = ["COMMANDS", "LEDGER", "SCHEMAS", "SETTINGS", "fig10_experiment", "read_published"]
+
+__getattr__ = shown_lazily(__name__, __file__)

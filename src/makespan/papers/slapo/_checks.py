@@ -1,0 +1,17 @@
+"""The ledger of the paper: how each statement is checked against result tables."""
+
+from makespan.claims import Check, Ledger
+from makespan.papers.slapo._checks_tuning import TUNING_CHECKS
+from makespan.papers.slapo._tables_tuning import TUNED
+
+__all__ = ["LEDGER"]
+
+_CHECKS: tuple[Check, ...] = (*TUNING_CHECKS,)
+
+LEDGER = Ledger(
+    paper="Slapo",
+    package="makespan.papers.slapo",
+    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
+    tables={**TUNED},
+)
+"""What the paper states of schedules and of their tuner."""

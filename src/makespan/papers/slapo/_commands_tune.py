@@ -1,0 +1,91 @@
+"""``makespan slapo tune``: search a grid of what was measured, or a polygon in it."""
+
+import json
+from pathlib import Path
+
+import click
+
+from makespan.errors import InputError
+from makespan.papers.slapo._fig10 import BATCH, RATIO, Grid
+from makespan.papers.slapo._tables import read_published
+from makespan.papers.slapo.tuning import (
+    STRATEGIES,
+    Exhaustive,
+    Frontier,
+    Polygon,
+    Space,
+    strategy_named,
+    tune,
+)
+
+__all__ = ["tune_command"]
+
+_CELLS = Path("config/published/slapo_fig10.csv")
+
+
+def _vertices(text: str) -> tuple[tuple[float, float], ...]:
+    try:
+        pairs = [corner.split(",") for corner in text.split()]
+        return tuple((float(ratio), float(batch)) for ratio, batch in pairs)
+    except ValueError:
+        raise InputError(
+            f"--polygon {text!r}; accepted: corners RATIO,BATCH, for example '0.25,104 0.25,176 1.0,176'"
+        ) from None
+
+
+@click.command("tune")
+@click.option(
+    "--grid", "cells", default=_CELLS, show_default=True, type=click.Path(path_type=Path),
+    help="Throughput by batch size and share of recomputed layers, columns as in that file.",
+)  # fmt: skip
+@click.option("--strategy", default="frontier", show_default=True, type=click.Choice(sorted(STRATEGIES)))
+@click.option("--polygon", metavar="RATIO,BATCH ...", help="Search only inside these corners.")
+@click.option("--patience", type=click.IntRange(1), help="Rounds without a better point after which it ends.")
+@click.option("--budget", type=click.IntRange(1), help="Evaluations after which it ends.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of strategies that draw.")
+@click.option(
+    "--db", type=click.Path(path_type=Path, dir_okay=False),
+    help="File of evaluations, one JSON line each; points in it are not evaluated again.",
+)  # fmt: skip
+@click.option("--json", "is_json", is_flag=True, help="Print everything, every evaluation included, as JSON.")
+def tune_command(
+    cells: Path,
+    strategy: str,
+    polygon: str | None,
+    patience: int | None,
+    budget: int | None,
+    seed: int,
+    db: Path | None,
+    is_json: bool,
+) -> None:
+    """Search a grid of batch sizes and shares of recomputed layers; its cells stand for runs."""
+    grid = Grid.printed(read_published("fig10", cells))
+    region = None if polygon is None else Polygon(RATIO, BATCH, _vertices(polygon))
+
+    def declare(space: Space) -> None:
+        grid.declare(space)
+        if region is not None:
+            space.constrain(region)
+
+    chosen = Frontier(BATCH, RATIO) if strategy == Frontier.name else strategy_named(strategy)
+    found = tune(declare, grid.look_up, chosen, budget=budget, patience=patience, db=db, seed=seed)
+    optimum = tune(declare, grid.look_up, Exhaustive()).best_value
+    if is_json:
+        history = [
+            {**one.point, "status": one.status, "throughput_samples_per_s": one.value}
+            for one in found.history
+        ]
+        told = {"best": found.best, "throughput_samples_per_s": found.best_value, "stopped": found.stopped}
+        click.echo(json.dumps({**told, "space": found.n_space, "history": history}))
+        return
+    for order, one in enumerate(found.history, start=1):
+        said = "out of memory" if one.value is None else f"{one.value:8.1f} samples/s"
+        click.echo(f"{order:4d}  batch {one.point[BATCH]:>4}  recomputed {one.point[RATIO]:<5}{said}")
+    if found.best is None or optimum is None:
+        click.echo("no point fits into memory")
+        return
+    click.echo(
+        f"best: batch {found.best[BATCH]}, {found.best[RATIO]} recomputed, {found.best_value:.1f} samples/s, "
+        f"{100 * found.share_of(optimum):.1f} % of the best of all\n"
+        f"{found.n_eval} of {found.n_space} points evaluated, {found.n_oom} out of memory; {found.stopped}"
+    )

@@ -1,0 +1,33 @@
+"""Block ``slapo``: options of the paper, checked when a configuration is read."""
+
+from typing import Any
+
+from makespan.papers.slapo._settings_tuning import Fig10
+from makespan.settings import PaperSettings, option
+
+__all__ = ["Slapo"]
+
+_TUNED = ("fig10", "fig10_searches")
+
+
+class Slapo(PaperSettings):
+    """Experiments of the Slapo paper."""
+
+    untimed = frozenset(_TUNED)
+    self_contained = frozenset({"published"})
+    contents = {
+        "fig10": "points of the tuning grid in the order in which each search tries them",
+        "fig10_searches": "what each search finds of that grid, with how many evaluations",
+        "claims": "the statements of the paper, judged by this source alone",
+    }
+
+    fig10: Fig10 = option("searches of the tuning grid")
+
+    def tables(self, source: str, is_profiled: bool) -> list[str]:
+        """Return the tables that are built; none rests on iteration times of a source."""
+        return {"published": list(_TUNED)}.get(source, [])
+
+    def options_of(self, experiment: str) -> dict[str, Any]:
+        """Return the options of an experiment, by the name of its function without ``_experiment``."""
+        own: dict[str, Any] = getattr(self, experiment).model_dump()
+        return own

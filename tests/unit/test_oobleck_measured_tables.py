@@ -1,0 +1,93 @@
+"""Statements about measured tables, and their figures: what holds, and that it fails on other results."""
+
+import pandas as pd
+import pytest
+from legible_figures import assert_is_legible
+
+from makespan.claims import judge
+from makespan.papers.oobleck import LEDGER, _draw_execution, _draw_live
+from makespan.papers.oobleck._checks_execution import EXECUTION_CHECKS
+from makespan.papers.oobleck._checks_live import LIVE_CHECKS
+from makespan.papers.oobleck._tables_execution import PREDICTIONS
+from makespan.papers.oobleck._tables_live import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY
+
+KINDS = ("compute", "reduction", "commit", "recovery")
+OWN = {one.__name__.removeprefix("_") for one in (*LIVE_CHECKS, *EXECUTION_CHECKS)}
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Return made-up tables of two jobs under both systems, and of predictions that rank well."""
+    steps, kills, summary = [], [], []
+    for run, pause in (("job 0, oobleck", 0.2), ("job 0, relaunch", 0.4), ("job 1, oobleck", 0.3)):
+        for step in range(4):
+            steps.append((run, step, 4.0 - step / 8, 4.0 - step / 8, 0.0, 2, 5, "", "", None))
+        for number, kind in enumerate(KINDS):
+            kills.append((run, number, kind, kind, number, pause / 4, pause + number / 100))
+        ours = run.endswith("oobleck")
+        waits = (pause, pause + 0.03, pause / 4, pause / 4)
+        summary.append((run, 4, 4, 3 if ours else 9, *waits, 30 / pause, True, ours, 0 if ours else 4))
+    plans = [(2, 4, n, "2", "4", 2, 0.01 * n, 0.01 * n, 0.02 * n + 0.01) for n in (1, 2, 3)]
+    rows = {HYBRID: steps, HYBRID_KILLS: kills, HYBRID_SUMMARY: summary, PREDICTIONS: plans}
+    return {
+        schema.name.removeprefix("oobleck_"): schema.validate(
+            pd.DataFrame(values, columns=[column.name for column in schema.columns]), where="a test"
+        )
+        for schema, values in rows.items()
+    }
+
+
+def verdicts(tables):
+    """Return the verdicts of the statements about these tables by check and subject."""
+    statements = LEDGER.statements()
+    found = judge(LEDGER, tables, "measured", {})["verdict"]
+    return {
+        f"{row['check']} {row['subject']}": verdict
+        for (_, row), verdict in zip(statements.iterrows(), found, strict=True)
+        if row["check"] in OWN
+    }
+
+
+def test_every_check_is_about_some_statement():
+    assert set(LEDGER.statements()["check"]) >= OWN
+
+
+def test_statements_hold_on_results_as_they_should_be(tables):
+    found = verdicts(tables)
+    assert found == dict.fromkeys(found, "holds")
+
+
+OTHERWISE = {
+    "state_is_equal": ("hybrid", "abs_difference", 1e-9),
+    "one_iteration_is_lost": ("hybrid_summary", "repeated", 5),
+    "nobody_starts_again": ("hybrid_summary", "checkpoint_reads", 1),
+    "kinds_of_kills": ("hybrid_kills", "kind", "compute"),
+    "pause": ("hybrid_kills", "first_wall_s", 30.0),
+    "ahead_of_relaunch": ("hybrid_summary", "goodput_samples_per_s", 0.1),
+    "predictions_rank": ("predictions", "predicted_iter_time_s", 0.0),
+}
+
+
+@pytest.mark.parametrize("check", OTHERWISE)
+def test_a_statement_fails_on_other_results(tables, check):
+    name, column, value = OTHERWISE[check]
+    spoiled = tables[name].copy()
+    is_own = spoiled["run"].str.endswith("oobleck") if "run" in spoiled else slice(None)
+    spoiled.loc[is_own, column] = -spoiled["iter_wall_s"] if check == "predictions_rank" else value
+    found = verdicts(tables | {name: spoiled})
+    assert "fails" in {verdict for statement, verdict in found.items() if statement.startswith(check)}
+
+
+def test_statements_without_rows_are_not_run(tables):
+    found = verdicts({name: table.iloc[:0] for name, table in tables.items()})
+    assert found == dict.fromkeys(found, "not run")
+
+
+@pytest.mark.parametrize("draw", [_draw_live.hybrid, _draw_execution.predictions])
+def test_figures_are_legible(tables, draw, tmp_path):
+    paths = {name: str(tmp_path / f"{name}.csv") for name in tables}
+    for name, path in paths.items():
+        tables[name].to_csv(path, index=False)
+    figure, data = draw(paths, "measured")
+    assert len(data)
+    assert_is_legible(figure)

@@ -1,0 +1,125 @@
+"""Searches of the printed grid: tables, statements, the command and the figure."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from makespan.claims import judge
+from makespan.cli import main
+from makespan.config import load_settings
+from makespan.papers.slapo import LEDGER, fig10_experiment, read_published
+from makespan.papers.slapo._draw_tuning import fig10
+from makespan.tables import write_csv
+
+ROOT = Path(__file__).parents[2]
+CELLS = ROOT / "config/published/slapo_fig10.csv"
+
+
+@pytest.fixture(scope="module")
+def tables():
+    options = load_settings([], ROOT).slapo.options_of("fig10")
+    return fig10_experiment({"fig10": read_published("fig10", CELLS)}, **options)
+
+
+def test_the_printed_grid_is_whole():
+    cells = read_published("fig10", CELLS)
+    assert len(cells) == 91 and cells["published_samples_per_s"].notna().sum() == 63
+    assert cells.groupby("global_batch_size")["ckpt_ratio"].nunique().tolist() == [7] * 13
+    best = cells.loc[cells["published_samples_per_s"].idxmax()]
+    assert (best["global_batch_size"], best["ckpt_ratio"], best["published_samples_per_s"]) == (
+        144,
+        0.5,
+        130.9,
+    )
+
+
+def test_the_frontier_finds_the_printed_optimum_with_seventeen_evaluations(tables):
+    searches = tables["fig10_searches"].set_index("strategy")
+    row = searches.loc["frontier"]
+    assert (row["explored"], row["explored_oom"], row["space"], row["optimum_ratio"]) == (17, 10, 91, 1.0)
+    order = tables["fig10"].query("strategy == 'frontier'")
+    assert order["explored_order"].tolist() == list(range(1, 18))
+    assert order["global_batch_size"].is_monotonic_decreasing and order["ckpt_ratio"].is_monotonic_decreasing
+
+
+def test_every_start_of_coordinate_descent_has_a_row_and_ends_where_no_symbol_improves(tables):
+    searches = tables["fig10_searches"].query("strategy == 'coordinate_descent'")
+    assert searches["seed"].tolist() == list(range(20))
+    grid = read_published("fig10", CELLS).set_index(["global_batch_size", "ckpt_ratio"])[
+        "published_samples_per_s"
+    ]
+    for row in searches.itertuples():
+        line = grid.xs(row.best_global_batch_size, level=0).max(), grid.xs(row.best_ckpt_ratio, level=1).max()
+        assert max(line) == row.best_samples_per_s
+
+
+def test_statements_are_judged_on_the_printed_cells_alone(tables):
+    found = judge(LEDGER, tables, "published", {})
+    own = found[found["artifact"] == "Fig. 10"]
+    marked = LEDGER.statements().loc[own.index, "fails_on"]
+    assert (own["verdict"] == marked.map({"": "holds", "published": "fails"})).all()
+    assert set(judge(LEDGER, {}, "emulated", {})["verdict"]) == {"not run"}
+
+
+def test_a_search_that_stops_short_is_not_called_a_success(tables):
+    short = fig10_experiment({"fig10": read_published("fig10", CELLS)}, patience=2, budget=3, starts=1)
+    found = judge(LEDGER, short, "published", {})
+    (verdict,) = found["verdict"][found["statement"].str.contains("with 17 evaluations")]
+    assert verdict == "fails"
+    assert set(short["fig10_searches"].query("strategy == 'random'")["stopped"]) == {"budget"}
+
+
+def test_the_figure_has_the_grid_and_the_points_of_the_frontier(tables, tmp_path):
+    write_csv(tables["fig10"], tmp_path / "fig10.csv")
+    figure, shown = fig10({"fig10": str(tmp_path / "fig10.csv")}, "published")
+    assert shown["strategy"].value_counts().to_dict() == {"exhaustive": 91, "frontier": 17}
+    (axes, bar) = figure.axes
+    assert (axes.get_ylabel(), bar.get_ylabel()) == ("global batch size", "samples/s")
+    assert len(axes.lines[0].get_xdata()) == 17
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["slapo", "tune", "--grid", str(CELLS), *arguments])
+
+
+def test_the_command_prints_every_evaluation_and_the_share_of_the_optimum():
+    done = run("--patience", "4")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert len(lines) == 17 + 2
+    assert lines[3].split() == ["4", "batch", "192", "recomputed", "0.67", "out", "of", "memory"]
+    assert "130.9 samples/s, 100.0 % of the best of all" in lines[-2]
+    assert lines[-1] == "17 of 91 points evaluated, 10 out of memory; patience"
+
+
+def test_the_command_searches_a_polygon_and_speaks_json(tmp_path):
+    polygon = "0.25,104 0.25,176 1.0,176 1.0,120 0.67,120 0.67,104"
+    done = run("--polygon", polygon, "--json", "--db", str(tmp_path / "db"), "--strategy", "exhaustive")
+    told = json.loads(done.output)
+    assert told["space"] == len(told["history"]) == 64
+    assert told["best"] == {"global_batch_size": 144, "ckpt_ratio": 0.5}
+    assert len((tmp_path / "db").read_text().splitlines()) == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--polygon", "0.25;104"], "--polygon '0.25;104'; accepted: corners RATIO,BATCH"),
+        (["--polygon", "0,0 1,1"], "found a polygon of 2 vertices; accepted: three or more"),
+        (["--polygon", "0,0 0,1 1,1"], "found a space without points"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_search(arguments, message):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output and "Traceback" not in done.output
+
+
+def test_the_command_says_where_nothing_fits(tmp_path):
+    cells = pd.read_csv(CELLS).assign(published_samples_per_s=float("nan"))
+    cells.to_csv(tmp_path / "full.csv", index=False)
+    done = CliRunner().invoke(main, ["slapo", "tune", "--grid", str(tmp_path / "full.csv")])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "no point fits into memory")
