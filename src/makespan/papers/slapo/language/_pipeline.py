@@ -3,7 +3,7 @@
 Imported by pipelined runs only, because what it needs of torch takes long to load.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,8 @@ class Pipeline:
         All stages, of which this process runs the one with its number in the group.
     group
         One process a stage, in order.
+    lines
+        The processes of this pipeline and of the others, each in order.
     replicas
         Processes that have the same stage, whose gradients are averaged; None for no others.
     n_microbatches
@@ -46,6 +48,7 @@ class Pipeline:
         self,
         parts: Partition,
         group: dist.ProcessGroup,
+        lines: Sequence[Sequence[int]],
         replicas: dist.ProcessGroup | None,
         n_microbatches: int,
         loss_fn: Callable[..., Tensor] | None,
@@ -58,14 +61,19 @@ class Pipeline:
         self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
         self._kind = _SCHEDULES[schedule]
         self._schedule: Any = None
-        ranks = dist.get_process_group_ranks(group)
-        self._owners: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
-        for tie in parts.ties:
-            if self.index in tie.paths:
-                owners = dist.new_group(
-                    [ranks[one] for one in sorted(tie.paths)], use_local_synchronization=True
-                )
-                self._owners.append((self.module.get_parameter(tie.paths[self.index]), owners))
+        self._owners = list(self._groups_of_ties(lines))
+
+    def _groups_of_ties(
+        self, lines: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Make the groups of all pipelines, in the same order in every process."""
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for tie in self.ties:
+            for line in lines:
+                ranks = tuple(line[stage] for stage in sorted(tie.paths))
+                made[ranks] = made.get(ranks) or dist.new_group(list(ranks))
+                if dist.get_rank() in ranks:
+                    yield self.module.get_parameter(tie.paths[self.index]), made[ranks]
 
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
@@ -175,5 +183,8 @@ def build_pipeline(
         raise BuildError(
             f"build: {len(parts.stages)} stages for {found} processes; accepted: one process a stage"
         )
-    engine = Pipeline(parts, group, replicas, count, options.get("loss_fn"), schedule)
+    lines = [dist.get_process_group_ranks(group)]
+    if mesh is not None:
+        lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
+    engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
     return engine.module, engine
