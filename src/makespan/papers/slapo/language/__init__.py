@@ -27,11 +27,14 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._library import SCHEDULES, apply_schedule
+    from makespan.papers.slapo.language._library_options import ScheduleOptions
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
 
 __all__ = [
+    "SCHEDULES",
     "ArgumentError",
     "BuildError",
     "ConflictError",
@@ -44,9 +47,11 @@ __all__ = [
     "ReplayError",
     "Schedule",
     "ScheduleError",
+    "ScheduleOptions",
     "ShardError",
     "TracingError",
     "VerificationError",
+    "apply_schedule",
     "create_schedule",
     "list_primitives",
     "register_primitive",
