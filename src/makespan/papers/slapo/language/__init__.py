@@ -4,11 +4,11 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 - `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
   says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
-- `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 - `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 """
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._library import SCHEDULES, apply_schedule
+    from makespan.papers.slapo.language._library_options import ScheduleOptions
     from makespan.papers.slapo.language._matcher import Match
     from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY",
+    "SCHEDULES",
     "ArgumentError",
     "BuildError",
     "ConflictError",
@@ -65,6 +68,7 @@ __all__ = [
     "SavedTensors",
     "Schedule",
     "ScheduleError",
+    "ScheduleOptions",
     "ShardEffect",
     "ShardError",
     "ShardRequest",
@@ -72,6 +76,7 @@ __all__ = [
     "VerificationError",
     "Verify",
     "VerifyReport",
+    "apply_schedule",
     "build",
     "call_module",
     "create_schedule",
