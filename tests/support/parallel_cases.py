@@ -26,6 +26,11 @@ from makespan.papers.slapo.language._shard import ranks_of
 HIDDEN = 16
 
 
+def labelled(name):
+    """Return what puts a name before a message of a comparison."""
+    return lambda text: f"{name}: {text}"
+
+
 def drawn(*shape, seed=1, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
@@ -58,7 +63,7 @@ def assert_same(reference, scheduled, *inputs, **named):
         for name, parameter in module.named_parameters(recurse=False):
             gradient = wholes[f"{path}.{name}".removeprefix(".")].grad
             part = shards[name].part_of(gradient) if name in shards else gradient
-            torch.testing.assert_close(parameter.grad, part, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(parameter.grad, part, msg=labelled(name))
 
 
 class Mlp(nn.Module):
@@ -313,7 +318,9 @@ def exchanges_and_gradients():
             exchanges.scatter(ranks, -1), part, cut(part), [one.chunk(size, 1)[0] for one in cotangents],
             torch.cat([one.chunk(size, 1)[0] for one in cotangents], 1),
         ),
-        "all_gather": (exchanges.all_gather(ranks, 1), parts[rank], torch.cat(parts, 1), cotangents, cut(summed)),
+        "all_gather": (
+            exchanges.all_gather(ranks, 1), parts[rank], torch.cat(parts, 1), cotangents, cut(summed),
+        ),
         "all_gather, whole": (
             exchanges.all_gather(ranks, 1, False), parts[rank], torch.cat(parts, 1), cotangents,
             cut(cotangents[rank]),
@@ -322,9 +329,9 @@ def exchanges_and_gradients():
     for name, (exchange, tensor, result, cotangent, gradient) in expected.items():
         own = tensor.clone().requires_grad_()
         found = exchange(own)
-        torch.testing.assert_close(found, result, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found, result, msg=labelled(name))
         found.backward(cotangent[rank])
-        torch.testing.assert_close(own.grad, gradient, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(own.grad, gradient, msg=labelled(name))
         assert torch.equal(own, tensor), f"{name} wrote into its input"
 
 
@@ -426,7 +433,7 @@ def programs_differ():
     try:
         build(sch)
     except RuntimeError as error:
-        assert "step 2 is bind(symbols={'other': 2}) at" in str(error), error
+        assert "step 2 is bind(other=2) at" in str(error), error
     else:
         raise AssertionError("two programs were built together")
 
@@ -495,9 +502,7 @@ def replicas():
             dp, n = mesh.get_local_rank("dp"), 4 * tp // size
             stepped(model, engine, batches, slice(dp * n, dp * n + n))
             for key, one in full_state_dict(sch).items():
-                torch.testing.assert_close(
-                    one, wanted[key], msg=lambda text, key=key: f"{target}, {tp}: {key}: {text}"
-                )
+                torch.testing.assert_close(one, wanted[key], msg=labelled(f"{target}, {tp}: {key}"))
             load_full_state_dict(sch, reference.state_dict())
 
 

@@ -116,6 +116,9 @@ def test_a_second_axis_is_refused_with_the_first_step():
     row = layer(nn.Linear, 4, 6)
     row.shard("weight", 1)
     refused(ConflictError, lambda: row.shard("bias", 0), "partition on axis -1", "partial")
+    fused = layer(nn.Linear, 4, 6)
+    fused.shard("weight", 0, groups=3)
+    refused(ConflictError, lambda: fused.shard("bias", 0), "on axis -1, but partition on axis -1 in 3 groups")
     unknown = layer(nn.Linear, 4, 6)
     unknown.sync("fwd_post", "all_reduce")
     refused(ConflictError, lambda: unknown.shard("weight", 1), "shard before sync")
@@ -239,7 +242,7 @@ def test_a_tuple_must_be_taken_apart():
 
     sch = scheduled(nn.ModuleDict({"one": Pair()}))["one"]
     sch.sync("fwd_post", "all_reduce")
-    with pytest.raises(ShardError, match="'one'.*returned a tuple; accepted: a tensor, or output="):
+    with pytest.raises(ShardError, match=r"'one'.*returned a tuple; accepted: a tensor, or output="):
         sch.mod(torch.ones(2))
 
 

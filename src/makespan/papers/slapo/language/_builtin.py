@@ -2,6 +2,7 @@
 
 from makespan.papers.slapo.language import _annotate as _annotate
 from makespan.papers.slapo.language import _checkpoint as _checkpoint
+from makespan.papers.slapo.language import _cut as _cut
 from makespan.papers.slapo.language import _find as _find
 from makespan.papers.slapo.language import _fork_rng as _fork_rng
 from makespan.papers.slapo.language import _fused as _fused

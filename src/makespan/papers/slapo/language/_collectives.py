@@ -119,19 +119,19 @@ def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
     return total
 
 
-def _gathered(ranks: Ranks, axis: int, tensor: Tensor) -> Tensor:
+def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
     own = tensor.contiguous()
     parts = [torch.empty_like(own) for _ in range(ranks.size)]
     dist.all_gather(parts, own, group=ranks.group)
-    return torch.cat(parts, axis)
+    return joined(parts, axis, groups)
 
 
-def _own_part(ranks: Ranks, axis: int, tensor: Tensor) -> Tensor:
-    return cut(tensor, axis, ranks.size)[ranks.rank]
+def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
+    return cut(tensor, axis, ranks.size, groups)[ranks.rank]
 
 
-def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor) -> Tensor:
-    parts = cut(tensor, axis, ranks.size)
+def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
+    parts = cut(tensor, axis, ranks.size, groups)
     own = torch.empty_like(parts[0])
     dist.reduce_scatter_tensor(own, torch.cat(parts), group=ranks.group)
     return own
@@ -154,14 +154,20 @@ def sum_gradient(ranks: Ranks) -> Exchange:
     return Exchange("sum_gradient", _same, partial(_summed, ranks))
 
 
-def all_gather(ranks: Ranks, axis: int, tensor_parallel_output_grad: bool = True) -> Exchange:
+def all_gather(
+    ranks: Ranks, axis: int, tensor_parallel_output_grad: bool = True, groups: int = 1
+) -> Exchange:
     """Join the parts of the processes.
 
     If what reads the whole is itself sharded, each process has another gradient, and they are summed and
     cut; else all have the same, of which each takes its part.
     """
     back = _sum_scattered if tensor_parallel_output_grad else _own_part
-    return Exchange("all_gather", partial(_gathered, ranks, axis), partial(back, ranks, axis))
+    return Exchange(
+        "all_gather",
+        partial(_gathered, ranks, axis, groups=groups),
+        partial(back, ranks, axis, groups=groups),
+    )
 
 
 def reduce_scatter(ranks: Ranks, axis: int) -> Exchange:

@@ -19,16 +19,18 @@ class Layout:
     ----------
     kind
         ``partition`` for parts along an axis, ``partial`` for summands, ``replicated`` for the same on all.
-    axis
-        The axis of a partition.
+    axis, groups
+        The axis of a partition, and the equal blocks along it that are cut each by itself.
     """
 
     kind: str
     axis: int | None = None
+    groups: int = 1
 
     def __str__(self) -> str:
         """Return it as messages name it."""
-        return self.kind if self.axis is None else f"{self.kind} on axis {self.axis}"
+        blocks = f" in {self.groups} groups" if self.groups > 1 else ""
+        return self.kind if self.axis is None else f"{self.kind} on axis {self.axis}{blocks}"
 
 
 PARTIAL, REPLICATED = Layout("partial"), Layout("replicated")

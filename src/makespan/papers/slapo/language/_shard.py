@@ -160,15 +160,18 @@ def _tied(sch: "Schedule", name: str, shard: TensorShard, where: str) -> TiedSha
 def _after(sch: "Schedule", before: Sharding, plan: _Plan) -> Sharding:
     """Return what is sharded once a plan is carried out; contradictions are errors."""
     effect, where = plan.effect, f"shard of {sch.path!r} ({type(sch.mod).__name__})"
-    if effect.returns is not None and before.computes not in (None, effect.returns):
+    returns = effect.returns
+    if returns is not None and returns.kind == "partition":
+        returns = replace(returns, groups=plan.shard.groups)
+    if returns is not None and before.computes not in (None, returns):
         raise ConflictError(
-            f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {effect.returns}, but "
+            f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {returns}, but "
             f"{before.computes} by what is cut already; {sch.conflict('shard')}"
         )
-    if effect.returns is not None and before.computes is None and before.returns is not None:
+    if returns is not None and before.computes is None and before.returns is not None:
         raise ConflictError(
             f"{where}: its output is synchronised as {before.returns} already, before it was known that it "
-            f"is {effect.returns}; accepted: shard before sync; {sch.conflict('sync')}"
+            f"is {returns}; accepted: shard before sync; {sch.conflict('sync')}"
         )
     attributes = {name: getattr(sch.mod, name, None) for name in effect.attributes}
     return replace(
@@ -176,8 +179,8 @@ def _after(sch: "Schedule", before: Sharding, plan: _Plan) -> Sharding:
         tensors={**before.tensors, plan.name: plan.shard},
         together=before.together | effect.together,
         attributes={**attributes, **before.attributes},
-        computes=before.computes or effect.returns,
-        returns=before.returns or effect.returns,
+        computes=before.computes or returns,
+        returns=before.returns or returns,
     )
 
 

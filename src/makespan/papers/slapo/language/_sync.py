@@ -185,7 +185,7 @@ def _axis(call: _Call, before: Sharding) -> int:
     """Axis of the activation."""
     if call.axis is not None:
         return call.axis
-    known = before.returns
+    known = before.returns if call.mode == "fwd_post" else None
     return known.axis if known is not None and known.axis is not None else -1
 
 
@@ -204,7 +204,8 @@ def _exchange(sch: "Schedule", call: _Call, before: Sharding) -> Exchange:
         case _, "all_reduce":
             return all_reduce(ranks)
         case _, "all_gather":
-            return all_gather(ranks, _axis(call, before), call.tensor_parallel_output_grad)
+            groups = 1 if call.mode == "fwd_pre" or before.returns is None else before.returns.groups
+            return all_gather(ranks, _axis(call, before), call.tensor_parallel_output_grad, groups)
         case _, "reduce_scatter":
             return reduce_scatter(ranks, _axis(call, before))
         case _, "scatter":
