@@ -165,18 +165,9 @@ def test_a_bias_of_zero_is_missed():
 
 
 def test_a_gradient_alone_can_be_wrong():
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return 2 * gradient
-
     def change(sch):
         sch["first"].checkpoint()
-        sch["norm"].mod.register_forward_hook(lambda module, args, output: Doubled.apply(output))
+        sch["norm"].mod.register_forward_hook(doubled)
 
     report = refused(
         create_schedule(net()), change, r"parameter gradient first\.weight", "input gradient",
@@ -326,6 +317,48 @@ def test_primitives_that_may_change_results_are_noted():
     with Verify(sch := create_schedule(net()), batch()) as check:
         sch["drop"].fork_rng()
     assert "note: step fork_rng() at 'drop' is not expected to leave the results" in str(check.report)
+
+
+class Doubled(torch.autograd.Function):
+    """The same value, and twice its gradient."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def doubled(module, args, output):
+    return Doubled.apply(output)
+
+
+def chain():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(3)))
+
+
+def test_stages_are_verified_and_a_wrong_gradient_is_found_in_its_stage():
+    def cut(sch):
+        sch.trace_until(["0", "1", "2"])
+        sch["0"].cut_pipeline_stage()
+        sch["1"].cut_pipeline_stage()
+
+    with Verify(sch := create_schedule(chain()), batch()) as check:
+        cut(sch)
+    assert check.report.is_equal and check.report.count("parameter gradient") == 6
+
+    def change(sch):
+        cut(sch)
+        sch["1.0"].mod.register_forward_hook(doubled)
+
+    report = refused(
+        create_schedule(chain()), change, r"parameter gradient 0\.0\.weight",
+        r"last input gradient that differs: '1\.0' \(Linear\) in stage 1, seen by rank 0",
+    )  # fmt: skip
+    assert report.largest("output") == (0.0, 0.0)
 
 
 def test_copies_have_their_own_hooks_functions_and_generators():

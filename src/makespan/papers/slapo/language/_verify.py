@@ -18,6 +18,7 @@ from makespan.papers.slapo.language._verify_passes import Passes
 from makespan.papers.slapo.language._verify_places import Parting
 from makespan.papers.slapo.language._verify_report import Place, VerifyReport
 from makespan.papers.slapo.language._verify_runs import Inputs, LossFunction, call_from, check_call
+from makespan.papers.slapo.language._verify_stages import Staged, in_stages
 from makespan.papers.slapo.language._verify_weights import (
     ORIGIN,
     Original,
@@ -45,7 +46,7 @@ class Verify:
     same weights: outputs, input gradients and the gradient of every parameter must agree on every process of
     the group. What differs is reported by place. Weights that are all one number, such as biases of zero,
     are moved off it in both. The schedule, its model, the modes of its modules and the generators of random
-    numbers stay as they were.
+    numbers stay as they were. Where the schedule cuts a pipeline, its stages run one after the other.
 
     Parameters
     ----------
@@ -113,6 +114,7 @@ class Verify:
             what: partial(tolerance_for, what=what, rtol=rtol, atol=atol) for what in (OUTPUT, GRADIENT)
         }
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
+        self._running: nn.Module = sch.mod
 
     def __enter__(self) -> Self:
         """Keep the model as it is."""
@@ -151,8 +153,9 @@ class Verify:
         if self._eval_mode:
             weights.original.eval()
             weights.scheduled.eval()
+        self._running = in_stages(self._sch, weights.scheduled)
         passes = Passes(
-            weights, call, weights.scheduled, ranks, device, self._seed, self._accepted, self._loss_fn,
+            weights, call, self._running, ranks, device, self._seed, self._accepted, self._loss_fn,
             self._check_grad,
         )  # fmt: skip
         agrees = passes.run()
@@ -173,7 +176,15 @@ class Verify:
     ) -> VerifyReport:
         steps = self._sch.metadata.journal[self._n_steps :]
         places = [
-            Place(one.what, self._full(one.path), one.module, one.call, one.ranks, self._step(one.path))
+            Place(
+                one.what,
+                self._full(one.path),
+                one.module,
+                one.call,
+                one.ranks,
+                self._step(one.path),
+                self._stage(one.path),
+            )
             for one in partings
         ]
         notes = [
@@ -190,6 +201,10 @@ class Verify:
 
     def _full(self, path: str) -> str:
         return ".".join(filter(None, (self._sch.path, path)))
+
+    def _stage(self, path: str) -> int | None:
+        running = self._running
+        return running.stage_of(path) if isinstance(running, Staged) else None
 
     def _step(self, path: str) -> JournalEntry | None:
         """Return the last step at a module or above it, of the block if there is one."""
