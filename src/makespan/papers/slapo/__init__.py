@@ -3,6 +3,7 @@
 Below ``results/<source>/slapo/`` a run writes
 
 - of `fig10_experiment`: ``fig10.csv`` and ``fig10_searches.csv``, the tuner on the paper's own grid
+- of `verify_experiment`: ``verify.csv``, every schedule of the library beside its model as it is
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
     from makespan.papers.slapo._fig10 import fig10_experiment
     from makespan.papers.slapo._settings import Slapo as SETTINGS
     from makespan.papers.slapo._tables import SCHEMAS, read_published
+    from makespan.papers.slapo._verification import verify_experiment, verify_schedules
 
-__all__ = ["COMMANDS", "LEDGER", "SCHEMAS", "SETTINGS", "fig10_experiment", "read_published"]
+__all__ = [
+    "COMMANDS",
+    "LEDGER",
+    "SCHEMAS",
+    "SETTINGS",
+    "fig10_experiment",
+    "read_published",
+    "verify_experiment",
+    "verify_schedules",
+]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -116,6 +116,11 @@ class Verify:
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
         self._running: nn.Module = sch.mod
 
+    @property
+    def schedule(self) -> "Schedule":
+        """What is verified."""
+        return self._sch
+
     def __enter__(self) -> Self:
         """Keep the model as it is."""
         if self._enable:
