@@ -340,6 +340,27 @@ def test_attributes_of_a_module_are_changed_and_others_refused(sch):
     refused(sch, MemberError, "no attribute 'forward'", lambda: node.set_attr(forward=1))
 
 
+def test_attributes_of_classes_count_and_methods_and_captured_graphs_do_not():
+    class Scaled(nn.Module):
+        factor, activation = 2, None
+
+        @property
+        def half(self):
+            return self.factor / 2
+
+        def forward(self, data):
+            return self.factor * data
+
+    sch = create_schedule(nn.Sequential(Scaled(), torch.fx.symbolic_trace(Scaled())))
+    sch["0"].set_attr(factor=3, activation=nn.functional.relu)
+    sch["0"].set_attr(activation=nn.functional.gelu)
+    assert (sch.mod[0].factor, Scaled.factor) == (3, 2)
+    refused(sch, MemberError, "no attribute 'half'", lambda: sch["0"].set_attr(half=1))
+    sch.mod[1].factor = 2
+    words = r"set_attr of '1': its graph holds attributes as they were.*accepted: set_attr before trace"
+    refused(sch, ConflictError, words, lambda: sch["1"].set_attr(factor=3))
+
+
 def test_symbols_have_one_value(sch):
     sch.bind(batch=8, ratio=0.5)
     sch["stages.0"].bind(batch=8)

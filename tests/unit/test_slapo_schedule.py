@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -91,7 +92,10 @@ def test_layers_of_torch_are_leaves_and_subclasses_are_not():
         ("stages.0.blocks", "'stages.0.blocks'.*index an element, 'stages.0.blocks.0'"),
         ("heads", "ModuleDict.*'heads.words', 'heads.pairs'"),
         ("stages.2", "ModuleList at 'stages' has no '2'"),
-        ("stages.0.blocks.1.atention", "Block at 'stages.0.blocks.1' has no 'atention'; close: 'attention'"),
+        (
+            "stages.0.blocks.1.attentions",
+            "Block at 'stages.0.blocks.1' has no 'attentions'; close: 'attention'",
+        ),
         ("stage.0", "Toy has no 'stage'; close: 'stages"),
         ("stages.0.blocks.0.ffn.3", "Sequential at 'stages.0.blocks.0.ffn' has no '3'; known: '0', '1', '2'"),
         ("embedding.weight", "Embedding at 'embedding' has no 'weight'"),
@@ -197,6 +201,18 @@ def test_own_primitives_are_methods_of_every_schedule(sch, registered):
     assert str(entry) == "double_it(times=4, name='v') at 'stages.0'" and entry.seconds > 0
 
 
+def test_every_built_in_primitive_is_on_its_page_and_shown_by_its_module(root):
+    page = (root / "docs" / "reference" / "primitives.md").read_text()
+    built_in = {
+        name: one
+        for name, one in list_primitives(name_only=False).items()
+        if one.__module__.startswith("makespan.")
+    }
+    assert re.findall(r"^## (\w+)$", page, re.M) == list(built_in)
+    for name, one in built_in.items():
+        assert one.name() == name and one.__doc__ and one.apply.__doc__
+
+
 def test_what_is_no_primitive_cannot_be_registered(registered):
     with pytest.raises(ValueError, match="accepted: a subclass of Primitive"):
         registered(int)
@@ -211,8 +227,8 @@ def test_what_is_no_primitive_cannot_be_registered(registered):
 
 
 def test_an_unknown_primitive_is_named_with_close_ones(sch):
-    with pytest.raises(AttributeError, match="no primitive 'chekpoint'; close: 'checkpoint'"):
-        sch.chekpoint()
+    with pytest.raises(AttributeError, match="no primitive 'checkpoints'; close: 'checkpoint'"):
+        sch.checkpoints()
     with pytest.raises(MemberError):
         sch.metadata.slots["nothing"]
     assert not hasattr(sch, "_private")
@@ -242,6 +258,7 @@ def test_a_failed_primitive_leaves_no_trace(sch, registered):
         mod.attention, mod.heads = nn.Linear(2, 2), 3
         del mod.ffn
         mod.norm.weight.tag = "lost"
+        mod.norm.weight.requires_grad_(False)
         mod.norm.__class__ = nn.GroupNorm
         mod.norm.register_forward_hook(lambda *_: None)
         mod.register_buffer("noise", torch.ones(2))

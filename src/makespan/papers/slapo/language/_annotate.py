@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx, nn
 
-from makespan.papers.slapo.language._errors import ArgumentError, MemberError, close_names
+from makespan.papers.slapo.language._errors import ArgumentError, ConflictError, MemberError, close_names
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ class SetAttr(Primitive):
                     f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; accepted: plain attributes"
                 )
             if name not in plain:
-                hint = (
-                    "; a traced module keeps none, set them before"
-                    if isinstance(sch.mod, fx.GraphModule)
-                    else ""
-                )
                 known = close_names(name, sorted(plain))
-                raise MemberError(f"set_attr of {sch.path!r}: no attribute {name!r}; {known}{hint}")
+                raise MemberError(f"set_attr of {sch.path!r}: no attribute {name!r}; {known}")
+        if isinstance(sch.mod, fx.GraphModule):
+            raise ConflictError(
+                f"set_attr of {sch.path!r}: its graph holds attributes as they were when it was captured, "
+                f"{sch.conflict('trace')}; accepted: set_attr before trace"
+            )
         for name, value in values.items():
             setattr(sch.mod, name, value)
 

@@ -29,7 +29,7 @@ class Snapshot:
             (one, type(one), one.__dict__.copy(), _shallow(one.__dict__)) for one in modules.values()
         ]
         parameters = {id(one): one for one in sch.mod.parameters()}
-        self._parameters = [(one, one.__dict__.copy()) for one in parameters.values()]
+        self._parameters = [(one, one.__dict__.copy(), one.requires_grad) for one in parameters.values()]
         nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
         self._nodes = [(node, node.mod, node.child, node.child.copy()) for node in nodes]
         self._metadata = sch.metadata
@@ -51,9 +51,10 @@ class Snapshot:
             module.__dict__.update(attributes)
             for key, content in contents.items():
                 _refill(attributes[key], content)
-        for parameter, tags in self._parameters:
+        for parameter, tags, requires_grad in self._parameters:
             parameter.__dict__.clear()
             parameter.__dict__.update(tags)
+            parameter.requires_grad_(requires_grad)
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
