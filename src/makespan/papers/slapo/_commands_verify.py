@@ -18,14 +18,14 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def _schedule(command: _Command) -> _Command:
     """Give a command the family, its size, and options of its schedule."""
-    command = click.option(
+    settings = click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
         help="Option of the schedule, for example ckpt_ratio=0.5 or attn=sdpa; may be repeated.",
-    )(command)  # fmt: skip
+    )  # fmt: skip
     named = click.option(
         "--size", default="tiny", show_default=True, metavar="NAME", help="Size of the model."
     )
-    return click.argument("family", type=click.Choice(FAMILIES))(named(command))
+    return click.argument("family", type=click.Choice(FAMILIES))(named(settings(command)))
 
 
 def _options(settings: tuple[str, ...]) -> dict[str, Any]:

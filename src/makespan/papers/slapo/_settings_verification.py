@@ -1,7 +1,7 @@
 """Options of the verification of all schedules."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 

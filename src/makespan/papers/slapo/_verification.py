@@ -103,7 +103,5 @@ def verify_experiment(
             key = {"oracle": "measured", "n_processes": count, "family": case["family"]}
             options = " ".join(f"{name}={value}" for name, value in case["options"].items())
             values = {name: value for name, value in row.items() if name not in _NOT_IN_TABLE}
-            lines = [line.strip() for line in row["report"].splitlines()]
-            fault = "" if row["is_equal"] else " ".join(lines)
-            rows.append({**key, "schedule": case["schedule"], "options": options, **values, "fault": fault})
+            rows.append({**key, "schedule": case["schedule"], "options": options, **values})
     return {"verify": VERIFY.validate(pd.DataFrame(rows), "verify")}
