@@ -24,6 +24,8 @@ class Forked(ForwardWrapper):
     one when `torch.utils.checkpoint` repeats the call with the global state of the first.
     """
 
+    op = "fork_rng"
+
     def __init__(self, module: nn.Module, rank: int) -> None:
         super().__init__(module)
         self.rank = rank

@@ -1,7 +1,7 @@
 """Modules whose forward runs inside something else; their structure, names and state stay as they are."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -14,6 +14,9 @@ class ForwardWrapper:
     Being an attribute of the module, it is copied with it. A module with such a forward is a leaf for a
     tracer of a module above.
     """
+
+    op: ClassVar[str]
+    """Name of the primitive that wraps so."""
 
     def __init__(self, module: nn.Module) -> None:
         self.inner: Callable[..., Any] = module.forward
