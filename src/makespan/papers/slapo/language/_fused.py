@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from makespan.papers.slapo.language._errors import ArgumentError
+from makespan.papers.slapo.language._errors import ArgumentError, ConflictError
 from makespan.papers.slapo.language._find import as_matches
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._rewrite import (
@@ -18,12 +18,12 @@ from makespan.papers.slapo.language._rewrite import (
     part_of,
 )
 from makespan.papers.slapo.language._trace import graph_of
-from makespan.papers.slapo.language._traced import FusedModule
+from makespan.papers.slapo.language._traced import FusedModule, TracedModule
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["Fuse", "take_out"]
+__all__ = ["Fuse", "check_not_fused", "take_out"]
 
 _BACKENDS = {"inductor": "inductor", "dynamo": "eager", "torchscript": "inductor", None: None}
 
@@ -80,6 +80,24 @@ class Fuse(Primitive):
             found = f"{len(matches)} matches" if len(matches) != 1 else "a match of one node"
             raise ArgumentError(f"{where}: found {found}; accepted: one match of at least two nodes")
         take_out(sch, cls.name(), matches[0], name).compile_by(backend)
+
+
+def check_not_fused(sch: "Schedule", primitive: str) -> None:
+    """Refuse to change tensors that a part of a graph computes with."""
+    if sch.parent is None:
+        return
+    for node in sch.parent.child.values():
+        part, owner = node.mod, sch.parent.mod
+        if not isinstance(part, FusedModule) or not isinstance(owner, TracedModule):
+            continue
+        calls = [one for one in owner.graph.find_nodes(op="call_module") if one.target == node.name]
+        reads = [str(one.target) for call in calls for one in call.all_input_nodes if one.op == "get_attr"]
+        borrows = any(vars(part)[name] is sch.mod for name in part.borrowed)
+        if borrows or any(one.startswith(f"{sch.name}.") for one in reads):
+            raise ConflictError(
+                f"{primitive} of {sch.path!r}: {node.path!r} computes with its tensors,"
+                f" {sch.conflict('fuse')}; accepted: {primitive} first, then fuse"
+            )
 
 
 def take_out(

@@ -3,7 +3,7 @@
 Imported by pipelined runs only, because what it needs of torch takes long to load.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +18,9 @@ from makespan.papers.slapo.language._partition import Partition, partition
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["OPTIONS", "Pipeline", "build_pipeline"]
+__all__ = ["Pipeline", "build_pipeline"]
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-OPTIONS = frozenset({"n_microbatches", "loss_fn", "schedule"})
 
 
 class Pipeline:
@@ -33,6 +32,8 @@ class Pipeline:
         All stages, of which this process runs the one with its number in the group.
     group
         One process a stage, in order.
+    lines
+        The processes of this pipeline and of the others, each in order.
     replicas
         Processes that have the same stage, whose gradients are averaged; None for no others.
     n_microbatches
@@ -47,32 +48,37 @@ class Pipeline:
         self,
         parts: Partition,
         group: dist.ProcessGroup,
+        lines: Sequence[Sequence[int]],
         replicas: dist.ProcessGroup | None,
         n_microbatches: int,
         loss_fn: Callable[..., Tensor] | None,
         schedule: str,
     ) -> None:
-        self.index, self._replicas = dist.get_rank(group), replicas
+        self.index, self._group, self._replicas = dist.get_rank(group), group, replicas
         self.module = parts.stages[self.index]
         self.ties = parts.ties
-        device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
-        self._is_first, self._is_last = self.index == 0, self.index == len(parts.stages) - 1
-        stage = PipelineStage(self.module, self.index, len(parts.stages), device, group=group)
-        self._schedule = _SCHEDULES[schedule](stage, n_microbatches, loss_fn)
-        self._is_ready = False
-        ranks = dist.get_process_group_ranks(group)
-        self._owners: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
-        for tie in parts.ties:
-            if self.index in tie.paths:
-                owners = dist.new_group(
-                    [ranks[one] for one in sorted(tie.paths)], use_local_synchronization=True
-                )
-                self._owners.append((self.module.get_parameter(tie.paths[self.index]), owners))
+        self._count, self._n_microbatches, self._loss_fn = len(parts.stages), n_microbatches, loss_fn
+        self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
+        self._kind = _SCHEDULES[schedule]
+        self._schedule: Any = None
+        self._owners = list(self._groups_of_ties(lines))
+
+    def _groups_of_ties(
+        self, lines: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Make the groups of all pipelines, in the same order in every process."""
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for tie in self.ties:
+            for line in lines:
+                ranks = tuple(line[stage] for stage in sorted(tie.paths))
+                made[ranks] = made.get(ranks) or dist.new_group(list(ranks))
+                if dist.get_rank() in ranks:
+                    yield self.module.get_parameter(tie.paths[self.index]), made[ranks]
 
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
     ) -> Any:
-        """Run all micro-batches forward and backward, and bring gradients of shared parameters together.
+        """Run all micro-batches forward and backward; gradients are added to those that are there.
 
         Parameters
         ----------
@@ -87,16 +93,26 @@ class Pipeline:
         -------
         The output of the model in the last stage, None in the others.
         """
-        if not self._is_ready:
-            self._prepare(args, kwargs, target)
+        if self._schedule is None:
+            self._schedule = self._prepared(args, kwargs)
+        parameters = list(self.module.parameters())
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # what is scaled and summed now is of this step alone
         result = self._run(args, kwargs, target, losses)
+        self._sum_up()
+        for parameter, gradient in zip(parameters, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+        return result
+
+    def _sum_up(self) -> None:
         for parameter, owners in self._owners:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=owners)
         if self._replicas is not None:
             self._average(self._replicas)
-        return result
 
     def _run(
         self,
@@ -105,23 +121,37 @@ class Pipeline:
         target: Tensor | None,
         losses: list[Tensor] | None,
     ) -> Any:
-        inputs = (args, kwargs) if self._is_first else ((), {})
-        if self._is_last:
-            return self._schedule.step(*inputs[0], target=target, losses=losses, **inputs[1])
-        return self._schedule.step(*inputs[0], **inputs[1])
+        run = self._schedule
+        if self._is_first:
+            extra = {"target": target, "losses": losses} if self._is_last else {}
+            return run.step(*args, **extra, **kwargs)
+        return run.step(target=target, losses=losses) if self._is_last else run.step()
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Tensor | None) -> None:
-        """Let the stages run once to tell each other their shapes, and undo what that changed."""
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
         buffers = [(one, one.clone()) for one in self.module.buffers()]
-        gradients = [(one, one.grad) for one in self.module.parameters()]
+        group, ranks = self._group, dist.get_process_group_ranks(self._group)
+        if self._is_first:
+            inputs = [one.chunk(self._n_microbatches)[0] for one in args]
+            named = {name: one.chunk(self._n_microbatches)[0] for name, one in kwargs.items()}
+        else:
+            told: list[Any] = [None]
+            dist.recv_object_list(told, src=ranks[self.index - 1], group=group)
+            inputs, named = [one.requires_grad_(needs) for one, needs in told[0]], {}
         with torch.random.fork_rng():
-            self._run(args, kwargs, target, None)
+            outputs = self.module(*inputs, **named)
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        if not self._is_last:
+            handed = [(one.detach(), one.requires_grad) for one in results]
+            dist.send_object_list([handed], dst=ranks[self.index + 1], group=group)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        self._is_ready = True
+        device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
+        stage = PipelineStage(
+            self.module, self.index, self._count, device, tuple(inputs), tuple(results), group=group
+        )
+        return self._kind(stage, self._n_microbatches, self._loss_fn)
 
     def _average(self, replicas: dist.ProcessGroup) -> None:
         count = dist.get_world_size(replicas)
@@ -132,7 +162,7 @@ class Pipeline:
 
 
 def build_pipeline(
-    sch: "Schedule", mesh: DeviceMesh | None, options: dict[str, Any], is_shared: bool
+    sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
 ) -> tuple[nn.Module, Pipeline]:
     """Return the stage of this process and what runs it."""
     if not dist.is_initialized():
@@ -153,5 +183,8 @@ def build_pipeline(
         raise BuildError(
             f"build: {len(parts.stages)} stages for {found} processes; accepted: one process a stage"
         )
-    engine = Pipeline(parts, group, replicas, count, options.get("loss_fn"), schedule)
+    lines = [dist.get_process_group_ranks(group)]
+    if mesh is not None:
+        lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
+    engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
     return engine.module, engine

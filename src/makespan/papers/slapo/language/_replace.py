@@ -11,6 +11,7 @@ from makespan.papers.slapo.language._errors import ArgumentError, ConflictError,
 from makespan.papers.slapo.language._layouts import hand_over
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._subgraphs import replace_subgraph
+from makespan.papers.slapo.language._trace import check_is_called
 from makespan.papers.slapo.language._traced import exchange_borrowed
 from makespan.papers.slapo.language._wrapping import move_hooks, wrapped_forward
 
@@ -124,6 +125,7 @@ class Replace(Primitive):
             return replace_subgraph(sch, new_mod_or_func, target_ops, name, concrete_args, each)
         if concrete_args is not None or each:
             raise ArgumentError(f"replace of {sch.path!r}: concrete_args and each need target_ops")
+        check_is_called(sch, cls.name())
         new = _whole_module(sch, new_mod_or_func, name)
         _warn_of_differences(sch, new)
         if new.training != sch.mod.training:

@@ -30,7 +30,7 @@ from makespan.papers.slapo.language._tracer import (
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["Trace", "TraceUntil", "ensure_traced", "graph_of"]
+__all__ = ["Trace", "TraceUntil", "check_is_called", "ensure_traced", "graph_of"]
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -317,6 +317,19 @@ def ensure_traced(sch: "Schedule") -> None:
     """Trace a node with defaults if it is not traced."""
     if not isinstance(sch.mod, fx.GraphModule):
         sch.trace()
+
+
+def check_is_called(sch: "Schedule", primitive: str) -> None:
+    """Refuse a module whose operations stand in the graph of its owner, which does not call it any more."""
+    owner = sch.parent.mod if sch.parent is not None else None
+    if not (isinstance(owner, TracedModule) and is_inlined(sch.mod)):
+        return
+    nodes = [*owner.graph.find_nodes(op="call_module"), *owner.graph.find_nodes(op="get_attr")]
+    if all(node.target != sch.name for node in nodes):
+        raise ConflictError(
+            f"{primitive} of {sch.path!r}: its operations are in the graph of its owner,"
+            f" {sch.conflict('trace')}; accepted: {primitive} first, then trace"
+        )
 
 
 def graph_of(sch: "Schedule", primitive: str) -> TracedModule:
