@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._journal import JournalEntry
     from makespan.papers.slapo.language._matcher import Match
     from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
+    from makespan.papers.slapo.language._library import SCHEDULES, apply_schedule
+    from makespan.papers.slapo.language._library_options import ScheduleOptions
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY",
+    "SCHEDULES",
     "ArgumentError",
     "BuildError",
     "ConflictError",
@@ -66,6 +69,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "ShardEffect",
+    "ScheduleOptions",
     "ShardError",
     "ShardRequest",
     "TracingError",
@@ -74,6 +78,7 @@ __all__ = [
     "VerifyReport",
     "build",
     "call_module",
+    "apply_schedule",
     "create_schedule",
     "full_state_dict",
     "init_empty_weights",
