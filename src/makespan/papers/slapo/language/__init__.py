@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from makespan.papers.slapo.language._journal import JournalEntry
-    from makespan.papers.slapo.language._matcher import Match
-    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._library import SCHEDULES, apply_schedule
     from makespan.papers.slapo.language._library_options import ScheduleOptions
+    from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule

@@ -31,7 +31,6 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
         if before is not None and before is not parameter and before.shape == parameter.shape:
             carry_tags(before, parameter, sch.metadata.tags)
     move_hooks(old, new)
-    _move_hooks(old, new)
     hand_over(old, new)
     inside = {id(one) for one in new.modules()}
     for holder in [one for one in sch.root.mod.modules() if id(one) not in inside]:
