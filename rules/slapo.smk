@@ -29,3 +29,48 @@ for source, experiment, cells, names in (("published", "fig10", ["fig10"], ["fig
             ),
         script:
             "../workflow/scripts/run_experiment.py"
+
+
+# What runs on this machine: experiment, printed cells, processes at a time, GPUs. Steps and searches are timed on
+# cores, so nothing runs beside them.
+VERIFIED = SETTINGS.slapo.verify.most_processes
+for experiment, cells, n_processes, on_gpus in (
+    ("verify", [], all_cores(VERIFIED), profile_gpus(gpu=VERIFIED)),
+    ("table4", ["table4"], 1, {}),
+    ("fig9_steps", [], all_cores(max(SETTINGS.slapo.fig9_steps.processes)), {}),
+    ("tuner", [], all_cores(1), {}),
+):
+
+    rule:
+        name:
+            f"slapo_{experiment}_measured"
+        input:
+            **{name: f"config/published/slapo_{name}.csv" for name in cells},
+        output:
+            **{
+                name: f"results/measured/slapo/{name}.csv"
+                for name in [experiment.removesuffix("_steps")]
+            },
+        log:
+            f"logs/measured/slapo/slapo_{experiment}.log",
+        benchmark:
+            f"benchmarks/results/measured/slapo/slapo_{experiment}.tsv"
+        priority: 1
+        conda:
+            GPU
+        threads: n_processes
+        resources:
+            **on_gpus,
+            **asks(minutes=60, mem_mb=4000),
+        params:
+            experiment=f"makespan.papers.slapo:{experiment}_experiment",
+            options=SETTINGS.slapo.options_of(experiment),
+            code=code_hash(
+                "run_experiment",
+                f"makespan.papers.slapo:{experiment}_experiment",
+                "makespan.papers.slapo:read_published",
+                "makespan.papers.slapo.language:apply_schedule",
+                "makespan.training.zoo:build_family",
+            ),
+        script:
+            "../workflow/scripts/run_experiment.py"

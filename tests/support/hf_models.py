@@ -183,4 +183,8 @@ MASKS = {
 def trace_to_layers(sch):
     """Capture what leads to the layers, which stay as they are; masks are made when the model runs."""
     kind = type(sch.mod).__name__
-    sch.trace_until(LAYERS_AT[kind].rpartition(".")[0], inputs=["input_ids", "attention_mask"], leaf_functions=[MASKS[kind]])
+    sch.trace_until(
+        LAYERS_AT[kind].rpartition(".")[0],
+        inputs=["input_ids", "attention_mask"],
+        leaf_functions=[MASKS[kind]],
+    )

@@ -133,12 +133,12 @@ def test_modes_of_the_model_are_taken_where_asked_for():
     [
         (
             "bias",
-            [r"output \[out\]: 32 of 32 values differ", "first output that differs: 'last' \\(Changed\\)"],
+            [r"output out: 32 of 32 values differ", "first output that differs: 'last' \\(Changed\\)"],
         ),
         ("scale", ["first output that differs: 'last'"]),
         ("detached", [r"parameter gradient last\.weight: gets no gradient", "'last'"]),
-        ("shape", [r"output \[out\]: has shape \(3, 8\); expected: \(4, 8\)", "'last'"]),
-        ("type", [r"output \[out\]: has type torch.float64; expected: torch.float32"]),
+        ("shape", [r"output out: has shape \(3, 8\); expected: \(4, 8\)", "'last'"]),
+        ("type", [r"output out: has type torch.float64; expected: torch.float32"]),
         (
             "raises",
             ["the scheduled model raises RuntimeError", "the error was raised in: 'last' \\(Changed\\)"],
@@ -165,18 +165,9 @@ def test_a_bias_of_zero_is_missed():
 
 
 def test_a_gradient_alone_can_be_wrong():
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return 2 * gradient
-
     def change(sch):
         sch["first"].checkpoint()
-        sch["norm"].mod.register_forward_hook(lambda module, args, output: Doubled.apply(output))
+        sch["norm"].mod.register_forward_hook(doubled)
 
     report = refused(
         create_schedule(net()), change, r"parameter gradient first\.weight", "input gradient",
@@ -233,7 +224,7 @@ def test_changes_in_place_are_faults():
         refused(create_schedule(net()), change, "parameter first.weight was changed in place")
     refused(
         create_schedule(net()), lambda sch: sch["first"].replace(changed(sch["first"].mod, "in place")),
-        r"input \[0\]\[0\] is changed in place by one model only",
+        r"input hidden is changed in place by one model only",
     )  # fmt: skip
 
 
@@ -297,6 +288,20 @@ def test_inputs_that_cannot_be_passed_are_refused_before_the_block(inputs, messa
         raise AssertionError("the block ran")
 
 
+def test_gradients_of_inputs_that_are_never_trained_may_be_left_out():
+    inputs = (batch(), torch.tensor(2.0))
+
+    def change(sch):
+        sch.mod.register_forward_pre_hook(lambda module, args: (args[0], args[1].detach()))
+
+    with Verify(sch := create_schedule(net()), inputs, input_grads=["hidden"]) as check:
+        change(sch)
+    assert check.report.count("input gradient") == 1
+    refused(create_schedule(net()), change, "input gradient scale: 1 of 1 values differ", inputs=inputs)
+    with pytest.raises(ArgumentError, match="input_grads 'hidden'; accepted: names among hidden, scale"):
+        Verify(sch, inputs, input_grads="hidden").__enter__()
+
+
 def test_inputs_come_in_any_form():
     sch = create_schedule(net())
     drawn = []
@@ -326,6 +331,48 @@ def test_primitives_that_may_change_results_are_noted():
     with Verify(sch := create_schedule(net()), batch()) as check:
         sch["drop"].fork_rng()
     assert "note: step fork_rng() at 'drop' is not expected to leave the results" in str(check.report)
+
+
+class Doubled(torch.autograd.Function):
+    """The same value, and twice its gradient."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def doubled(module, args, output):
+    return Doubled.apply(output)
+
+
+def chain():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(3)))
+
+
+def test_stages_are_verified_and_a_wrong_gradient_is_found_in_its_stage():
+    def cut(sch):
+        sch.trace_until(["0", "1", "2"])
+        sch["0"].cut_pipeline_stage()
+        sch["1"].cut_pipeline_stage()
+
+    with Verify(sch := create_schedule(chain()), batch()) as check:
+        cut(sch)
+    assert check.report.is_equal and check.report.count("parameter gradient") == 6
+
+    def change(sch):
+        cut(sch)
+        sch["1.0"].mod.register_forward_hook(doubled)
+
+    report = refused(
+        create_schedule(chain()), change, r"parameter gradient 0\.0\.weight",
+        r"last input gradient that differs: '1\.0' \(Linear\) in stage 1, seen by rank 0",
+    )  # fmt: skip
+    assert report.largest("output") == (0.0, 0.0)
 
 
 def test_copies_have_their_own_hooks_functions_and_generators():

@@ -3,6 +3,10 @@
 Below ``results/<source>/slapo/`` a run writes
 
 - of `fig10_experiment`: ``fig10.csv`` and ``fig10_searches.csv``, the tuner on the paper's own grid
+- of `verify_experiment`: ``verify.csv``, every schedule of the library beside its model as it is
+- of `table4_experiment`: ``table4.csv``, lines of the schedules, beside the paper's
+- of `fig9_steps_experiment`: ``fig9.csv``, steps of a schedule measured on CPU cores
+- of `tuner_experiment`: ``tuner.csv``, a search whose objective is a run
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
@@ -17,9 +21,24 @@ if TYPE_CHECKING:
     from makespan.papers.slapo._checks import LEDGER
     from makespan.papers.slapo._commands import COMMANDS
     from makespan.papers.slapo._fig10 import fig10_experiment
+    from makespan.papers.slapo._measured import fig9_steps_experiment, tuner_experiment
     from makespan.papers.slapo._settings import Slapo as SETTINGS
+    from makespan.papers.slapo._table4 import table4_experiment
     from makespan.papers.slapo._tables import SCHEMAS, read_published
+    from makespan.papers.slapo._verification import verify_experiment, verify_schedules
 
-__all__ = ["COMMANDS", "LEDGER", "SCHEMAS", "SETTINGS", "fig10_experiment", "read_published"]
+__all__ = [
+    "COMMANDS",
+    "LEDGER",
+    "SCHEMAS",
+    "SETTINGS",
+    "fig10_experiment",
+    "fig9_steps_experiment",
+    "read_published",
+    "table4_experiment",
+    "tuner_experiment",
+    "verify_experiment",
+    "verify_schedules",
+]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -30,7 +30,8 @@ class _Step:
 
     def options(self, compiler: str) -> Record:
         """Return the options of the schedule."""
-        kernels = {"attn": "sdpa", "fuse": True, "compiler": compiler} if self.has_kernels else {}
+        chosen = "dynamo" if self.is_shared else compiler
+        kernels = {"attn": "sdpa", "fuse": True, "compiler": chosen} if self.has_kernels else {}
         return kernels | {"shard_embedding": self.shares_embedding}
 
 
@@ -58,7 +59,8 @@ def fig9_steps_experiment(
     processes
         Numbers of processes; the steps that split nothing run in one.
     compiler
-        What compiles fused operations.
+        What compiles fused operations in one process; where several share the model they are captured only,
+        because compilers of as many processes as there are cores, or more, would take minutes.
     **asked
         ``size`` and ``batch`` [samples] of the model, ``warmup_passes``, ``passes`` that are timed, ``seed``.
 

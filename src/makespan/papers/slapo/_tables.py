@@ -6,11 +6,12 @@ import pandas as pd
 
 from makespan.papers.slapo._tables_measured import MEASURED, MEASURED_CELLS
 from makespan.papers.slapo._tables_tuning import TUNED, TUNING_CELLS
+from makespan.papers.slapo._tables_verification import VERIFIED
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*TUNED.values(), *MEASURED.values())
+SCHEMAS = (*TUNED.values(), *VERIFIED.values(), *MEASURED.values())
 PUBLISHED = printed_schemas({**TUNING_CELLS, **MEASURED_CELLS})
 
 

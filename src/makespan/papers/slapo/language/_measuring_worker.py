@@ -65,7 +65,9 @@ def _steps(who: Identity, asked: Mapping[str, Any]) -> list[Record]:
     return found
 
 
-def _of_process(model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]) -> Record:
+def _of_process(
+    model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]
+) -> Record:
     comparisons = report.comparisons if report else ()
     outputs, gradients = (
         [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]

@@ -8,6 +8,7 @@ from torch import nn
 
 from makespan.papers.slapo.language._annotate import carry_tags
 from makespan.papers.slapo.language._errors import ArgumentError, ConflictError, KindError
+from makespan.papers.slapo.language._layouts import hand_over
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._subgraphs import replace_subgraph
 from makespan.papers.slapo.language._trace import check_is_called
@@ -30,6 +31,7 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
         if before is not None and before is not parameter and before.shape == parameter.shape:
             carry_tags(before, parameter, sch.metadata.tags)
     move_hooks(old, new)
+    hand_over(old, new)
     inside = {id(one) for one in new.modules()}
     for holder in [one for one in sch.root.mod.modules() if id(one) not in inside]:
         for name, one in holder._modules.items():
@@ -65,9 +67,10 @@ def _whole_module(sch: "Schedule", given: object, name: str | None) -> nn.Module
             + (f", which returned {type(new).__name__}" if callable(given) else "")
             + "; accepted: a module, or a function that makes one of the old module"
         )
-    if wrapped_forward(sch.mod) and not wrapped_forward(new):
+    wrapper = wrapped_forward(sch.mod)
+    if wrapper is not None and not wrapped_forward(new):
         raise ConflictError(
-            f"replace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
+            f"replace of {sch.path!r}: its forward is wrapped, {sch.conflict(wrapper.op)}; "
             "accepted: replace first, then wrap"
         )
     inside = next((path for path, one in new.named_modules() if one is sch.root.mod), None)

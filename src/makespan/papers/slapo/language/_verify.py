@@ -17,7 +17,8 @@ from makespan.papers.slapo.language._registry import primitive_named
 from makespan.papers.slapo.language._verify_passes import Passes
 from makespan.papers.slapo.language._verify_places import Parting
 from makespan.papers.slapo.language._verify_report import Place, VerifyReport
-from makespan.papers.slapo.language._verify_runs import Inputs, LossFunction, call_from, check_call
+from makespan.papers.slapo.language._verify_runs import Inputs, LossFunction, call_from, checked_call
+from makespan.papers.slapo.language._verify_stages import Staged, in_stages
 from makespan.papers.slapo.language._verify_weights import (
     ORIGIN,
     Original,
@@ -45,7 +46,7 @@ class Verify:
     same weights: outputs, input gradients and the gradient of every parameter must agree on every process of
     the group. What differs is reported by place. Weights that are all one number, such as biases of zero,
     are moved off it in both. The schedule, its model, the modes of its modules and the generators of random
-    numbers stay as they were.
+    numbers stay as they were. Where the schedule cuts a pipeline, its stages run one after the other.
 
     Parameters
     ----------
@@ -66,6 +67,9 @@ class Verify:
         Loss of the outputs, from which gradients start; None for a random gradient of every output.
     enable
         False to do nothing.
+    input_grads
+        Names of arguments whose gradients are compared; None for all that are real numbers. A mask that is
+        never trained may be left out.
     seed
         Of inputs that are drawn, dropout and gradients at the outputs.
 
@@ -79,7 +83,8 @@ class Verify:
     VerificationError
         The models differ, on every process of the group; also an `AssertionError`. The message is the report.
     KindError, ArgumentError
-        The inputs are of another kind than accepted, or do not fit the model; a tolerance is negative.
+        The inputs are of another kind than accepted, or do not fit the model; a tolerance is negative, or a
+        name is not one of an argument.
 
     References
     ----------
@@ -98,6 +103,7 @@ class Verify:
         loss_fn: LossFunction | None = None,
         enable: bool = True,
         *,
+        input_grads: Sequence[str] | None = None,
         seed: int = 0,
     ) -> None:
         for name, one in (("rtol", rtol), ("atol", atol)):
@@ -108,19 +114,19 @@ class Verify:
         self.report: VerifyReport | None = None
         self._sch, self._inputs, self._device = sch, example_inputs, device
         self._eval_mode, self._check_grad, self._loss_fn = eval_mode, check_grad, loss_fn
-        self._enable, self._seed = enable, seed
+        self._enable, self._input_grads, self._seed = enable, input_grads, seed
         self._accepted = {
             what: partial(tolerance_for, what=what, rtol=rtol, atol=atol) for what in (OUTPUT, GRADIENT)
         }
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
+        self._running: nn.Module = sch.mod
 
     def __enter__(self) -> Self:
         """Keep the model as it is."""
         if self._enable:
-            self._call = call_from(self._inputs, self._seed)
-            check_call(self._sch.mod, self._call, self._sch.path)
+            given = call_from(self._inputs, self._seed)
+            self._call = checked_call(self._sch.mod, given, self._sch.path, self._input_grads)
             self._n_steps = len(self._sch.metadata.journal)
-            self._was_tagged = ORIGIN in self._sch.metadata.tags
             self._original = Original(self._sch.mod)
             self._sch.metadata.tags.add(ORIGIN)
         return self
@@ -151,8 +157,9 @@ class Verify:
         if self._eval_mode:
             weights.original.eval()
             weights.scheduled.eval()
+        self._running = in_stages(self._sch, weights.scheduled)
         passes = Passes(
-            weights, call, weights.scheduled, ranks, device, self._seed, self._accepted, self._loss_fn,
+            weights, call, self._running, ranks, device, self._seed, self._accepted, self._loss_fn,
             self._check_grad,
         )  # fmt: skip
         agrees = passes.run()
@@ -173,7 +180,15 @@ class Verify:
     ) -> VerifyReport:
         steps = self._sch.metadata.journal[self._n_steps :]
         places = [
-            Place(one.what, self._full(one.path), one.module, one.call, one.ranks, self._step(one.path))
+            Place(
+                one.what,
+                self._full(one.path),
+                one.module,
+                one.call,
+                one.ranks,
+                self._step(one.path),
+                self._stage(one.path),
+            )
             for one in partings
         ]
         notes = [
@@ -190,6 +205,10 @@ class Verify:
 
     def _full(self, path: str) -> str:
         return ".".join(filter(None, (self._sch.path, path)))
+
+    def _stage(self, path: str) -> int | None:
+        running = self._running
+        return running.stage_of(path) if isinstance(running, Staged) else None
 
     def _step(self, path: str) -> JournalEntry | None:
         """Return the last step at a module or above it, of the block if there is one."""

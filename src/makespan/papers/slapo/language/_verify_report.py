@@ -28,6 +28,8 @@ class Place:
         Processes of the group that see it.
     step
         The last step of the schedule at the module or above it, None without one.
+    stage
+        The pipeline stage in which the module runs, None where the schedule has no stages.
     """
 
     what: str
@@ -36,6 +38,7 @@ class Place:
     call: int
     ranks: tuple[int, ...]
     step: JournalEntry | None
+    stage: int | None = None
 
     def __str__(self) -> str:
         """Return it as a line of a report."""
@@ -46,7 +49,8 @@ class Place:
             "error": "the error was raised in",
         }[self.what]
         again = f", call {self.call}" if self.call else ""
-        where = f"{which}: {self.path!r} ({self.module}){again}, seen by {_listed('rank', self.ranks)}"
+        stage = "" if self.stage is None else f" in stage {self.stage}"
+        where = f"{which}: {self.path!r} ({self.module}){stage}{again}, seen by {_listed('rank', self.ranks)}"
         return f"{where}; last step there: {self.step if self.step is not None else 'none'}"
 
 

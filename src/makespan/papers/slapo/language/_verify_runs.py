@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
-from makespan.papers.slapo.language._errors import KindError
+from makespan.papers.slapo.language._errors import ArgumentError, KindError
 
 __all__ = [
     "Call",
@@ -19,7 +19,7 @@ __all__ = [
     "LossFunction",
     "Outcome",
     "call_from",
-    "check_call",
+    "checked_call",
     "run_backward",
     "run_forward",
 ]
@@ -30,26 +30,38 @@ LossFunction: TypeAlias = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of a forward pass."""
+    """Arguments of a forward pass, the names of the positional ones, and of those that want a gradient."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    names: tuple[str, ...] = ()
+    wanting: frozenset[str] | None = None
 
     def leaves(self) -> dict[str, Tensor]:
         """Return the tensors among the arguments by name."""
-        return named_tensors((self.args, self.kwargs))
+        return named_tensors(self.named())
+
+    def named(self) -> dict[str, Any]:
+        """Return all arguments by name."""
+        return dict(zip(self.names, self.args, strict=True)) | self.kwargs
 
     def fresh(self, device: torch.device) -> "Call":
-        """Return copies; those of real numbers want a gradient."""
+        """Return copies; those of real numbers want a gradient, or those among them that are named."""
 
-        def copy(one: Any) -> Any:
-            if not isinstance(one, Tensor):
-                return one
-            new = one.detach().to(device, copy=True)
-            return new.requires_grad_(new.is_floating_point() or new.is_complex())
+        def copied(name: str, value: Any) -> Any:
+            wants = self.wanting is None or name in self.wanting
 
-        args, kwargs = pytree.tree_map(copy, (self.args, self.kwargs))
-        return Call(args, kwargs)
+            def copy(one: Any) -> Any:
+                if not isinstance(one, Tensor):
+                    return one
+                new = one.detach().to(device, copy=True)
+                return new.requires_grad_(wants and (new.is_floating_point() or new.is_complex()))
+
+            return pytree.tree_map(copy, value)
+
+        args = tuple(copied(name, one) for name, one in zip(self.names, self.args, strict=True))
+        kwargs = {name: copied(name, one) for name, one in self.kwargs.items()}
+        return Call(args, kwargs, self.names, self.wanting)
 
 
 @dataclass(slots=True)
@@ -87,15 +99,22 @@ def call_from(inputs: Inputs, seed: int) -> Call:
     )
 
 
-def check_call(model: nn.Module, call: Call, path: str) -> None:
-    """Refuse inputs that the forward pass does not take."""
+def checked_call(model: nn.Module, call: Call, path: str, wanting: Sequence[str] | None) -> Call:
+    """Name the arguments; refuse those that the forward pass does not take."""
+    signature = inspect.signature(model.forward)
     try:
-        inspect.signature(model.forward).bind(*call.args, **call.kwargs)
+        signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
         raise KindError(
             f"Verify of {path!r}: the example inputs do not fit {type(model).__name__}.forward"
-            f"{inspect.signature(model.forward)}: {error}"
+            f"{signature}: {error}"
         ) from None
+    known = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    names = tuple([*known, *map(str, range(len(call.args)))][: len(call.args)])
+    if isinstance(wanting, str) or (wanting is not None and set(wanting) - {*names, *call.kwargs}):
+        accepted = ", ".join([*names, *call.kwargs])
+        raise ArgumentError(f"Verify of {path!r}: input_grads {wanting!r}; accepted: names among {accepted}")
+    return Call(call.args, call.kwargs, names, None if wanting is None else frozenset(wanting))
 
 
 def named_tensors(tree: Any) -> dict[str, Tensor]:
@@ -105,7 +124,10 @@ def named_tensors(tree: Any) -> dict[str, Tensor]:
 
 
 def _named(place: tuple[Any, ...]) -> str:
-    return pytree.keystr(place).replace("'", "").lstrip(".") or "[]"
+    if not place:
+        return "itself"
+    first, others = place[:1], place[1:]
+    return pytree.keystr(first).strip("[].'") + pytree.keystr(others).replace("'", "")
 
 
 @contextmanager
@@ -124,12 +146,13 @@ def run_forward(
     own = call.fresh(device)
     # What a model does in place it may not do to a leaf.
     passed = pytree.tree_map_only(Tensor, Tensor.clone, (own.args, own.kwargs))
+    seen = Call(*passed, own.names)
     with _seeded(seed, device), torch.enable_grad():
         outputs = model(*passed[0], **passed[1])
         loss = None if loss_fn is None else loss_fn(outputs)
     leaves, structure = pytree.tree_flatten_with_path(outputs)
     others = {_named(place): one for place, one in leaves if not isinstance(one, Tensor)}
-    return Outcome(own.leaves(), named_tensors(passed), structure, named_tensors(outputs), loss, others)
+    return Outcome(own.leaves(), seen.leaves(), structure, named_tensors(outputs), loss, others)
 
 
 def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
