@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forked import forking_servers  # noqa: E402 - what is tested needs torch
-from group_worker import on_processes  # noqa: E402
+from forked import forking_servers
+from group_worker import on_processes
 
 pytestmark = pytest.mark.xdist_group("training")
 

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from transformers import BertConfig, GPT2Config, LlamaConfig
 from transformers.models.bert.modeling_bert import BertForMaskedLM
@@ -54,10 +55,8 @@ def tokens(n=2, seed=0):
 
 
 def visible(n=2):
-    """Return what is to be seen of each sample: the first one is shorter."""
-    mask = torch.ones(n, SEQ, dtype=torch.long)
-    mask[0, SEQ // 2 :] = 0
-    return mask
+    """Return what is to be seen of each sample; all are shorter, because whole ones get no mask."""
+    return (torch.arange(SEQ) < torch.arange(n)[:, None] % 3 + SEQ // 2).long()
 
 
 def split_columns(node):
@@ -180,11 +179,22 @@ MASKS = {
 }
 
 
-def trace_to_layers(sch):
+def trace_to_layers(sch, inputs=("input_ids", "attention_mask")):
     """Capture what leads to the layers, which stay as they are; masks are made when the model runs."""
     kind = type(sch.mod).__name__
-    sch.trace_until(
-        LAYERS_AT[kind].rpartition(".")[0],
-        inputs=["input_ids", "attention_mask"],
-        leaf_functions=[MASKS[kind]],
-    )
+    sch.trace_until(LAYERS_AT[kind].rpartition(".")[0], inputs=inputs, leaf_functions=[MASKS[kind]])
+
+
+class Attention(nn.Module):
+    """Attention of BERT in one kernel, with the projections that the model has."""
+
+    def __init__(self, old):
+        super().__init__()
+        self.query, self.key, self.value, self.size = old.query, old.key, old.value, old.attention_head_size
+
+    def forward(self, hidden_states, attention_mask=None, **others):
+        heads = (*hidden_states.shape[:-1], -1, self.size)
+        projections = (one(hidden_states) for one in (self.query, self.key, self.value))
+        query, key, value = (one.view(heads).transpose(1, 2) for one in projections)
+        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        return seen.transpose(1, 2).flatten(2), None

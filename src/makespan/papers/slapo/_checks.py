@@ -3,8 +3,8 @@
 from makespan.claims import Check, Ledger
 from makespan.papers.slapo._checks_measured import MEASURED_CHECKS
 from makespan.papers.slapo._checks_tuning import TUNING_CHECKS
-from makespan.papers.slapo._tables_measured import MEASURED
 from makespan.papers.slapo._checks_verification import VERIFICATION_CHECKS
+from makespan.papers.slapo._tables_measured import MEASURED
 from makespan.papers.slapo._tables_tuning import TUNED
 from makespan.papers.slapo._tables_verification import VERIFIED
 

@@ -34,8 +34,8 @@ def _lines(table: pd.DataFrame, source: str) -> Figure:
         x = np.arange(len(table)) + 0.4 * (number - 0.5)
         axes.bar(x, table[column].to_numpy(float), 0.36, color=PALETTE[colour], lw=0, zorder=2)
     axes.plot(
-        np.arange(len(table)), table["published_lines"].to_numpy(float), ls="none", marker="D", ms=4, mfc="white",
-        mec="black", mew=0.9, zorder=5,
+        np.arange(len(table)), table["published_lines"].to_numpy(float), ls="none", marker="D", ms=4,
+        mfc="white", mec="black", mew=0.9, zorder=5,
     )  # fmt: skip
     axes.set_xticks(np.arange(len(table)), table["family"].tolist())
     axes.set_ylabel("lines of a schedule")
