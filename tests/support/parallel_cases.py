@@ -543,3 +543,24 @@ def groups_and_meshes():
         else:
             raise AssertionError(f"not refused: {part}")
     build(sch, mesh=mesh)
+
+
+def saved(path):
+    """Write the state of this group for another one."""
+    sch = empty_schedule()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        build(sch, seed=3)
+    state = full_state_dict(sch)
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+
+
+def loaded(path):
+    """Continue with the state of another group."""
+    sch, state = empty_schedule(), torch.load(path, weights_only=True)
+    load_full_state_dict(sch, state)
+    for key, one in full_state_dict(sch).items():
+        assert torch.equal(one, state[key]), key
+    shard = sch.mod.words.weight.shard
+    assert torch.equal(sch.mod.words.weight, shard.part_of(state["words.weight"]))
