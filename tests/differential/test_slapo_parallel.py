@@ -11,7 +11,7 @@ pytestmark = pytest.mark.xdist_group("training")
 
 CASES = (
     "exchanges_and_gradients", "reshard_schemes", "mlp", "fused_attention", "vocabulary", "embedding_columns",
-    "bottleneck", "transposed_convolutions", "sequence_layout", "tied_vocabulary",
+    "bottleneck", "transposed_convolutions", "transposed_linear_layers", "sequence_layout", "tied_vocabulary",
 )  # fmt: skip
 BUILDS = (
     "values_do_not_depend_on_the_group", "states_move", "programs_differ", "failing_initialiser", "replicas",

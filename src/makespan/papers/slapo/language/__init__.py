@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         register_shard_rule,
     )
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
     "ArgumentError",
@@ -63,6 +64,7 @@ __all__ = [
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "pad_vocabulary",
     "register_primitive",
     "register_shard_rule",
     "replay",
