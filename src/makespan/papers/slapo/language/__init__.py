@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from makespan.papers.slapo.language._journal import JournalEntry
     from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._partition import Partition, Tie, default_cuts, partition
     from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
@@ -54,6 +55,7 @@ __all__ = [
     "MemberError",
     "Metadata",
     "ModulePattern",
+    "Partition",
     "PathError",
     "Pattern",
     "Primitive",
@@ -63,15 +65,18 @@ __all__ = [
     "ShardEffect",
     "ShardError",
     "ShardRequest",
+    "Tie",
     "TracingError",
     "VerificationError",
     "build",
     "call_module",
     "create_schedule",
+    "default_cuts",
     "full_state_dict",
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "partition",
     "register_primitive",
     "register_shard_rule",
     "replay",
