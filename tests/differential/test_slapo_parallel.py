@@ -27,4 +27,9 @@ def servers():
 
 @pytest.mark.parametrize("n_processes", [1, 2, 4])
 def test_parts_compute_what_the_whole_computes(n_processes):
-    on_processes(n_processes, "parallel_cases", *BUILDS)
+    on_processes(n_processes, "parallel_cases", *CASES, *BUILDS)
+
+
+@pytest.mark.parametrize("n_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_schedule_computes_what_the_executor_computes(n_processes):
+    on_processes(n_processes, "executor_cases", "everywhere_like_the_executor")

@@ -94,7 +94,7 @@ def test_what_cannot_be_sharded_is_refused_with_numbers():
     sch = layer(nn.Linear, 4, 6, bias=False)
     before = copy.deepcopy(vars(sch.mod))
     for call, error, parts in (
-        (lambda: sch.shard("wieght", 0), MemberError, ("'one'", "Linear", "'weight'")),
+        (lambda: sch.shard("weights", 0), MemberError, ("'one'", "Linear", "'weight'")),
         (lambda: sch.shard("bias", 0), MemberError, ("'bias'", "None")),
         (lambda: sch.shard("weight", 2), ArgumentError, ("axis 2", "(6, 4)", "-2 to 1")),
         (lambda: sch.shard("weight", "0"), ArgumentError, ("axis '0'",)),

@@ -70,10 +70,9 @@ def build(
     ties
         ``error`` or ``warn``, for ties of which a member alone is sharded.
     mesh
-        All processes, with dimensions named ``dp``, ``tp`` and ``pp``; None where the group of the schedule
-        has all, or where each process has the whole model.
+        All processes, with dimensions named ``dp``, ``tp`` and ``pp``; None where they are one group.
     seed, device
-        Of the initialisation: seed, None for that of torch, and device of the parameters, None for the CPU.
+        Seed of the initialisation, None for that of torch; device of the parameters, None for the CPU.
     reinitialise
         Whether parameters that have values get new ones.
     **options
@@ -91,14 +90,23 @@ def build(
     ArgumentError
         A target, option or mesh is not accepted; also a `ValueError`.
     BuildError
-        The schedule is not complete, differs between processes, or a parameter gets no values; also a
-        `RuntimeError`.
+        The schedule is not complete or differs between processes; also a `RuntimeError`.
 
     References
     ----------
     Slapo, section 3.4, the framework dialects that a schedule is built for.
     """
-    made = TARGETS.get(target or "eager")
+    made = _checked(sch, target or "eager", ties, options)
+    check_group(sch, mesh)
+    check_same_program(sch)
+    if check:
+        check_complete(sch, ties)
+    _fill(sch, init_weights, seed, device, reinitialise)
+    return made.make(sch, mesh, options)
+
+
+def _checked(sch: "Schedule", target: str, ties: str, options: Mapping[str, Any]) -> Target:
+    made = TARGETS.get(target)
     if made is None:
         raise ArgumentError(f"build: target {target!r}; accepted: None, {', '.join(TARGETS)}")
     if ties not in ("error", "warn"):
@@ -107,17 +115,22 @@ def build(
         raise ArgumentError(f"build of {sch.path!r}: accepted: the schedule of a whole model, sch.root")
     if unknown := sorted(options.keys() - made.options):
         accepted = ", ".join(sorted(made.options)) or "none"
-        raise ArgumentError(f"build: option {unknown[0]!r} for {target or 'eager'}; accepted: {accepted}")
-    check_group(sch, mesh)
-    check_same_program(sch)
-    if check:
-        check_complete(sch, ties)
+        raise ArgumentError(f"build: option {unknown[0]!r} for {target}; accepted: {accepted}")
+    return made
+
+
+def _fill(
+    sch: "Schedule",
+    init_weights: bool | Initialiser,
+    seed: int | None,
+    device: torch.device | str | None,
+    again: bool,
+) -> None:
     if init_weights is False:
         check_filled(sch.mod)
     else:
         user = None if init_weights is True else init_weights
-        consolidate(sch, user, seed=agreed_seed(seed), device=device, again=reinitialise)
-    return made.make(sch, mesh, options)
+        consolidate(sch, user, seed=agreed_seed(seed), device=device, again=again)
 
 
 def _eager(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:

@@ -133,7 +133,7 @@ def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tenso
 def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
     parts = cut(tensor, axis, ranks.size, groups)
     own = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(own, torch.cat(parts), group=ranks.group)
+    dist.reduce_scatter(own, parts, group=ranks.group)
     return own
 
 

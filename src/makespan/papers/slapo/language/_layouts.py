@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from makespan.papers.slapo.language._collectives import cut, joined
 
-__all__ = ["PARTIAL", "REPLICATED", "Layout", "Sharding", "TensorShard", "keep_sharding", "partition",
-           "sharding_of"]  # fmt: skip
+__all__ = ["PARTIAL", "REPLICATED", "Layout", "Sharding", "TensorShard", "hand_over", "keep_sharding",
+           "partition", "sharding_of"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,16 @@ def sharding_of(module: nn.Module) -> Sharding:
     """Return what is sharded of a module."""
     known = module.__dict__.get(_PLACE)
     return known if isinstance(known, Sharding) else Sharding()
+
+
+def hand_over(old: nn.Module, new: nn.Module) -> None:
+    """Let a module that has tensors of another one, the same objects, know how they are sharded."""
+    known, kept = sharding_of(old), {}
+    for name, shard in known.tensors.items():
+        if getattr(new, name, None) is getattr(old, name):
+            kept[name] = shard
+    if kept:
+        keep_sharding(new, Sharding(tensors=kept))
 
 
 def keep_sharding(module: nn.Module, sharding: Sharding) -> None:

@@ -124,6 +124,6 @@ def become(module: nn.Module, behaviour: type[nn.Module]) -> None:
     """Let a module behave in another way; it remains an instance of what it is."""
     layer = type(module)
     if (behaviour, layer) not in _mixed:
-        name, space = f"{behaviour.__name__}Of{layer.__name__}", {"__module__": __name__}
-        _mixed[behaviour, layer] = type(name, (behaviour, layer), space)
+        bases, space = (behaviour, layer), {"__module__": __name__}
+        _mixed[behaviour, layer] = type(behaviour.__name__, bases, space)
     module.__class__ = _mixed[behaviour, layer]

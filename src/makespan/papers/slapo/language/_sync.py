@@ -116,7 +116,7 @@ class Sync(Primitive):
         call = _Call(mode, sync_op_or_fn, axis, tensor_parallel_output_grad, on, where)
         _check(call, inputs, output)
         before = sharding_of(sch.mod)
-        after = _after(sch, call, before) if mode == "fwd_post" else before
+        after = _after(sch, call, before) if mode == "fwd_post" and output is None else before
         places = None if inputs is None else input_places(sch.mod, inputs, where)
         if sch.world_size > 1:
             _install(sch, call, before, places, output)
