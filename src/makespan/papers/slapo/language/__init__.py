@@ -6,6 +6,7 @@ Importing the package loads nothing; what it shows imports torch.
   `list_primitives` says which there are
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
+- `partition` splits what was cut into stages, `default_cuts` says where
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
