@@ -204,7 +204,7 @@ TARGETS: dict[str, Target] = {
     "compile": Target(_compile, frozenset({"backend", "mode", "dynamic", "fullgraph", "options"})),
     "ddp": Target(_ddp, frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
                                    "static_graph", "broadcast_buffers", "device_ids"})),
-    "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"})),
     "fsdp": Target(_fsdp, frozenset({"units", "mp_policy", "offload_policy", "reshard_after_forward"})),
+    "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"})),
 }  # fmt: skip
 """What a model can be handed to, by name."""
