@@ -4,11 +4,12 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
-- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
-  says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
+- `partition` splits what was cut into stages, `default_cuts` says where
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
+  says in a `VerifyReport` at which `Place` they part
 - `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 """
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._library import SCHEDULES, apply_schedule
     from makespan.papers.slapo.language._library_options import ScheduleOptions
     from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._partition import Partition, Tie, default_cuts, partition
     from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
     from makespan.papers.slapo.language._verify import Verify
     from makespan.papers.slapo.language._verify_report import Place, VerifyReport
+    from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
     "ANY",
@@ -60,6 +63,7 @@ __all__ = [
     "Metadata",
     "ModulePattern",
     "OutOfBudgetError",
+    "Partition",
     "PathError",
     "Pattern",
     "Place",
@@ -72,6 +76,7 @@ __all__ = [
     "ShardEffect",
     "ShardError",
     "ShardRequest",
+    "Tie",
     "TracingError",
     "VerificationError",
     "Verify",
@@ -80,10 +85,13 @@ __all__ = [
     "build",
     "call_module",
     "create_schedule",
+    "default_cuts",
     "full_state_dict",
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "pad_vocabulary",
+    "partition",
     "register_primitive",
     "register_shard_rule",
     "replay",
