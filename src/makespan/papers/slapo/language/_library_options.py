@@ -70,6 +70,11 @@ class ScheduleOptions:
                 raise ArgumentError(
                     f"apply_schedule: {name} is {found!r}; accepted: one of {', '.join(accepted)}"
                 )
+        if chosen.broadcast_input and chosen.pipeline_cuts != 1:
+            raise ArgumentError(
+                "apply_schedule: broadcast_input and pipeline_cuts, but stages run no hooks of the whole "
+                "model; accepted: one of them"
+            )
         if not 0 <= chosen.ckpt_ratio <= 1:
             raise ArgumentError(f"apply_schedule: ckpt_ratio is {chosen.ckpt_ratio}; accepted: from 0 to 1")
         return chosen
@@ -94,6 +99,10 @@ class EfficientAttention(nn.Module):
     def __init__(self, dropout: float, scale: float) -> None:
         super().__init__()
         self.p, self.scale = dropout, scale
+
+    def extra_repr(self) -> str:
+        """Return what a printed schedule shows."""
+        return f"dropout={self.p}, scale={self.scale}"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Return what ``(n, heads, seq, size)`` queries see; ``mask`` is added to the scaled scores."""
