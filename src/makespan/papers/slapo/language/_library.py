@@ -18,8 +18,8 @@ from makespan.papers.slapo.language._library_options import (
     BroadcastInputs,
     EfficientAttention,
     ScheduleOptions,
-    stage_ends,
 )
+from makespan.papers.slapo.language._partition import default_cuts
 from makespan.papers.slapo.language._patterns import call_module
 from makespan.papers.slapo.language._schedule import Schedule, create_schedule
 
@@ -202,8 +202,9 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     if isinstance(model, Schedule) and chosen.group not in (None, model.group):
         raise ArgumentError("apply_schedule: the schedule has another group; accepted: group with a module")
     sch = model if isinstance(model, Schedule) else create_schedule(model, group=chosen.group)
-    SCHEDULES[family](sch[chosen.prefix], chosen)
-    sch.root.mod.to(chosen.torch_dtype)
+    node = sch[chosen.prefix]
+    SCHEDULES[family](node, chosen)
+    node.mod.to(dtype=chosen.torch_dtype)
     return sch
 
 
@@ -268,14 +269,16 @@ def split_attention(
 
 def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
     """Put one kernel in the place of attention that is written out; return its node."""
-    scale = float(node.mod.head_size) ** -0.5 if scaled else 1.0
+    attending: Any = node.mod
+    dropping: Any = node[dropout].mod
+    scale: float = attending.head_size**-0.5 if scaled else 1.0
 
     def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         scores = torch.matmul(query, key.transpose(-1, -2))
         shares = F.softmax((scores * scale if scaled else scores) + mask, dim=-1)
         return torch.matmul(F.dropout(shares), value)
 
-    kernel = EfficientAttention(node[dropout].mod.p, scale)
+    kernel = EfficientAttention(dropping.p, scale)
     node.replace(kernel, only_match(node, attention))
     return next(one for one in node.child.values() if one.mod is kernel)
 
@@ -310,11 +313,13 @@ def finish(sch: Schedule, layers: Sequence[Schedule], options: ScheduleOptions) 
         sch.sync("fwd_pre", BroadcastInputs(sch.group))
     for index in select_layers(len(layers), options.ckpt_ratio, options.ckpt_policy):
         layers[index].checkpoint()
-    ends = stage_ends([layer.path for layer in layers], options.pipeline_cuts)
-    if ends:
-        owners = [sch.root[path].parent for path in ends]
+    cuts = options.pipeline_cuts
+    if isinstance(cuts, int):
+        cuts = [layers[index].path for index in default_cuts(len(layers), cuts)]
+    owners = [sch.root[path].parent for path in cuts]
+    if owners:
         sch.root.trace_until(list(dict.fromkeys(owner.path for owner in owners if owner is not None)))
-    for path in ends:
+    for path in cuts:
         sch.root[path].cut_pipeline_stage()
 
 

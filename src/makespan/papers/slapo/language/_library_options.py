@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from makespan.papers.slapo.language._errors import ArgumentError, close_names
 
-__all__ = ["BroadcastInputs", "EfficientAttention", "ScheduleOptions", "stage_ends"]
+__all__ = ["BroadcastInputs", "EfficientAttention", "ScheduleOptions"]
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ATTENTIONS = ("eager", "sdpa")
@@ -25,7 +25,7 @@ class ScheduleOptions:
     Parameters
     ----------
     dtype
-        Type of parameters: ``fp32``, ``fp16`` or ``bf16``, one of them.
+        Type of parameters: ``fp32``, ``fp16`` or ``bf16``, one of them; None for what they are.
     ckpt_ratio, ckpt_policy
         Share of the layers that are recomputed, and which: spread (``even``) or the first (``head``).
     shard_embedding
@@ -44,7 +44,7 @@ class ScheduleOptions:
         Whether the first process gives its samples to the others of the group.
     """
 
-    dtype: str = "fp32"
+    dtype: str | None = None
     ckpt_ratio: float = 0.0
     ckpt_policy: str = "even"
     shard_embedding: bool = False
@@ -66,18 +66,24 @@ class ScheduleOptions:
         chosen = cls(**options)
         for name, accepted in (("dtype", _DTYPES), ("attn", _ATTENTIONS), ("ckpt_policy", _POLICIES)):
             found = getattr(chosen, name)
-            if not isinstance(found, str) or found not in accepted:
+            if found not in (None, *accepted) or (found is None and name != "dtype"):
                 raise ArgumentError(
                     f"apply_schedule: {name} is {found!r}; accepted: one of {', '.join(accepted)}"
                 )
-        if not 0 <= chosen.ckpt_ratio <= 1:
-            raise ArgumentError(f"apply_schedule: ckpt_ratio is {chosen.ckpt_ratio}; accepted: from 0 to 1")
+        if chosen.broadcast_input and chosen.pipeline_cuts != 1:
+            raise ArgumentError(
+                "apply_schedule: broadcast_input and pipeline_cuts, but stages run no hooks of the whole "
+                "model; accepted: one of them"
+            )
+        ratio: Any = chosen.ckpt_ratio
+        if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; accepted: from 0 to 1")
         return chosen
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """Type of the parameters."""
-        return _DTYPES[self.dtype]
+    def torch_dtype(self) -> torch.dtype | None:
+        """Type of the parameters, None for what they are."""
+        return None if self.dtype is None else _DTYPES[self.dtype]
 
 
 class EfficientAttention(nn.Module):
@@ -94,6 +100,10 @@ class EfficientAttention(nn.Module):
     def __init__(self, dropout: float, scale: float) -> None:
         super().__init__()
         self.p, self.scale = dropout, scale
+
+    def extra_repr(self) -> str:
+        """Return what a printed schedule shows."""
+        return f"dropout={self.p}, scale={self.scale}"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Return what ``(n, heads, seq, size)`` queries see; ``mask`` is added to the scaled scores."""
@@ -123,19 +133,3 @@ class BroadcastInputs:
             return copied
 
         return tuple(map(sent, inputs))
-
-
-def stage_ends(layers: Sequence[str], cuts: int | Sequence[str]) -> list[str]:
-    """Return the paths of modules behind which a stage ends, except the last stage.
-
-    Stages have equal numbers of layers; if these do not divide, the last ones have one more.
-    """
-    if not isinstance(cuts, int):
-        return [cuts] if isinstance(cuts, str) else list(cuts)
-    if not 1 <= cuts <= len(layers):
-        raise ArgumentError(
-            f"apply_schedule: pipeline_cuts is {cuts}; accepted: from 1 to {len(layers)} stages, or paths"
-        )
-    size, longer = divmod(len(layers), cuts)
-    sizes = [size + (stage >= cuts - longer) for stage in range(cuts)]
-    return [layers[sum(sizes[: stage + 1]) - 1] for stage in range(cuts - 1)]
