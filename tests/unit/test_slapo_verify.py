@@ -375,6 +375,46 @@ def test_stages_are_verified_and_a_wrong_gradient_is_found_in_its_stage():
     assert report.largest("output") == (0.0, 0.0)
 
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
+
+    def forward(self, hidden):
+        return attend(self.query(hidden), self.key(hidden), self.value(hidden))
+
+
+def attend(query, key, value):
+    return torch.matmul((torch.matmul(query, key.transpose(-2, -1)) * 0.5).softmax(-1), value)
+
+
+class Kernel(nn.Module):
+    def forward(self, query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, scale=0.5)
+
+
+class Swapped(Kernel):
+    def forward(self, key, query, value):
+        return super().forward(query, key, value)
+
+
+def test_swapped_arguments_of_a_kernel_are_found_in_its_module():
+    def change(sch, kernel):
+        sch["1"].replace(kernel, sch["1"].find(attend)[0])
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Attention(), nn.Linear(HIDDEN, HIDDEN))
+
+    with Verify(sch := create_schedule(model()), batch(2, 3, HIDDEN)):
+        change(sch, Kernel())
+    refused(
+        create_schedule(model()), lambda sch: change(sch, Swapped()),
+        r"first output that differs: '1' \(Attention\)", r"last step there: replace\(.*Swapped.*at '1'",
+        inputs=batch(2, 3, HIDDEN),
+    )  # fmt: skip
+
+
 def test_copies_have_their_own_hooks_functions_and_generators():
     model = net()
     traced = fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))

@@ -296,9 +296,7 @@ def only_match(node: Schedule, pattern: Callable[..., Any]) -> Any:
     return matches[0]
 
 
-def fuse_all(
-    node: Schedule, pattern: Callable[..., Any], options: ScheduleOptions, *decomposed: str
-) -> None:
+def fuse_all(node: Schedule, pattern: Callable[..., Any], options: ScheduleOptions, *decomposed: str) -> None:
     """Fuse the match of a pattern, of which the biases of decomposed layers may be a part."""
     if options.fuse:
         for name in decomposed:
