@@ -6,6 +6,7 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner
 
+from makespan.claims import Claim
 from makespan.cli import main
 from makespan.papers.slapo import LEDGER, verify_experiment
 from makespan.papers.slapo._checks_verification import VERIFICATION_CHECKS

@@ -202,8 +202,9 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     if isinstance(model, Schedule) and chosen.group not in (None, model.group):
         raise ArgumentError("apply_schedule: the schedule has another group; accepted: group with a module")
     sch = model if isinstance(model, Schedule) else create_schedule(model, group=chosen.group)
-    SCHEDULES[family](sch[chosen.prefix], chosen)
-    sch.root.mod.to(chosen.torch_dtype)
+    node = sch[chosen.prefix]
+    SCHEDULES[family](node, chosen)
+    node.mod.to(dtype=chosen.torch_dtype)
     return sch
 
 

@@ -25,7 +25,7 @@ class ScheduleOptions:
     Parameters
     ----------
     dtype
-        Type of parameters: ``fp32``, ``fp16`` or ``bf16``, one of them.
+        Type of parameters: ``fp32``, ``fp16`` or ``bf16``, one of them; None for what they are.
     ckpt_ratio, ckpt_policy
         Share of the layers that are recomputed, and which: spread (``even``) or the first (``head``).
     shard_embedding
@@ -44,7 +44,7 @@ class ScheduleOptions:
         Whether the first process gives its samples to the others of the group.
     """
 
-    dtype: str = "fp32"
+    dtype: str | None = None
     ckpt_ratio: float = 0.0
     ckpt_policy: str = "even"
     shard_embedding: bool = False
@@ -66,18 +66,23 @@ class ScheduleOptions:
         chosen = cls(**options)
         for name, accepted in (("dtype", _DTYPES), ("attn", _ATTENTIONS), ("ckpt_policy", _POLICIES)):
             found = getattr(chosen, name)
-            if not isinstance(found, str) or found not in accepted:
+            if found not in (None, *accepted) or (found is None and name != "dtype"):
                 raise ArgumentError(
                     f"apply_schedule: {name} is {found!r}; accepted: one of {', '.join(accepted)}"
                 )
-        if not 0 <= chosen.ckpt_ratio <= 1:
-            raise ArgumentError(f"apply_schedule: ckpt_ratio is {chosen.ckpt_ratio}; accepted: from 0 to 1")
+        if chosen.broadcast_input and chosen.pipeline_cuts != 1:
+            raise ArgumentError(
+                "apply_schedule: broadcast_input and pipeline_cuts, but stages run no hooks of the whole "
+                "model; accepted: one of them"
+            )
+        if not isinstance(chosen.ckpt_ratio, int | float) or not 0 <= chosen.ckpt_ratio <= 1:
+            raise ArgumentError(f"apply_schedule: ckpt_ratio is {chosen.ckpt_ratio!r}; accepted: from 0 to 1")
         return chosen
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """Type of the parameters."""
-        return _DTYPES[self.dtype]
+    def torch_dtype(self) -> torch.dtype | None:
+        """Type of the parameters, None for what they are."""
+        return None if self.dtype is None else _DTYPES[self.dtype]
 
 
 class EfficientAttention(nn.Module):
@@ -94,6 +99,10 @@ class EfficientAttention(nn.Module):
     def __init__(self, dropout: float, scale: float) -> None:
         super().__init__()
         self.p, self.scale = dropout, scale
+
+    def extra_repr(self) -> str:
+        """Return what a printed schedule shows."""
+        return f"dropout={self.p}, scale={self.scale}"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Return what ``(n, heads, seq, size)`` queries see; ``mask`` is added to the scaled scores."""
