@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._library import SCHEDULES, apply_schedule
     from makespan.papers.slapo.language._library_options import ScheduleOptions
     from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._partition import Partition, Tie, default_cuts, partition
     from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
@@ -61,6 +62,7 @@ __all__ = [
     "MemberError",
     "Metadata",
     "ModulePattern",
+    "Partition",
     "PathError",
     "Place",
     "Pattern",
@@ -74,6 +76,7 @@ __all__ = [
     "ShardEffect",
     "ShardError",
     "ShardRequest",
+    "Tie",
     "TracingError",
     "VerificationError",
     "Verify",
@@ -84,10 +87,12 @@ __all__ = [
     "apply_schedule",
     "build",
     "create_schedule",
+    "default_cuts",
     "full_state_dict",
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "partition",
     "register_primitive",
     "register_shard_rule",
     "replay",
