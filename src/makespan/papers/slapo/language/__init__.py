@@ -8,6 +8,7 @@ Importing the package loads nothing; what it shows imports torch.
   says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
+- `partition` splits what was cut into stages, `default_cuts` says where
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
