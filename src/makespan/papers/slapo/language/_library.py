@@ -269,14 +269,16 @@ def split_attention(
 
 def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
     """Put one kernel in the place of attention that is written out; return its node."""
-    scale = float(node.mod.head_size) ** -0.5 if scaled else 1.0
+    attending: Any = node.mod
+    dropping: Any = node[dropout].mod
+    scale: float = attending.head_size**-0.5 if scaled else 1.0
 
     def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         scores = torch.matmul(query, key.transpose(-1, -2))
         shares = F.softmax((scores * scale if scaled else scores) + mask, dim=-1)
         return torch.matmul(F.dropout(shares), value)
 
-    kernel = EfficientAttention(node[dropout].mod.p, scale)
+    kernel = EfficientAttention(dropping.p, scale)
     node.replace(kernel, only_match(node, attention))
     return next(one for one in node.child.values() if one.mod is kernel)
 

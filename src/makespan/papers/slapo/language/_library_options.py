@@ -75,8 +75,9 @@ class ScheduleOptions:
                 "apply_schedule: broadcast_input and pipeline_cuts, but stages run no hooks of the whole "
                 "model; accepted: one of them"
             )
-        if not isinstance(chosen.ckpt_ratio, int | float) or not 0 <= chosen.ckpt_ratio <= 1:
-            raise ArgumentError(f"apply_schedule: ckpt_ratio is {chosen.ckpt_ratio!r}; accepted: from 0 to 1")
+        ratio: Any = chosen.ckpt_ratio
+        if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; accepted: from 0 to 1")
         return chosen
 
     @property
