@@ -330,7 +330,7 @@ def test_nothing_is_verified_after_an_error_or_where_it_is_turned_off():
 def test_primitives_that_may_change_results_are_noted():
     with Verify(sch := create_schedule(net()), batch()) as check:
         sch["drop"].fork_rng()
-    assert "note: step fork_rng() at 'drop' is not expected to leave the results" in str(check.report)
+    assert "note: 1 x fork_rng, which may change results" in str(check.report)
 
 
 class Doubled(torch.autograd.Function):
@@ -373,6 +373,46 @@ def test_stages_are_verified_and_a_wrong_gradient_is_found_in_its_stage():
         r"last input gradient that differs: '1\.0' \(Linear\) in stage 1, seen by rank 0",
     )  # fmt: skip
     assert report.largest("output") == (0.0, 0.0)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
+
+    def forward(self, hidden):
+        return attend(self.query(hidden), self.key(hidden), self.value(hidden))
+
+
+def attend(query, key, value):
+    return torch.matmul((torch.matmul(query, key.transpose(-2, -1)) * 0.5).softmax(-1), value)
+
+
+class Kernel(nn.Module):
+    def forward(self, query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, scale=0.5)
+
+
+class Swapped(Kernel):
+    def forward(self, key, query, value):
+        return super().forward(query, key, value)
+
+
+def test_swapped_arguments_of_a_kernel_are_found_in_its_module():
+    def change(sch, kernel):
+        sch["1"].replace(kernel, sch["1"].find(attend)[0])
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Attention(), nn.Linear(HIDDEN, HIDDEN))
+
+    with Verify(sch := create_schedule(model()), batch(2, 3, HIDDEN)):
+        change(sch, Kernel())
+    refused(
+        create_schedule(model()), lambda sch: change(sch, Swapped()),
+        r"first output that differs: '1' \(Attention\)", r"last step there: replace\(.*Swapped.*at '1'",
+        inputs=batch(2, 3, HIDDEN),
+    )  # fmt: skip
 
 
 def test_copies_have_their_own_hooks_functions_and_generators():

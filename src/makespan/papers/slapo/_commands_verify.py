@@ -81,17 +81,14 @@ def verify_command(
     device: str,
 ) -> None:
     """Compare the schedule of FAMILY with its model as it is: outputs and gradients, on every process."""
-    case = {"family": family, "options": _options(settings)}
-    found = verify_schedules(
-        [case],
-        processes,
-        launcher_of(launcher, device),
-        size=_known(family, size),
-        samples=samples,
-        seed=seed,
-    )
-    click.echo(found[0]["report"])
-    if not found[0]["is_equal"]:
+    from makespan.papers.slapo.language import ScheduleOptions
+
+    options, size = _options(settings), _known(family, size)
+    ScheduleOptions.of(options)  # refused before any process starts
+    case, how = {"family": family, "options": options}, launcher_of(launcher, device)
+    (found,) = verify_schedules([case], processes, how, size=size, samples=samples, seed=seed)
+    click.echo(found["report"])
+    if not found["is_equal"]:
         raise click.exceptions.Exit(1)
 
 

@@ -4,12 +4,12 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
+  says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
 - `partition` splits what was cut into stages, `default_cuts` says where
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
-- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
-  says in a `VerifyReport` at which `Place` they part
 - `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 """
 

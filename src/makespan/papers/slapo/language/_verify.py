@@ -1,5 +1,6 @@
 """Check that a scheduled model computes what the original one does: outputs and gradients, everywhere."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -191,11 +192,12 @@ class Verify:
             )
             for one in partings
         ]
-        notes = [
-            f"step {step!s} is not expected to leave the results as they are"
+        counts = Counter(
+            step.op
             for step in steps
             if (primitive := primitive_named(step.op)) is not None and not primitive.is_verifiable()
-        ]
+        )
+        notes = [f"{count} x {op}, which may change results" for op, count in counts.items()]
         if weights is not None and (differed := sorted(set(weights.differed))):
             more = f" and {len(differed) - _SHOWN} more" if len(differed) > _SHOWN else ""
             names = ", ".join(differed[:_SHOWN]) + more

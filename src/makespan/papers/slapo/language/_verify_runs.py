@@ -146,7 +146,7 @@ def run_forward(
     own = call.fresh(device)
     # What a model does in place it may not do to a leaf.
     passed = pytree.tree_map_only(Tensor, Tensor.clone, (own.args, own.kwargs))
-    seen = Call(*passed, own.names)
+    seen = Call(passed[0], passed[1], own.names)
     with _seeded(seed, device), torch.enable_grad():
         outputs = model(*passed[0], **passed[1])
         loss = None if loss_fn is None else loss_fn(outputs)

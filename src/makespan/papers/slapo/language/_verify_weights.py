@@ -224,11 +224,10 @@ def _of_first(ranks: Ranks, values: Tensor, note: Callable[[], None]) -> Tensor:
 
 def _off_constant(values: Tensor, seed: int, name: str) -> Tensor:
     """Move a tensor whose elements are all one number off it; variances stay positive."""
-    if (
-        not values.is_floating_point()
-        or values.numel() == 0
-        or not bool((values == values.flatten()[0]).all())
-    ):
+    flat = values.flatten()
+    if not values.is_floating_point() or values.numel() == 0 or bool(flat[0] != flat[-1]):
+        return values
+    if bool((flat != flat[0]).any()):
         return values
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     drawn = torch.rand(values.shape, generator=generator, dtype=torch.float32)
