@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         register_shard_rule,
     )
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
     "ANY",
@@ -77,6 +78,7 @@ __all__ = [
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "pad_vocabulary",
     "partition",
     "register_primitive",
     "register_shard_rule",
