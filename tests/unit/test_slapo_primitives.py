@@ -21,7 +21,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     select_layers,
 )
 from makespan.papers.slapo.language._fork_rng import Forked  # noqa: E402
-from makespan.papers.slapo.language._linear import LateBiasLinear  # noqa: E402
+from makespan.papers.slapo.language._split_layers import LateBiasLinear, become  # noqa: E402
 from makespan.papers.slapo.language._wrapping import wrap_forward, wrapped_forward  # noqa: E402
 
 BLOCK = "stages.0.blocks.1"
@@ -388,12 +388,10 @@ def test_a_decomposed_layer_has_the_same_parameters_and_two_nodes(sch):
 
 
 def test_what_is_reduced_comes_before_the_bias():
-    class Twice(nn.Module):
-        def forward(self, data):
-            return 2 * data
-
     linear, data = nn.Linear(3, 2), torch.randn(4, 3)
-    sch = create_schedule(nn.Sequential(LateBiasLinear(linear, Twice())))
+    sch = create_schedule(nn.Sequential(linear))
+    become(linear, LateBiasLinear)
+    linear.reduce = lambda product: 2 * product
     check_invariants(sch)
     expected = 2 * (data @ linear.weight.T) + linear.bias
     torch.testing.assert_close(sch.mod(data), expected)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
+    from makespan.papers.slapo.language._build import build
     from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._consolidate import init_empty_weights
     from makespan.papers.slapo.language._errors import (
         ArgumentError,
         BuildError,
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+    from makespan.papers.slapo.language._shard_rules import (
+        ShardEffect,
+        ShardRequest,
+        register_shard_rule,
+    )
+    from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
 
 __all__ = [
     "ArgumentError",
@@ -44,12 +52,19 @@ __all__ = [
     "ReplayError",
     "Schedule",
     "ScheduleError",
+    "ShardEffect",
     "ShardError",
+    "ShardRequest",
     "TracingError",
     "VerificationError",
+    "build",
     "create_schedule",
+    "full_state_dict",
+    "init_empty_weights",
     "list_primitives",
+    "load_full_state_dict",
     "register_primitive",
+    "register_shard_rule",
     "replay",
     "select_layers",
 ]

@@ -9,6 +9,7 @@ from torch import nn
 
 from makespan.papers.slapo.language._annotate import carry_tags
 from makespan.papers.slapo.language._errors import ArgumentError, ConflictError, KindError
+from makespan.papers.slapo.language._layouts import hand_over
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._subgraphs import replace_subgraph
 from makespan.papers.slapo.language._wrapping import wrapped_forward
@@ -39,6 +40,7 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
         if before is not None and before is not parameter and before.shape == parameter.shape:
             carry_tags(before, parameter, sch.metadata.tags)
     _move_hooks(old, new)
+    hand_over(old, new)
     inside = {id(one) for one in new.modules()}
     for holder in [one for one in sch.root.mod.modules() if id(one) not in inside]:
         for name, one in holder._modules.items():
