@@ -61,7 +61,7 @@ def build(
     sch
         Schedule of a whole model.
     target
-        None or ``eager`` for the module as it is, ``compile``, ``ddp`` or ``fsdp``.
+        None or ``eager`` for the module as it is, ``compile``, ``ddp``, ``fsdp`` or ``pipeline``.
     init_weights
         True to initialise parameters on ``meta`` by ``_init_weights`` of a module or of what holds it, or by
         ``reset_parameters``; a function of a module, or of module and path, that does; False to refuse them.
@@ -77,7 +77,9 @@ def build(
         Whether parameters that have values get new ones.
     **options
         Options of the target: of ``torch.compile``, of ``DistributedDataParallel``, or of ``fully_shard``
-        with ``units``, the paths of the modules that are sharded each by itself.
+        with ``units``, the paths of the modules that are sharded each by itself. Of ``pipeline``:
+        ``n_microbatches``, ``loss_fn`` of output and target, a mean over samples, and ``schedule``, ``1f1b``
+        or ``gpipe``.
 
     Returns
     -------
@@ -176,6 +178,12 @@ def _fsdp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) 
     return sch.mod, sch.mod
 
 
+def _pipeline(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
+    from makespan.papers.slapo.language._pipeline import build_pipeline  # takes long to load
+
+    return build_pipeline(sch, mesh, options, is_parallel(sch) and sch.world_size > 1)
+
+
 def _units(sch: "Schedule", paths: object) -> list[nn.Module]:
     """Modules that are gathered each by itself: those named, or the outermost elements of lists."""
     if paths is not None:
@@ -198,6 +206,7 @@ TARGETS: dict[str, Target] = {
     "compile": Target(_compile, frozenset({"backend", "mode", "dynamic", "fullgraph", "options"})),
     "ddp": Target(_ddp, frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
                                    "static_graph", "broadcast_buffers", "device_ids"})),
+    "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"})),
     "fsdp": Target(_fsdp, frozenset({"units", "mp_policy", "offload_policy", "reshard_after_forward"})),
 }  # fmt: skip
 """What a model can be handed to, by name."""
