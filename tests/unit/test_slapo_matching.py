@@ -93,7 +93,7 @@ def test_functions_stand_for_modules_and_modules_for_functions(sch):
 
 def test_modules_are_found_by_name(sch):
     assert [(owner, node.name) for owner, node in sch.find("query|key")] == [("", "query"), ("", "key")]
-    assert not sch.find("uery")
+    assert not sch.find("tail")
 
     class Named(Pattern):
         def __init__(self):

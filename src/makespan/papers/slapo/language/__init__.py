@@ -6,6 +6,7 @@ Importing the package loads nothing; what it shows imports torch.
   `list_primitives` says which there are
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
+- `partition` splits what was cut into stages, `default_cuts` says where
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         register_shard_rule,
     )
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
     "ANY",
@@ -76,6 +78,7 @@ __all__ = [
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "pad_vocabulary",
     "partition",
     "register_primitive",
     "register_shard_rule",
