@@ -27,6 +27,8 @@ def with_source():
         for name in names:
             for key, entry in read_preset(f"makespan.{package}", name).items():
                 yield f"{package}/{name}/{key}", entry
+    for family, sizes in read_preset("makespan.training.zoo", "families").items():
+        yield from ((f"families/{family}/{size}", entry) for size, entry in sizes.items())
     for name, entry in read_preset("makespan.perf", "environments").items():
         yield from ((f"environments/{name}/{key}", value) for key, value in entry["constants"].items())
     yield from enumerate(read_preset("makespan.emulator", "targets")["target"])
