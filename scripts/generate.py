@@ -3,6 +3,7 @@
 A test compares them with what is committed; run this after an option, a table, a figure or a layer changed.
 """
 
+import ast
 import re
 import tomllib
 from collections.abc import Sequence
@@ -25,6 +26,13 @@ API_HEAD = """# API
 The layers of the package, lowest first; a layer imports only from those before it. What a package shows here
 may be relied on, its modules with an underscore may not.
 """
+PRIMITIVES_HEAD = """# Primitives
+
+The steps of the schedule language, methods of every node of a `Schedule` such as
+`create_schedule(model)["blocks.0"].checkpoint()`. A step that fails leaves the model as it was, and one
+that is done stands in the journal.
+You can [write one](../guides/write-a-primitive.md).
+"""
 
 
 def generated_files() -> dict[str, str]:
@@ -40,6 +48,7 @@ def generated_files() -> dict[str, str]:
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": page,
+        "docs/reference/primitives.md": _primitives_page(),
         "docs/reference/tables.md": tables_page(schemas),
         "results/README.md": _filled("results/README.md", "files", _file_list()),
     }
@@ -166,6 +175,20 @@ def _modules() -> list[str]:
 
 def _api_entry(module: str) -> str:
     return f"::: {module}\n"
+
+
+def _primitives_page() -> str:
+    """Return the page of the primitives, read off the text of their classes since those import torch."""
+    found = {}
+    for path in sorted((ROOT / "src/makespan/papers/slapo/language").rglob("_*.py")):
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for cls in (one for one in ast.parse(path.read_text("utf-8")).body if isinstance(one, ast.ClassDef)):
+            if any(ast.unparse(one) == "register_primitive()" for one in cls.decorator_list):
+                (said,) = (one for one in cls.body if isinstance(one, ast.FunctionDef) and one.name == "name")
+                (name,) = (ast.literal_eval(one.value) for one in said.body if isinstance(one, ast.Return))
+                entry = f"::: {module}.{cls.name}.apply\n    options:\n      show_root_heading: false\n"
+                found[name] = f"## {name}\n\n{ast.get_docstring(cls)}\n\n{entry}"
+    return "\n".join([PRIMITIVES_HEAD, *(found[name] for name in sorted(found))])
 
 
 def main() -> None:

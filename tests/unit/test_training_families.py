@@ -154,8 +154,8 @@ def test_what_fills_samples_up_does_not_change_the_others(family):
     filled = torch.where(visible == 0, 5, tokens)
     if family == "roberta":  # its positions would see another token there
         filled = tokens
-        visible = torch.where(tokens == spec.padding, visible - 1e3, visible)
-    before, after = model(tokens, (visible > 0).float(), *rest), model(filled, visible, *rest)
+        visible = torch.where(tokens == spec.padding, visible - 1000, visible)
+    before, after = model(tokens, (visible > 0).long(), *rest), model(filled, visible, *rest)
     seen = slice(None) if family == "t5" else visible > 0
     torch.testing.assert_close(before[seen], after[seen])
 
@@ -168,6 +168,16 @@ def test_decoders_see_nothing_that_follows(family):
     changed[:, 9:] = (changed[:, 9:] + 1) % spec.vocab
     torch.testing.assert_close(model(tokens)[:, :9], model(changed)[:, :9])
     assert not torch.allclose(model(tokens)[:, 9:], model(changed)[:, 9:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_compute_in_half_precision(family):
+    model = build_family(family).eval().to(torch.bfloat16)
+    inputs = family_batch(family_spec(family), 2, 0).inputs
+    images = [value.bfloat16() if value.is_floating_point() else value for value in inputs]
+    found, expected = model(*images), build_family(family).eval()(*inputs)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.05 * expected.abs().max().item())
 
 
 def test_every_second_layer_of_gpt_looks_back_over_a_window_only():

@@ -229,12 +229,12 @@ class RotaryAngles(nn.Module):
         rates = _ROPE_BASE ** (-torch.arange(0, spec.head_size, 2, dtype=torch.float32) / spec.head_size)
         self.register_buffer("rates", rates, persistent=False)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two tensors ``(1, 1, seq, size)`` for ``(n, seq)`` tokens."""
+    def forward(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two tensors ``(1, 1, seq, size)`` of the type of ``hidden`` for ``(n, seq)`` tokens."""
         places = positions_in(tokens[:1])[:, None, :, None]
-        angles = places * self.get_buffer("rates")
+        angles = places * self.get_buffer("rates").float()
         doubled = torch.cat([angles, angles], dim=-1)
-        return doubled.cos(), doubled.sin()
+        return doubled.cos().type_as(hidden), doubled.sin().type_as(hidden)
 
 
 def _turned(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ class LlamaBackbone(nn.Module):
         """Return ``(n, seq, hidden)``."""
         hidden = self.embed_tokens(tokens)
         mask = causal_mask(hidden)
-        cosines, sines = self.rotary_emb(tokens)
+        cosines, sines = self.rotary_emb(tokens, hidden)
         for layer in self.layers:
             hidden = layer(hidden, mask, cosines, sines)
         result: Tensor = self.norm(hidden)

@@ -30,8 +30,8 @@ class RelativePositions(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the scores ``(1, heads, seq, seq)`` to add; a decoder sees nothing that follows."""
-        places = torch.ones_like(hidden[0, :, 0]).cumsum(0)
-        offset = (places[None, :] - places[:, None]).long()
+        places = torch.ones_like(hidden[0, :, 0], dtype=torch.long).cumsum(0)
+        offset = places[None, :] - places[:, None]
         bias: Tensor = self.relative_attention_bias(self._bucket(offset)).permute(2, 0, 1).unsqueeze(0)
         return bias + causal_mask(hidden) if self.is_decoder else bias
 
@@ -204,8 +204,9 @@ class T5(nn.Module):
 
     def forward(self, tokens: Tensor, visible: Tensor, decoded: Tensor) -> Tensor:
         """Return ``(n, decoder_seq, vocab)`` logits; ``visible`` is 0 for what fills ``tokens`` up."""
-        mask = padding_mask(visible)
-        encoded = self.encoder(self.shared(tokens), mask)
+        embedded = self.shared(tokens)
+        mask = padding_mask(visible, embedded)
+        encoded = self.encoder(embedded, mask)
         hidden = self.decoder(self.shared(decoded), encoded, mask)
         result: Tensor = self.lm_head(hidden * self.scale)
         return result

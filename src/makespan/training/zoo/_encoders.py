@@ -146,7 +146,8 @@ class Backbone(nn.Module):
 
     def forward(self, tokens: Tensor, visible: Tensor) -> Tensor:
         """Return ``(n, seq, hidden)``."""
-        result: Tensor = self.encoder(self.embeddings(tokens), padding_mask(visible))
+        embedded = self.embeddings(tokens)
+        result: Tensor = self.encoder(embedded, padding_mask(visible, embedded))
         return result
 
 

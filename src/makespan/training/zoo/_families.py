@@ -333,9 +333,9 @@ def family_batch(spec: FamilySpec, n_samples: int, seed: int) -> "FamilyBatch":
         ``inputs``, in the order in which the model takes them, and ``targets``.
 
         - ``bert``, ``roberta``, ``albert``: ``(n, seq)`` tokens of which some are masked, ``(n, seq)``
-          float32 that is 0 for what fills samples up; the original tokens where they were masked
+          integers that are 0 for what fills samples up; the original tokens where they were masked
         - ``gpt``, ``opt``, ``llama``: ``(n, seq)`` tokens; the tokens that follow
-        - ``t5``: tokens and float32 as those of ``bert``, ``(n, decoder_seq)`` tokens; those that follow
+        - ``t5``: tokens and integers as those of ``bert``, ``(n, decoder_seq)`` tokens; those that follow
         - ``wideresnet``: ``(n, 3, side, side)`` float32; ``(n,)`` classes
     """
     if n_samples < 1:

@@ -34,9 +34,9 @@ def attend(
     return torch.matmul(shares, value)
 
 
-def padding_mask(visible: Tensor) -> Tensor:
-    """Turn ``(n, seq)``, 1 for tokens and 0 for what fills samples up, into scores to add."""
-    return (1.0 - visible[:, None, None, :]) * _UNSEEN
+def padding_mask(visible: Tensor, hidden: Tensor) -> Tensor:
+    """Turn ``(n, seq)``, 0 for what fills samples up, into scores to add, of the type of ``hidden``."""
+    return (1.0 - visible[:, None, None, :].type_as(hidden)) * _UNSEEN
 
 
 def causal_mask(hidden: Tensor, window: int = 0) -> Tensor:

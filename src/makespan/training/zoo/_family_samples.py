@@ -48,7 +48,7 @@ def _corrupted(
     masked = (rng.random(words.shape) < _MASKED_SHARE) & visible
     masked[:, 0] = True
     tokens = np.where(visible, np.where(masked, _MASK, words), spec.padding)
-    return tokens, torch.from_numpy(visible.astype(np.float32)), masked
+    return tokens, torch.from_numpy(visible.astype(np.int64)), masked
 
 
 def _masked(spec: TransformerSpec, n_samples: int, seed: int) -> FamilyBatch:

@@ -1,0 +1,72 @@
+"""The schedule language: how a model is executed, said beside the model and step by step.
+
+Importing the package loads nothing; what it shows imports torch.
+
+- `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
+  `list_primitives` says which there are
+- `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
+"""
+
+from typing import TYPE_CHECKING
+
+from makespan.lazy import shown_lazily
+
+if TYPE_CHECKING:
+    from makespan.papers.slapo.language._build import build
+    from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._consolidate import init_empty_weights
+    from makespan.papers.slapo.language._errors import (
+        ArgumentError,
+        BuildError,
+        ConflictError,
+        KindError,
+        MemberError,
+        PathError,
+        ReplayError,
+        ScheduleError,
+        ShardError,
+        TracingError,
+        VerificationError,
+    )
+    from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
+    from makespan.papers.slapo.language._replay import replay
+    from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
+    from makespan.papers.slapo.language._shard_rules import (
+        ShardEffect,
+        ShardRequest,
+        register_shard_rule,
+    )
+    from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+
+__all__ = [
+    "ArgumentError",
+    "BuildError",
+    "ConflictError",
+    "JournalEntry",
+    "KindError",
+    "MemberError",
+    "Metadata",
+    "PathError",
+    "Primitive",
+    "ReplayError",
+    "Schedule",
+    "ScheduleError",
+    "ShardEffect",
+    "ShardError",
+    "ShardRequest",
+    "TracingError",
+    "VerificationError",
+    "build",
+    "create_schedule",
+    "full_state_dict",
+    "init_empty_weights",
+    "list_primitives",
+    "load_full_state_dict",
+    "register_primitive",
+    "register_shard_rule",
+    "replay",
+    "select_layers",
+]
+
+__getattr__ = shown_lazily(__name__, __file__)

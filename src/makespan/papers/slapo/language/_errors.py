@@ -1,0 +1,96 @@
+"""What goes wrong while a schedule is written, each error also of the kind that Python users expect.
+
+::
+
+    MakespanError
+    └── ScheduleError
+        ├── PathError            (KeyError)        no such module in the schedule
+        ├── MemberError          (AttributeError)  no such primitive, parameter, buffer or attribute
+        ├── ArgumentError        (ValueError)      a value that a primitive does not accept
+        ├── KindError            (TypeError)       an argument of another kind than accepted
+        ├── ConflictError        (RuntimeError)    contradicts a primitive that was applied before
+        ├── ShardError           (RuntimeError)    a tensor cannot be split that way
+        ├── TracingError         (RuntimeError)    no graph can be captured
+        ├── BuildError           (RuntimeError)    the scheduled model cannot be made ready to run
+        ├── ReplayError          (RuntimeError)    a journal cannot be applied to this model
+        └── VerificationError    (AssertionError)  scheduled and original model differ
+"""
+
+import difflib
+from collections.abc import Iterable
+
+from makespan.errors import MakespanError
+
+__all__ = [
+    "ArgumentError",
+    "BuildError",
+    "ConflictError",
+    "KindError",
+    "MemberError",
+    "PathError",
+    "ReplayError",
+    "ScheduleError",
+    "ShardError",
+    "TracingError",
+    "VerificationError",
+    "close_names",
+]
+
+
+class ScheduleError(MakespanError):
+    """Base of all errors of the schedule language."""
+
+
+class PathError(ScheduleError, KeyError):
+    """The schedule has no module of that path; the message says where the path stops and what is near."""
+
+    def __str__(self) -> str:
+        """Print the message as it is; a `KeyError` would print it in quotation marks."""
+        return str(self.args[0]) if self.args else ""
+
+
+class MemberError(ScheduleError, AttributeError):
+    """There is no primitive, parameter, buffer or attribute of that name; the message lists what there is."""
+
+
+class ArgumentError(ScheduleError, ValueError):
+    """A primitive does not accept a value; the model is as it was."""
+
+
+class KindError(ScheduleError, TypeError):
+    """An argument is of another kind than accepted, missing or superfluous."""
+
+
+class ConflictError(ScheduleError, RuntimeError):
+    """A primitive contradicts one that was applied before, which the message quotes."""
+
+
+class ShardError(ScheduleError, RuntimeError):
+    """A tensor cannot be split that way; the message says sizes, axis and processes."""
+
+
+class TracingError(ScheduleError, RuntimeError):
+    """No graph can be captured of a module; the message says where and what to do."""
+
+
+class BuildError(ScheduleError, RuntimeError):
+    """A scheduled model cannot be made ready to run."""
+
+
+class ReplayError(ScheduleError, RuntimeError):
+    """A journal cannot be applied to this model; the message names the step."""
+
+
+class VerificationError(ScheduleError, AssertionError):
+    """The scheduled model does not compute what the original one does; the message says where first."""
+
+
+def close_names(found: str, known: Iterable[str]) -> str:
+    """Return the end of a message: up to five known names like the one found, or all if there are few."""
+    names = list(known)
+    close = difflib.get_close_matches(found, names, n=5, cutoff=0.5)
+    if close:
+        return "close: " + ", ".join(map(repr, close))
+    if not names:
+        return "there is none"
+    return "known: " + ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")

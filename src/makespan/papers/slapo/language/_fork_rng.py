@@ -1,0 +1,59 @@
+"""Random numbers that differ between the processes of a group, while the global generators stay in step."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from makespan.papers.slapo.language._errors import ConflictError
+from makespan.papers.slapo.language._registry import Primitive, register_primitive
+from makespan.papers.slapo.language._wrapping import ForwardWrapper, wrap_forward, wrapped_forward
+
+if TYPE_CHECKING:
+    from makespan.papers.slapo.language._schedule import Schedule
+
+__all__ = ["ForkRng", "Forked"]
+
+_OFFSET = 2718  # Megatron-LM, seeds of tensor-parallel regions
+
+
+class Forked(ForwardWrapper):
+    """A forward that draws from generators of this process.
+
+    The seed follows from one number of the global generator. So it is another one at every call, and the same
+    one when `torch.utils.checkpoint` repeats the call with the global state of the first.
+    """
+
+    def __init__(self, module: nn.Module, rank: int) -> None:
+        super().__init__(module)
+        self.rank = rank
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward under a seed of this process; then put the global generators back in step."""
+        base = int(torch.randint(2**62, ()).item())
+        with torch.random.fork_rng():
+            torch.manual_seed(base + _OFFSET + self.rank)
+            return self.inner(*args, **kwargs)
+
+
+@register_primitive()
+class ForkRng(Primitive):
+    """Let a module that works on partitioned activations draw other numbers in each process."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``fork_rng``."""
+        return "fork_rng"
+
+    @classmethod
+    def apply(cls, sch: "Schedule") -> None:
+        """Run the forward of this module under a generator of each process; of one process, unchanged."""
+        if wrapped_forward(sch.mod, Forked):
+            raise ConflictError(f"fork_rng of {sch.path!r}: it is forked already, {sch.conflict('fork_rng')}")
+        if sch.world_size > 1:
+            wrap_forward(sch.mod, Forked(sch.mod, sch.rank))
+
+    @classmethod
+    def is_verifiable(cls) -> bool:
+        """Say that masks differ from those of the original model."""
+        return False

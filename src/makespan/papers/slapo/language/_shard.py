@@ -1,0 +1,205 @@
+"""The primitive that splits parameters and buffers of a module among the processes of a group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from makespan.papers.slapo.language._annotate import carry_tags
+from makespan.papers.slapo.language._collectives import Ranks
+from makespan.papers.slapo.language._errors import (
+    ArgumentError,
+    ConflictError,
+    KindError,
+    MemberError,
+    ShardError,
+    close_names,
+)
+from makespan.papers.slapo.language._layouts import Sharding, TensorShard, keep_sharding, sharding_of
+from makespan.papers.slapo.language._registry import Primitive, register_primitive
+from makespan.papers.slapo.language._shard_rules import ShardEffect, ShardRequest, shard_effect
+from makespan.papers.slapo.language._split_layers import become
+
+if TYPE_CHECKING:
+    from makespan.papers.slapo.language._schedule import Schedule
+
+__all__ = ["Shard", "TiedShard", "ranks_of", "tie_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TiedShard:
+    """The part that all tensors of a tie share, kept by the path at which it was made."""
+
+    path: str
+    parameter: nn.Parameter
+    shard: TensorShard
+
+
+def ranks_of(sch: "Schedule") -> Ranks:
+    """Return the processes that share the modules of a schedule."""
+    return Ranks(sch.rank, sch.world_size, sch.group)
+
+
+def tie_of(sch: "Schedule", name: str) -> tuple[str, ...] | None:
+    """Return the group of parameters that are one object, to which a parameter of a module belongs."""
+    full = f"{sch.path}.{name}" if sch.path else name
+    return next((group for group in sch.metadata.ties if full in group), None)
+
+
+@register_primitive()
+class Shard(Primitive):
+    """Split tensors of a module evenly along an axis, of which each process keeps a part."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``shard``."""
+        return "shard"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", tensor_name: str | Sequence[str], axis: int, groups: int = 1) -> None:
+        """Keep the part of this process.
+
+        Parameters
+        ----------
+        tensor_name
+            Parameter or buffer of this module itself, or several of them.
+        axis
+            Axis along which it is cut; negative ones count from the end.
+        groups
+            Equal blocks of the axis that are cut each by itself, three for queries, keys and values in one.
+        """
+        names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
+        if not names or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
+            raise KindError(f"shard of {sch.path!r}: found {tensor_name!r}; accepted: a name or several")
+        plans = [_planned(sch, name, axis, groups) for name in names]
+        sharding = sharding_of(sch.mod)
+        for plan in plans:
+            sharding = _after(sch, sharding, plan)
+        for plan in plans:
+            _keep_part(sch, plan)
+        if sch.world_size > 1:
+            for behaviour in {one for plan in plans if (one := plan.effect.behaviour) is not None}:
+                if not isinstance(sch.mod, behaviour):
+                    become(sch.mod, behaviour)
+        for plan in plans:
+            for name, value in plan.effect.attributes.items():
+                setattr(sch.mod, name, value)
+        keep_sharding(sch.mod, sharding)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A tensor that will be cut, checked."""
+
+    name: str
+    tensor: Tensor
+    shard: TensorShard
+    effect: ShardEffect
+    tied: TiedShard | None
+
+
+def _planned(sch: "Schedule", name: str, axis: int, groups: int) -> _Plan:
+    """Check one tensor, without changing anything."""
+    where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
+    tensor = _tensor(sch.mod, name, where)
+    known = sharding_of(sch.mod).tensors.get(name)
+    if known is not None:
+        raise ConflictError(
+            f"{where}: {name!r} is sharded on axis {known.axis} already; {sch.conflict('shard')}"
+        )
+    if not _is_number(axis) or not -tensor.dim() <= axis < tensor.dim():
+        raise ArgumentError(
+            f"{where}: axis {axis!r} of {name!r}, whose shape is {tuple(tensor.shape)}; accepted: "
+            + (f"{-tensor.dim()} to {tensor.dim() - 1}" if tensor.dim() else "none, it is a scalar")
+        )
+    if not _is_number(groups) or groups < 1:
+        raise ArgumentError(f"{where}: {groups!r} groups; accepted: 1 or more")
+    axis %= tensor.dim()
+    if (size := tensor.shape[axis]) % (sch.world_size * groups):
+        blocks = f" in {groups} groups" if groups > 1 else ""
+        raise ShardError(
+            f"{where}: axis {axis} of {name!r} has size {size}, which{blocks} does not divide among "
+            f"{sch.world_size} processes; accepted: a multiple of {sch.world_size * groups}, after padding"
+        )
+    shard = TensorShard(tuple(tensor.shape), axis, groups, sch.rank, sch.world_size)
+    request = ShardRequest(
+        sch.mod, sch.path, name, axis, groups, tensor.shape[axis] // sch.world_size, ranks_of(sch)
+    )
+    return _Plan(name, tensor, shard, shard_effect(request), _tied(sch, name, shard, where))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tensor(module: nn.Module, name: str, where: str) -> Tensor:
+    own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+    if name not in own:
+        why = "it is None" if name in {*module._parameters, *module._buffers} else close_names(name, own)
+        raise MemberError(f"{where}: no parameter or buffer {name!r}; {why}")
+    return own[name]
+
+
+def _tied(sch: "Schedule", name: str, shard: TensorShard, where: str) -> TiedShard | None:
+    """Return the part that another member of the tie has; it must be the same part."""
+    group = tie_of(sch, name)
+    made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
+    known = None if group is None else made.get(group)
+    if known is None:
+        return None
+    if known.shard != shard:
+        raise ShardError(
+            f"{where}: {name!r} is tied to {known.path!r}, which is sharded on axis {known.shard.axis} to "
+            f"{known.shard.shape}, in {known.shard.groups} groups; this would be axis {shard.axis}, "
+            f"{shard.shape}, in {shard.groups} groups; accepted: the same part"
+        )
+    return known
+
+
+def _after(sch: "Schedule", before: Sharding, plan: _Plan) -> Sharding:
+    """Return what is sharded once a plan is carried out; contradictions are errors."""
+    effect, where = plan.effect, f"shard of {sch.path!r} ({type(sch.mod).__name__})"
+    returns = effect.returns
+    if returns is not None and returns.kind == "partition":
+        returns = replace(returns, groups=plan.shard.groups)
+    if returns is not None and before.computes not in (None, returns):
+        raise ConflictError(
+            f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {returns}, but "
+            f"{before.computes} by what is cut already; {sch.conflict('shard')}"
+        )
+    if returns is not None and before.computes is None and before.returns is not None:
+        raise ConflictError(
+            f"{where}: its output is synchronised as {before.returns} already, before it was known that it "
+            f"is {returns}; accepted: shard before sync; {sch.conflict('sync')}"
+        )
+    attributes = {name: getattr(sch.mod, name, None) for name in effect.attributes}
+    return replace(
+        before,
+        tensors={**before.tensors, plan.name: plan.shard},
+        together=before.together | effect.together,
+        attributes={**attributes, **before.attributes},
+        computes=before.computes or returns,
+        returns=before.returns or returns,
+    )
+
+
+def _keep_part(sch: "Schedule", plan: _Plan) -> None:
+    """Put the part in the place of the whole tensor; members of a tie share it."""
+    whole, shard = plan.tensor, plan.shard
+    if not isinstance(whole, nn.Parameter):
+        setattr(sch.mod, plan.name, shard.part_of(whole))
+        return
+    if plan.tied is not None:
+        part = plan.tied.parameter
+    elif shard.world_size == 1:
+        part = whole
+    else:
+        part = nn.Parameter(shard.part_of(whole.detach()), whole.requires_grad)
+    carry_tags(whole, part, sch.metadata.tags)
+    vars(part)["shard"] = shard
+    sch.metadata.tags.add("shard")
+    setattr(sch.mod, plan.name, part)
+    if (group := tie_of(sch, plan.name)) is not None:
+        full = f"{sch.path}.{plan.name}".removeprefix(".")
+        sch.metadata.slots["shard"].setdefault(group, TiedShard(full, part, shard))

@@ -1,0 +1,36 @@
+"""A process that runs functions of a test together with others: ``python group_worker.py <run directory>``.
+
+The request names a module of tests/support and its functions, each of which every process calls.
+"""
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+from makespan.runtime import Launch, LocalLauncher, end_worker, join, run_worker
+
+OF_SEVERAL = ("torch.distributed",)
+
+
+def on_processes(n_processes, module, *cases):
+    """Run functions of a module of tests/support in so many processes; raise what the first one raised.
+
+    Call it where `forking_servers` are at work.
+    """
+    request = {"module": module, "cases": cases}
+    with tempfile.TemporaryDirectory() as directory:
+        launcher = LocalLauncher(timeout_s=300.0, stall_timeout_s=300.0)
+        launcher.run(Launch("group_worker", request, n_processes, Path(directory)))
+
+
+def work(directory, who):
+    request = directory.request()
+    module = importlib.import_module(request["module"])
+    join(directory, who)
+    for name in request["cases"]:
+        getattr(module, name)()
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], work))

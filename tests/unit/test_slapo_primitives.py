@@ -1,0 +1,460 @@
+"""Primitives that need no graph: what each does to a model, and what it refuses."""
+
+import copy
+import gc
+import weakref
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from schedules import Attention, Block, check_invariants, same_state, state_of, tokens, toy  # noqa: E402
+from torch import nn  # noqa: E402
+
+from makespan.papers.slapo.language import (  # noqa: E402
+    ArgumentError,
+    ConflictError,
+    KindError,
+    MemberError,
+    create_schedule,
+    select_layers,
+)
+from makespan.papers.slapo.language._fork_rng import Forked  # noqa: E402
+from makespan.papers.slapo.language._split_layers import LateBiasLinear, become  # noqa: E402
+from makespan.papers.slapo.language._wrapping import wrap_forward, wrapped_forward  # noqa: E402
+
+BLOCK = "stages.0.blocks.1"
+
+
+@pytest.fixture
+def sch():
+    return create_schedule(toy())
+
+
+def refused(sch, error, words, apply):
+    """Check that a primitive refuses with one message and leaves everything as it was."""
+    before = state_of(sch)
+    with pytest.raises(error, match=words):
+        apply()
+    check_invariants(sch)
+    assert same_state(before, state_of(sch))
+
+
+def loss_and_gradients(model, data):
+    model.zero_grad()
+    words, pairs = model(data)
+    loss = words.square().mean() + pairs.square().mean()
+    loss.backward()
+    return loss.detach(), [one.grad.clone() for one in model.parameters()]
+
+
+def assert_equal_training(model, other):
+    """Compare loss and gradients bit by bit in training mode, dropout included."""
+    data = tokens()
+    torch.manual_seed(5)
+    loss, gradients = loss_and_gradients(model, data)
+    torch.manual_seed(5)
+    expected, others = loss_and_gradients(other, data)
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(*pair) for pair in zip(gradients, others, strict=True))
+
+
+# --- replace -----------------------------------------------------------------------------
+
+
+def test_a_new_module_takes_the_place_of_a_node(sch):
+    node, new = sch[BLOCK], Block(8)
+    calls = []
+    node.replace(new)
+    check_invariants(sch)
+    assert sch[BLOCK] is node and node.mod is new is sch.mod.stages[0].blocks[1]
+    assert (node.name, node.path) == ("blocks.1", BLOCK)
+    assert list(node.child) == ["attention", "norm", "ffn"]
+    sch[f"{BLOCK}.ffn"].replace(lambda old: calls.append(old) or nn.Linear(8, 8))
+    check_invariants(sch)
+    assert calls and f"{BLOCK}.ffn.0" not in sch
+    sch.mod(tokens())
+
+
+def test_the_root_can_be_replaced(sch):
+    new = toy(seed=1)
+    sch.replace(new)
+    check_invariants(sch)
+    assert sch.mod is new
+
+
+def test_hooks_move_to_the_new_module_and_their_handles_still_remove_them(sch):
+    old, new, seen = sch[BLOCK].mod, Block(8), []
+    handles = [
+        old.register_forward_pre_hook(lambda *_: seen.append("pre")),
+        old.register_forward_hook(lambda *_, **__: seen.append("post"), with_kwargs=True, always_call=True),
+        old.register_full_backward_pre_hook(lambda *_: seen.append("backward pre")),
+        old.register_full_backward_hook(lambda *_: seen.append("backward")),
+    ]
+    new.register_forward_hook(lambda *_: seen.append("its own"))
+    sch[BLOCK].replace(new)
+    sch.mod(tokens())[0].sum().backward()
+    assert seen == ["pre", "post", "its own", "backward pre", "backward"]
+    for handle in handles:
+        handle.remove()
+    seen.clear()
+    sch.mod(tokens())[0].sum().backward()
+    assert seen == ["its own"]
+    assert not old._forward_hooks and not old._backward_hooks
+
+
+def test_differences_of_the_new_module_are_warned_of(sch):
+    sch.mod.eval()
+    with pytest.warns(UserWarning) as seen:
+        sch[BLOCK].replace(Block(8).double())
+    mode, dtype = (str(one.message) for one in seen)
+    assert mode.startswith(
+        f"replace of '{BLOCK}': training mode of the old module is False, of the new one True"
+    )
+    assert dtype.endswith("dtype of the old module is torch.float32, of the new one torch.float64")
+    assert not sch[BLOCK].mod.training and not sch[f"{BLOCK}.attention.dropout"].mod.training
+    with pytest.warns(UserWarning, match="device of the old module is cpu, of the new one meta"):
+        sch["heads.pairs"].replace(nn.Linear(8, 2, device="meta").eval())
+    with pytest.warns(UserWarning, match="the name 'other' is ignored"):
+        sch["stages.1"].replace(nn.Identity().eval(), name="other")
+
+
+def test_what_is_no_module_is_refused(sch):
+    node = sch[BLOCK]
+    refused(
+        sch, TypeError, f"replace of '{BLOCK}': got str; accepted: a module, or", lambda: node.replace("x")
+    )
+    refused(sch, KindError, "got function, which returned int", lambda: node.replace(_integer))
+    refused(sch, ArgumentError, "need target_ops", lambda: node.replace(Block(8), each=True))
+    refused(sch, ArgumentError, "holds the whole model", lambda: node.replace(nn.Sequential(sch.mod)))
+    node.checkpoint()
+    words = r"its forward is wrapped, conflicts with step 1: checkpoint\(\) at"
+    refused(sch, RuntimeError, words, lambda: node.replace(Block(8)))
+
+
+def _integer(old):
+    return 3
+
+
+def test_tags_stay_with_a_parameter_that_is_replaced_by_one_of_the_same_shape(sch):
+    node = sch[f"{BLOCK}.attention.query"]
+    node.annotate("weight", "role", "query")
+    node.annotate("bias", "role", "offset")
+    node.mod.weight.untold = 1
+    node.replace(nn.Linear(8, 8))
+    assert (node.mod.weight.role, node.mod.bias.role) == ("query", "offset")
+    assert not hasattr(node.mod.weight, "untold")
+    node.replace(nn.Linear(8, 4))
+    assert not hasattr(node.mod.weight, "role")
+
+
+def test_all_modules_of_a_type_are_replaced_once(sch):
+    assert sch.replace_all(nn.Dropout, lambda path, old, n: nn.Sequential(*[copy.copy(old)] * n), n=2) == 4
+    check_invariants(sch)
+    assert sch.replace_all(nn.Linear, lambda path, old: nn.Sequential(old, nn.Identity())) == 22
+    check_invariants(sch)
+    assert isinstance(sch["heads.pairs.0"].mod, nn.Linear)
+    assert sch.replace_all(nn.Conv2d, lambda path, old: old) == 0
+    assert [entry.op for entry in sch.metadata.journal] == ["replace_all"] * 3
+
+
+def test_modules_inside_each_other_are_replaced_from_the_inside():
+    sch = create_schedule(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU()))
+    seen = []
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, data):
+            return self.inner(data)
+
+    assert sch.replace_all(nn.Sequential, lambda path, old: seen.append(path) or Wrapped(old)) == 2
+    check_invariants(sch)
+    assert seen == ["0", ""] and isinstance(sch["inner.0.inner.0"].mod, nn.Linear)
+    refused(
+        sch, TypeError, "got 3; accepted: a class of modules", lambda: sch.replace_all(3, lambda *_: None)
+    )
+
+
+def test_a_factory_that_fails_half_way_leaves_the_model_as_it_was(sch):
+    made = iter([nn.Identity(), nn.Identity(), None])
+    words = "replace of 'stages.0.blocks.1.norm': got NoneType"
+    refused(sch, TypeError, words, lambda: sch.replace_all(nn.LayerNorm, lambda path, old: next(made)))
+
+
+# --- checkpoint --------------------------------------------------------------------------
+
+
+def test_recomputation_changes_neither_names_nor_results(sch):
+    model, keys = copy.deepcopy(sch.mod), list(sch.mod.state_dict())
+    for path in ("stages.0.blocks.0", f"{BLOCK}.attention", "stages.1"):
+        sch[path].checkpoint()
+        check_invariants(sch)
+    assert list(sch.mod.state_dict()) == keys
+    sch["stages.0.blocks.0.attention.query"].annotate("weight", "role", 1)
+    assert_equal_training(sch.mod, model)
+    sch.mod.load_state_dict(model.state_dict())
+
+
+def test_what_is_recomputed_runs_twice_and_keeps_fewer_tensors(sch):
+    node, runs = sch["stages.1"], []
+    node["blocks.0"].mod.register_forward_hook(lambda *_: runs.append(1))
+
+    def kept():
+        bytes_kept = []
+        pack = lambda one: bytes_kept.append(one.nbytes) or one  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            words, _ = sch.mod(tokens())
+        return words, sum(bytes_kept)
+
+    _, before = kept()
+    node.checkpoint()
+    runs.clear()
+    words, after = kept()
+    assert len(runs) == 1 and after < 0.75 * before
+    words.sum().backward()
+    assert len(runs) == 2
+
+
+def test_keyword_arguments_and_what_is_no_tensor_pass_a_recomputed_module(sch):
+    mod = sch[f"{BLOCK}.attention"].mod
+    hidden, mask = torch.randn(2, 4, 8, requires_grad=True), torch.zeros(4, 4)
+    expected = mod.eval()(hidden, mask=mask)
+    sch[f"{BLOCK}.attention"].checkpoint()
+    assert torch.equal(mod(hidden, mask=mask), expected) and torch.equal(mod(hidden, mask=None), expected)
+
+
+def test_recomputing_twice_is_refused_and_nested_recomputation_warned_of(sch):
+    node = sch[BLOCK]
+    node.checkpoint()
+    words = rf"checkpoint of '{BLOCK}': it is recomputed already, conflicts with step 1: checkpoint\(\)"
+    refused(sch, ConflictError, words, node.checkpoint)
+    with pytest.warns(UserWarning, match=f"checkpoint of '{BLOCK}.ffn': '{BLOCK}' above it is recomputed"):
+        node["ffn"].checkpoint()
+    refused(sch, ArgumentError, "needs a subgraph", lambda: sch.checkpoint(order_args_fn=lambda *_: _))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "count"),
+    [(1.0, 24), (0.92, 22), (0.84, 20), (0.67, 16), (0.5, 12), (0.34, 8), (0.25, 6), (0.0, 0)],
+)
+def test_the_share_of_recomputed_layers_is_exact_and_spread(ratio, count):
+    even, head = select_layers(24, ratio), select_layers(24, ratio, "head")
+    assert len(even) == len(head) == count and head == list(range(count))
+    gaps = {after - before for before, after in pairwise(even)}
+    assert max(gaps, default=0) - min(gaps, default=0) <= 1
+
+
+@pytest.mark.parametrize(
+    ("n", "ratio", "policy"), [(4, 1.1, "even"), (4, -0.1, "even"), (-1, 0.5, "even"), (4, 0.5, "tail")]
+)
+def test_a_share_that_makes_no_sense_is_refused(n, ratio, policy):
+    with pytest.raises(ValueError, match=r"select_layers got .*; accepted:"):
+        select_layers(n, ratio, policy)
+
+
+# --- random numbers ----------------------------------------------------------------------
+
+
+def forked(rank):
+    """Return a dropout that draws from the generator of one process of several."""
+    module = nn.Dropout(0.5)
+    wrap_forward(module, Forked(module, rank))
+    return module
+
+
+def test_processes_draw_other_masks_and_stay_in_step():
+    masks, states = [], []
+    for rank in (0, 1):
+        torch.manual_seed(3)
+        module = forked(rank)
+        masks.append([module(torch.ones(64)) for _ in range(2)])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    different = [masks[0][0], masks[0][1], masks[1][0], masks[1][1]]
+    assert len({tuple(one.tolist()) for one in different}) == 4
+    torch.manual_seed(3)
+    assert torch.equal(forked(1)(torch.ones(64)), masks[1][0])
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_a_recomputed_module_sees_the_masks_of_its_first_pass(outer):
+    sch = create_schedule(nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))))
+    inner = sch["1.1"].mod
+    wrap_forward(inner, Forked(inner, 1))
+    plain = copy.deepcopy(sch.mod)
+    (sch["1"] if outer else sch["1.1"]).checkpoint()
+    results = []
+    for model in (sch.mod, plain):
+        torch.manual_seed(7)
+        data = torch.ones(4, 8, requires_grad=True)
+        out = model(data)
+        torch.rand(3)
+        out.square().sum().backward()
+        results.append((out.detach(), data.grad))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_one_process_draws_what_the_unscheduled_model_draws(sch):
+    model = copy.deepcopy(sch.mod)
+    sch[f"{BLOCK}.attention"].fork_rng()
+    assert_equal_training(sch.mod, model)
+    assert wrapped_forward(sch[f"{BLOCK}.attention"].mod) is None
+
+
+def test_a_module_is_forked_once(sch):
+    sch.world_size, sch["stages.0"].world_size = 2, 2
+    sch["stages.0"].fork_rng()
+    words = r"fork_rng of 'stages.0': it is forked already, conflicts with step 1: fork_rng\(\)"
+    with pytest.raises(ConflictError, match=words):
+        sch["stages.0"].fork_rng()
+
+
+# --- notes -------------------------------------------------------------------------------
+
+
+def test_tags_are_set_on_parameters_of_the_module_itself(sch):
+    sch["heads.pairs"].annotate("weight", "role", {"kind": "head"})
+    assert sch.mod.heads["pairs"].weight.role == {"kind": "head"} and sch.metadata.tags == {"role"}
+    words = "annotate of 'heads.words': no parameter 'bias'; known: 'weight'"
+    refused(sch, AttributeError, words, lambda: sch["heads.words"].annotate("bias", "role", 1))
+    for key in ("data", "grad", "a b"):
+        refused(sch, ValueError, "cannot tag 'scale' with", lambda key=key: sch.annotate("scale", key, 1))
+
+
+def test_attributes_of_a_module_are_changed_and_others_refused(sch):
+    node = sch[f"{BLOCK}.attention"]
+    node.set_attr(heads=1)
+    assert node.mod.heads == 1 and str(sch.metadata.journal[0]) == f"set_attr(heads=1) at '{BLOCK}.attention'"
+    refused(
+        sch, AttributeError, "no attribute 'haeds'; close: 'heads'", lambda: node.set_attr(heads=2, haeds=1)
+    )
+    refused(sch, ValueError, "'query' is a tensor or a module", lambda: node.set_attr(query=nn.Identity()))
+    refused(sch, ValueError, "'scale' is a tensor", lambda: sch.set_attr(scale=1))
+    for name in ("training", "_modules", "forward"):
+        refused(sch, MemberError, f"no attribute '{name}'", lambda name=name: node.set_attr(**{name: 1}))
+    node.checkpoint()
+    refused(sch, MemberError, "no attribute 'forward'", lambda: node.set_attr(forward=1))
+
+
+def test_attributes_of_classes_count_and_methods_and_captured_graphs_do_not():
+    class Scaled(nn.Module):
+        factor, activation = 2, None
+
+        @property
+        def half(self):
+            return self.factor / 2
+
+        def forward(self, data):
+            return self.factor * data
+
+    sch = create_schedule(nn.Sequential(Scaled(), torch.fx.symbolic_trace(Scaled())))
+    sch["0"].set_attr(factor=3, activation=nn.functional.relu)
+    sch["0"].set_attr(activation=nn.functional.gelu)
+    assert (sch.mod[0].factor, Scaled.factor) == (3, 2)
+    refused(sch, MemberError, "no attribute 'half'", lambda: sch["0"].set_attr(half=1))
+    sch.mod[1].factor = 2
+    words = r"set_attr of '1': its graph holds attributes as they were.*accepted: set_attr before trace"
+    refused(sch, ConflictError, words, lambda: sch["1"].set_attr(factor=3))
+
+
+def test_symbols_have_one_value(sch):
+    sch.bind(batch=8, ratio=0.5)
+    sch["stages.0"].bind(batch=8)
+    refused(sch, ValueError, "batch = 4, but it is 8 already", lambda: sch.bind(batch=4))
+    assert sch.metadata.slots["bind"] == {"batch": 8, "ratio": 0.5}
+
+
+# --- decompose ---------------------------------------------------------------------------
+
+
+def test_a_decomposed_layer_has_the_same_parameters_and_two_nodes(sch):
+    node, model = sch[f"{BLOCK}.ffn.0"], copy.deepcopy(sch.mod)
+    weight, bias, keys = node.mod.weight, node.mod.bias, list(sch.mod.state_dict())
+    node.decompose()
+    check_invariants(sch)
+    assert node.mod.weight is weight and node.mod.bias is bias and list(sch.mod.state_dict()) == keys
+    assert isinstance(node.mod, nn.Linear) and (node.mod.in_features, node.mod.out_features) == (8, 16)
+    graph = torch.fx.symbolic_trace(nn.Sequential(node.mod)).graph
+    calls = [one.target.__name__ for one in graph.nodes if one.op == "call_function"]
+    assert calls == ["linear", "add"]
+    model.load_state_dict(sch.mod.state_dict())
+    for one, other in zip(sch.mod.eval()(tokens()), model.eval()(tokens()), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_is_reduced_comes_before_the_bias():
+    linear, data = nn.Linear(3, 2), torch.randn(4, 3)
+    sch = create_schedule(nn.Sequential(linear))
+    become(linear, LateBiasLinear)
+    linear.reduce = lambda product: 2 * product
+    check_invariants(sch)
+    expected = 2 * (data @ linear.weight.T) + linear.bias
+    torch.testing.assert_close(sch.mod(data), expected)
+    sch["0"].decompose()
+    check_invariants(sch)
+    torch.testing.assert_close(sch.mod(data), expected)
+    assert sch["0"].mod.reduce is not None and list(sch.mod.state_dict()) == ["0.weight", "0.bias"]
+
+
+def test_only_linear_layers_with_bias_are_decomposed_and_only_once(sch):
+    for path, found in (("heads.words", "Linear without bias"), (f"{BLOCK}.norm", "LayerNorm"), ("", "Toy")):
+        words = f"decompose of '{path}': found {found}; accepted: nn.Linear with bias"
+        refused(sch, RuntimeError, words, sch[path].decompose)
+    sch["heads.pairs"].decompose()
+    words = r"decompose of 'heads.pairs': done already, conflicts with step 1: decompose\(\)"
+    refused(sch, RuntimeError, words, sch["heads.pairs"].decompose)
+
+    class Own(nn.Linear):
+        def forward(self, data):
+            return super().forward(data) * 2
+
+    own = create_schedule(nn.Sequential(Own(2, 2)))
+    refused(own, RuntimeError, "Own has a forward of its own", own["0"].decompose)
+
+
+# --- laws of all -------------------------------------------------------------------------
+
+
+PRIMITIVES = {
+    "replace": lambda sch: sch[f"{BLOCK}.attention"].replace(Attention(8)),
+    "replace_all": lambda sch: sch.replace_all(nn.GELU, lambda path, old: nn.ReLU()),
+    "checkpoint": lambda sch: sch[BLOCK].checkpoint(),
+    "fork_rng": lambda sch: sch[BLOCK].fork_rng(),
+    "annotate": lambda sch: sch.annotate("scale", "role", 1),
+    "bind": lambda sch: sch.bind(x=1),
+    "set_attr": lambda sch: sch[f"{BLOCK}.attention"].set_attr(heads=1),
+    "decompose": lambda sch: sch[f"{BLOCK}.ffn.2"].decompose(),
+}
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_modes_and_states_pass_through_every_primitive(sch, name):
+    keys = list(sch.mod.state_dict())
+    shapes = [one.shape for one in sch.mod.state_dict().values()]
+    PRIMITIVES[name](sch)
+    check_invariants(sch)
+    assert list(sch.mod.state_dict()) == keys
+    assert [one.shape for one in sch.mod.state_dict().values()] == shapes
+    sch.mod.eval()
+    assert not any(module.training for module in sch.mod.modules())
+    other = create_schedule(copy.deepcopy(sch.mod))
+    state = toy(seed=9).state_dict()
+    sch.mod.load_state_dict(state)
+    other.mod.load_state_dict(sch.mod.state_dict())
+    assert all(torch.equal(one, state[key]) for key, one in other.mod.state_dict().items())
+    sch.mod.train()
+    assert all(module.training for module in sch.mod.modules())
+    assert_equal_training(sch.mod, other.mod.train())
+
+
+def test_a_schedule_that_is_dropped_frees_the_model():
+    sch = create_schedule(toy())
+    sch[BLOCK].checkpoint()
+    gone = weakref.ref(sch.mod)
+    del sch
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,288 @@
+"""What shard and sync do to a model, and which calls they refuse; groups are played by one process."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import fx, nn  # noqa: E402
+
+from makespan.papers.slapo.language import (  # noqa: E402
+    ArgumentError,
+    ConflictError,
+    KindError,
+    MemberError,
+    ShardError,
+    create_schedule,
+)
+from makespan.papers.slapo.language._collectives import Exchange, cut, joined  # noqa: E402
+from makespan.papers.slapo.language._layouts import TensorShard, sharding_of  # noqa: E402
+from makespan.papers.slapo.language._shard_rules import ShardEffect, register_shard_rule  # noqa: E402
+
+
+def scheduled(model, size=2, rank=0):
+    """Return a schedule that believes to be one of several processes; what it does needs no others."""
+    sch = create_schedule(model)
+    for _, node in sch.named_schedules():
+        node.world_size, node.rank = size, rank
+    return sch
+
+
+def layer(kind, *sizes, **options):
+    return scheduled(nn.ModuleDict({"one": kind(*sizes, **options)}))["one"]
+
+
+def refused(error, call, *parts):
+    """Check that a call is refused with these parts in its message."""
+    with pytest.raises(error) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_parts_of_blocks_join_to_the_whole():
+    whole = torch.arange(24.0).reshape(12, 2)
+    for groups in (1, 2, 3):
+        parts = [TensorShard((12, 2), 0, groups, rank, 2).part_of(whole) for rank in range(2)]
+        assert torch.equal(joined(parts, 0, groups), whole)
+    assert cut(whole, 0, 2, 3)[1][:, 0].tolist() == [4, 6, 12, 14, 20, 22]
+    assert TensorShard((12, 2), 0, 3, 1, 2).shape == (6, 2)
+
+
+def test_a_part_replaces_the_whole_and_says_what_it_is():
+    model = nn.Sequential(nn.Linear(4, 6))
+    weight = model[0].weight
+    weight.kept, weight.lost = "kept", "lost"
+    sch = scheduled(model, rank=1)
+    sch["0"].annotate("weight", "kept", "kept")
+    sch["0"].shard("weight", -2)
+    sch["0"].shard("bias", -1)
+    part = model[0].weight
+    assert torch.equal(part, weight[3:]) and part.untyped_storage().nbytes() == 3 * 4 * 4
+    assert (part.kept, hasattr(part, "lost")) == ("kept", False)
+    assert part.shard == TensorShard((6, 4), 0, 1, 1, 2)
+    assert part.shard.orig_shape == (6, 4)
+    assert isinstance(part, nn.Parameter) and part.requires_grad
+    assert (model[0].in_features, model[0].out_features) == (4, 3)
+
+
+def test_one_process_keeps_the_parameters_that_it_has():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Embedding(5, 4))
+    before, kinds = dict(model.named_parameters()), [type(one) for one in model]
+    sch = create_schedule(model)
+    sch["0"].shard(["weight", "bias"], 0)
+    sch["0"].sync("bwd_post", "all_reduce")
+    sch["1"].shard("weight", 1)
+    sch["1"].sync("fwd_post", "all_reduce")
+    sch["2"].shard("weight", 0)
+    assert all(before[name] is one for name, one in model.named_parameters())
+    assert [type(one) for one in model] == kinds
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model)
+    assert sharding_of(model[0]).tensors["weight"].world_size == 1
+    with pytest.raises(ArgumentError, match="all_gather, but it returns replicated"):
+        sch["1"].sync("fwd_post", "all_gather")
+
+
+def test_parameters_on_meta_are_sharded_by_shape():
+    sch = scheduled(nn.ModuleDict({"one": nn.Linear(4, 6, device="meta")}))["one"]
+    sch.shard(["weight", "bias"], 0)
+    assert sch.mod.weight.is_meta and sch.mod.weight.shape == (3, 4)
+
+
+def test_what_cannot_be_sharded_is_refused_with_numbers():
+    sch = layer(nn.Linear, 4, 6, bias=False)
+    before = copy.deepcopy(vars(sch.mod))
+    for call, error, parts in (
+        (lambda: sch.shard("weights", 0), MemberError, ("'one'", "Linear", "'weight'")),
+        (lambda: sch.shard("bias", 0), MemberError, ("'bias'", "None")),
+        (lambda: sch.shard("weight", 2), ArgumentError, ("axis 2", "(6, 4)", "-2 to 1")),
+        (lambda: sch.shard("weight", "0"), ArgumentError, ("axis '0'",)),
+        (lambda: sch.shard("weight", 0, groups=0), ArgumentError, ("0 groups",)),
+        (lambda: sch.shard("weight", 1, groups=4), ShardError, ("size 4", "in 4 groups", "2 processes")),
+        (lambda: sch.shard([], 0), KindError, ("[]",)),
+        (lambda: sch.shard(["weight", "weight"], 0), KindError, ("weight",)),
+    ):
+        refused(error, call, *parts)
+        assert vars(sch.mod).keys() == before.keys() and not sch.metadata.journal
+    refused(ShardError, lambda: layer(nn.Linear, 4, 5).shard("weight", 0), "'one'", "size 5", "2 processes")
+
+
+def test_a_second_axis_is_refused_with_the_first_step():
+    sch = layer(nn.Linear, 4, 6)
+    sch.shard("weight", 0)
+    refused(ConflictError, lambda: sch.shard("weight", 1), "axis 0 already", "step 1: shard")
+    refused(ConflictError, lambda: sch.shard("weight", 0), "axis 0 already")
+    row = layer(nn.Linear, 4, 6)
+    row.shard("weight", 1)
+    refused(ConflictError, lambda: row.shard("bias", 0), "partition on axis -1", "partial")
+    fused = layer(nn.Linear, 4, 6)
+    fused.shard("weight", 0, groups=3)
+    refused(ConflictError, lambda: fused.shard("bias", 0), "on axis -1, but partition on axis -1 in 3 groups")
+    unknown = layer(nn.Linear, 4, 6)
+    unknown.sync("fwd_post", "all_reduce")
+    refused(ConflictError, lambda: unknown.shard("weight", 1), "shard before sync")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options", "call", "error", "text"),
+    [
+        (nn.Conv2d, (4, 4, 3), {}, ("weight", 2), ShardError, "size 3"),
+        (nn.Conv2d, (4, 4, 2), {}, ("weight", 3), ArgumentError, "axis 3 is that of the kernel"),
+        (nn.Conv2d, (6, 6, 3), {"groups": 3}, ("weight", 0), ShardError, "3 groups do not divide"),
+        (nn.Conv2d, (4, 4, 3), {"groups": 2}, ("weight", 1), ArgumentError, "groups is whole"),
+        (nn.Embedding, (4, 2), {"max_norm": 1.0}, ("weight", 0), ShardError, "without max_norm"),
+        (nn.Embedding, (8, 2), {}, ("weight", 0, 2), ArgumentError, "follow each other"),
+        (nn.BatchNorm2d, (4,), {}, ("weight", 1), ArgumentError, "axis 1"),
+    ],
+)  # fmt: skip
+def test_layers_say_which_axes_they_cannot_be_cut_along(kind, sizes, options, call, error, text):
+    refused(error, lambda: layer(kind, *sizes, **options).shard(*call), text, "'one'", kind.__name__)
+
+
+class OwnForward(nn.Linear):
+    def forward(self, data):
+        return 2 * super().forward(data)
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 2))
+
+
+def test_users_add_rules():
+    refused(ShardError, lambda: layer(OwnForward, 4, 4).shard("weight", 1), "a forward of its own")
+    layer(OwnForward, 4, 4, bias=False).shard("weight", 1)
+    sch = layer(Odd)
+    sch.shard("table", 0)
+    assert sharding_of(sch.mod).computes is None
+
+    @register_shard_rule(f"{Odd.__module__}.{Odd.__qualname__}")
+    def rule(request):
+        return ShardEffect(attributes={"n_rows": request.local})
+
+    sch = layer(Odd)
+    sch.shard("table", 0)
+    assert sch.mod.n_rows == 2
+    with pytest.raises(ValueError, match="names no layer"):
+        register_shard_rule()
+
+
+COLUMN, ROW = (lambda: _sharded(0)), (lambda: _sharded(1))
+
+
+def _sharded(axis):
+    sch = layer(nn.Linear, 4, 6)
+    sch.shard(["weight", "bias"] if axis == 0 else "weight", axis)
+    return sch
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "parts"),
+    [
+        (COLUMN, ("fwd_post", "all_reduce"), ("partition on axis -1", "all_gather on axis -1")),
+        (COLUMN, ("fwd_post", "reduce_scatter", 1), ("partition on axis -1",)),
+        (COLUMN, ("fwd_post", "all_gather", 0), ("all_gather on axis 0", "partition on axis -1")),
+        (COLUMN, ("fwd_post", "all_gather", -2), ("all_gather on axis -2",)),
+        (COLUMN, ("fwd_post", "scatter", 0), ("scatter on axis 0",)),
+        (COLUMN, ("fwd_post", "SR->RR"), ("SR->RR",)),
+        (ROW, ("fwd_post", "all_gather"), ("returns partial", "all_reduce or reduce_scatter")),
+        (ROW, ("fwd_post", "scatter", 0), ("returns partial",)),
+        (ROW, ("fwd_post", "RR->RS"), ("returns partial",)),
+        (ROW, ("fwd_post", "reduce_scatter"), ("without axis",)),
+        (ROW, ("fwd_post", "sum"), ("'sum'", "all_reduce, all_gather")),
+        (ROW, ("fwd_pre", "all_reduce"), ("'fwd_pre'", "accepted: all_gather")),
+        (ROW, ("bwd_pre", "all_reduce"), ("mode 'bwd_pre'", "fwd_post, fwd_pre, bwd_post")),
+        (ROW, ("fwd_post", "all_reduce", 0), ("takes no such axis",)),
+    ],
+)  # fmt: skip
+def test_exchanges_that_contradict_what_a_module_returns_are_refused(make, call, parts):
+    sch = make()
+    mode, op, *axis = call
+    refused(
+        ArgumentError, lambda: sch.sync(mode, op, axis=axis[0] if axis else None), "'one'", "Linear", *parts
+    )
+    assert len(sch.metadata.journal) == 1 and not sch.mod._forward_hooks
+
+
+def test_a_second_incompatible_exchange_is_refused():
+    sch = ROW()
+    sch.sync("fwd_post", "all_reduce")
+    refused(ArgumentError, lambda: sch.sync("fwd_post", "all_reduce"), "replicated", "step 2: sync")
+    sch.sync("bwd_post", "all_reduce")  # not needed here, but legal
+    sch.sync("fwd_post", "RR->SR")
+    assert sharding_of(sch.mod).returns.axis == -2
+
+
+def test_other_options_are_refused_where_they_mean_nothing():
+    sch = layer(nn.Linear, 4, 6)
+    for options in (
+        {"mode": "fwd_post", "sync_op_or_fn": "all_reduce", "inputs": ["input"]},
+        {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "output": 0},
+        {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "on": "weights"},
+        {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "tensor_parallel_output_grad": False},
+    ):
+        refused(ArgumentError, lambda options=options: sch.sync(**options), "takes no such")
+    refused(ArgumentError, lambda: sch.sync("bwd_post", "all_reduce", inputs=["x"]), "no input 'x'", "input")
+    refused(KindError, lambda: sch.sync("fwd_post", 3), "found 3")
+
+
+def test_an_axis_counted_from_the_other_end_is_checked_with_the_first_output():
+    sch = COLUMN()
+    sch.sync("fwd_post", "all_gather", axis=1)
+    with pytest.raises(ArgumentError, match=r"all_gather on axis 1 of an output of shape \(2, 5, 3\)"):
+        sch.mod(torch.ones(2, 5, 4))
+
+
+def test_a_tuple_must_be_taken_apart():
+    class Pair(nn.Module):
+        def forward(self, data):
+            return data, None
+
+    sch = scheduled(nn.ModuleDict({"one": Pair()}))["one"]
+    sch.sync("fwd_post", "all_reduce")
+    with pytest.raises(ShardError, match=r"'one'.*returned a tuple; accepted: a tensor, or output="):
+        sch.mod(torch.ones(2))
+
+
+def test_hooks_of_users_are_called_with_what_torch_hands_over():
+    sch, seen = layer(nn.Linear, 4, 6), []
+    sch.sync("fwd_pre", lambda mod, inputs: seen.append(("pre", len(inputs))))
+    sch.sync("fwd_post", lambda mod, inputs, out: seen.append(("post", tuple(out.shape))))
+    sch.sync("bwd_post", lambda mod, grads_in, grads_out: seen.append(("grads", len(grads_out))))
+    sch.mod(torch.ones(2, 4)).sum().backward()
+    assert seen == [("pre", 1), ("post", (2, 6)), ("grads", 1)]
+
+
+def test_ties_are_kept_or_refused():
+    def tied():
+        model = nn.ModuleDict({"words": nn.Embedding(6, 4), "head": nn.Linear(4, 6, bias=False)})
+        model["head"].weight = model["words"].weight
+        return scheduled(model)
+
+    sch = tied()
+    sch["words"].shard("weight", 0)
+    sch["head"].shard("weight", 0)
+    assert sch.mod["words"].weight is sch.mod["head"].weight
+    sch = tied()
+    sch["words"].shard("weight", 0)
+    refused(ShardError, lambda: sch["head"].shard("weight", 1), "tied to 'words.weight'", "(3, 4)", "(6, 2)")
+
+
+def test_a_decomposed_layer_shows_what_is_between_product_and_bias():
+    for order in ("shard", "decompose"):
+        model = nn.ModuleDict({"one": nn.Linear(4, 6)})
+        sch = scheduled(model)["one"]
+        if order == "decompose":
+            sch.decompose()
+        sch.shard("weight", 1)
+        sch.sync("fwd_post", "all_reduce")
+        if order == "shard":
+            sch.decompose()
+        assert sharding_of(sch.mod).tensors and isinstance(sch.mod, nn.Linear)
+        graph = fx.symbolic_trace(sch.mod)
+        calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+        assert len(calls) == 3 and isinstance(calls[1], Exchange), calls
+        assert "all_reduce" in graph.code
+        refused(ConflictError, sch.decompose, "done already")
