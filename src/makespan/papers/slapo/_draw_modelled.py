@@ -41,12 +41,12 @@ _STEPS = {
     "layers-tp": "+ tensor parallelism, 8 GPUs",
     "embedding-tp": "+ sharded embedding, 8 GPUs",
 }
-_WIDTH = 0.2
+_WIDTH, _RATE = 0.2, "throughput_samples_per_s"
 
 
 def _grouped(axes: Axes, rows: pd.DataFrame, names: Sequence[str], groups: Sequence[int]) -> None:
     """Draw a group of bars for each number of GPUs, an X where an implementation has none."""
-    rates = rows.set_index(["implementation", "n_gpus"])["throughput_samples_per_s"].to_dict()
+    rates = rows.set_index(["implementation", "n_gpus"])[_RATE].to_dict()
     for index, name in enumerate(names):
         x = np.arange(len(groups)) + (index - (len(names) - 1) / 2) * _WIDTH
         for position, group in zip(x, groups, strict=True):
@@ -56,7 +56,7 @@ def _grouped(axes: Axes, rows: pd.DataFrame, names: Sequence[str], groups: Seque
             else:
                 axes.text(position, 0.0, "X", ha="center", va="bottom", fontsize="x-small")
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
-    axes.set_ylim(0, None)
+    axes.set_xlim(-0.55, len(groups) - 0.45)
     axes.set_title(str(rows["model"].iloc[0]))
     axes.grid(visible=False, axis="x")
 
@@ -77,6 +77,7 @@ def _nodes(rows: pd.DataFrame, source: str) -> Figure:
             axes.plot(
                 x, best["throughput_samples_per_s"], ls="none", marker="_", ms=6, color="black", zorder=4
             )
+        axes.set_ylim(0, 1.05 * float(own.loc[own["kind"].isin(["published", "tuned"]), _RATE].max()))
     for axes in panels[len(models) :]:
         axes.set_visible(False)
     for axes in panels[3:]:
@@ -107,6 +108,7 @@ def _clusters(table: pd.DataFrame, source: str) -> Figure:
     printed = table[table["oracle"] == "published"]
     for axes, model in zip(panels, models, strict=True):
         _grouped(axes, own[own["model"] == model], names, groups)
+        axes.set_ylim(0, None)
         marks = printed[printed["model"] == model]
         for row in marks.itertuples():
             # The printed bar of Slapo is of either schedule, so it stands between both.

@@ -4,6 +4,9 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
+  `Match`
+- `partition` splits what was cut into stages, `default_cuts` says where
 - `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
 """
 
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from makespan.papers.slapo.language._journal import JournalEntry
+    from makespan.papers.slapo.language._matcher import Match
+    from makespan.papers.slapo.language._partition import Partition, Tie, default_cuts, partition
+    from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
@@ -38,16 +44,22 @@ if TYPE_CHECKING:
         register_shard_rule,
     )
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
+    "ANY",
     "ArgumentError",
     "BuildError",
     "ConflictError",
     "JournalEntry",
     "KindError",
+    "Match",
     "MemberError",
     "Metadata",
+    "ModulePattern",
+    "Partition",
     "PathError",
+    "Pattern",
     "Primitive",
     "ReplayError",
     "Schedule",
@@ -55,14 +67,19 @@ __all__ = [
     "ShardEffect",
     "ShardError",
     "ShardRequest",
+    "Tie",
     "TracingError",
     "VerificationError",
     "build",
+    "call_module",
     "create_schedule",
+    "default_cuts",
     "full_state_dict",
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "pad_vocabulary",
+    "partition",
     "register_primitive",
     "register_shard_rule",
     "replay",

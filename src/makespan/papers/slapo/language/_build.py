@@ -61,10 +61,10 @@ def build(
     sch
         Schedule of a whole model.
     target
-        None or ``eager`` for the module as it is, ``compile``, ``ddp`` or ``fsdp``.
+        None or ``eager`` for the module as it is, ``compile``, ``ddp``, ``fsdp`` or ``pipeline``.
     init_weights
         True to initialise parameters on ``meta`` by ``_init_weights`` of a module or of what holds it, or by
-        ``reset_parameters``; a function of a module, or of module and path, that does; False to refuse them.
+        ``reset_parameters``; a function of module, or module and path, that does; False to refuse them.
     check
         Whether to look for sharded layers and ties of which a part is whole, and for forgotten exchanges.
     ties
@@ -76,12 +76,12 @@ def build(
     reinitialise
         Whether parameters that have values get new ones.
     **options
-        Options of the target: of ``torch.compile``, of ``DistributedDataParallel``, or of ``fully_shard``
-        with ``units``, the paths of the modules that are sharded each by itself.
+        Options of the target's class or function; ``units`` of fsdp, paths to shard each by itself; and of a
+        pipeline ``n_microbatches``, ``loss_fn``, a mean, and ``schedule``, ``1f1b`` or ``gpipe``.
 
     Returns
     -------
-    The scheduled module, and what runs it: the compiled module, the wrapped one, or None.
+    The scheduled module, or its stage here, and what runs it: compiled module, wrapped one, pipeline or None.
 
     Raises
     ------
@@ -176,6 +176,12 @@ def _fsdp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) 
     return sch.mod, sch.mod
 
 
+def _pipeline(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
+    from makespan.papers.slapo.language._pipeline import build_pipeline  # takes long to load
+
+    return build_pipeline(sch, mesh, options, is_parallel(sch) and sch.world_size > 1)
+
+
 def _units(sch: "Schedule", paths: object) -> list[nn.Module]:
     """Modules that are gathered each by itself: those named, or the outermost elements of lists."""
     if paths is not None:
@@ -199,5 +205,6 @@ TARGETS: dict[str, Target] = {
     "ddp": Target(_ddp, frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
                                    "static_graph", "broadcast_buffers", "device_ids"})),
     "fsdp": Target(_fsdp, frozenset({"units", "mp_policy", "offload_policy", "reshard_after_forward"})),
+    "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"})),
 }  # fmt: skip
 """What a model can be handed to, by name."""

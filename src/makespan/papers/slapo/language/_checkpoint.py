@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from makespan.papers.slapo.language._errors import ArgumentError, ConflictError
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._subgraphs import checkpoint_subgraph
+from makespan.papers.slapo.language._trace import check_is_called
 from makespan.papers.slapo.language._wrapping import ForwardWrapper, wrap_forward, wrapped_forward
 
 if TYPE_CHECKING:
@@ -62,10 +63,12 @@ class Checkpoint(Primitive):
             Whether the second pass draws the same random numbers as the first.
         """
         if subgraph is not None:
-            checkpoint_subgraph(sch, subgraph, order_args_fn, preserve_rng)
+            part = checkpoint_subgraph(sch, subgraph, order_args_fn)
+            wrap_forward(part, Checkpointed(part, preserve_rng))
             return
         if order_args_fn is not None:
             raise ArgumentError(f"checkpoint of {sch.path!r}: order_args_fn needs a subgraph")
+        check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Checkpointed):
             raise ConflictError(
                 f"checkpoint of {sch.path!r}: it is recomputed already, {sch.conflict('checkpoint')}"

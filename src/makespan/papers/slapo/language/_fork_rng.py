@@ -7,6 +7,7 @@ from torch import nn
 
 from makespan.papers.slapo.language._errors import ConflictError
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
+from makespan.papers.slapo.language._trace import check_is_called
 from makespan.papers.slapo.language._wrapping import ForwardWrapper, wrap_forward, wrapped_forward
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ForkRng(Primitive):
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
         """Run the forward of this module under a generator of each process; of one process, unchanged."""
+        check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Forked):
             raise ConflictError(f"fork_rng of {sch.path!r}: it is forked already, {sch.conflict('fork_rng')}")
         if sch.world_size > 1:

@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
+from makespan.papers.slapo.language._matcher import Match
+from makespan.papers.slapo.language._operations import Attribute
+
 __all__ = ["JournalEntry", "Value", "described", "digest", "qualified"]
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
@@ -57,6 +60,8 @@ def described(value: Any) -> Value:
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
         return {"$node": [str(value[0]), value[1].name]}
+    if isinstance(value, Match):
+        return {"$match": _described_match(value)}
     if isinstance(value, list | tuple):
         return [described(one) for one in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -74,6 +79,24 @@ def described(value: Any) -> Value:
     return {kind: qualified(type(value))}
 
 
+def _described_match(match: Match) -> Value:
+    inputs: dict[str, Value] = {}
+    for name, one in match.inputs.items():
+        if isinstance(one, Attribute):
+            inputs[name] = {"$attribute": one.target}
+        else:
+            inputs[name] = described((match.owner, one) if isinstance(one, fx.Node) else one)
+    nodes: list[Value] = [node.name for node in match.nodes]
+    outputs: list[Value] = [node.name for node in match.outputs]
+    return {
+        "owner": match.owner,
+        "nodes": nodes,
+        "inputs": inputs,
+        "outputs": outputs,
+        "returns_tuple": match.returns_tuple,
+    }
+
+
 def _shown(value: Value) -> str:
     match value:
         case {"$name": str(name)}:
@@ -84,6 +107,8 @@ def _shown(value: Value) -> str:
             return name
         case {"$node": [str(owner), str(name)]}:
             return ".".join(filter(None, (owner, name)))
+        case {"$match": {"owner": str(owner), "nodes": [*nodes]}}:
+            return f"[{', '.join('.'.join(filter(None, (owner, str(node)))) for node in nodes)}]"
         case {"$partial": [function, *_]}:
             return f"partial({_shown(function)}, ...)"
         case list():

@@ -1,7 +1,6 @@
 """Another module in the place of one: of one node, or of all modules of a type."""
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +11,14 @@ from makespan.papers.slapo.language._errors import ArgumentError, ConflictError,
 from makespan.papers.slapo.language._layouts import hand_over
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._subgraphs import replace_subgraph
-from makespan.papers.slapo.language._wrapping import wrapped_forward
+from makespan.papers.slapo.language._trace import check_is_called
+from makespan.papers.slapo.language._traced import exchange_borrowed
+from makespan.papers.slapo.language._wrapping import move_hooks, wrapped_forward
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
 __all__ = ["Replace", "ReplaceAll", "put_in_place"]
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
 def put_in_place(sch: "Schedule", new: nn.Module) -> None:
@@ -39,27 +30,16 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
         before = old._parameters.get(name)
         if before is not None and before is not parameter and before.shape == parameter.shape:
             carry_tags(before, parameter, sch.metadata.tags)
-    _move_hooks(old, new)
+    move_hooks(old, new)
     hand_over(old, new)
     inside = {id(one) for one in new.modules()}
     for holder in [one for one in sch.root.mod.modules() if id(one) not in inside]:
         for name, one in holder._modules.items():
             if one is old:
                 holder._modules[name] = new
+    exchange_borrowed(sch.root.mod, {id(old): new})
     sch.mod = new
     (sch.parent or sch).rebuild()
-
-
-def _move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Hand the hooks over; those of the old module come first, and their handles remain valid."""
-    for kind in _HOOKS:
-        mine, others = getattr(old, kind), getattr(new, kind)
-        if mine:
-            mine.update(others)
-            object.__setattr__(new, kind, mine)
-            object.__setattr__(old, kind, OrderedDict())
-    if old._is_full_backward_hook is not None:
-        new._is_full_backward_hook = old._is_full_backward_hook
 
 
 def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
@@ -143,6 +123,7 @@ class Replace(Primitive):
             return replace_subgraph(sch, new_mod_or_func, target_ops, name, concrete_args, each)
         if concrete_args is not None or each:
             raise ArgumentError(f"replace of {sch.path!r}: concrete_args and each need target_ops")
+        check_is_called(sch, cls.name())
         new = _whole_module(sch, new_mod_or_func, name)
         _warn_of_differences(sch, new)
         if new.training != sch.mod.training:

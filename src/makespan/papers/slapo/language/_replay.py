@@ -13,6 +13,8 @@ from torch import fx, nn
 
 from makespan.papers.slapo.language._errors import ReplayError, ScheduleError
 from makespan.papers.slapo.language._journal import Value
+from makespan.papers.slapo.language._matcher import Match
+from makespan.papers.slapo.language._operations import Attribute
 from makespan.papers.slapo.language._registry import primitive_named
 from makespan.papers.slapo.language._schedule import Schedule, create_schedule
 
@@ -102,6 +104,10 @@ def _value(value: Value, module: nn.Module) -> Any:
             return getattr(torch, name)
         case {"$node": [str(owner), str(name)]}:
             return owner, _node(module.get_submodule(owner), owner, name)
+        case {"$match": dict(match)}:
+            return _match(match, module)
+        case {"$attribute": str(name)}:
+            return Attribute(name)
         case {"$partial": [function, [*args], dict(named)]}:
             arguments = {key: _value(one, module) for key, one in named.items()}
             return functools.partial(
@@ -121,6 +127,15 @@ def _named(name: str) -> Any:
     if "<" in path:
         raise ReplayError(f"{name} is defined inside a function; accepted: hand it over with given")
     return functools.reduce(getattr, path.split("."), import_module(module))
+
+
+def _match(value: Mapping[str, Any], module: nn.Module) -> Match:
+    path = value["owner"]
+    owner = module.get_submodule(path)
+    inputs = {name: _value(one, module) for name, one in value["inputs"].items()}
+    inputs = {name: one[1] if isinstance(one, tuple) else one for name, one in inputs.items()}
+    nodes, outputs = ([_node(owner, path, name) for name in value[key]] for key in ("nodes", "outputs"))
+    return Match(path, nodes, inputs, outputs, value["returns_tuple"])
 
 
 def _node(owner: nn.Module, path: str, name: str) -> fx.Node:

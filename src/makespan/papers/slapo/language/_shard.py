@@ -16,6 +16,7 @@ from makespan.papers.slapo.language._errors import (
     ShardError,
     close_names,
 )
+from makespan.papers.slapo.language._fused import check_not_fused
 from makespan.papers.slapo.language._layouts import Sharding, TensorShard, keep_sharding, sharding_of
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._shard_rules import ShardEffect, ShardRequest, shard_effect
@@ -72,6 +73,7 @@ class Shard(Primitive):
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
         if not names or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
             raise KindError(f"shard of {sch.path!r}: found {tensor_name!r}; accepted: a name or several")
+        check_not_fused(sch, cls.name())
         plans = [_planned(sch, name, axis, groups) for name in names]
         sharding = sharding_of(sch.mod)
         for plan in plans:

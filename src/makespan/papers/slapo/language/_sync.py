@@ -34,6 +34,7 @@ from makespan.papers.slapo.language._layouts import (
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._shard import ranks_of
 from makespan.papers.slapo.language._split_layers import LateBias
+from makespan.papers.slapo.language._trace import check_is_called
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
@@ -104,6 +105,7 @@ class Sync(Primitive):
             process has for its part of the sequence.
         """
         where = f"sync of {sch.path!r} ({type(sch.mod).__name__})"
+        check_is_called(sch, cls.name())
         if mode not in _OPS:
             raise ArgumentError(f"{where}: mode {mode!r}; accepted: {', '.join(_OPS)}")
         if callable(sync_op_or_fn):

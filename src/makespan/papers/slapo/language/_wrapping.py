@@ -1,11 +1,22 @@
-"""Modules whose forward runs inside something else; their structure, names and state stay as they are."""
+"""What runs around a forward: wrappers, which leave structure, names and state as they are, and hooks."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-__all__ = ["ForwardWrapper", "wrap_forward", "wrapped_forward"]
+__all__ = ["ForwardWrapper", "move_hooks", "wrap_forward", "wrapped_forward"]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 
 
 class ForwardWrapper:
@@ -36,3 +47,15 @@ def wrapped_forward(module: nn.Module, kind: type[ForwardWrapper] = ForwardWrapp
             return found
         found = found.inner
     return None
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Hand the hooks over; those of the old module come first, and their handles remain valid."""
+    for kind in _HOOKS:
+        mine, others = getattr(old, kind), getattr(new, kind)
+        if mine:
+            mine.update(others)
+            object.__setattr__(new, kind, mine)
+            object.__setattr__(old, kind, OrderedDict())
+    if old._is_full_backward_hook is not None:
+        new._is_full_backward_hook = old._is_full_backward_hook

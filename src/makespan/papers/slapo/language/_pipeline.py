@@ -1,0 +1,190 @@
+"""What runs the stages of a cut model, one in each process.
+
+Imported by pipelined runs only, because what it needs of torch takes long to load.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from makespan.papers.slapo.language._errors import ArgumentError, BuildError
+from makespan.papers.slapo.language._partition import Partition, partition
+
+if TYPE_CHECKING:
+    from makespan.papers.slapo.language._schedule import Schedule
+
+__all__ = ["Pipeline", "build_pipeline"]
+
+_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Pipeline:
+    """The stage of this process, and the schedule that runs it with those of the others.
+
+    Parameters
+    ----------
+    parts
+        All stages, of which this process runs the one with its number in the group.
+    group
+        One process a stage, in order.
+    lines
+        The processes of this pipeline and of the others, each in order.
+    replicas
+        Processes that have the same stage, whose gradients are averaged; None for no others.
+    n_microbatches
+        Parts into which the samples of a step are split.
+    loss_fn
+        Function of output and target that returns the mean over samples; None for forward passes only.
+    schedule
+        ``gpipe`` or ``1f1b``.
+    """
+
+    def __init__(
+        self,
+        parts: Partition,
+        group: dist.ProcessGroup,
+        lines: Sequence[Sequence[int]],
+        replicas: dist.ProcessGroup | None,
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None,
+        schedule: str,
+    ) -> None:
+        self.index, self._group, self._replicas = dist.get_rank(group), group, replicas
+        self.module = parts.stages[self.index]
+        self.ties = parts.ties
+        self._count, self._n_microbatches, self._loss_fn = len(parts.stages), n_microbatches, loss_fn
+        self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
+        self._kind = _SCHEDULES[schedule]
+        self._schedule: Any = None
+        self._owners = list(self._groups_of_ties(lines))
+
+    def _groups_of_ties(
+        self, lines: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Make the groups of all pipelines, in the same order in every process."""
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for tie in self.ties:
+            for line in lines:
+                ranks = tuple(line[stage] for stage in sorted(tie.paths))
+                made[ranks] = made.get(ranks) or dist.new_group(list(ranks))
+                if dist.get_rank() in ranks:
+                    yield self.module.get_parameter(tie.paths[self.index]), made[ranks]
+
+    def step(
+        self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run all micro-batches forward and backward; gradients are added to those that are there.
+
+        Parameters
+        ----------
+        args, kwargs
+            Inputs of the model, of which the first stage takes notice.
+        target
+            What the loss compares with, of which the last stage takes notice.
+        losses
+            Gets the loss of each micro-batch in the last stage.
+
+        Returns
+        -------
+        The output of the model in the last stage, None in the others.
+        """
+        if self._schedule is None:
+            self._schedule = self._prepared(args, kwargs)
+        parameters = list(self.module.parameters())
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # what is scaled and summed now is of this step alone
+        result = self._run(args, kwargs, target, losses)
+        self._sum_up()
+        for parameter, gradient in zip(parameters, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+        return result
+
+    def _sum_up(self) -> None:
+        for parameter, owners in self._owners:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=owners)
+        if self._replicas is not None:
+            self._average(self._replicas)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Tensor | None,
+        losses: list[Tensor] | None,
+    ) -> Any:
+        run = self._schedule
+        if self._is_first:
+            extra = {"target": target, "losses": losses} if self._is_last else {}
+            return run.step(*args, **extra, **kwargs)
+        return run.step(target=target, losses=losses) if self._is_last else run.step()
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
+        buffers = [(one, one.clone()) for one in self.module.buffers()]
+        group, ranks = self._group, dist.get_process_group_ranks(self._group)
+        if self._is_first:
+            inputs = [one.chunk(self._n_microbatches)[0] for one in args]
+            named = {name: one.chunk(self._n_microbatches)[0] for name, one in kwargs.items()}
+        else:
+            told: list[Any] = [None]
+            dist.recv_object_list(told, src=ranks[self.index - 1], group=group)
+            inputs, named = [one.requires_grad_(needs) for one, needs in told[0]], {}
+        with torch.random.fork_rng():
+            outputs = self.module(*inputs, **named)
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        if not self._is_last:
+            handed = [(one.detach(), one.requires_grad) for one in results]
+            dist.send_object_list([handed], dst=ranks[self.index + 1], group=group)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
+        stage = PipelineStage(
+            self.module, self.index, self._count, device, tuple(inputs), tuple(results), group=group
+        )
+        return self._kind(stage, self._n_microbatches, self._loss_fn)
+
+    def _average(self, replicas: dist.ProcessGroup) -> None:
+        count = dist.get_world_size(replicas)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=replicas)
+                parameter.grad /= count
+
+
+def build_pipeline(
+    sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
+) -> tuple[nn.Module, Pipeline]:
+    """Return the stage of this process and what runs it."""
+    if not dist.is_initialized():
+        raise ArgumentError("build: pipeline without a process group; accepted: after init_process_group")
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    if "pp" not in names and (mesh is not None or is_shared):
+        raise ArgumentError("build: pipeline without pp; accepted: a mesh with a dimension named pp")
+    group = dist.group.WORLD if mesh is None else mesh.get_group("pp")
+    replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
+    schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
+    if schedule not in _SCHEDULES:
+        raise ArgumentError(f"build: schedule {schedule!r}; accepted: {', '.join(_SCHEDULES)}")
+    if not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"build: n_microbatches {count!r}; accepted: a number of parts of at least 1")
+    parts = partition(sch)
+    if group is None or dist.get_world_size(group) != len(parts.stages):
+        found = 0 if group is None else dist.get_world_size(group)
+        raise BuildError(
+            f"build: {len(parts.stages)} stages for {found} processes; accepted: one process a stage"
+        )
+    lines = [dist.get_process_group_ranks(group)]
+    if mesh is not None:
+        lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
+    engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
+    return engine.module, engine

@@ -1,0 +1,366 @@
+"""Capture the graph of one module: its forward, with the modules it calls as they are or down to leaves."""
+
+import functools
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+
+from makespan.errors import failed_at
+from makespan.papers.slapo.language._errors import KindError, TracingError
+from makespan.papers.slapo.language._traced import PLAIN, TracedModule
+
+__all__ = [
+    "NO_LEAVES",
+    "Arguments",
+    "Leaves",
+    "forward_of",
+    "has_hooks",
+    "is_inlined",
+    "is_wrapped",
+    "run_hooks_after",
+    "run_hooks_before",
+    "trace_module",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How a forward is called: parameters that vary from call to call, and values of all others."""
+
+    inputs: frozenset[str]
+    fixed: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What is not looked into: modules by class or its name, functions by object or dotted name."""
+
+    modules: tuple[str | type[nn.Module], ...] = ()
+    functions: tuple[Callable[..., Any], ...] = ()
+
+    @classmethod
+    def of(cls, modules: Sequence[Any], functions: Sequence[Any]) -> "Leaves":
+        """Check what a user listed."""
+        for one in modules:
+            if not (isinstance(one, str) or (inspect.isclass(one) and issubclass(one, nn.Module))):
+                raise KindError(
+                    f"leaf_modules has {one!r}; accepted: a class of modules, its name or full name"
+                )
+        found = tuple(pkgutil.resolve_name(one) if isinstance(one, str) else one for one in functions)
+        for one in found:
+            if not callable(one):
+                raise KindError(f"leaf_functions has {one!r}; accepted: a function or its full name")
+        return cls(tuple(modules), found)
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether a graph calls a module and does not look inside."""
+        kind = type(module)
+        if kind.__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential):
+            return True
+        if not getattr(module, "traceable", True) or is_wrapped(module):
+            return True
+        names = {kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"}
+        return any(one in names if isinstance(one, str) else isinstance(module, one) for one in self.modules)
+
+
+NO_LEAVES = Leaves()
+
+
+def forward_of(module: nn.Module) -> inspect.Signature:
+    """Signature of a forward, seen through decorators, without self."""
+    signature = inspect.signature(type(module).forward)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether something was put around the forward of this very module, such as recomputation."""
+    return "forward" in vars(module)
+
+
+def is_inlined(module: nn.Module) -> bool:
+    """Whether the operations of a module appear in the graph of its owner, as those of a decomposed one."""
+    return getattr(module, "traceable", None) is True and not is_wrapped(module)
+
+
+def run_hooks_before(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Do what a module does before its forward."""
+    for key, hook in module._forward_pre_hooks.items():
+        if key in module._forward_pre_hooks_with_kwargs:
+            changed = hook(module, args, kwargs)
+            args, kwargs = (args, kwargs) if changed is None else changed
+        else:
+            result = hook(module, args)
+            args = args if result is None else result if isinstance(result, tuple) else (result,)
+    return args, kwargs
+
+
+def run_hooks_after(module: nn.Module, args: list[Any], kwargs: dict[str, Any], output: Any) -> Any:
+    """Do what a module does after its forward."""
+    for key, hook in module._forward_hooks.items():
+        with_kwargs = key in module._forward_hooks_with_kwargs
+        result = (
+            hook(module, tuple(args), kwargs, output) if with_kwargs else hook(module, tuple(args), output)
+        )
+        output = output if result is None else result
+    return output
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something runs before or after a module that its forward does not show."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(vars(module).get(name) for name in names)
+
+
+class _Tracer(fx.Tracer):
+    """Tracer of one module that keeps names and order of the parameters, and reads buffers when it runs."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, arguments: Arguments, leaves: Leaves, flatten: bool) -> None:
+        super().__init__()
+        self._arguments, self._leaves, self._flatten = arguments, leaves, flatten
+        self._training: list[tuple[nn.Module, bool]] = []
+        self.constants: list[str] = []
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Look into what is written to be looked into, and into everything else only to flatten."""
+        if is_inlined(m):
+            return False
+        return not self._flatten or isinstance(m, fx.GraphModule) or has_hooks(m) or self._leaves.has(m)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module; one that is inlined keeps its hooks, as nodes before and after."""
+        path = self.path_of_module(m)
+        if self.is_leaf_module(m, path) or not has_hooks(m):
+            return super().call_module(m, forward, args, kwargs)
+        itself = self.create_proxy("get_attr", path, (), {})
+        inputs: Any = self.create_proxy("call_function", run_hooks_before, (itself, args, kwargs), {})
+        plain = [inputs[0][place] for place in range(len(args))]
+        named = {name: inputs[1][name] for name in kwargs}
+        output = m.forward(*plain, **named)
+        if not m._forward_hooks:
+            return output
+        return self.create_proxy("call_function", run_hooks_after, (itself, plain, named, output), {})
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Make a placeholder of every parameter; those that are fixed are passed as they are."""
+        signature, module = inspect.signature(root_fn), self.root
+        names = list(signature.parameters)[1:]
+        bound = signature.bind_partial(module)
+        defaults = _defaults(signature, self._arguments)
+        for name in names:
+            if signature.parameters[name].kind in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.VAR_KEYWORD,
+            ):
+                continue
+            proxy = self.create_proxy("placeholder", name, defaults[name], {})
+            if name in self._arguments.inputs:
+                bound.arguments[name] = proxy
+            elif name in self._arguments.fixed:
+                bound.arguments[name] = self._arguments.fixed[name]
+        self._keep_training_live(module)
+        return lambda: root_fn(*bound.args, **bound.kwargs), []
+
+    def _keep_training_live(self, root: nn.Module) -> None:
+        for path, module in root.named_modules():
+            if module is root or is_inlined(module) or not self.is_leaf_module(module, path):
+                self._training.append((module, module.training))
+                target = f"{path}.training" if path else "training"
+                vars(module)["training"] = self.create_proxy("get_attr", target, (), {})
+
+    def finish(self) -> None:
+        """Give modules their modes back, and drop the reads of modes that nothing used."""
+        for module, mode in self._training:
+            vars(module)["training"] = mode
+        for node in reversed(getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")):
+            if str(node.target).rpartition(".")[2] == "training" and not node.users:
+                self.graph.erase_node(node)
+
+    def create_arg(self, a: Any) -> Any:
+        """Keep the class of a structured value, and pass on an object that graphs know nothing of."""
+        if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
+            present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
+            return self.create_node("call_function", type(a), (), present)
+        if isinstance(a, dict) and type(a) is not dict:
+            return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            return self.create_node("get_attr", self._kept(a), (), {})
+
+    def _kept(self, value: object) -> str:
+        for name in self.constants:
+            if vars(self.root)[name] is value:
+                return name
+        name = f"_constant_{len(self.constants)}"
+        vars(self.root)[name] = value
+        self.constants.append(name)
+        return name
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Say on what a forward branches that is known only when it runs."""
+        if obj.node.op == "get_attr" and str(obj.node.target).endswith("training"):
+            raise fx.proxy.TraceError("it branches on self.training, of which a graph would keep one side")
+        raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
+
+
+def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
+    """Defaults as a signature in source code can have them: none before a parameter without one."""
+    defaults: dict[str, tuple[Any, ...]] = {}
+    open_end = True
+    for name, parameter in reversed(list(signature.parameters.items())[1:]):
+        if name in arguments.inputs:
+            value = parameter.default
+        else:
+            value = arguments.fixed.get(name, parameter.default)
+        open_end = open_end and not (name in arguments.inputs and value is inspect.Parameter.empty)
+        defaults[name] = ((value if isinstance(value, PLAIN) else None),) if open_end else ()
+    return defaults
+
+
+def trace_module(
+    module: nn.Module, path: str, arguments: Arguments, leaves: Leaves = NO_LEAVES, flatten: bool = False
+) -> TracedModule:
+    """Return a module that runs the graph of another one, which stays as it is."""
+    tracer = _Tracer(arguments, leaves, flatten)
+    before, attributes = torch.get_rng_state(), set(vars(module))
+    try:
+        with _recording(tracer, module, leaves.functions):
+            graph = tracer.trace(module)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise fx.proxy.TraceError(
+                "it draws random numbers that depend on no input: the graph would keep them"
+            )
+    except Exception as error:
+        raise _untraceable(module, path, error) from error
+    finally:
+        tracer.finish()
+        torch.set_rng_state(before)
+        constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
+    fixed = {
+        name: value
+        for name, value in _fixed(module, arguments).items()
+        if value is not inspect.Parameter.empty
+    }
+    traced = TracedModule.around(module, graph, fixed, dict(sorted(constants.items())))
+    if flatten:
+        traced.flattened = True
+        vars(traced)["_modules"] = _shells(module, tracer)
+    return traced
+
+
+def _fixed(module: nn.Module, arguments: Arguments) -> Mapping[str, Any]:
+    parameters = forward_of(module).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.name not in arguments.inputs}
+    return MappingProxyType(defaults | dict(arguments.fixed))
+
+
+def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.Module | None]:
+    """Children of a flat module: its leaves, inside of what has the names and parameters of the others."""
+    shells: dict[str, nn.Module | None] = {}
+    for name, child in module._modules.items():
+        inner = f"{path}{name}"
+        if child is None or is_inlined(child) or _is_called(child, inner, tracer):
+            shells[name] = child
+            continue
+        shell = nn.Module()
+        for key in ("_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
+            vars(shell)[key] = vars(child)[key]
+        vars(shell)["_modules"] = _shells(child, tracer, f"{inner}.")
+        shells[name] = shell
+    return shells
+
+
+def _is_called(module: nn.Module, path: str, tracer: _Tracer) -> bool:
+    lists = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+    return tracer.is_leaf_module(module, path) and not isinstance(module, lists)
+
+
+@contextmanager
+def _recording(
+    tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
+) -> Iterator[None]:
+    """Make nodes of the calls of some functions, wherever a module has a name for one of them."""
+    if not functions:
+        yield
+        return
+    recorded = {id(one): _recorded(tracer, one) for one in functions}
+    spaces = {id(space): space for space in _namespaces(module)}
+    with ExitStack() as stack:
+        for space in spaces.values():
+            names = {name: recorded[id(one)] for name, one in list(space.items()) if id(one) in recorded}
+            if names:
+                stack.enter_context(mock.patch.dict(space, names))
+        yield
+
+
+def _namespaces(module: nn.Module) -> Iterator[dict[str, Any]]:
+    for loaded in list(sys.modules.values()):
+        if not getattr(loaded, "__name__", "torch").startswith("torch"):
+            yield vars(loaded)
+    for inner in module.modules():
+        function = getattr(type(inner).forward, "__globals__", None)
+        yield from (one for one in (function, *_behind(type(inner).forward)) if isinstance(one, dict))
+
+
+def _behind(function: object) -> Iterator[dict[str, Any]]:
+    """Namespaces of what a decorator wraps, whether it says so or holds it in a closure."""
+    seen: set[int] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(space := getattr(one, "__globals__", None), dict):
+            yield space
+        cells = (cell.cell_contents for cell in getattr(one, "__closure__", None) or ())
+        waiting += [getattr(one, "__wrapped__", None), *cells]
+
+
+def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def record(*args: Any, **kwargs: Any) -> Any:
+        proxies: list[Any] = []
+
+        def note(value: Any) -> Any:
+            proxies.extend([value] if isinstance(value, fx.Proxy) else [])
+            return value
+
+        fx.node.map_aggregate((args, kwargs), note)
+        if not proxies:
+            return function(*args, **kwargs)
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    return record
+
+
+def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:
+    forward = inspect.unwrap(type(module).forward)
+    file = inspect.getsourcefile(forward)
+    place = "source unknown"
+    if file:
+        line = failed_at(error.__traceback__, file) or inspect.getsourcelines(forward)[1]
+        place = f"{file}:{line}"
+    name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
+    return TracingError(
+        f"trace of {path!r}: the forward of {name} ({place}) has no static graph: {type(error).__name__}:"
+        f" {cause}; accepted: fix arguments by concrete_args, name those that vary in inputs, declare"
+        " leaf_modules or leaf_functions, or trace a smaller subtree"
+    )

@@ -1,0 +1,23 @@
+"""Cut models, one stage a process, against the whole models."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forked import forking_servers
+from group_worker import on_processes
+
+pytestmark = pytest.mark.xdist_group("training")
+
+CASES = ("stages_add_up_to_the_whole", "replicas_average", "shards_in_stages")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers():
+    with forking_servers():
+        yield
+
+
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
+def test_a_pipeline_trains_as_the_whole_model_does(n_processes):
+    on_processes(n_processes, "pipeline_cases", *CASES)

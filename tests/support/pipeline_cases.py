@@ -1,0 +1,171 @@
+"""What the stages of a cut model must do together; every function runs in each process of a group."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+from makespan.papers.slapo.language import build, create_schedule
+
+HIDDEN, WORDS, N_MICROBATCHES = 8, 16, 4
+
+
+class Block(nn.Module):
+    """A feed-forward block that also reads a mask, which every stage needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN), nn.Linear(2 * HIDDEN, HIDDEN)
+
+    def forward(self, hidden, mask):
+        return hidden + self.down(F.gelu(self.up(hidden))) * mask
+
+
+class Stack(nn.Module):
+    def __init__(self, n_blocks):
+        super().__init__()
+        self.block = nn.ModuleList(Block() for _ in range(n_blocks))
+        self.norm = nn.BatchNorm1d(HIDDEN)
+
+    def forward(self, hidden, mask):
+        for block in self.block:
+            hidden = block(hidden, mask)
+        return self.norm(hidden.transpose(1, 2)).transpose(1, 2), hidden
+
+
+class EncoderDecoder(nn.Module):
+    """Two stacks; one table of words embeds twice and makes the logits."""
+
+    def __init__(self, n_blocks=3):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, HIDDEN)
+        self.encoder, self.decoder = Stack(n_blocks), Stack(n_blocks)
+        self.head = nn.Linear(HIDDEN, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, source, target):
+        mask = source.gt(0).unsqueeze(-1).to(self.words.weight.dtype)
+        encoded, _ = self.encoder(self.words(source), mask)
+        decoded, before = self.decoder(self.words(target) + encoded, mask)
+        return self.head(decoded + before) / source.size(1)
+
+
+def loss_of(logits, answers):
+    return F.cross_entropy(logits.flatten(0, 1), answers.flatten())
+
+
+def seeded():
+    torch.manual_seed(0)
+    return EncoderDecoder().double()
+
+
+def sample(batch=8, seq=5):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(WORDS, (batch, seq), generator=draw) for _ in range(3)]
+
+
+def cut(model, paths, group=None):
+    sch = create_schedule(model, group=group)
+    sch.trace_until(["encoder", "decoder"])
+    for path in paths:
+        sch[path].cut_pipeline_stage()
+    return sch
+
+
+CUTS = {
+    1: [],
+    2: ["encoder.block.1"],
+    4: ["encoder.block.1", "encoder", "decoder.block.1"],
+}
+
+
+def by_hand(model, source, target, answers):
+    """Run the whole model on one micro-batch after the other, as the pipeline does."""
+    chunks = zip(*(one.chunk(N_MICROBATCHES) for one in (source, target, answers)), strict=True)
+    losses = [loss_of(model(*inputs), wanted) for *inputs, wanted in chunks]
+    (sum(losses) / N_MICROBATCHES).backward()
+    return torch.stack(losses).detach()
+
+
+def check_stage(stage, whole):
+    """Compare gradients and buffers of a stage with those of the whole model, by their names."""
+    parameters, buffers = dict(whole.named_parameters(remove_duplicate=False)), dict(whole.named_buffers())
+    for name, parameter in stage.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, parameters[name].grad, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    for name, buffer in stage.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name])
+
+
+def stages_add_up_to_the_whole():
+    """Loss and gradients, of what is tied across stages too, at the second step as well as at the first."""
+    size = dist.get_world_size()
+    source, target, answers = sample()
+    for schedule in ("gpipe", "1f1b"):
+        whole = seeded()
+        sch = cut(copy.deepcopy(whole), CUTS[size])
+        stage, engine = build(
+            sch, "pipeline", n_microbatches=N_MICROBATCHES, loss_fn=loss_of, schedule=schedule
+        )
+        for _ in range(2):
+            expected = by_hand(whole, source, target, answers)
+            losses = []
+            engine.step(source, target, target=answers, losses=losses)
+            if dist.get_rank() == size - 1:
+                torch.testing.assert_close(torch.stack(losses).detach(), expected)
+            check_stage(stage, whole)
+        assert bool(engine.ties) == (size > 1)
+
+
+def own_group():
+    """Return a group of this process alone; all processes make all of them."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return groups[dist.get_rank()]
+
+
+def replicas_average():
+    """Two pipelines of two stages: each takes half of the samples."""
+    if dist.get_world_size() != 4:
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    whole = seeded()
+    sch = cut(copy.deepcopy(whole), CUTS[2], group=own_group())
+    stage, engine = build(sch, "pipeline", mesh=mesh, n_microbatches=2, loss_fn=loss_of)
+    inputs = sample()
+    own = [one.chunk(2)[mesh.get_local_rank("dp")] for one in inputs]
+    engine.step(*own[:2], target=own[2])
+    chunks = zip(*(one.chunk(4) for one in inputs), strict=True)
+    sum(loss_of(whole(*part), wanted) / 4 for *part, wanted in chunks).backward()
+    for name, parameter in stage.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole.get_parameter(name).grad)
+
+
+def shards_in_stages():
+    """Two stages of two processes each, which share the linear layers."""
+    if dist.get_world_size() != 4:
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    whole = seeded()
+    sch = create_schedule(copy.deepcopy(whole), group=mesh.get_group("tp"))
+    for path in [f"{part}.block.{index}" for part in ("encoder", "decoder") for index in range(3)]:
+        sch[f"{path}.up"].shard(["weight", "bias"], 0)
+        sch[f"{path}.up"].sync("bwd_post", "all_reduce")
+        sch[f"{path}.down"].shard("weight", 1)
+        sch[f"{path}.down"].sync("fwd_post", "all_reduce")
+    sch.trace_until(["encoder", "decoder"])
+    sch["encoder.block.1"].cut_pipeline_stage()
+    stage, engine = build(sch, "pipeline", mesh=mesh, n_microbatches=N_MICROBATCHES, loss_fn=loss_of)
+    source, target, answers = sample()
+    by_hand(whole, source, target, answers)
+    engine.step(source, target, target=answers)
+    rank = mesh.get_local_rank("tp")
+    for name, parameter in stage.named_parameters():
+        gradient = whole.get_parameter(name).grad
+        for axis in range(gradient.dim()):
+            if gradient.shape[axis] != parameter.shape[axis]:
+                gradient = gradient.chunk(2, axis)[rank]
+        torch.testing.assert_close(parameter.grad, gradient)

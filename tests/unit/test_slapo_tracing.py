@@ -1,0 +1,392 @@
+"""Static graphs of modules: what is captured, what stays opaque, and what a captured module still accepts."""
+
+import copy
+import functools
+import re
+import sys
+import types
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from schedules import Toy, check_invariants, same_state, state_of, tokens, toy
+from torch import nn
+from torch.nn import functional as F
+
+from makespan.papers.slapo.language import create_schedule
+from makespan.papers.slapo.language._traced import TracedModule
+
+
+class Mixed(nn.Module):
+    """Buffers, constants, an unused parameter, modes, and an argument that may be missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.width = nn.Linear(4, 4), 4
+        self.unused = nn.Parameter(torch.ones(2))
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+
+    def forward(self, data, mask=None, *, scaled=True):
+        hidden = self.linear(data) + self.shift * torch.tensor(2.0)
+        if mask is not None:
+            hidden = hidden + mask
+        if scaled:
+            hidden = hidden / self.width
+        return F.dropout(hidden, 0.5, self.training)
+
+
+class Owner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = Mixed(), nn.ModuleList(Mixed() for _ in range(2))
+
+    def forward(self, data, mask=None):
+        hidden = self.first(data, mask, scaled=False)
+        for one in self.rest:
+            hidden = one(hidden)
+        return hidden
+
+
+class Branches(nn.Module):
+    """Branches on a value: it has no static graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, data):
+        if data.sum() > 0:
+            return self.inner(data)
+        return data
+
+
+class ByMode(Branches):
+    def forward(self, data):
+        return self.inner(data) if self.training else data
+
+
+class Draws(Branches):
+    def forward(self, data):
+        return self.inner(data) * torch.rand(4)
+
+
+@pytest.fixture
+def data():
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def owner(kind=Owner):
+    torch.manual_seed(0)
+    return kind()
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("inputs", [(), ("mask",)])
+def test_a_traced_model_computes_the_same_in_both_modes(data, flatten, inputs):
+    model = owner()
+    reference, keys = copy.deepcopy(model), list(model.state_dict())
+    sch = create_schedule(model)
+    assert sch.trace(flatten=flatten, inputs=inputs) is True
+    check_invariants(sch)
+    given = (data,) * (1 + len(inputs))
+    for training in (True, False):
+        for module in (reference.train(training), sch.mod.train(training)):
+            torch.manual_seed(3)
+            module.zero_grad()
+            module(*given).sum().backward()
+        torch.manual_seed(4)
+        wanted = reference(*given)
+        torch.manual_seed(4)
+        assert torch.equal(sch.mod(*given), wanted)
+    assert list(sch.mod.state_dict()) == keys
+    grads = dict(reference.named_parameters())
+    for name, one in sch.mod.named_parameters():
+        assert torch.equal(one.grad, grads[name].grad) if one.grad is not None else grads[name].grad is None
+    assert torch.equal(copy.deepcopy(sch.mod)(*given), wanted)
+
+
+def test_the_hierarchy_stays_and_every_level_has_its_graph():
+    sch = create_schedule(toy())
+    paths = [path for path, _ in sch.named_schedules()]
+    sch.trace()
+    assert [path for path, _ in sch.named_schedules()] == paths
+    assert isinstance(sch["stages.1.blocks.0.attention"].mod, TracedModule)
+    assert type(sch["stages.1.blocks.0.attention"].mod).__name__ == "Attention"
+    assert not isinstance(sch["embedding"].mod, TracedModule)
+    torch.testing.assert_close(sch.mod.eval()(tokens()), toy().eval()(tokens()))
+
+
+def test_tracing_twice_changes_nothing():
+    sch = create_schedule(toy())
+    sch.trace()
+    before = state_of(sch)
+    assert sch.trace(flatten=True) is True
+    after = state_of(sch)
+    assert before[0][:3] == after[0][:3]
+
+
+def test_only_the_module_itself_is_traced_without_recursion():
+    sch = create_schedule(toy())
+    sch.trace(recursive=False)
+    assert [path for path, node in sch.named_schedules() if isinstance(node.mod, TracedModule)] == [""]
+
+
+def test_flattening_swallows_nodes_and_says_so():
+    sch = create_schedule(toy())
+    sch["stages.0"].trace(flatten=True)
+    check_invariants(sch)
+    assert list(sch["stages.0"].child)[:2] == ["blocks.0.attention.query", "blocks.0.attention.key"]
+    with pytest.raises(KeyError, match=r"step 1 swallowed it, trace\(flatten=True\) at 'stages\.0'"):
+        sch["stages.0.blocks.0.attention"]
+
+
+def test_a_node_below_an_untraced_owner_is_traced_alone():
+    model = owner()
+    sch = create_schedule(model)
+    sch["rest.1"].trace(concrete_args={"scaled": False})
+    check_invariants(sch)
+    assert not isinstance(sch.mod, TracedModule)
+    assert sch["rest.1"].mod.argument_names == ("data", "mask", "scaled")
+    with pytest.raises(RuntimeError, match=r"Mixed: the argument 'scaled' was fixed to False .* found True"):
+        sch["rest.1"].mod(torch.ones(4), scaled=True)
+    sch["rest.1"].mod(torch.ones(4), None, False)
+
+
+def test_fixed_and_varying_arguments_are_checked_at_every_call(data):
+    sch = create_schedule(owner())
+    sch.trace()
+    with pytest.raises(RuntimeError, match=r"'mask' was fixed to None .* found a tensor of shape \(3, 4\)"):
+        sch.mod(data, data)
+    other = create_schedule(owner())
+    other.trace(inputs="mask")
+    with pytest.raises(RuntimeError, match=r"Owner: called without 'mask'; accepted: .* data, mask"):
+        other.mod(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (Branches, "branches on the value of"),
+        (ByMode, r"branches on self\.training"),
+        (Draws, "draws random numbers"),
+    ],
+)
+def test_what_has_no_static_graph_is_explained_and_left_alone(kind, cause):
+    model = nn.Sequential(owner(kind), nn.Linear(4, 4))
+    sch = create_schedule(model)
+    before, rng = state_of(sch), torch.get_rng_state()
+    with pytest.raises(RuntimeError) as caught:
+        sch["0"].trace()
+    message = str(caught.value)
+    assert re.search(rf"trace of '0': the forward of .*{kind.__name__} \(.*\.py:\d+\) .*{cause}", message)
+    assert "concrete_args" in message and "leaf_modules" in message and "smaller subtree" in message
+    assert same_state(before, state_of(sch)) and torch.equal(rng, torch.get_rng_state())
+    with pytest.warns(UserWarning, match="has no static graph"):
+        assert sch["0"].trace(strict=False) is False
+    sch.trace()
+    assert re.search(cause, sch.metadata.slots["trace"]["0"])
+    assert isinstance(sch["0"].mod, kind)
+
+
+class Marked(Branches):
+    traceable = False
+
+
+@pytest.mark.parametrize("leaf", ["Branches", f"{Branches.__module__}.Branches", Branches])
+def test_listed_modules_are_leaves(leaf):
+    sch = create_schedule(nn.Sequential(Branches(), Mixed(), Marked()))
+    sch.trace(flatten=True, leaf_modules=[leaf, "Marked"])
+    assert list(sch.child) == ["0", "1.linear", "2"]
+
+
+def test_what_is_wrapped_or_hooked_is_a_leaf():
+    sch = create_schedule(toy())
+    sch["stages.0.blocks.0"].checkpoint()
+    sch["stages.0.blocks.1"].mod.register_forward_hook(lambda *_: None)
+    sch["stages.0"].trace(flatten=True)
+    assert [name for name in sch["stages.0"].child if name.count(".") == 1] == ["blocks.0", "blocks.1"]
+    with pytest.raises(RuntimeError, match=r"its forward is wrapped, conflicts with step 1: checkpoint\(\)"):
+        sch["stages.0.blocks.0"].trace()
+
+
+def test_hooks_run_once_and_their_handles_work_after_tracing(data):
+    model, calls = owner(), []
+    handle = model.first.register_forward_hook(lambda *_: calls.append("after"))
+    model.first.register_forward_pre_hook(lambda *_: calls.append("before"))
+    sch = create_schedule(model)
+    sch.trace()
+    sch.mod(data)
+    assert calls == ["before", "after"]
+    handle.remove()
+    sch.mod(data)
+    assert calls == ["before", "after", "before"]
+
+
+def test_a_decomposed_layer_with_hooks_stands_in_the_graph_of_its_owner(data):
+    model, calls = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
+    expected = model(data + 1)
+    sch = create_schedule(model)
+    sch["0"].decompose()
+    sch["0"].mod.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    sch["0"].mod.register_forward_hook(lambda _, args, kwargs, output: calls.append(output), with_kwargs=True)
+    sch.trace()
+    assert len(sch.find_node(lambda node: "linear" in str(node.target))) == 1
+    torch.testing.assert_close(sch.mod(data), expected)
+    assert len(calls) == 1
+
+
+def test_a_module_that_is_called_in_different_ways_stays_opaque():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = Mixed()
+
+        def forward(self, data):
+            return self.one(data) + self.one(data, data)
+
+    sch = create_schedule(Twice())
+    sch.trace()
+    assert "called with different arguments" in sch.metadata.slots["trace"]["one"]
+
+
+def test_a_shared_module_has_one_graph():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = Mixed()
+            self.again = nn.ModuleList([self.one])
+
+        def forward(self, data):
+            return self.again[0](self.one(data))
+
+    sch = create_schedule(Shared().eval())
+    expected = sch.mod(torch.ones(4))
+    sch.trace()
+    check_invariants(sch)
+    assert sch.mod.again[0] is sch.mod.one
+    assert torch.equal(sch.mod(torch.ones(4)), expected)
+
+
+# --- structured outputs, functions that are leaves ------------------------------------------
+
+
+@dataclass
+class Output(OrderedDict):
+    hidden: torch.Tensor
+    extra: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.update(hidden=self.hidden)
+
+
+def test_a_structured_output_keeps_its_class():
+    class Model(nn.Module):
+        def forward(self, data):
+            return Output(hidden=data + 1)
+
+    sch = create_schedule(Model())
+    sch.trace()
+    found = sch.mod(torch.ones(2))
+    assert type(found) is Output and torch.equal(found.hidden, torch.full((2,), 2.0)) and found.extra is None
+
+
+@pytest.fixture
+def helpers():
+    """Two modules: the second has its own name for a function of the first."""
+    spaces = {}
+    for name, source in {
+        "slapo_masks": (
+            "def build(data, config):\n    return data if float(data.sum()) > config.limit else -data\n"
+        ),
+        "slapo_models": (
+            "from slapo_masks import build as make\n"
+            "def inner(self, data):\n    return make(data, self.config) * 2\n"
+        ),
+    }.items():
+        module = spaces[name] = sys.modules[name] = types.ModuleType(name)
+        exec(source, vars(module))
+    yield spaces["slapo_models"]
+    for name in spaces:
+        del sys.modules[name]
+
+
+def test_leaf_functions_are_recorded_behind_decorators_and_under_other_names(helpers):
+    def decorated(function):
+        @functools.wraps(function)
+        def call(self, *args):
+            return function(self, *args)
+
+        return call
+
+    class Model(nn.Module):
+        config = types.SimpleNamespace(limit=0.0)
+        forward = decorated(helpers.inner)
+
+    before = helpers.make
+    sch = create_schedule(Model())
+    with pytest.raises(RuntimeError):
+        sch.trace()
+    sch.trace(leaf_functions=["slapo_masks.build"])
+    assert helpers.make is before
+    for sign in (1.0, -1.0):
+        assert torch.equal(sch.mod(torch.full((2,), sign)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"concrete_args": {"masc": None}}, ValueError, r"no argument 'masc'; close: 'mask'"),
+        ({"concrete_args": {"mask": None}, "inputs": ["mask"]}, ValueError, "in concrete_args and in inputs"),
+        ({"tracer": "jit"}, ValueError, r"tracer 'jit'; accepted: 'fx'"),
+        ({"leaf_modules": [3]}, TypeError, "leaf_modules has 3; accepted"),
+        ({"leaf_functions": [3]}, TypeError, "leaf_functions has 3; accepted"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_traced(arguments, kind, words):
+    sch = create_schedule(owner())
+    before = state_of(sch)
+    with pytest.raises(kind, match=words):
+        sch.trace(**arguments)
+    assert same_state(before, state_of(sch))
+
+
+# --- on the way to a cut -----------------------------------------------------------------
+
+
+def test_only_what_leads_to_the_paths_is_traced():
+    sch = create_schedule(toy())
+    assert sch.trace_until(["stages.1.blocks.0", "stages.0"])
+    check_invariants(sch)
+    traced = [path for path, node in sch.named_schedules() if isinstance(node.mod, TracedModule)]
+    assert traced == ["", "stages.0", "stages.1", "stages.1.blocks.0"]
+    torch.testing.assert_close(sch.mod.eval()(tokens()), toy().eval()(tokens()))
+
+
+def test_the_way_is_refused_where_it_does_not_start_or_end():
+    sch = create_schedule(nn.Sequential(OrderedDict(a=nn.Sequential(Branches()), b=nn.Linear(4, 4))))
+    with pytest.raises(RuntimeError, match=r"trace_until of 'a': accepted: the root"):
+        sch["a"].trace_until("")
+    with pytest.raises(RuntimeError, match=r"trace of 'a\.0': .* has no static graph"):
+        sch.trace_until("a.0")
+    assert not isinstance(sch.mod, TracedModule)
+    sch.trace_until("a")
+    with pytest.raises(
+        RuntimeError, match=r"traced already, conflicts with step 1: trace_until\(paths='a'\)"
+    ):
+        sch.trace_until("a")
+
+
+def test_the_modules_of_a_large_model_are_traced_on_meta():
+    with torch.device("meta"):
+        model = Toy(hidden=64, n_stages=3, n_blocks=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sch = create_schedule(model)
+        sch.trace()
+    check_invariants(sch)
+    assert not sch.metadata.slots["trace"]
