@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from makespan.papers.slapo._tables_measured import FIG9, TABLE4, TUNER
+from makespan.papers.slapo._tables_measured import TABLE4, TUNER
+from makespan.papers.slapo._tables_modelled import FIG9
 from makespan.plots import ONE_COLUMN_IN, PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
 from makespan.tables import read_csv
 
