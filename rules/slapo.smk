@@ -55,10 +55,7 @@ for experiment, cells, n_processes, on_gpus in (
         input:
             **{name: f"config/published/slapo_{name}.csv" for name in cells},
         output:
-            **{
-                name: f"results/measured/slapo/{name}.csv"
-                for name in [experiment.removesuffix("_steps")]
-            },
+            **{name: f"results/measured/slapo/{name}.csv" for name in [experiment.removesuffix("_steps")]},
         log:
             f"logs/measured/slapo/slapo_{experiment}.log",
         benchmark:
