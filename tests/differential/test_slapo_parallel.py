@@ -11,7 +11,7 @@ pytestmark = pytest.mark.xdist_group("training")
 
 CASES = (
     "exchanges_and_gradients", "reshard_schemes", "mlp", "fused_attention", "vocabulary", "embedding_columns",
-    "bottleneck", "transposed_convolutions", "sequence_layout", "tied_vocabulary",
+    "bottleneck", "transposed_convolutions", "transposed_linear_layers", "sequence_layout", "tied_vocabulary",
 )  # fmt: skip
 BUILDS = (
     "values_do_not_depend_on_the_group", "states_move", "programs_differ", "failing_initialiser", "replicas",
@@ -25,11 +25,23 @@ def servers():
         yield
 
 
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """Return the file of a state that two processes have saved."""
+    path = tmp_path_factory.mktemp("state") / "state.pt"
+    on_processes(2, "parallel_cases", ("saved", {"path": str(path)}))
+    return path
+
+
 @pytest.mark.parametrize("n_processes", [1, 2, 4])
-def test_parts_compute_what_the_whole_computes(n_processes):
-    on_processes(n_processes, "parallel_cases", *CASES, *BUILDS)
+def test_parts_compute_what_the_whole_computes_and_states_move(n_processes, state):
+    on_processes(n_processes, "parallel_cases", *CASES, *BUILDS, ("loaded", {"path": str(state)}))
 
 
 @pytest.mark.parametrize("n_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_schedule_computes_what_the_executor_computes(n_processes):
-    on_processes(n_processes, "executor_cases", "everywhere_like_the_executor")
+def test_a_schedule_computes_what_the_executor_and_torch_compute(n_processes):
+    on_processes(n_processes, "oracle_cases", "everywhere_like_the_executor", "like_parallelize_module")
+
+
+def test_schedules_are_copied_and_repeated_and_draw_other_masks_in_a_group():
+    on_processes(2, "schedule_cases", "copies_and_replays", "masks_of_ranks")

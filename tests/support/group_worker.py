@@ -16,9 +16,10 @@ OF_SEVERAL = ("torch.distributed", "torch._dynamo")
 def on_processes(n_processes, module, *cases):
     """Run functions of a module of tests/support in so many processes; raise what the first one raised.
 
-    Call it where `forking_servers` are at work.
+    A case is a name, or a name and options. Call it where `forking_servers` are at work.
     """
-    request = {"module": module, "cases": cases}
+    named = [(case, {}) if isinstance(case, str) else case for case in cases]
+    request = {"module": module, "cases": named}
     with tempfile.TemporaryDirectory() as directory:
         launcher = LocalLauncher(timeout_s=300.0, stall_timeout_s=300.0)
         launcher.run(Launch("group_worker", request, n_processes, Path(directory)))
@@ -28,8 +29,8 @@ def work(directory, who):
     request = directory.request()
     module = importlib.import_module(request["module"])
     join(directory, who)
-    for name in request["cases"]:
-        getattr(module, name)()
+    for name, options in request["cases"]:
+        getattr(module, name)(**options)
 
 
 if __name__ == "__main__":

@@ -223,6 +223,42 @@ def transposed_convolutions():
     assert_same(reference, model, drawn(2, 4, 5, 5))
 
 
+class TransposedLinear(nn.Module):
+    """The linear layer of GPT-2, whose weight is kept as inputs times outputs."""
+
+    __module__, __qualname__ = "transformers.pytorch_utils", "Conv1D"
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(drawn(nx, nf)), nn.Parameter(drawn(nf))
+
+    def forward(self, hidden):
+        flat = torch.addmm(self.bias, hidden.flatten(0, -2), self.weight)
+        return flat.view(*hidden.shape[:-1], self.nf)
+
+
+class Gpt2Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_fc, self.c_proj = TransposedLinear(32, HIDDEN), TransposedLinear(HIDDEN, 32)
+
+    def forward(self, hidden):
+        return self.c_proj(F.gelu(self.c_fc(hidden)))
+
+
+def transposed_linear_layers():
+    reference, model = seeded(Gpt2Mlp)
+    sch = create_schedule(model)
+    sch["c_fc"].shard("weight", 1)
+    sch["c_fc"].shard("bias", 0)
+    sch["c_fc"].sync("bwd_post", "all_reduce")
+    sch["c_proj"].shard("weight", 0)
+    sch["c_proj"].sync("fwd_post", "all_reduce")
+    assert model.c_fc.nf == 32 // sch.world_size
+    assert_same(reference, model, drawn(2, 3, HIDDEN))
+
+
 class Block(nn.Module):
     """A norm and an MLP, cut along the sequence between them."""
 
@@ -543,3 +579,24 @@ def groups_and_meshes():
         else:
             raise AssertionError(f"not refused: {part}")
     build(sch, mesh=mesh)
+
+
+def saved(path):
+    """Write the state of this group for another one."""
+    sch = empty_schedule()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        build(sch, seed=3)
+    state = full_state_dict(sch)
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+
+
+def loaded(path):
+    """Continue with the state of another group."""
+    sch, state = empty_schedule(), torch.load(path, weights_only=True)
+    load_full_state_dict(sch, state)
+    for key, one in full_state_dict(sch).items():
+        assert torch.equal(one, state[key]), key
+    shard = sch.mod.words.weight.shard
+    assert torch.equal(sch.mod.words.weight, shard.part_of(state["words.weight"]))

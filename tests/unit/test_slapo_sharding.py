@@ -1,6 +1,7 @@
 """What shard and sync do to a model, and which calls they refuse; groups are played by one process."""
 
 import copy
+import re
 
 import pytest
 
@@ -15,6 +16,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     MemberError,
     ShardError,
     create_schedule,
+    pad_vocabulary,
 )
 from makespan.papers.slapo.language._collectives import Exchange, cut, joined  # noqa: E402
 from makespan.papers.slapo.language._layouts import TensorShard, sharding_of  # noqa: E402
@@ -251,7 +253,7 @@ def test_hooks_of_users_are_called_with_what_torch_hands_over():
     sch.sync("fwd_pre", lambda mod, inputs: seen.append(("pre", len(inputs))))
     sch.sync("fwd_post", lambda mod, inputs, out: seen.append(("post", tuple(out.shape))))
     sch.sync("bwd_post", lambda mod, grads_in, grads_out: seen.append(("grads", len(grads_out))))
-    sch.mod(torch.ones(2, 4)).sum().backward()
+    sch.mod(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert seen == [("pre", 1), ("post", (2, 6)), ("grads", 1)]
 
 
@@ -286,3 +288,52 @@ def test_a_decomposed_layer_shows_what_is_between_product_and_bias():
         assert len(calls) == 3 and isinstance(calls[1], Exchange), calls
         assert "all_reduce" in graph.code
         refused(ConflictError, sch.decompose, "done already")
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        return self.head(self.words(ids))
+
+
+def test_a_padded_vocabulary_divides_and_gives_the_same_logits():
+    model, ids = Words(), torch.tensor([[0, 4, 2]])
+    expected = model(ids)
+    refused(ShardError, lambda: scheduled(model)["words"].shard("weight", 0), "size 5", "after padding")
+    assert pad_vocabulary(model, ["words", "head"], 4) == 8
+    assert model.head.weight is model.words.weight
+    assert (model.words.num_embeddings, model.head.out_features, len(model.head.bias)) == (8, 8, 8)
+    torch.testing.assert_close(model(ids)[..., :5], expected)
+    scheduled(model, 4)["words"].shard("weight", 0)
+
+
+def test_what_has_no_vocabulary_is_not_padded():
+    model = nn.ModuleDict({"words": Words(), "norm": nn.LayerNorm(4), "other": nn.Embedding(6, 4)})
+    for paths, multiple, error, text in (
+        (["words.worlds"], 4, KeyError, "no module 'words.worlds'"),
+        (["norm"], 4, ArgumentError, "'norm' is a LayerNorm; accepted: an embedding or a linear layer"),
+        (["words.words", "other"], 4, ArgumentError, "'words.words' with 5, 'other' with 6"),
+        (["other"], 0, ArgumentError, "a multiple of 0"),
+        ([], 4, ArgumentError, "no path"),
+    ):
+        with pytest.raises(error, match=re.escape(text)):
+            pad_vocabulary(model, paths, multiple)
+    scheduled(model)["other"].shard("weight", 0)
+    with pytest.raises(ConflictError, match="'other' is sharded already"):
+        pad_vocabulary(model, ["other"], 4)
+
+
+def test_a_replacement_with_the_same_parameters_knows_how_they_are_sharded():
+    class Scaled(nn.Linear):
+        def __init__(self, old):
+            super().__init__(4, 6)
+            self.weight = old.weight
+
+    sch = layer(nn.Linear, 4, 6)
+    sch.shard(["weight", "bias"], 0)
+    sch.replace(Scaled)
+    assert sharding_of(sch.mod).tensors.keys() == {"weight"}

@@ -2,7 +2,11 @@
 
 Below ``results/<source>/slapo/`` a run writes
 
-- of `fig10_experiment`: ``fig10.csv`` and ``fig10_searches.csv``, the tuner on the paper's own grid
+- of `tuning_experiment`: ``fig10.csv``, ``fig10_searches.csv``, ``fig10_fit.csv`` and ``fig10_grids.csv``,
+  the tuner on the paper's own grid and on others, and predictions of that grid
+- of `modelled_experiment`: ``fig7.csv``, ``fig8.csv`` and ``fig9.csv``, by a small model of the paper's
+  machine and by the emulator
+- of `inequalities_experiment`: ``inequalities.csv``, what the conclusions of these figures depend on
 - of `verify_experiment`: ``verify.csv``, every schedule of the library beside its model as it is
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
@@ -17,7 +21,9 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.slapo._checks import LEDGER
     from makespan.papers.slapo._commands import COMMANDS
-    from makespan.papers.slapo._fig10 import fig10_experiment
+    from makespan.papers.slapo._fig10_fit import tuning_experiment
+    from makespan.papers.slapo._inequalities import inequalities_experiment
+    from makespan.papers.slapo._modelled import modelled_experiment
     from makespan.papers.slapo._settings import Slapo as SETTINGS
     from makespan.papers.slapo._tables import SCHEMAS, read_published
     from makespan.papers.slapo._verification import verify_experiment, verify_schedules
@@ -27,8 +33,10 @@ __all__ = [
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
-    "fig10_experiment",
+    "inequalities_experiment",
+    "modelled_experiment",
     "read_published",
+    "tuning_experiment",
     "verify_experiment",
     "verify_schedules",
 ]

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
     from makespan.papers.slapo.language._verify import Verify
     from makespan.papers.slapo.language._verify_report import Place, VerifyReport
+    from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
     "ANY",
@@ -89,6 +90,7 @@ __all__ = [
     "init_empty_weights",
     "list_primitives",
     "load_full_state_dict",
+    "pad_vocabulary",
     "partition",
     "register_primitive",
     "register_shard_rule",

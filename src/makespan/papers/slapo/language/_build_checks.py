@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from makespan.papers.slapo.language._errors import ArgumentError, BuildError
@@ -131,7 +132,8 @@ def _forgotten(sch: "Schedule") -> Iterator[str]:
                 "accepted: sync('fwd_post', 'all_reduce') or 'reduce_scatter' there"
             )
         elif (
-            sharding.computes is not None
+            not isinstance(node.mod, nn.Embedding)  # a table may be read by anything, as that of positions is
+            and sharding.computes is not None
             and sharding.returns is not None
             and sharding.computes == sharding.returns
         ):

@@ -3,10 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from makespan.papers.slapo.language._collectives import Exchange
 from makespan.papers.slapo.language._errors import ArgumentError, ShardError, TracingError
@@ -110,6 +111,8 @@ class SumParameterGradients:
     The hook of a parameter is set when it is first used, since copies of a module have other parameters.
     """
 
+    SUMMED: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+
     names: tuple[str, ...]
     exchange: Exchange
 
@@ -117,9 +120,9 @@ class SumParameterGradients:
         """Let the gradients of this pass be summed."""
         for name in self.names:
             parameter = getattr(module, name)
-            if parameter.requires_grad and "_gradient_summed" not in vars(parameter):
+            if parameter.requires_grad and parameter not in self.SUMMED:
                 parameter.register_hook(self.exchange.back)
-                vars(parameter)["_gradient_summed"] = True
+                self.SUMMED[parameter] = True
 
 
 def _located(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:

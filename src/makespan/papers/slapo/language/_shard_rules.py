@@ -14,8 +14,8 @@ from makespan.papers.slapo.language._split_layers import (
     LateBiasLinear,
     LateBiasTransposedConvolution,
     LateBiasTransposedLinear,
-    VocabularyPart,
 )
+from makespan.papers.slapo.language._vocabulary import VocabularyPart
 
 __all__ = ["ShardEffect", "ShardRequest", "ShardRule", "register_shard_rule", "shard_effect"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,7 +17,6 @@ __all__ = [
     "LateBiasLinear",
     "LateBiasTransposedConvolution",
     "LateBiasTransposedLinear",
-    "VocabularyPart",
     "become",
 ]
 
@@ -98,23 +96,6 @@ class LateBiasTransposedConvolution(LateBiasConvolution):
             self.dilation,
         )  # fmt: skip
         return done
-
-
-class VocabularyPart(nn.Module):
-    """An embedding that has the rows from ``first_row`` on, and zeros for the ids of other rows."""
-
-    first_row = 0
-
-    if TYPE_CHECKING:
-        weight: nn.Parameter
-        num_embeddings: int
-        padding_idx: int | None
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Look up the ids that are this process's own."""
-        is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
-        rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
-        return rows * is_own.unsqueeze(-1).to(rows.dtype)
 
 
 _mixed: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}

@@ -1,14 +1,18 @@
-"""The executor's small transformer, scheduled as it is, against the executor's own tensor parallelism."""
+"""Models of the zoo, scheduled as they are, against other implementations of tensor parallelism."""
+
+import warnings
 
 import torch
 import torch.distributed as dist
 from parallel_cases import labelled
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from makespan.papers.slapo.language import build, create_schedule
 from makespan.papers.slapo.language._layouts import sharding_of
-from makespan.training.zoo import MODEL_FAMILIES, SmallModel
+from makespan.training.zoo import MODEL_FAMILIES, SmallModel, build_family, family_batch, family_spec
 from makespan.training.zoo._models import Attention, Layer, Mlp, build_model
 from makespan.training.zoo._tensor import shard_tensors
 
@@ -74,13 +78,75 @@ def compare(spec, along_sequence, size):
     where = f"{spec.family}, {'along the sequence' if along_sequence else 'whole sequences'}"
     for output in outputs[1:]:
         torch.testing.assert_close(output, outputs[0], msg=labelled(where))
-    for path, module in model.named_modules():
+    compare_parameters(where, whole, theirs, model)
+
+
+# --- models of others' architectures against parallelize_module ---------------------------------------
+
+COLUMNS = ("query", "key", "value", "q_proj", "k_proj", "v_proj", "q", "k", "v", "c_fc", "fc1", "wi", "ffn",
+           "gate_proj", "up_proj", "intermediate.dense", "relative_attention_bias")  # fmt: skip
+ROWS = ("out_proj", "o_proj", "o", "c_proj", "fc2", "wo", "down_proj", "output.dense", "ffn_output",
+        "attention.dense")  # fmt: skip
+
+
+def ends_with(path, names):
+    return any(path.endswith(f".{name}") for name in names)
+
+
+def like_parallelize_module():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for family in ("bert", "albert", "gpt", "opt", "t5", "llama"):
+        whole, theirs, ours = (build_family(family, seed=2).double().eval() for _ in range(3))
+        plan = {path: ColwiseParallel() for path, _ in theirs.named_modules() if ends_with(path, COLUMNS)}
+        plan |= {path: RowwiseParallel() for path, _ in theirs.named_modules() if ends_with(path, ROWS)}
+        parallelize_module(theirs, mesh, plan)
+        for module in theirs.modules():
+            if hasattr(module, "num_heads"):
+                for key, value in heads_of(module).items():
+                    setattr(module, key, value // mesh.size())
+        sch = create_schedule(ours)
+        for path, node in sch.named_schedules():
+            if ends_with(path, COLUMNS):
+                is_table = isinstance(node.mod, nn.Embedding)
+                node.shard([name for name, _ in node.mod.named_parameters()], int(is_table))
+                if not is_table:
+                    node.sync("bwd_post", "all_reduce")
+            elif ends_with(path, ROWS):
+                node.shard("weight", 1)
+                node.sync("fwd_post", "all_reduce")
+            elif hasattr(node.mod, "num_heads"):
+                heads = {key: value // sch.world_size for key, value in heads_of(node.mod).items()}
+                node.set_attr(**heads)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no exchange is forgotten
+            build(sch)
+        compare_gradients(family, whole, theirs, ours)
+
+
+def heads_of(module):
+    return {key: value for key, value in vars(module).items() if key in ("num_heads", "num_kv_heads")}
+
+
+def compare_gradients(family, whole, theirs, ours):
+    batch = family_batch(family_spec(family), 2, seed=4)
+    outputs = []
+    for one in (whole, theirs, ours):
+        output = one(*batch.inputs)
+        output.square().mean().backward()
+        outputs.append(output)
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], msg=labelled(family))
+    compare_parameters(family, whole, theirs, ours)
+
+
+def compare_parameters(where, whole, theirs, ours):
+    for path, module in ours.named_modules():
         shards = sharding_of(module).tensors
         for name, parameter in module.named_parameters(recurse=False):
             key = f"{path}.{name}"
             gradient = theirs.get_parameter(key).grad
             gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
             part = shards[name].part_of(gradient) if name in shards else gradient
-            expected = whole.get_parameter(key).grad
             torch.testing.assert_close(parameter.grad, part, msg=labelled(f"{where}: {key}"))
-            torch.testing.assert_close(gradient, expected, msg=labelled(f"executor, {where}: {key}"))
+            expected = whole.get_parameter(key).grad
+            torch.testing.assert_close(gradient, expected, msg=labelled(f"torch, {where}: {key}"))
