@@ -2,7 +2,15 @@
 
 
 # Tables of searches and models: source, experiment, printed cells, tables.
-for source, experiment, cells, names in (("published", "fig10", ["fig10"], ["fig10", "fig10_searches"]),):
+FIGURES_OF_SLAPO = ["fig7", "fig8", "fig9"]
+SEARCHES_OF_SLAPO = ["fig10", "fig10_searches", "fig10_fit"]
+for source, experiment, cells, names in (
+    ("emulated", "modelled", FIGURES_OF_SLAPO, FIGURES_OF_SLAPO),
+    ("published", "modelled", FIGURES_OF_SLAPO, FIGURES_OF_SLAPO),
+    ("emulated", "tuning", ["fig10"], SEARCHES_OF_SLAPO),
+    ("published", "tuning", ["fig10"], [*SEARCHES_OF_SLAPO, "fig10_grids"]),
+    ("published", "inequalities", [*FIGURES_OF_SLAPO, "fig10"], ["inequalities"]),
+):
 
     rule:
         name:
@@ -21,7 +29,7 @@ for source, experiment, cells, names in (("published", "fig10", ["fig10"], ["fig
             **asks(minutes=10),
         params:
             experiment=f"makespan.papers.slapo:{experiment}_experiment",
-            options=SETTINGS.slapo.options_of(experiment),
+            options=SETTINGS.slapo.options_of(experiment, source),
             code=code_hash(
                 "run_experiment",
                 f"makespan.papers.slapo:{experiment}_experiment",

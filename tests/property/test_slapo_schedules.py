@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from makespan.papers.slapo.language import (  # noqa: E402
     PathError,
     ScheduleError,
+    call_module,
     create_schedule,
     replay,
 )
@@ -88,6 +89,18 @@ def nothing(path, old):
     return None
 
 
+def first_chain(node):
+    """Return the first two layers that follow each other in the graph of a node, none if there are none."""
+    try:
+        return next(iter(node.find(chain)), [])
+    except ScheduleError:  # no graph, or not one of its own
+        return []
+
+
+def chain(data):
+    return call_module(".*", call_module(".*", data))
+
+
 def smaller(old):
     return Owner([nn.Linear(4, 4), nn.ModuleList([nn.GELU()])])
 
@@ -100,6 +113,11 @@ STEPS = {
     "set_attr": lambda node: node.set_attr(width=2),
     "bind": lambda node: node.bind(last=node.path),
     "replace": lambda node: node.replace(smaller),
+    "trace": lambda node: node.trace(),
+    "flat trace": lambda node: node.trace(flatten=True),
+    "fuse": None,
+    "shard": lambda node: node.shard("weight", 0),
+    "sync": lambda node: node.sync("bwd_post", "all_reduce"),
     "wrap norms": lambda node: node.replace_all(nn.LayerNorm, wrapped),
     "wrap linears": lambda node: node.replace_all(nn.Linear, wrapped),
     "spoil": lambda node: node.replace_all(nn.GELU, nothing),
@@ -115,20 +133,22 @@ STEPS = {
 def test_any_steps_keep_tree_and_model_together(kinds, shared, steps):
     sch = create_schedule(model_of(kinds, shared))
     check_invariants(sch)
-    done = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, where in steps:
             nodes = [node for _, node in sch.named_schedules()]
-            node, before = nodes[where % len(nodes)], state_of(sch)
+            node = nodes[where % len(nodes)]
+            found = first_chain(node) if name == "fuse" else None
+            before, n_steps = state_of(sch), len(sch.metadata.journal)
             try:
-                STEPS[name](node)
-                done += 1
+                STEPS[name](node) if found is None else node.fuse(found, compiler=None)
             except ScheduleError as error:
-                assert repr(node.path) in str(error) or name == "spoil"
+                assert any(repr(path) in str(error) for path, _ in node.named_schedules())
                 assert same_state(before, state_of(sch))
+                assert len(sch.metadata.journal) == n_steps
+            else:
+                assert len(sch.metadata.journal) == n_steps + 1
             check_invariants(sch)
-            assert len(sch.metadata.journal) == done
         again = replay(model_of(kinds, shared), sch.metadata.journal)
     assert str(again) == str(sch)
     assert list(again.mod.state_dict()) == list(sch.mod.state_dict())

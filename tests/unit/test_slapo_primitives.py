@@ -129,6 +129,7 @@ def test_what_is_no_module_is_refused(sch):
     refused(sch, ArgumentError, "need target_ops", lambda: node.replace(Block(8), each=True))
     refused(sch, ArgumentError, "holds the whole model", lambda: node.replace(nn.Sequential(sch.mod)))
     node.checkpoint()
+    node.bind(x=1)
     words = r"its forward is wrapped, conflicts with step 1: checkpoint\(\) at"
     refused(sch, RuntimeError, words, lambda: node.replace(Block(8)))
 

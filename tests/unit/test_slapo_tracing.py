@@ -18,7 +18,7 @@ from schedules import Toy, check_invariants, same_state, state_of, tokens, toy
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import create_schedule
+from makespan.papers.slapo.language import call_module, create_schedule
 from makespan.papers.slapo.language._traced import TracedModule
 
 
@@ -252,6 +252,23 @@ def test_a_module_that_is_called_in_different_ways_stays_opaque():
     sch = create_schedule(Twice())
     sch.trace()
     assert "called with different arguments" in sch.metadata.slots["trace"]["one"]
+
+
+def test_a_module_may_be_named_self():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self, self.output = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, data):
+            return self.output(self.self(data))
+
+    sch = create_schedule(Named())
+    expected = sch.mod(torch.ones(4))
+    sch.trace()
+    assert torch.equal(sch.mod(torch.ones(4)), expected)
+    sch.fuse(sch.find(lambda x: call_module("output", call_module("self", x))), compiler=None)
+    assert torch.equal(sch.mod(torch.ones(4)), expected)
 
 
 def test_a_shared_module_has_one_graph():

@@ -2,7 +2,11 @@
 
 Below ``results/<source>/slapo/`` a run writes
 
-- of `fig10_experiment`: ``fig10.csv`` and ``fig10_searches.csv``, the tuner on the paper's own grid
+- of `tuning_experiment`: ``fig10.csv``, ``fig10_searches.csv``, ``fig10_fit.csv`` and ``fig10_grids.csv``,
+  the tuner on the paper's own grid and on others, and predictions of that grid
+- of `modelled_experiment`: ``fig7.csv``, ``fig8.csv`` and ``fig9.csv``, by a small model of the paper's
+  machine and by the emulator
+- of `inequalities_experiment`: ``inequalities.csv``, what the conclusions of these figures depend on
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
@@ -16,10 +20,21 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.slapo._checks import LEDGER
     from makespan.papers.slapo._commands import COMMANDS
-    from makespan.papers.slapo._fig10 import fig10_experiment
+    from makespan.papers.slapo._fig10_fit import tuning_experiment
+    from makespan.papers.slapo._inequalities import inequalities_experiment
+    from makespan.papers.slapo._modelled import modelled_experiment
     from makespan.papers.slapo._settings import Slapo as SETTINGS
     from makespan.papers.slapo._tables import SCHEMAS, read_published
 
-__all__ = ["COMMANDS", "LEDGER", "SCHEMAS", "SETTINGS", "fig10_experiment", "read_published"]
+__all__ = [
+    "COMMANDS",
+    "LEDGER",
+    "SCHEMAS",
+    "SETTINGS",
+    "inequalities_experiment",
+    "modelled_experiment",
+    "read_published",
+    "tuning_experiment",
+]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -61,6 +61,18 @@ def _recomputation_costs(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{int((steps <= 0).sum())} of {len(steps)} steps", bool((steps <= 0).all()))
 
 
+def _batches_gain(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: the oracle; limit: least ratio of throughput from one batch size to the next larger one."""
+    rows = _of(tables["fig10"], claim.subject, "exhaustive")
+    if rows.empty:
+        return None
+    fits = rows[rows["status"] == "ok"].sort_values("global_batch_size")
+    rates = number(fits, "throughput_samples_per_s").groupby(fits["ckpt_ratio"])
+    gains = (1 + rates.pct_change()).dropna()
+    text = f"at least {gains.min():.3f}, more in {int((gains >= 1).sum())} of {len(gains)} steps"
+    return Finding(text, bool((gains >= claim.limit).all()))
+
+
 def _memory_is_monotone(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: the oracle. What runs out of memory does with a larger batch or a smaller share too."""
     rows = _of(tables["fig10"], claim.subject, "exhaustive")
@@ -74,5 +86,5 @@ def _memory_is_monotone(tables: Tables, claim: Claim) -> Finding | None:
 
 
 TUNING_CHECKS: tuple[Check, ...] = (
-    *(_feasible, _optimum, _starts, _recomputation_costs, _memory_is_monotone),
+    *(_feasible, _optimum, _starts, _recomputation_costs, _batches_gain, _memory_is_monotone),
 )

@@ -1,6 +1,7 @@
 """Figures of searches: each function goes from paths of tables to a figure and its table."""
 
 from collections.abc import Mapping
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,28 @@ from makespan.tables import read_csv
 
 __all__ = ["fig10"]
 
-_LEVELS = np.arange(100, 136, 5)
+_STEP = 5.0  # samples/s between two colours, as in the paper
 _ORACLES = {
     "published": "printed cells",
     "model": "hardware model",
     "emulator": "emulator, untuned",
     "measured": "measured",
 }
-_SOURCES = {"published": "printed cells", "emulated": "emulator, untuned"}
+_SOURCES = {
+    "published": "printed cells, and a hardware model fitted to them",
+    "emulated": "emulator, untuned",
+}
 
 
 def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     grid = rows[rows["strategy"] == "exhaustive"]
     wide = grid.pivot_table("throughput_samples_per_s", "global_batch_size", "ckpt_ratio", dropna=False)
     x, y, z = wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy(float)
+    low, high = floor(np.nanmin(z) / _STEP), ceil(np.nanmax(z) / _STEP)
+    levels = _STEP * np.arange(low, high + 1)
     axes.set_facecolor("#d9d9d9")
-    filled = axes.contourf(x, y, z, levels=_LEVELS, cmap="viridis", extend="both", zorder=1)
-    axes.figure.colorbar(filled, ax=axes, label="samples/s", ticks=_LEVELS[::2])
+    filled = axes.contourf(x, y, z, levels=levels, cmap="viridis", zorder=1)
+    axes.figure.colorbar(filled, ax=axes, label="samples/s", ticks=levels[::2])
     tried = rows[rows["strategy"] == "frontier"]
     tried_look: dict[str, Any] = {
         "marker": "*",

@@ -6,6 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from makespan.papers.slapo._hardware import constants
+from makespan.papers.slapo._hardware_fit import GRID_CAPACITY_BYTES, grid_run, grid_spec, on_grid_machine
+from makespan.papers.slapo._oracles import Oracle, emulated, modelled
 from makespan.papers.slapo._tables_tuning import FIG10, FIG10_SEARCHES
 from makespan.papers.slapo.tuning import (
     CoordinateDescent,
@@ -21,7 +24,7 @@ from makespan.papers.slapo.tuning import (
     tune,
 )
 
-__all__ = ["BATCH", "RATIO", "Grid", "fig10_experiment", "searches"]
+__all__ = ["BATCH", "RATIO", "Grid", "fig10_tables", "searches"]
 
 BATCH, RATIO = "global_batch_size", "ckpt_ratio"
 
@@ -53,18 +56,18 @@ class Grid:
 
 
 def searches(
-    declare: Callable[[Space], object], objective: Objective, patience: int, budget: int, starts: int
+    declare: Callable[[Space], object], objective: Objective, budget: int, starts: int
 ) -> list[tuple[str, int, Result]]:
     """Search a space by every strategy; each with its name and seed, the exhaustive one first."""
-    chosen: list[tuple[Strategy, Sequence[int], int | None, int | None]] = [
-        (Exhaustive(), [0], None, None),
-        (Frontier(BATCH, RATIO), [0], None, patience),
-        (CoordinateDescent(1), range(starts), None, None),
-        (Random(), range(starts), budget, None),
+    chosen: list[tuple[Strategy, Sequence[int], int | None]] = [
+        (Exhaustive(), [0], None),
+        (Frontier(BATCH, RATIO), [0], None),
+        (CoordinateDescent(1), range(starts), None),
+        (Random(), range(starts), budget),
     ]
     return [
-        (strategy.name, seed, tune(declare, objective, strategy, most, patient, seed=seed))
-        for strategy, seeds, most, patient in chosen
+        (strategy.name, seed, tune(declare, objective, strategy, most, seed=seed))
+        for strategy, seeds, most in chosen
         for seed in seeds
     ]
 
@@ -98,32 +101,33 @@ def _summaries(oracle: str, found: Sequence[tuple[str, int, Result]]) -> list[di
     ]  # fmt: skip
 
 
-def fig10_experiment(
-    printed: Mapping[str, pd.DataFrame], patience: int, budget: int, starts: int
-) -> dict[str, pd.DataFrame]:
-    """Search the paper's grid, whose cells stand for runs.
+def _asked(cells: pd.DataFrame, ask: Oracle) -> Grid:
+    """Return what an oracle says of every printed point."""
+    answers = {}
+    for batch, ratio in zip(cells[BATCH], cells[RATIO], strict=True):
+        answer = ask(grid_spec(), grid_run(int(batch), float(ratio)))
+        is_known = answer is not None and answer.is_feasible
+        answers[int(batch), float(ratio)] = answer.throughput_samples_per_s if answer and is_known else None
+    return Grid(answers)
 
-    Parameters
-    ----------
-    printed
-        The printed cells ``fig10``.
-    patience
-        Batch sizes without a better point after which the frontier ends.
-    budget
-        Evaluations of random search.
-    starts
-        Seeds of coordinate descent, one random start each, and of random search.
 
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``fig10``, a row an evaluation, and ``fig10_searches``, a row a search that found a point.
-    """
-    grid = Grid.printed(printed["fig10"])
-    found = searches(grid.declare, grid.look_up, patience, budget, starts)
+def _grids(cells: pd.DataFrame, source: str) -> dict[str, Grid]:
+    """Return the grids of a source by the oracle that they come from."""
+    if source == "emulated":
+        return {"emulator": _asked(cells, emulated(GRID_CAPACITY_BYTES))}
+    fitted = on_grid_machine(constants())
+    return {"published": Grid.printed(cells), "model": _asked(cells, modelled(fitted, bounds=False))}
+
+
+def fig10_tables(cells: pd.DataFrame, source: str, budget: int, starts: int) -> dict[str, pd.DataFrame]:
+    """Search the printed grid, whose cells stand for runs, and what an oracle makes of it."""
+    rows: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
+    for oracle, grid in _grids(cells, source).items():
+        found = searches(grid.declare, grid.look_up, budget, starts)
+        rows += _evaluations(oracle, found)
+        summaries += _summaries(oracle, found)
     return {
-        "fig10": FIG10.validate(pd.DataFrame(_evaluations("published", found)), where="fig10"),
-        "fig10_searches": FIG10_SEARCHES.validate(
-            pd.DataFrame(_summaries("published", found)), where="fig10_searches"
-        ),
+        "fig10": FIG10.validate(pd.DataFrame(rows), where="fig10"),
+        "fig10_searches": FIG10_SEARCHES.validate(pd.DataFrame(summaries), where="fig10_searches"),
     }

@@ -2,32 +2,49 @@
 
 from typing import Any
 
-from makespan.papers.slapo._settings_tuning import Fig10
+from makespan.papers.slapo._settings_tuning import Fig10, SyntheticGrids
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Slapo"]
 
-_TUNED = ("fig10", "fig10_searches")
+_TUNED = ("fig10", "fig10_searches", "fig10_fit")
+_MODELLED = ("fig7", "fig8", "fig9")
+_BUILT = {
+    "emulated": (*_MODELLED, *_TUNED),
+    "published": (*_MODELLED, *_TUNED, "fig10_grids", "inequalities"),
+}
 
 
 class Slapo(PaperSettings):
     """Experiments of the Slapo paper."""
 
-    untimed = frozenset(_TUNED)
+    untimed = frozenset(table for tables in _BUILT.values() for table in tables)
     self_contained = frozenset({"published"})
+    judged_cells = ("limits",)
     contents = {
+        "fig7": "throughput inside one node by model, GPUs and implementation, by model and emulator",
+        "fig8": "throughput on two to eight nodes, by model and emulator, with an earlier figure's values",
+        "fig9": "throughput and largest batch as BERT is optimised step by step",
         "fig10": "points of the tuning grid in the order in which each search tries them",
         "fig10_searches": "what each search finds of that grid, with how many evaluations",
+        "fig10_fit": "predictions of that grid, fitted, with a batch size left out, and untuned",
+        "fig10_grids": "searches of grids with random constants and noise",
+        "inequalities": "conclusions of Figs 7 to 9 with every constant of the model halved and doubled",
         "claims": "the statements of the paper, judged by this source alone",
     }
 
     fig10: Fig10 = option("searches of the tuning grid")
+    fig10_grids: SyntheticGrids = option("searches of synthetic grids")
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built; none rests on iteration times of a source."""
-        return {"published": list(_TUNED)}.get(source, [])
+        return list(_BUILT.get(source, ()))
 
-    def options_of(self, experiment: str) -> dict[str, Any]:
+    def options_of(self, experiment: str, source: str) -> dict[str, Any]:
         """Return the options of an experiment, by the name of its function without ``_experiment``."""
-        own: dict[str, Any] = getattr(self, experiment).model_dump()
-        return own
+        if experiment == "inequalities":
+            return {}
+        if experiment == "tuning":
+            own = {"searches": self.fig10.model_dump(), "grids": self.fig10_grids.model_dump()}
+            return {"source": source, **own}
+        return {"source": source}

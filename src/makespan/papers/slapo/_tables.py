@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.slapo._tables_modelled import MODELLED, MODELLED_CELLS
 from makespan.papers.slapo._tables_tuning import TUNED, TUNING_CELLS
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*TUNED.values(),)
-PUBLISHED = printed_schemas({**TUNING_CELLS})
+SCHEMAS = (*TUNED.values(), *MODELLED.values())
+PUBLISHED = printed_schemas({**TUNING_CELLS, **MODELLED_CELLS})
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:

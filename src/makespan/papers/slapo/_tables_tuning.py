@@ -2,13 +2,18 @@
 
 from makespan.tables import table_schema
 
-__all__ = ["TUNED", "TUNING_CELLS"]
+__all__ = ["BATCH_COLUMN", "ORACLE_COLUMN", "RATIO_COLUMN", "TUNED", "TUNING_CELLS"]
 
-_ORACLE = ("oracle", "text", "", "what says how fast a point is: published, model, emulator or measured")
-_BATCH = ("global_batch_size", "int", "samples", "samples an optimiser step over all GPUs")
-_RATIO = ("ckpt_ratio", "float", "1", "share of the layers whose activations are recomputed")
+ORACLE_COLUMN = (
+    "oracle",
+    "text",
+    "",
+    "what says how fast a point is: published, model, emulator or measured",
+)
+BATCH_COLUMN = ("global_batch_size", "int", "samples", "samples an optimiser step over all GPUs")
+RATIO_COLUMN = ("ckpt_ratio", "float", "1", "share of the layers whose activations are recomputed")
 _SEARCH = (
-    _ORACLE,
+    ORACLE_COLUMN,
     ("strategy", "text", "", "how points are chosen"),
     ("seed", "int", "1", "seed of what it draws"),
 )
@@ -17,7 +22,7 @@ FIG10 = table_schema(
     "slapo_fig10",
     *_SEARCH,
     ("explored_order", "int", "1", "number of the evaluation within its search, from 1"),
-    *(_BATCH, _RATIO),
+    *(BATCH_COLUMN, RATIO_COLUMN),
     ("status", "text", "", "ok, or oom where it needs more memory than there is"),
     ("throughput_samples_per_s", "float", "samples/s", "throughput; none out of memory", True),
 )
@@ -38,7 +43,7 @@ TUNED = {"fig10": FIG10, "fig10_searches": FIG10_SEARCHES}
 
 TUNING_CELLS = {
     "fig10": (
-        *(_BATCH, _RATIO),
+        *(BATCH_COLUMN, RATIO_COLUMN),
         ("published_samples_per_s", "float", "samples/s", "throughput; none out of memory", True),
     ),
 }

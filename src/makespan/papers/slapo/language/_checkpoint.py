@@ -23,6 +23,8 @@ __all__ = ["Checkpoint", "Checkpointed", "select_layers"]
 class Checkpointed(ForwardWrapper):
     """A forward whose activations are recomputed."""
 
+    op = "checkpoint"
+
     def __init__(self, module: nn.Module, preserve_rng: bool) -> None:
         super().__init__(module)
         self.preserve_rng = preserve_rng

@@ -25,6 +25,8 @@ class Forked(ForwardWrapper):
     one when `torch.utils.checkpoint` repeats the call with the global state of the first.
     """
 
+    op = "fork_rng"
+
     def __init__(self, module: nn.Module, rank: int) -> None:
         super().__init__(module)
         self.rank = rank
@@ -32,8 +34,12 @@ class Forked(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward under a seed of this process; then put the global generators back in step."""
         base = int(torch.randint(2**62, ()).item())
-        with torch.random.fork_rng():
-            torch.manual_seed(base + _OFFSET + self.rank)
+        seed = base + _OFFSET + self.rank
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices=devices):
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
             return self.inner(*args, **kwargs)
 
 

@@ -67,9 +67,10 @@ def _whole_module(sch: "Schedule", given: object, name: str | None) -> nn.Module
             + (f", which returned {type(new).__name__}" if callable(given) else "")
             + "; accepted: a module, or a function that makes one of the old module"
         )
-    if wrapped_forward(sch.mod) and not wrapped_forward(new):
+    wrapper = wrapped_forward(sch.mod)
+    if wrapper is not None and not wrapped_forward(new):
         raise ConflictError(
-            f"replace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
+            f"replace of {sch.path!r}: its forward is wrapped, {sch.conflict(wrapper.op)}; "
             "accepted: replace first, then wrap"
         )
     inside = next((path for path, one in new.named_modules() if one is sch.root.mod), None)

@@ -155,6 +155,19 @@ class _Tracer(fx.Tracer):
             return output
         return self.create_proxy("call_function", run_hooks_after, (itself, plain, named, output), {})
 
+    def create_node(
+        self,
+        kind: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> fx.Node:
+        """Make a node; the value of a module named self is called otherwise in the code of the graph."""
+        named = "self_value" if name is None and target == "self" else name
+        return super().create_node(kind, target, args, kwargs, named, type_expr)
+
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -25,6 +25,9 @@ class ForwardWrapper:
     Being an attribute of the module, it is copied with it. A module with such a forward is a leaf for a
     tracer of a module above.
     """
+
+    op: ClassVar[str]
+    """Name of the primitive that wraps so."""
 
     def __init__(self, module: nn.Module) -> None:
         self.inner: Callable[..., Any] = module.forward

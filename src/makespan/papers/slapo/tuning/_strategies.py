@@ -1,5 +1,6 @@
 """In which order points are tried: each strategy asks for one and is told what came of it."""
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Generator, Hashable, Mapping, Sequence
@@ -108,11 +109,12 @@ def _differ_only_in(name: str, one: Point, other: Point) -> bool:
 class Frontier(Strategy):
     """Along the border of what fits into memory.
 
-    Memory grows with one symbol and falls with another, and at the same value of the first a smaller value of
-    the second is never slower; so only the points at the border can be best. From the largest values of both:
-    a point that fits leads to the next smaller value of the second, one that does not to the next smaller of
-    the first. That takes at most as many steps as there are values of both, less one. Each combination of
-    other symbols has a border of its own.
+    Memory grows with one symbol and falls with another, and so does the value of points that fit: a larger
+    batch shares the fixed time of a step, and what is recomputed costs time. So only the corners of the
+    border can be best. From the largest values of both: a point that fits leads to the next smaller value of
+    the second, one that does not to the next smaller of the first, until the smallest value of the second
+    fits. That takes at most as many steps as there are values of both, less one. Each combination of other
+    symbols has a border of its own.
 
     Parameters
     ----------
@@ -155,18 +157,20 @@ class Frontier(Strategy):
         rows: defaultdict[Value, list[Point]] = defaultdict(list)
         for point in points:
             rows[point[self.grows]].append(point)
-        level: Any = None
+        level, fits = math.inf, False  # the last value of the second symbol, and whether it fitted
         for size in sorted(rows, key=_number, reverse=True):
-            row = sorted(rows[size], key=lambda point: _number(point[self.saves]), reverse=True)
-            below = [point for point in row if level is None or _number(point[self.saves]) <= _number(level)]
-            for point in below or row[-1:]:
-                level = point[self.saves]
+            for point in sorted(rows[size], key=lambda one: _number(one[self.saves]), reverse=True):
+                saved = _number(point[self.saves])
+                if saved > level or (saved == level and fits):
+                    continue
+                level, fits = saved, False
                 if any(self._is_implied(point, other) for other in full):
                     break
                 tried = yield point
                 if tried.status == "oom":
                     full.append(point)
                     break
+                fits = True
 
     def _is_implied(self, point: Point, full: Point) -> bool:
         """Whether a point needs at least the memory of another one, which did not fit."""
