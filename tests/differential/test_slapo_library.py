@@ -18,6 +18,9 @@ def servers():
 
 @pytest.mark.parametrize("n_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_schedule_leaves_outputs_and_gradients(n_processes):
-    on_processes(
-        n_processes, "library_cases", "every_family", "samples_of_the_first", "dropout_of_heads_differs"
-    )
+    cases = ("every_family", "nothing_is_forgotten", "samples_of_the_first", "dropout_of_heads_differs")
+    on_processes(n_processes, "library_cases", *cases)
+
+
+def test_stages_of_parts_train_as_one_process():
+    on_processes(4, "library_cases", "stages_of_parts")

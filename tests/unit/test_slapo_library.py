@@ -19,7 +19,6 @@ from makespan.papers.slapo.language import (  # noqa: E402
     create_schedule,
     select_layers,
 )
-from makespan.papers.slapo.language._library_options import stage_ends  # noqa: E402
 from makespan.training.zoo import FAMILIES, build_family, family_batch, family_sizes, family_spec  # noqa: E402
 
 FUSED = {"shard_embedding": True, "fuse": True, "compiler": "dynamo", "ckpt_ratio": 0.5}
@@ -150,14 +149,6 @@ def test_the_share_of_layers_that_is_asked_for_is_recomputed(ratio, policy):
     assert [entry.path for entry in steps(sch, "checkpoint")] == paths
 
 
-def test_stages_have_equal_numbers_of_layers_and_the_last_ones_one_more():
-    layers = [f"layer.{index}" for index in range(24)]
-    assert stage_ends(layers, 4) == ["layer.5", "layer.11", "layer.17"]
-    assert stage_ends(layers[:7], 3) == ["layer.1", "layer.3"]
-    assert stage_ends(layers[:5], 1) == []
-    assert stage_ends(layers, ["layer.3", "head"]) == ["layer.3", "head"]
-
-
 def test_stages_may_end_where_a_user_says():
     sch = verified("t5", pipeline_cuts=["encoder", "decoder.block.0"])
     assert [entry.path for entry in steps(sch, "cut_pipeline_stage")] == ["encoder", "decoder.block.0"]
@@ -189,7 +180,7 @@ def test_parameters_get_the_type_that_is_asked_for(dtype):
         ({"ckpt_ratio": 1.5}, "ckpt_ratio is 1.5; accepted: from 0 to 1"),
         ({"ckpt_policy": "tail"}, "ckpt_policy is 'tail'; accepted: one of even, head"),
         ({"checkpoint_ratio": 1.0}, "no option 'checkpoint_ratio'; .*ckpt_ratio"),
-        ({"pipeline_cuts": 5}, "pipeline_cuts is 5; accepted: from 1 to 2 stages, or paths"),
+        ({"pipeline_cuts": 5}, "2 layers, 5 stages; accepted: 1 to 2 stages"),
         ({"pipeline_cuts": 2, "broadcast_input": True}, "broadcast_input and pipeline_cuts"),
         ({"compiler": "tvm", "fuse": True}, "'bert.encoder.layer.0.intermediate': compiler 'tvm'; accepted"),
     ],

@@ -18,8 +18,8 @@ from makespan.papers.slapo.language._library_options import (
     BroadcastInputs,
     EfficientAttention,
     ScheduleOptions,
-    stage_ends,
 )
+from makespan.papers.slapo.language._partition import default_cuts
 from makespan.papers.slapo.language._patterns import call_module
 from makespan.papers.slapo.language._schedule import Schedule, create_schedule
 
@@ -313,11 +313,13 @@ def finish(sch: Schedule, layers: Sequence[Schedule], options: ScheduleOptions) 
         sch.sync("fwd_pre", BroadcastInputs(sch.group))
     for index in select_layers(len(layers), options.ckpt_ratio, options.ckpt_policy):
         layers[index].checkpoint()
-    ends = stage_ends([layer.path for layer in layers], options.pipeline_cuts)
-    if ends:
-        owners = [sch.root[path].parent for path in ends]
+    cuts = options.pipeline_cuts
+    if isinstance(cuts, int):
+        cuts = [layers[index].path for index in default_cuts(len(layers), cuts)]
+    owners = [sch.root[path].parent for path in cuts]
+    if owners:
         sch.root.trace_until(list(dict.fromkeys(owner.path for owner in owners if owner is not None)))
-    for path in ends:
+    for path in cuts:
         sch.root[path].cut_pipeline_stage()
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from makespan.papers.slapo.language._errors import ArgumentError, close_names
 
-__all__ = ["BroadcastInputs", "EfficientAttention", "ScheduleOptions", "stage_ends"]
+__all__ = ["BroadcastInputs", "EfficientAttention", "ScheduleOptions"]
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ATTENTIONS = ("eager", "sdpa")
@@ -133,19 +133,3 @@ class BroadcastInputs:
             return copied
 
         return tuple(map(sent, inputs))
-
-
-def stage_ends(layers: Sequence[str], cuts: int | Sequence[str]) -> list[str]:
-    """Return the paths of modules behind which a stage ends, except the last stage.
-
-    Stages have equal numbers of layers; if these do not divide, the last ones have one more.
-    """
-    if not isinstance(cuts, int):
-        return [cuts] if isinstance(cuts, str) else list(cuts)
-    if not 1 <= cuts <= len(layers):
-        raise ArgumentError(
-            f"apply_schedule: pipeline_cuts is {cuts}; accepted: from 1 to {len(layers)} stages, or paths"
-        )
-    size, longer = divmod(len(layers), cuts)
-    sizes = [size + (stage >= cuts - longer) for stage in range(cuts)]
-    return [layers[sum(sizes[: stage + 1]) - 1] for stage in range(cuts - 1)]
