@@ -9,7 +9,7 @@ from group_worker import on_processes
 
 pytestmark = pytest.mark.xdist_group("training")
 
-CASES = ("stages_add_up_to_the_whole", "replicas_average", "shards_in_stages")
+CASES = ("stages_add_up_to_the_whole", "replicas_average", "shards_in_stages", "stages_are_filled_alone")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import build, create_schedule
+from makespan.papers.slapo.language import (
+    build,
+    create_schedule,
+    full_state_dict,
+    init_empty_weights,
+    load_full_state_dict,
+)
+from makespan.papers.slapo.language._consolidate import consolidate
 
 HIDDEN, WORDS, N_MICROBATCHES = 8, 16, 4
 
@@ -169,3 +176,34 @@ def shards_in_stages():
             if gradient.shape[axis] != parameter.shape[axis]:
                 gradient = gradient.chunk(2, axis)[rank]
         torch.testing.assert_close(parameter.grad, gradient)
+    expected = whole.state_dict()
+    for key, one in full_state_dict(sch).items():
+        torch.testing.assert_close(one, expected[key])
+
+
+def empty(paths):
+    with init_empty_weights():
+        model = EncoderDecoder()
+    return cut(model, paths, group=own_group())
+
+
+def stages_are_filled_alone():
+    """A process has the values of its stage, those of one seed for every cut; the state is that of all."""
+    whole, sch = empty([]), empty(CUTS[dist.get_world_size()])
+    consolidate(whole, seed=5)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pp",))
+    stage, engine = build(sch, "pipeline", mesh=mesh, seed=5, n_microbatches=N_MICROBATCHES, loss_fn=loss_of)
+    own = {id(one) for one in stage.parameters()}
+    assert all((id(one) in own) != one.is_meta for one in sch.mod.parameters())
+    begun, expected = full_state_dict(sch), whole.mod.state_dict()
+    assert begun.keys() == expected.keys()
+    assert all(torch.equal(one, expected[key]) for key, one in begun.items())
+    source, target, answers = sample()
+    by_hand(whole.mod, source, target, answers)
+    engine.step(source, target, target=answers)
+    for one in (whole.mod, stage):
+        torch.optim.SGD(one.parameters(), lr=0.1).step()
+    for key, one in full_state_dict(sch).items():
+        torch.testing.assert_close(one, expected[key], msg=lambda text, key=key: f"{key}: {text}")
+    load_full_state_dict(sch, begun)
+    assert all(torch.equal(one, begun[key]) for key, one in full_state_dict(sch).items())

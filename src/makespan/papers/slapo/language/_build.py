@@ -1,6 +1,6 @@
 """From a schedule to a model that runs: parameters get values, and the model is handed to what runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +35,13 @@ class Target:
         Function of schedule, mesh and options that returns model and engine.
     options
         Names of the options that it accepts.
+    part
+        Function of schedule and mesh that returns what this process needs of the model; None for all.
     """
 
     make: Callable[["Schedule", DeviceMesh | None, Mapping[str, Any]], tuple[nn.Module, Any]]
     options: frozenset[str] = frozenset()
+    part: Callable[["Schedule", DeviceMesh | None], nn.Module] | None = None
 
 
 def build(
@@ -76,7 +79,7 @@ def build(
     reinitialise
         Whether parameters that have values get new ones.
     **options
-        Options of the target's class or function; ``units`` of fsdp, paths to shard each by itself; and of a
+        Options of the target's class or function; ``units`` of fsdp, paths to shard each by itself; of a
         pipeline ``n_microbatches``, ``loss_fn``, a mean, and ``schedule``, ``1f1b`` or ``gpipe``.
 
     Returns
@@ -99,7 +102,7 @@ def build(
     check_same_program(sch)
     if check:
         check_complete(sch, ties)
-    _fill(sch, init_weights, seed, device, reinitialise)
+    _fill(sch, init_weights, seed, device, reinitialise, _needed(sch, made, mesh))
     return made.make(sch, mesh, options)
 
 
@@ -123,12 +126,20 @@ def _fill(
     seed: int | None,
     device: torch.device | str | None,
     again: bool,
+    needed: Collection[int] | None,
 ) -> None:
     if init_weights is False:
-        check_filled(sch.mod)
+        check_filled(sch.mod, needed)
     else:
         user = None if init_weights is True else init_weights
-        consolidate(sch, user, seed=agreed_seed(seed), device=device, again=again)
+        consolidate(sch, user, seed=agreed_seed(seed), device=device, again=again, only=needed)
+
+
+def _needed(sch: "Schedule", made: Target, mesh: DeviceMesh | None) -> set[int] | None:
+    if made.part is None:
+        return None
+    module = made.part(sch, mesh)
+    return {id(one) for one in (*module.parameters(), *module.buffers())}
 
 
 def _eager(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
@@ -182,6 +193,13 @@ def _pipeline(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, An
     return build_pipeline(sch, mesh, options, is_parallel(sch) and sch.world_size > 1)
 
 
+def _stage(sch: "Schedule", mesh: DeviceMesh | None) -> nn.Module:
+    from makespan.papers.slapo.language._pipeline import stages_of  # takes long to load
+
+    parts, group = stages_of(sch, mesh, is_parallel(sch) and sch.world_size > 1)
+    return parts.stages[dist.get_rank(group)]
+
+
 def _units(sch: "Schedule", paths: object) -> list[nn.Module]:
     """Modules that are gathered each by itself: those named, or the outermost elements of lists."""
     if paths is not None:
@@ -205,6 +223,6 @@ TARGETS: dict[str, Target] = {
     "ddp": Target(_ddp, frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
                                    "static_graph", "broadcast_buffers", "device_ids"})),
     "fsdp": Target(_fsdp, frozenset({"units", "mp_policy", "offload_policy", "reshard_after_forward"})),
-    "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"})),
+    "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"}), _stage),
 }  # fmt: skip
 """What a model can be handed to, by name."""

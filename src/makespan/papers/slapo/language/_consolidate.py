@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ def consolidate(
     seed: int | None = None,
     device: torch.device | str | None = None,
     again: bool = False,
+    only: Collection[int] | None = None,
 ) -> None:
     """Give values to all parameters that have none, those of one module at a time.
 
@@ -93,19 +94,21 @@ def consolidate(
         Where the parameters shall be, None for the CPU.
     again
         Whether parameters that have values get new ones.
+    only
+        Parameters and buffers that this process needs, by identity; None for all.
     """
     ranks = Ranks(sch.rank, sch.world_size, sch.group)
-    filling = _Filling(sch, ranks, initialiser, seed, torch.device(device or "cpu"), again)
+    filling = _Filling(sch, ranks, initialiser, seed, torch.device(device or "cpu"), again, only)
     for path, module in sch.mod.named_modules():
         filling.fill(path, module)
-    check_filled(sch.mod)
+    check_filled(sch.mod, only)
 
 
-def check_filled(model: nn.Module) -> None:
-    """Refuse a model of which something has no values."""
+def check_filled(model: nn.Module, only: Collection[int] | None = None) -> None:
+    """Refuse a model of which something that is needed has no values."""
     for path, module in model.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        names = [name for name, tensor in own if tensor.is_meta]
+        names = [name for name, tensor in own if tensor.is_meta and (only is None or id(tensor) in only)]
         if names:
             raise BuildError(
                 f"build: {', '.join(map(repr, names))} of {path!r} ({type(module).__name__}) on meta, "
@@ -124,10 +127,10 @@ class _Filling:
         seed: int | None,
         device: torch.device,
         again: bool,
+        only: Collection[int] | None,
     ) -> None:
-        self.root, self.tags, self.ranks, self.device, self.again = (
-            sch.mod, sch.metadata.tags, ranks, device, again,
-        )  # fmt: skip
+        self.root, self.tags, self.ranks, self.device = sch.mod, sch.metadata.tags, ranks, device
+        self.again, self.only = again, only
         self.initialiser, self.seed = initialiser, torch.initial_seed() if seed is None else seed
         # By identity of what had no values, which is kept alive so that no other gets its number.
         self.made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
@@ -139,9 +142,13 @@ class _Filling:
             if id(parameter) in self.made:
                 setattr(module, name, self.made[id(parameter)][1])
         names = [
-            name for name, one in own.items() if id(one) not in self.made and (one.is_meta or self.again)
+            name
+            for name, one in own.items()
+            if id(one) not in self.made and (one.is_meta or self.again) and self._is_needed(one)
         ]
-        buffers = [name for name, one in module.named_buffers(recurse=False) if one.is_meta]
+        buffers = [
+            name for name, one in module.named_buffers(recurse=False) if one.is_meta and self._is_needed(one)
+        ]
         if not names and not buffers:
             return
         initialise = self._initialise(path, module, buffers)
@@ -157,6 +164,9 @@ class _Filling:
             self.made[id(own[name])] = own[name], new
             self.made[id(new)] = new, new
             setattr(module, name, new)
+
+    def _is_needed(self, tensor: Tensor) -> bool:
+        return self.only is None or id(tensor) in self.only
 
     def _initialise(self, path: str, module: nn.Module, buffers: list[str]) -> Callable[[], object] | None:
         """Return what initialises a module; None for zeros, which are all that is known of its own."""

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, BuildError
 from makespan.papers.slapo.language._partition import Partition, partition
+from makespan.papers.slapo.language._state import note_owners
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["Pipeline", "build_pipeline"]
+__all__ = ["Pipeline", "build_pipeline", "stages_of"]
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -161,30 +163,40 @@ class Pipeline:
                 parameter.grad /= count
 
 
-def build_pipeline(
-    sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
-) -> tuple[nn.Module, Pipeline]:
-    """Return the stage of this process and what runs it."""
+def stages_of(
+    sch: "Schedule", mesh: DeviceMesh | None, is_shared: bool
+) -> tuple[Partition, dist.ProcessGroup]:
+    """Return the stages of a schedule, and the processes that have one each."""
     if not dist.is_initialized():
         raise ArgumentError("build: pipeline without a process group; accepted: after init_process_group")
     names = () if mesh is None else mesh.mesh_dim_names or ()
     if "pp" not in names and (mesh is not None or is_shared):
         raise ArgumentError("build: pipeline without pp; accepted: a mesh with a dimension named pp")
     group = dist.group.WORLD if mesh is None else mesh.get_group("pp")
-    replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
-    schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
-    if schedule not in _SCHEDULES:
-        raise ArgumentError(f"build: schedule {schedule!r}; accepted: {', '.join(_SCHEDULES)}")
-    if not isinstance(count, int) or count < 1:
-        raise ArgumentError(f"build: n_microbatches {count!r}; accepted: a number of parts of at least 1")
     parts = partition(sch)
     if group is None or dist.get_world_size(group) != len(parts.stages):
         found = 0 if group is None else dist.get_world_size(group)
         raise BuildError(
             f"build: {len(parts.stages)} stages for {found} processes; accepted: one process a stage"
         )
+    return parts, group
+
+
+def build_pipeline(
+    sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
+) -> tuple[nn.Module, Pipeline]:
+    """Return the stage of this process and what runs it."""
+    parts, group = stages_of(sch, mesh, is_shared)
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
+    schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
+    if schedule not in _SCHEDULES:
+        raise ArgumentError(f"build: schedule {schedule!r}; accepted: {', '.join(_SCHEDULES)}")
+    if not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"build: n_microbatches {count!r}; accepted: a number of parts of at least 1")
     lines = [dist.get_process_group_ranks(group)]
     if mesh is not None:
         lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
+    note_owners(sch, Ranks(dist.get_rank(group), len(parts.stages), group), parts.stages)
     engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
     return engine.module, engine

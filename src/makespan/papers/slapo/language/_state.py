@@ -1,6 +1,7 @@
 """The state of a scheduled model under the keys and shapes of the original one, whatever the group."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,13 +9,40 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from makespan.papers.slapo.language._annotate import carry_tags
+from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, ShardError, close_names
 from makespan.papers.slapo.language._layouts import TensorShard, sharding_of
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["full_state_dict", "load_full_state_dict"]
+__all__ = ["full_state_dict", "load_full_state_dict", "note_owners"]
+
+
+_OWNERS = "owners of the state"
+
+
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """Which stage of a pipeline has what of the state."""
+
+    ranks: Ranks
+    stage: Mapping[str, int]
+
+    def is_elsewhere(self, key: str) -> bool:
+        """Whether another stage has it, and this one has not."""
+        return self.stage.get(key, self.ranks.rank) != self.ranks.rank
+
+
+def note_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
+    """Remember that from now on a process has the state of its own stage only."""
+    owned = {key: index for index in reversed(range(len(stages))) for key in stages[index].state_dict()}
+    sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
+
+
+def _owners_of(sch: "Schedule") -> _Owners:
+    found = dict.get(sch.metadata.slots, _OWNERS)
+    return found if isinstance(found, _Owners) else _Owners(Ranks(0, 1, None), {})
 
 
 def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
@@ -28,7 +56,7 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
     Returns
     -------
     Tensors by the keys of the original model's ``state_dict``, in their original shapes, copies on their
-    device. Every process has all of them.
+    device. Every process has all of them, those of other stages of a pipeline too.
 
     Raises
     ------
@@ -36,12 +64,21 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
         This is no root, or a parameter has no values yet; also a `ValueError`.
     """
     state: dict[str, Tensor] = {}
+    owners = _owners_of(sch)
     for key, module, name, tensor in _entries(sch):
+        shard = sharding_of(module).tensors.get(name)
+        if owners.is_elsewhere(key):
+            state[key] = torch.empty(tensor.shape if shard is None else shard.orig_shape, dtype=tensor.dtype)
+            continue
         if tensor.is_meta:
             raise ArgumentError(f"full_state_dict: {key!r} has no values; accepted: a built model")
-        shard = sharding_of(module).tensors.get(name)
         own = _local(tensor)
         state[key] = own.clone() if shard is None or shard.world_size == 1 else _gathered(sch, own, shard)
+    if owners.ranks.size > 1:
+        device = next((one.device for key, one in state.items() if not owners.is_elsewhere(key)), None)
+        for key in [one for one in state if one in owners.stage]:
+            state[key] = state[key].to(device)
+            dist.broadcast(state[key], group=owners.ranks.group, group_src=owners.stage[key])
     return state
 
 
@@ -78,7 +115,10 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
                 f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; accepted: {shape}"
             )
     made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    owners = _owners_of(sch)
     for key, module, name, tensor in entries:
+        if tensor.is_meta and owners.is_elsewhere(key):
+            continue
         shard = sharding_of(module).tensors.get(name)
         part = state[key] if shard is None else shard.part_of(state[key])
         _take(sch, module, name, tensor, part, made)
