@@ -10,8 +10,8 @@ from group_worker import on_processes
 pytestmark = pytest.mark.xdist_group("training")
 
 CASES = (
-    "stages_add_up_to_the_whole", "outputs_without_a_loss", "failures_reach_all_stages", "options_are_checked",
-    "replicas_average", "shards_in_stages", "stages_are_filled_alone",
+    "stages_add_up_to_the_whole", "outputs_without_a_loss", "failures_reach_all_stages",
+    "options_are_checked", "replicas_average", "shards_in_stages", "stages_are_filled_alone",
 )  # fmt: skip
 
 
