@@ -1,0 +1,217 @@
+"""Schedules of the families: every option leaves outputs and gradients as they were, and refusals say why."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from schedules import check_invariants  # noqa: E402
+from torch import nn  # noqa: E402
+
+from makespan.papers.slapo.language import (  # noqa: E402
+    SCHEDULES,
+    ArgumentError,
+    ConflictError,
+    PathError,
+    ShardError,
+    TracingError,
+    Verify,
+    apply_schedule,
+    create_schedule,
+    select_layers,
+)
+from makespan.training.zoo import FAMILIES, build_family, family_batch, family_sizes, family_spec  # noqa: E402
+
+FUSED = {"shard_embedding": True, "fuse": True, "compiler": "dynamo", "ckpt_ratio": 0.5}
+ALL = [(family, size) for family in FAMILIES for size in family_sizes(family)]
+
+
+def accepted(family, **options):
+    """Options that a family has: WideResNet has no attention, ALBERT no layers to cut between."""
+    left_out = {"wideresnet": ("attn",), "albert": ("pipeline_cuts",)}.get(family, ())
+    return {name: value for name, value in options.items() if name not in left_out}
+
+
+def verified(family, **options):
+    sch = create_schedule(build_family(family))
+    with Verify(sch, family_batch(family_spec(family), 2, 0).inputs):
+        apply_schedule(sch, family, **options)
+    return sch
+
+
+def on_meta(family, size, n_processes, **options):
+    """Schedule a model without values as the first of several processes does."""
+    sch = create_schedule(build_family(family, size, meta=True))
+    for _, node in sch.named_schedules():
+        node.world_size = n_processes
+    return apply_schedule(sch, family, **options)
+
+
+def steps(sch, op):
+    return [entry for entry in sch.metadata.journal if entry.op == op]
+
+
+# --- results stay ---------------------------------------------------------------------------------------
+
+
+def test_every_family_has_a_schedule():
+    assert set(SCHEDULES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_fusion_and_recomputation_leave_results_and_names(family):
+    sch = verified(family, **accepted(family, **FUSED, attn="sdpa"))
+    check_invariants(sch)
+    assert list(sch.mod.state_dict()) == list(build_family(family).state_dict())
+    assert steps(sch, "fuse")
+    assert steps(sch, "checkpoint") or family == "albert"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_leave_results(family):
+    options = accepted(family, shard_embedding=True, attn="sdpa", ckpt_ratio=1.0, pipeline_cuts=2)
+    sch = verified(family, **options)
+    check_invariants(sch)
+    assert len(steps(sch, "cut_pipeline_stage")) == (family != "albert")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_process_draws_the_dropout_that_the_model_draws(family):
+    spec, model = family_spec(family), build_family(family)
+    inputs = family_batch(spec, 2, 0).inputs
+
+    def trained(one):
+        torch.manual_seed(3)
+        output = one(*inputs)
+        (output * torch.linspace(0, 1, output.numel()).view_as(output)).sum().backward()
+        gradients = [weight.grad.clone() for weight in one.parameters()]
+        one.zero_grad()
+        return output, *gradients
+
+    before = trained(model)
+    after = trained(apply_schedule(build_family(family), family, ckpt_ratio=1.0).mod)
+    for expected, found in zip(before, after, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_schedule_prints_what_was_done(golden):
+    options = {"shard_embedding": True, "attn": "sdpa", "fuse": True, "compiler": None, "ckpt_ratio": 0.5}
+    sch = on_meta("bert", "tiny", 2, **options, pipeline_cuts=2)
+    golden(str(sch), "tree")
+    golden("\n".join(str(entry) for entry in sch.metadata.journal), "journal")
+
+
+# --- what is split --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "size"), ALL)
+def test_all_large_matrices_of_layers_are_split(family, size):
+    whole = dict(build_family(family, size, meta=True).named_parameters())
+    parts = dict(on_meta(family, size, 4).mod.named_parameters())
+    names = [name for name, weight in whole.items() if weight.dim() > 1 and is_of_a_layer(name)]
+    assert len(names) >= 6
+    assert [name for name in names if whole[name].numel() != 4 * parts[name].numel()] == []
+
+
+def is_of_a_layer(name):
+    """Whether a parameter is in an element of a list, and not beside the layers."""
+    words = name.split(".")
+    return any(word.isdigit() for word in words) and "downsample" not in words
+
+
+@pytest.mark.parametrize(("family", "size"), [("opt", "2.7b"), ("t5", "2.9b"), ("llama", "7b")])
+def test_vocabularies_are_split_where_they_divide(family, size):
+    split = on_meta(family, size, 8, shard_embedding=True).mod
+    rows = family_spec(family, size).vocab
+    tables = [weight for weight in split.parameters() if weight.dim() == 2 and rows // 8 in weight.shape]
+    assert tables
+    assert not [weight for weight in split.parameters() if weight.dim() == 2 and rows in weight.shape]
+
+
+def test_vocabularies_that_do_not_divide_are_refused():
+    with pytest.raises(ShardError, match=r"word_embeddings.* has size 30522, .* among 8 processes"):
+        on_meta("bert", "1b", 8, shard_embedding=True)
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(
+        ShardError, match=r"'transformer.h.0.attn.attention': num_heads is 4; .*the 8 processes"
+    ):
+        on_meta("gpt", "tiny", 8)
+
+
+# --- options --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ratio", "policy"), [(0.0, "even"), (0.5, "even"), (0.5, "head"), (1.0, "even")])
+def test_the_share_of_layers_that_is_asked_for_is_recomputed(ratio, policy):
+    sch = apply_schedule(build_family("gpt"), "gpt", ckpt_ratio=ratio, ckpt_policy=policy)
+    paths = [f"transformer.h.{index}" for index in select_layers(4, ratio, policy)]
+    assert [entry.path for entry in steps(sch, "checkpoint")] == paths
+
+
+def test_stages_may_end_where_a_user_says():
+    sch = verified("t5", pipeline_cuts=["encoder", "decoder.block.0"])
+    assert [entry.path for entry in steps(sch, "cut_pipeline_stage")] == ["encoder", "decoder.block.0"]
+
+
+def test_a_model_may_be_part_of_a_larger_one():
+    model = nn.ModuleDict({"student": build_family("opt"), "teacher": build_family("opt")})
+    sch = apply_schedule(model, "opt", prefix="student", attn="sdpa", ckpt_ratio=1.0)
+    assert {entry.path.partition(".")[0] for entry in sch.metadata.journal} == {"student"}
+    (tokens,) = family_batch(family_spec("opt"), 2, 0).inputs
+    model.eval()
+    torch.testing.assert_close(sch["student"].mod(tokens), model["teacher"](tokens))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_parameters_get_the_type_that_is_asked_for(dtype):
+    sch = apply_schedule(build_family("llama"), "llama", dtype=dtype, attn="sdpa")
+    expected = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    assert {weight.dtype for weight in sch.mod.parameters()} == {expected}
+    assert sch.mod(*family_batch(family_spec("llama"), 2, 0).inputs).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": ("fp16", "bf16")}, r"dtype is \('fp16', 'bf16'\); accepted: one of fp32, fp16, bf16"),
+        ({"dtype": "fp8"}, "dtype is 'fp8'; accepted: one of fp32"),
+        ({"attn": "flash"}, "attn is 'flash'; accepted: one of eager, sdpa"),
+        ({"ckpt_ratio": 1.5}, "ckpt_ratio is 1.5; accepted: from 0 to 1"),
+        ({"ckpt_policy": "tail"}, "ckpt_policy is 'tail'; accepted: one of even, head"),
+        ({"checkpoint_ratio": 1.0}, "no option 'checkpoint_ratio'; .*ckpt_ratio"),
+        ({"pipeline_cuts": 5}, "2 layers, 5 stages; accepted: 1 to 2 stages"),
+        ({"pipeline_cuts": 2, "broadcast_input": True}, "broadcast_input and pipeline_cuts"),
+        ({"compiler": "tvm", "fuse": True}, "'bert.encoder.layer.0.intermediate': compiler 'tvm'; accepted"),
+    ],
+)
+def test_options_that_are_not_accepted_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message) as caught:
+        apply_schedule(build_family("bert"), "bert", **options)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_family_without_a_schedule_is_refused():
+    with pytest.raises(ArgumentError, match="unknown family 'bart'; accepted: bert, roberta"):
+        apply_schedule(build_family("bert"), "bart")
+
+
+def test_a_model_of_another_family_is_refused_where_it_differs():
+    with pytest.raises(PathError, match="transformer"):
+        apply_schedule(build_family("bert"), "gpt")
+
+
+def test_a_pattern_that_is_not_there_is_refused():
+    model = build_family("llama")
+    model.model.layers[0].mlp = nn.Sequential()
+    model.model.layers[0].mlp.gate_proj = nn.Linear(64, 128, bias=False)
+    model.model.layers[0].mlp.up_proj = nn.Linear(128, 128, bias=False)
+    model.model.layers[0].mlp.down_proj = nn.Linear(128, 64, bias=False)
+    with pytest.raises(TracingError, match=r"'model.layers.0.mlp': gated matches 0 times; accepted: once"):
+        apply_schedule(model, "llama", fuse=True)
+
+
+def test_a_schedule_is_not_applied_twice():
+    sch = apply_schedule(build_family("bert"), "bert")
+    with pytest.raises(ConflictError, match=r"conflicts with step 1: shard\("):
+        apply_schedule(sch, "bert")
