@@ -22,7 +22,7 @@ FURTHER = [
     for paper in PAPERS[1:]
     for source in ("emulated", *SETTINGS.papers()[paper].self_contained)
     for name, entry in figures(paper).items()
-    if set(entry.tables) <= set(SETTINGS.papers()[paper].tables(source, is_profiled=False))
+    if entry.is_drawn(source, SETTINGS.papers()[paper].tables(source, is_profiled=False))
 ]
 N_SIMULATED_FIGURES = 9
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
