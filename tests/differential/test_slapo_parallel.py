@@ -41,3 +41,7 @@ def test_parts_compute_what_the_whole_computes_and_states_move(n_processes, stat
 @pytest.mark.parametrize("n_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_schedule_computes_what_the_executor_and_torch_compute(n_processes):
     on_processes(n_processes, "oracle_cases", "everywhere_like_the_executor", "like_parallelize_module")
+
+
+def test_schedules_are_copied_and_repeated_and_draw_other_masks_in_a_group():
+    on_processes(2, "schedule_cases", "copies_and_replays", "masks_of_ranks")

@@ -429,7 +429,22 @@ PRIMITIVES = {
     "bind": lambda sch: sch.bind(x=1),
     "set_attr": lambda sch: sch[f"{BLOCK}.attention"].set_attr(heads=1),
     "decompose": lambda sch: sch[f"{BLOCK}.ffn.2"].decompose(),
+    "trace": lambda sch: sch.trace(),
+    "trace_until": lambda sch: sch.trace_until("stages.0"),
+    "cut_pipeline_stage": lambda sch: (sch.trace_until("stages.0"), sch[BLOCK].cut_pipeline_stage()),
+    "find": lambda sch: sch.find("stages"),
+    "fuse": lambda sch: sch[BLOCK].fuse(sch[BLOCK].find(residual), compiler="dynamo"),
+    "checkpoint of nodes": lambda sch: sch[BLOCK].checkpoint(sch[BLOCK].find(residual)),
+    "replace of nodes": lambda sch: sch[BLOCK].replace(torch.add, sch[BLOCK].find_node(is_sum)[0]),
 }
+
+
+def residual(one, other, weight, bias):
+    return nn.functional.layer_norm(one + other, (8,), weight, bias)
+
+
+def is_sum(node):
+    return node.name == "add"
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)

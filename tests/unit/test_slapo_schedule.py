@@ -114,7 +114,9 @@ def test_a_wrong_path_says_where_it_stops_and_what_is_near(sch, path, words):
 
 def test_the_inside_of_a_layer_of_torch_is_named_as_such():
     sch = create_schedule(nn.Sequential(nn.MultiheadAttention(4, 2)))
-    with pytest.raises(PathError, match=r"'0.out_proj'.*MultiheadAttention at '0' is a layer of torch.nn"):
+    with pytest.raises(
+        PathError, match=r"'0.out_proj'.*MultiheadAttention at '0' is a layer of torch.nn or a script"
+    ):
         sch["0.out_proj"]
 
 
@@ -409,3 +411,41 @@ def test_a_conflict_quotes_the_nearest_step(sch):
     assert block.conflict("checkpoint") == "conflicts with step 2: checkpoint() at 'stages.0.blocks.0'"
     assert block["ffn"].conflict("checkpoint").endswith("step 2: checkpoint() at 'stages.0.blocks.0'")
     assert sch["heads.pairs"].conflict("shard") == "conflicts with shard of 'heads.pairs' in this very step"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_modules_of_any_make_can_stand_in_a_model(registered):
+    class Frozen(dict):
+        """A dictionary as configurations use them."""
+
+        def _refuse(self, *args):
+            raise TypeError("frozen")
+
+        clear = update = copy = _refuse
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.options = Frozen(width=2)
+            self.scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+            self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+            self.lazy = nn.LazyLinear(2)
+            self.compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+
+        def forward(self, data):
+            return self.compiled(self.lazy(self.normed(self.scripted(data))))
+
+    registered(primitive("failing", lambda cls, sch: sch.bind(nothing=[].pop())))
+    sch = create_schedule(Odd())
+    check_invariants(sch)
+    assert {"scripted", "normed", "lazy", "compiled"} <= set(sch.child)
+    assert not sch["normed"].child and not sch["scripted"].child
+    with pytest.raises(PathError, match=r"'scripted' is a layer of torch.nn or a script"):
+        sch["scripted.0"]
+    for _, node in list(sch.named_schedules()):
+        with pytest.raises(IndexError):
+            node.failing()
+    sch["scripted"].replace(nn.Identity())
+    sch["lazy"].checkpoint()
+    sch.mod(torch.ones(1, 2)).sum().backward()
+    check_invariants(sch)

@@ -79,7 +79,7 @@ def build(
     reinitialise
         Whether parameters that have values get new ones.
     **options
-        Options of the target's class or function; ``units`` of fsdp, paths to shard each by itself; and of a
+        Options of the target's class or function; ``units`` of fsdp, paths to shard each by itself; of a
         pipeline ``n_microbatches``, ``loss_fn``, a mean, and ``schedule``, ``1f1b`` or ``gpipe``.
 
     Returns
@@ -102,8 +102,7 @@ def build(
     check_same_program(sch)
     if check:
         check_complete(sch, ties)
-    needed = None if made.part is None else _tensors(made.part(sch, mesh))
-    _fill(sch, init_weights, seed, device, reinitialise, needed)
+    _fill(sch, init_weights, seed, device, reinitialise, _needed(sch, made, mesh))
     return made.make(sch, mesh, options)
 
 
@@ -136,7 +135,10 @@ def _fill(
         consolidate(sch, user, seed=agreed_seed(seed), device=device, again=again, only=needed)
 
 
-def _tensors(module: nn.Module) -> set[int]:
+def _needed(sch: "Schedule", made: Target, mesh: DeviceMesh | None) -> set[int] | None:
+    if made.part is None:
+        return None
+    module = made.part(sch, mesh)
     return {id(one) for one in (*module.parameters(), *module.buffers())}
 
 

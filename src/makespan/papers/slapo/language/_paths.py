@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from makespan.papers.slapo.language._errors import KindError, PathError, close_names
 
@@ -14,7 +15,9 @@ __all__ = ["found_at", "is_leaf", "is_list", "node_modules"]
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a schedule does not look inside: the layers of torch.nn itself."""
+    """Whether a schedule does not look inside: the layers of torch.nn itself, and what torch.jit made."""
+    if isinstance(module, ScriptModule):
+        return True
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
 
 
@@ -58,7 +61,7 @@ def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]
     """Return the node of a module that stands at another path as well, or say why there is none."""
     module, walked = node.mod, 0
     for token in tokens:
-        inner = module._modules.get(token)
+        inner = dict(module._modules.items()).get(token)
         if inner is None:
             break
         module, walked = inner, walked + 1
@@ -98,7 +101,7 @@ def _why_not(
         return f"{where}: it is a {kind}, which nobody calls; index an element, {_few(elements)}"
     owner = f"{type(node.mod).__name__} at {node.path!r}" if node.path else f"{type(node.mod).__name__}"
     if walked:
-        return f"{where}: {owner} is a layer of torch.nn, inside which schedules do not look"
+        return f"{where}: {owner} is a layer of torch.nn or a script, inside which schedules do not look"
     names = [*node.child, *{name.partition(".")[0] for name in node.child if "." in name}]
     return f"{where}: {owner} has no {tokens[0]!r}; {close_names('.'.join(tokens[:2]), names)}"
 

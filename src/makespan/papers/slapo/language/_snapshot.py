@@ -9,9 +9,13 @@ if TYPE_CHECKING:
 __all__ = ["Snapshot"]
 
 
-def _shallow(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Copy attributes, and what of them holds parameters, modules and hooks by name."""
-    return {key: one.copy() if isinstance(one, dict | set | list) else one for key, one in attributes.items()}
+def _contents(attributes: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return what the containers among attributes hold, such as parameters and hooks by name."""
+    return {key: _inside(one) for key, one in attributes.items() if isinstance(one, dict | set | list)}
+
+
+def _inside(container: Any) -> tuple[Any, ...]:
+    return tuple(dict.items(container)) if isinstance(container, dict) else tuple(container)
 
 
 class Snapshot:
@@ -26,12 +30,12 @@ class Snapshot:
         top = root if sch.metadata.has_shared else sch  # what is shared is replaced elsewhere, too
         modules = {id(one): one for one in (*held, *top.mod.modules())}
         self._modules = [
-            (one, type(one), one.__dict__.copy(), _shallow(one.__dict__)) for one in modules.values()
+            (one, type(one), one.__dict__.copy(), _contents(one.__dict__)) for one in modules.values()
         ]
         parameters = {id(one): one for one in sch.mod.parameters()}
         self._parameters = [(one, one.__dict__.copy(), one.requires_grad) for one in parameters.values()]
         nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
-        self._nodes = [(node, node.mod, node.child, node.child.copy()) for node in nodes]
+        self._nodes = [(node, node.mod, node.child, _inside(node.child)) for node in nodes]
         self._metadata = sch.metadata
         self._state = (
             [*sch.metadata.ties],
@@ -54,7 +58,8 @@ class Snapshot:
         for parameter, tags, requires_grad in self._parameters:
             parameter.__dict__.clear()
             parameter.__dict__.update(tags)
-            parameter.requires_grad_(requires_grad)
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
@@ -73,9 +78,15 @@ class Snapshot:
             self._metadata.has_shared = had_shared
 
 
-def _refill(container: Any, content: Any) -> None:
-    if isinstance(container, dict | set):
-        container.clear()
+def _refill(container: Any, content: tuple[Any, ...]) -> None:
+    """Put back what a container held, if that is not what it holds: some of users cannot be changed."""
+    now, held = _inside(container), content
+    if isinstance(container, dict):
+        now, held = (tuple(part for pair in one for part in pair) for one in (now, held))
+    if len(now) == len(held) and all(one is other for one, other in zip(now, held, strict=True)):
+        return
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
         container.update(content)
-    elif isinstance(container, list):
-        container[:] = content
