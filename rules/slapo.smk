@@ -37,3 +37,34 @@ for source, experiment, cells, names in (
             ),
         script:
             "../workflow/scripts/run_experiment.py"
+
+
+# What runs on this machine: experiment, tables, processes at a time.
+for experiment, names, n_processes in (("verify", ["verify"], SETTINGS.slapo.verify.most_processes),):
+
+    rule:
+        name:
+            f"slapo_{experiment}_measured"
+        output:
+            **{name: f"results/measured/slapo/{name}.csv" for name in names},
+        log:
+            f"logs/measured/slapo/slapo_{experiment}.log",
+        benchmark:
+            f"benchmarks/results/measured/slapo/slapo_{experiment}.tsv"
+        priority: 1
+        conda:
+            GPU
+        threads: all_cores(n_processes)
+        resources:
+            **profile_gpus(gpu=n_processes),
+            **asks(minutes=60, mem_mb=4000),
+        params:
+            experiment=f"makespan.papers.slapo:{experiment}_experiment",
+            options=SETTINGS.slapo.options_of(experiment, "measured"),
+            code=code_hash(
+                "run_experiment",
+                f"makespan.papers.slapo:{experiment}_experiment",
+                "makespan.papers.slapo:read_published",
+            ),
+        script:
+            "../workflow/scripts/run_experiment.py"

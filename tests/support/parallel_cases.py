@@ -307,8 +307,12 @@ def tied_vocabulary():
     assert model.head.weight is model.words.weight
     ids = torch.tensor([[1, 2, 17, 31], [0, 0, 5, 16]])
     assert_same(reference, model, ids)
-    twice = copy.deepcopy(model)
-    assert twice.head.weight is twice.words.weight
+    again = copy.deepcopy(sch)
+    assert again.mod.head.weight is again.mod.words.weight is not model.head.weight
+    assert again.mod.head.weight.shard == model.head.weight.shard
+    assert_same(reference, again.mod, ids)
+    wanted = reference.state_dict()
+    assert all(torch.equal(one, wanted[key]) for key, one in full_state_dict(again).items())
 
 
 def reshard_schemes():
@@ -520,25 +524,46 @@ class Stack(nn.Module):
         return self.last(hidden)
 
 
+def shard_along_sequence(sch):
+    """Cut a stack so that its norms see parts of the sequence."""
+    sch.sync("fwd_pre", "RR->SR")
+    for layer in ("layers.0", "layers.1"):
+        sch[f"{layer}.up"].shard(["weight", "bias"], 0)
+        sch[f"{layer}.up"].sync("fwd_pre", "all_gather", axis=1)
+        sch[f"{layer}.down"].shard("weight", 1)
+        sch[f"{layer}.down"].sync("fwd_post", "reduce_scatter", axis=1)
+        sch[f"{layer}.norm"].sync("bwd_post", "all_reduce", on="parameters")
+    sch["last"].sync("fwd_pre", "SR->RR")
+
+
+def shard_layers(sch):
+    for layer in ("layers.0", "layers.1"):
+        shard_mlp(sch[layer])
+
+
 def replicas():
     """DDP and FSDP over all processes, then with two of tensor parallelism in each, against one process."""
     size = dist.get_world_size()
-    batches = [drawn(4, 3, HIDDEN, seed=20 + step) for step in range(3)]
+    batches = [drawn(4, 2, HIDDEN, seed=20 + step) for step in range(3)]
     reference, _ = seeded(Stack)
     stepped(reference, reference, batches, slice(None))
     wanted = reference.state_dict()
     for target in ("ddp", "fsdp"):
-        for tp in {1, 2} if size == 4 else {1}:
+        for tp, cut in [
+            (1, shard_layers),
+            *((2, one) for one in (shard_layers, shard_along_sequence) if size == 4),
+        ]:
             mesh = init_device_mesh("cpu", (size // tp, tp), mesh_dim_names=("dp", "tp"))
             _, model = seeded(Stack)
             sch = create_schedule(model, group=mesh.get_group("tp"))
-            for layer in ("layers.0", "layers.1"):
-                shard_mlp(sch[layer])
+            cut(sch)
             _, engine = build(sch, target, mesh=mesh)
             dp, n = mesh.get_local_rank("dp"), 4 * tp // size
             stepped(model, engine, batches, slice(dp * n, dp * n + n))
             for key, one in full_state_dict(sch).items():
-                torch.testing.assert_close(one, wanted[key], msg=labelled(f"{target}, {tp}: {key}"))
+                torch.testing.assert_close(
+                    one, wanted[key], msg=labelled(f"{target}, {cut.__name__}, {tp}: {key}")
+                )
             load_full_state_dict(sch, reference.state_dict())
 
 

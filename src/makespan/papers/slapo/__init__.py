@@ -7,6 +7,7 @@ Below ``results/<source>/slapo/`` a run writes
 - of `modelled_experiment`: ``fig7.csv``, ``fig8.csv`` and ``fig9.csv``, by a small model of the paper's
   machine and by the emulator
 - of `inequalities_experiment`: ``inequalities.csv``, what the conclusions of these figures depend on
+- of `verify_experiment`: ``verify.csv``, every schedule of the library beside its model as it is
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from makespan.papers.slapo._modelled import modelled_experiment
     from makespan.papers.slapo._settings import Slapo as SETTINGS
     from makespan.papers.slapo._tables import SCHEMAS, read_published
+    from makespan.papers.slapo._verification import verify_experiment, verify_schedules
 
 __all__ = [
     "COMMANDS",
@@ -35,6 +37,8 @@ __all__ = [
     "modelled_experiment",
     "read_published",
     "tuning_experiment",
+    "verify_experiment",
+    "verify_schedules",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

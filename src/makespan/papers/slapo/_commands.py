@@ -1,8 +1,9 @@
-"""Search for the best schedule of a model."""
+"""Print schedules, verify them, and search for the best one."""
 
 import click
 
 from makespan.papers.slapo._commands_tune import tune_command
+from makespan.papers.slapo._commands_verify import show_command, verify_command
 
 __all__ = ["COMMANDS"]
 
@@ -12,5 +13,5 @@ def COMMANDS() -> None:
     """Hold the commands together."""
 
 
-for command in (tune_command,):
+for command in (show_command, verify_command, tune_command):
     COMMANDS.add_command(command)

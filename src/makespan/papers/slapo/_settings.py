@@ -3,6 +3,7 @@
 from typing import Any
 
 from makespan.papers.slapo._settings_tuning import Fig10, SyntheticGrids
+from makespan.papers.slapo._settings_verification import Verification
 from makespan.settings import PaperSettings, option
 
 __all__ = ["Slapo"]
@@ -12,6 +13,7 @@ _MODELLED = ("fig7", "fig8", "fig9")
 _BUILT = {
     "emulated": (*_MODELLED, *_TUNED),
     "published": (*_MODELLED, *_TUNED, "fig10_grids", "inequalities"),
+    "measured": ("verify",),
 }
 
 
@@ -19,7 +21,7 @@ class Slapo(PaperSettings):
     """Experiments of the Slapo paper."""
 
     untimed = frozenset(table for tables in _BUILT.values() for table in tables)
-    self_contained = frozenset({"published"})
+    self_contained = frozenset({"published", "measured"})
     judged_cells = ("limits",)
     contents = {
         "fig7": "throughput inside one node by model, GPUs and implementation, by model and emulator",
@@ -30,11 +32,13 @@ class Slapo(PaperSettings):
         "fig10_fit": "predictions of that grid, fitted, with a batch size left out, and untuned",
         "fig10_grids": "searches of grids with random constants and noise",
         "inequalities": "conclusions of Figs 7 to 9 with every constant of the model halved and doubled",
+        "verify": "every schedule of the library beside its model as it is, outputs and gradients",
         "claims": "the statements of the paper, judged by this source alone",
     }
 
     fig10: Fig10 = option("searches of the tuning grid")
     fig10_grids: SyntheticGrids = option("searches of synthetic grids")
+    verify: Verification = option("verification of all schedules")
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:
         """Return the tables that are built; none rests on iteration times of a source."""
@@ -44,6 +48,8 @@ class Slapo(PaperSettings):
         """Return the options of an experiment, by the name of its function without ``_experiment``."""
         if experiment == "inequalities":
             return {}
+        if experiment == "verify":
+            return self.verify.model_dump()
         if experiment == "tuning":
             own = {"searches": self.fig10.model_dump(), "grids": self.fig10_grids.model_dump()}
             return {"source": source, **own}

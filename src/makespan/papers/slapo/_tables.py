@@ -6,11 +6,12 @@ import pandas as pd
 
 from makespan.papers.slapo._tables_modelled import MODELLED, MODELLED_CELLS
 from makespan.papers.slapo._tables_tuning import TUNED, TUNING_CELLS
+from makespan.papers.slapo._tables_verification import VERIFIED
 from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*TUNED.values(), *MODELLED.values())
+SCHEMAS = (*TUNED.values(), *MODELLED.values(), *VERIFIED.values())
 PUBLISHED = printed_schemas({**TUNING_CELLS, **MODELLED_CELLS})
 
 

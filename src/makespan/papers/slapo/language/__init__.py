@@ -4,6 +4,8 @@ Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
+  says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
 - `partition` splits what was cut into stages, `default_cuts` says where
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
         register_shard_rule,
     )
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
+    from makespan.papers.slapo.language._verify import Verify
+    from makespan.papers.slapo.language._verify_report import Place, VerifyReport
     from makespan.papers.slapo.language._vocabulary import pad_vocabulary
 
 __all__ = [
@@ -62,21 +66,24 @@ __all__ = [
     "ModulePattern",
     "Partition",
     "PathError",
+    "Place",
     "Pattern",
     "Primitive",
     "ReplayError",
     "Schedule",
     "ScheduleError",
-    "ScheduleOptions",
     "ShardEffect",
+    "ScheduleOptions",
     "ShardError",
     "ShardRequest",
     "Tie",
     "TracingError",
     "VerificationError",
-    "apply_schedule",
+    "Verify",
+    "VerifyReport",
     "build",
     "call_module",
+    "apply_schedule",
     "create_schedule",
     "default_cuts",
     "full_state_dict",

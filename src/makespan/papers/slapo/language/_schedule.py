@@ -154,7 +154,11 @@ class Schedule:
             return copy.deepcopy(self.root, memo)[self.path]
         if self.group is not None:
             memo[id(self.group)] = self.group
-        new = Schedule(copy.deepcopy(self.mod, memo), group=self.group)
+        mod = copy.deepcopy(self.mod, memo)
+        for old, one in zip(self.mod.parameters(), mod.parameters(), strict=True):
+            known = self.metadata.tags & vars(old).keys()  # which copies of parameters do not have
+            vars(one).update({tag: copy.deepcopy(vars(old)[tag], memo) for tag in known})
+        new = Schedule(mod, group=self.group)
         memo[id(self)] = new
         new.metadata = copy.deepcopy(self.metadata, memo)
         new.rebuild()
