@@ -76,8 +76,7 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def forward_of(module: nn.Module) -> inspect.Signature:
     """Signature of a forward, seen through decorators, without self."""
-    signature = inspect.signature(type(module).forward)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    return inspect.signature(module.forward)
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -333,11 +332,12 @@ def _is_called(module: nn.Module, path: str, tracer: _Tracer) -> bool:
 
 def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:
     forward = inspect.unwrap(type(module).forward)
-    file = inspect.getsourcefile(forward)
-    place = "source unknown"
-    if file:
+    try:
+        file = inspect.getsourcefile(forward) or ""
         line = failed_at(error.__traceback__, file) or inspect.getsourcelines(forward)[1]
         place = f"{file}:{line}"
+    except (OSError, TypeError):  # typed at a prompt, or not written in Python
+        place = "source unknown"
     name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
     return TracingError(
         f"trace of {path!r}: the forward of {name} ({place}) has no static graph: {type(error).__name__}:"
