@@ -121,9 +121,8 @@ def _file_list() -> str:
         for name in SETTINGS.papers()[package].contents:
             lines.append((f"        {name}.csv", _what(package, name)))
         for one in figures(package).values():
-            built = [
-                source for source in SOURCES if all(source in _built(package, name) for name in one.tables)
-            ]
+            tables = SETTINGS.papers()[package].tables
+            built = [source for source in SOURCES if one.is_drawn(source, tables(source, source == PROFILED))]
             what = f"{one.title}, of {', '.join(one.tables)}{_only(built)}"
             lines.append((f"        figures/{one.name}.*", what))
     for run in SETTINGS.live:

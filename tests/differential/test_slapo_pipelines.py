@@ -9,7 +9,10 @@ from group_worker import on_processes
 
 pytestmark = pytest.mark.xdist_group("training")
 
-CASES = ("stages_add_up_to_the_whole", "replicas_average", "shards_in_stages", "stages_are_filled_alone")
+CASES = (
+    "stages_add_up_to_the_whole", "outputs_without_a_loss", "failures_reach_all_stages",
+    "options_are_checked", "replicas_average", "shards_in_stages", "stages_are_filled_alone",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -50,7 +50,7 @@ def stages_of_parts():
             torch.testing.assert_close(torch.stack(losses).mean(), loss)
         gradients = {name: weight.grad for name, weight in whole.named_parameters(remove_duplicate=False)}
         named = dict(stage.named_parameters())
-        assert len(named) > 10
+        assert len(named) >= 10  # an embedding and a layer
         for name, weight in named.items():
             shard = vars(weight).get("shard")
             expected = gradients[name] if shard is None else shard.part_of(gradients[name])

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from makespan.papers.slapo.language import (
+    BuildError,
     build,
     create_schedule,
     full_state_dict,
@@ -126,6 +127,55 @@ def stages_add_up_to_the_whole():
                 torch.testing.assert_close(torch.stack(losses).detach(), expected)
             check_stage(stage, whole)
         assert bool(engine.ties) == (size > 1)
+
+
+def outputs_without_a_loss():
+    """Forward passes only: the last stage has the outputs, and no gradient appears."""
+    size = dist.get_world_size()
+    source, target, _ = sample()
+    whole = seeded().eval()
+    stage, engine = build(cut(copy.deepcopy(whole), CUTS[size]), "pipeline", n_microbatches=N_MICROBATCHES)
+    with torch.no_grad():
+        found = engine.step(source, target)
+    if dist.get_rank() == size - 1:
+        torch.testing.assert_close(found, whole(source, target))
+    assert all(one.grad is None for one in stage.parameters())
+
+
+def options_are_checked():
+    size = dist.get_world_size()
+    sch = cut(seeded(), CUTS[size])
+    for options, words in (
+        ({"n_microbatches": 0}, "n_microbatches 0; accepted"),
+        ({"n_microbatches": 2, "schedule": "zb"}, "schedule 'zb'; accepted: gpipe, 1f1b"),
+        ({"n_microbatches": size - 1}, f"n_microbatches {size - 1}; accepted"),
+    ):
+        try:
+            build(sch, "pipeline", **options)
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"{options} were accepted")
+    sch = cut(seeded(), CUTS[4 if size < 4 else 2])
+    try:
+        build(sch, "pipeline", n_microbatches=N_MICROBATCHES)
+    except BuildError as error:
+        assert f"stages for {size} processes; accepted: one process a stage" in str(error)
+    else:
+        raise AssertionError("a stage without a process was built")
+
+
+def failures_reach_all_stages():
+    """What one stage cannot compute is an error in every process, and none waits for another."""
+    size = dist.get_world_size()
+    _, engine = build(cut(seeded(), CUTS[size]), "pipeline", n_microbatches=N_MICROBATCHES, loss_fn=loss_of)
+    source, target, answers = sample()
+    try:
+        engine.step(source, target + WORDS, target=answers)
+    except BuildError as error:
+        assert "stage" in str(error) and "index out of range" in str(error)
+    else:
+        raise AssertionError("a word that is not in the table was found")
 
 
 def own_group():

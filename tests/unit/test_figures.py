@@ -1,6 +1,7 @@
 """The entries of the papers' figures: complete, callable, and refused with a reason where they are not."""
 
 import inspect
+from dataclasses import replace
 from importlib import import_module, resources
 from types import SimpleNamespace
 
@@ -31,6 +32,12 @@ def test_inputs_are_the_tables_of_the_source_and_the_printed_values():
         "a": "results/emulated/toy/a.csv",
         "published_a": "config/published/toy_a.csv",
     }
+
+
+def test_a_figure_is_drawn_where_its_tables_are_and_only_of_its_sources():
+    assert ENTRY.is_drawn("emulated", ["a", "b"]) and not ENTRY.is_drawn("emulated", ["b"])
+    measured = replace(ENTRY, sources=("measured",))
+    assert measured.is_drawn("measured", ["a"]) and not measured.is_drawn("emulated", ["a"])
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,29 @@ def test_the_command_refuses_what_it_cannot_search(arguments, message):
     assert message in done.output and "Traceback" not in done.output
 
 
+def test_the_command_searches_the_settings_of_a_model(tables):
+    """On the machine of the paper, and by the emulator."""
+    for more in ([], ["--emulator"]):
+        done = CliRunner().invoke(main, ["slapo", "tune", "--model", "bert:1b", "--gpus", "4", *more])
+        assert done.exit_code == 0, done.output
+        assert "100.0 % of the best of all" in done.output
+        assert "of 512 points evaluated" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--emulator"], "--emulator without --model; accepted"),
+        (["--model", "wideresnet:2.4b", "--emulator"], "the emulator knows no convolutions"),
+        (["--model", "bert:2b"], "unknown size of bert '2b'; accepted: 1b, large, tiny"),
+        (["--model", "bart"], "unknown model family 'bart'"),
+    ],
+)
+def test_the_command_refuses_models_that_it_does_not_know(arguments, message):
+    done = run(*arguments)
+    assert done.exit_code == 2 and message in done.output, done.output
+
+
 def test_the_command_says_where_nothing_fits(tmp_path):
     cells = pd.read_csv(CELLS).assign(published_samples_per_s=float("nan"))
     cells.to_csv(tmp_path / "full.csv", index=False)

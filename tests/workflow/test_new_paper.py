@@ -173,7 +173,7 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
     claims = read_csv(results / "claims.csv", JOINED_CLAIMS)
     (row,) = claims[claims["paper"] == "Toy"].to_dict("records")
     assert (row["statement"], row["verdict"]) == ("RoBERTa steps take less than a minute", "holds")
-    assert set(claims["paper"]) == {"Morphling", "EasyScale", "Oobleck", "Toy"}
+    assert set(claims["paper"]) == {"Morphling", "EasyScale", "Oobleck", "Slapo", "Toy"}
     assert "Nothing to be done" in finished.snakemake("--cores", "1", "toy").stdout
     own = {"PYTHONPATH": str(finished.root / "src")}
     command = [sys.executable, "-c", "from makespan.cli import main; main()", "toy", "say"]

@@ -1,6 +1,6 @@
 """The figures of a paper as data: ``figures.yaml`` in its package, one entry a figure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from importlib import resources
@@ -52,6 +52,10 @@ class FigureEntry:
         results = {table: f"results/{source}/{self.paper}/{table}.csv" for table in self.tables}
         directory = f"config/published/{self.paper}"
         return results | {f"published_{name}": f"{directory}_{name}.csv" for name in self.published}
+
+    def is_drawn(self, source: str, tables: Iterable[str]) -> bool:
+        """Tell whether it is drawn for a source of which these tables are built."""
+        return set(self.tables) <= set(tables) and source in (self.sources or (source,))
 
     def captioned(self, source: str, shown: str) -> str:
         """Return the caption; ``shown``: what iteration times are said to be, see `tables.shown_source`."""

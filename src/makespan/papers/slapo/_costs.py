@@ -95,6 +95,11 @@ class ModelCosts:
     logits: float
 
     @property
+    def forward_flop(self) -> float:
+        """Matrix products of a sample and forward pass [FLOP]."""
+        return sum(one.flop for one in self.products)
+
+    @property
     def parameters(self) -> int:
         """All parameters."""
         return self.split_parameters + self.whole_parameters + self.vocabulary_parameters
@@ -119,12 +124,17 @@ def model_costs(spec: FamilySpec) -> ModelCosts:
 
 
 def _products(weights: tuple[Weights, ...]) -> Iterator[Product]:
+    """Yield the products of every shape, equal ones together."""
+    flop: dict[tuple[str, int, int, int, str], float] = {}
     for one in weights:
         name = one.name.removeprefix("cross ")
         split = "columns" if name in (*_COLUMNS, "logits") else "rows" if name in _ROWS else ""
         if one.tokens:
             place = "layer" if one.place == "layer" else "head"
-            yield Product(place, float(one.flop), one.inputs, one.outputs, one.tokens, split)
+            key = (place, one.inputs, one.outputs, one.tokens, split)
+            flop[key] = flop.get(key, 0.0) + one.flop
+    for (place, inputs, outputs, tokens, split), total in flop.items():
+        yield Product(place, total, inputs, outputs, tokens, split)
 
 
 def _parameters(weights: tuple[Weights, ...]) -> tuple[int, int, int]:

@@ -20,6 +20,7 @@ __all__ = [
     "Step",
     "constants",
     "forward_s",
+    "needed_bytes",
     "recomputed_layers",
     "simulate",
 ]
@@ -208,6 +209,11 @@ def simulate(spec: FamilySpec, run: Run, c: Constants) -> Step:
         _times(costs, traits, run, c),
         run.global_batch_size,
     )
+
+
+def needed_bytes(spec: FamilySpec, run: Run, c: Constants) -> float:
+    """Return the memory of a step alone [B]."""
+    return sum(_memory(model_costs(spec), IMPLEMENTATIONS[run.implementation], run, c).values())
 
 
 def recomputed_layers(costs: ModelCosts, run: Run) -> int:

@@ -15,6 +15,7 @@ from makespan.papers.slapo._hardware import (
     Constants,
     Run,
     forward_s,
+    needed_bytes,
     recomputed_layers,
     simulate,
 )
@@ -130,7 +131,7 @@ def _border(cells: pd.DataFrame, c: Constants) -> Constants:
 
 def _needed(cells: pd.DataFrame, c: Constants) -> NDArray[np.float64]:
     pairs = zip(cells[_BATCH], cells[_RATIO], strict=True)
-    return np.array([simulate(grid_spec(), grid_run(int(b), float(r)), c).needed_bytes for b, r in pairs])
+    return np.array([needed_bytes(grid_spec(), grid_run(int(b), float(r)), c) for b, r in pairs])
 
 
 def predictions(cells: pd.DataFrame, c: Constants) -> list[Mapping[str, object]]:

@@ -1,7 +1,7 @@
 """Figs 7 to 9 from an oracle: the printed settings, and what the tuner would have chosen."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pandas as pd
@@ -11,9 +11,9 @@ from makespan.papers.slapo._hardware import IMPLEMENTATIONS, Run, constants
 from makespan.papers.slapo._oracles import Answer, Oracle, emulated, modelled
 from makespan.papers.slapo._tables_modelled import FIG7, FIG8, FIG9
 from makespan.papers.slapo.tuning import Frontier, Point, Space, Status, tune
-from makespan.training.zoo import FamilySpec, family_spec, forward_flop
+from makespan.training.zoo import FamilySpec, family_spec
 
-__all__ = ["ORACLES", "fig7_rows", "fig8_rows", "fig9_rows", "modelled_experiment"]
+__all__ = ["ORACLES", "Settings", "fig7_rows", "fig8_rows", "fig9_rows", "modelled_experiment", "run_of"]
 
 ORACLES: Mapping[str, str] = {"published": "model", "emulated": "emulator"}
 """Whose answers stand in the tables of a source."""
@@ -55,7 +55,7 @@ def _fig7_row(oracle: str, spec: FamilySpec, run: Run, answer: Answer, kind: str
     return _row(oracle, spec.title, run, answer) | {
         "kind": kind,
         "parameters_per_gpu": model_costs(spec).parameters / run.n_gpus,
-        "flop_per_s": rate * _TRAINING * forward_flop(spec),
+        "flop_per_s": rate * _TRAINING * model_costs(spec).forward_flop,
     }
 
 
@@ -88,25 +88,38 @@ def _records(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
     return cast(Iterable[dict[str, Any]], cells.to_dict("records"))
 
 
-def _tuned(spec: FamilySpec, run: Run, ask: Oracle) -> Run | None:
-    """Return the best run of an implementation, found along the border of memory."""
-    step = run.dp if IMPLEMENTATIONS[run.implementation].is_partitioned else max(1, run.n_gpus // 2)
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Batch sizes and shares of recomputed layers of one implementation, and what an oracle says of them."""
 
-    def declare(space: Space) -> None:
+    spec: FamilySpec
+    run: Run
+    ask: Oracle
+
+    def declare(self, space: Space) -> None:
+        """Declare batches up to a bound that no device holds, and shares."""
+        is_partitioned = IMPLEMENTATIONS[self.run.implementation].is_partitioned
+        step = self.run.dp if is_partitioned else max(1, self.run.n_gpus // 2)
         space.create_symbol(_BATCH, range(step, _MOST_SAMPLES * step + 1, step))
         space.create_symbol(_RATIO, _SHARES)
 
-    def at(point: Point) -> Run:
-        return replace(run, global_batch_size=int(point[_BATCH]), ckpt_ratio=float(point[_RATIO]))
+    def at(self, point: Point) -> Run:
+        """Return the run of a point."""
+        return replace(self.run, global_batch_size=int(point[_BATCH]), ckpt_ratio=float(point[_RATIO]))
 
-    def objective(point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
-        answer = ask(spec, at(point))
+    def look_up(self, point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
+        """Return what the oracle says of a point."""
+        answer = self.ask(self.spec, self.at(point))
         if answer is None or not answer.is_feasible:
             return "oom", None, {}
         return "ok", answer.throughput_samples_per_s, {}
 
-    found = tune(declare, objective, Frontier(_BATCH, _RATIO))
-    return None if found.best is None else at(found.best)
+
+def _tuned(spec: FamilySpec, run: Run, ask: Oracle) -> Run | None:
+    """Return the best run of an implementation, found along the border of memory."""
+    settings = Settings(spec, run, ask)
+    found = tune(settings.declare, settings.look_up, Frontier(_BATCH, _RATIO))
+    return None if found.best is None else settings.at(found.best)
 
 
 # --- Fig. 8 -----------------------------------------------------------------------------------------

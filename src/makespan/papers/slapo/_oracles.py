@@ -8,7 +8,14 @@ from typing import Literal
 
 from makespan.emulator import Point, explain
 from makespan.hardware import ClusterSpec, Network, homogeneous, node
-from makespan.papers.slapo._hardware import GPUS_PER_NODE, IMPLEMENTATIONS, Constants, Run, simulate
+from makespan.papers.slapo._hardware import (
+    GPUS_PER_NODE,
+    IMPLEMENTATIONS,
+    Constants,
+    Run,
+    needed_bytes,
+    simulate,
+)
 from makespan.plans import ExecutionPlan, Placement, memory_estimate
 from makespan.training.zoo import FamilySpec, TransformerSpec, parameter_count
 from makespan.workloads import BlockSpec, ModelSpec, Workload, stack
@@ -61,9 +68,8 @@ def modelled(c: Constants, *, bounds: bool = True) -> Oracle:
 def _largest(spec: FamilySpec, run: Run, c: Constants) -> int:
     """Return the largest batch that fits: memory is linear in it."""
     unit = run.dp * run.n_microbatches
-    one, two = (simulate(spec, replace(run, global_batch_size=n * unit), c) for n in (1, 2))
-    per_sample = two.needed_bytes - one.needed_bytes
-    return max(0, floor((one.usable_bytes - one.needed_bytes) / per_sample) + 1) * unit
+    one, two = (needed_bytes(spec, replace(run, global_batch_size=n * unit), c) for n in (1, 2))
+    return max(0, floor((c.usable_share * c.capacity_bytes - one) / (two - one)) + 1) * unit
 
 
 # --- the emulator -----------------------------------------------------------------------------------

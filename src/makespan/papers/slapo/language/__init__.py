@@ -3,13 +3,18 @@
 Importing the package loads nothing; what it shows imports torch.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
-  `list_primitives` says which there are
+  `list_primitives` says which there are, `select_layers` which layers to recompute, and `replay` repeats a
+  journal on another model
 - `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
   says in a `VerifyReport` at which `Place` they part
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
 - `partition` splits what was cut into stages, `default_cuts` says where
-- `Primitive` and `register_primitive` add one; `ScheduleError` is the base of what goes wrong
+- `build` makes a scheduled model ready to run, one that was made under `init_empty_weights`, too;
+  `full_state_dict` and `load_full_state_dict` know it by the keys and shapes of the original,
+  `pad_vocabulary` makes a vocabulary divide
+- `Primitive` and `register_primitive` add one, `register_shard_rule` a layer to ``shard``; `ScheduleError` is
+  the base of what goes wrong
 """
 
 from typing import TYPE_CHECKING

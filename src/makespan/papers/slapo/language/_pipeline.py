@@ -102,7 +102,8 @@ class Pipeline:
         for parameter in parameters:
             parameter.grad = None  # what is scaled and summed now is of this step alone
         result = self._run(args, kwargs, target, losses)
-        self._sum_up()
+        if self._loss_fn is not None:
+            self._sum_up()
         for parameter, gradient in zip(parameters, before, strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
@@ -132,28 +133,53 @@ class Pipeline:
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
         buffers = [(one, one.clone()) for one in self.module.buffers()]
-        group, ranks = self._group, dist.get_process_group_ranks(self._group)
-        if self._is_first:
-            inputs = [one.chunk(self._n_microbatches)[0] for one in args]
-            named = {name: one.chunk(self._n_microbatches)[0] for name, one in kwargs.items()}
-        else:
-            told: list[Any] = [None]
-            dist.recv_object_list(told, src=ranks[self.index - 1], group=group)
-            inputs, named = [one.requires_grad_(needs) for one, needs in told[0]], {}
-        with torch.random.fork_rng():
-            outputs = self.module(*inputs, **named)
-        results = outputs if isinstance(outputs, tuple) else (outputs,)
-        if not self._is_last:
-            handed = [(one.detach(), one.requires_grad) for one in results]
-            dist.send_object_list([handed], dst=ranks[self.index + 1], group=group)
+        inputs, results, failure = self._passed_on(args, kwargs)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        told: list[str | None] = [None] * self._count
+        dist.all_gather_object(told, failure, group=self._group)  # or the others would wait for this one
+        if found := [one for one in told if one]:
+            raise BuildError(found[0])
         device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
         stage = PipelineStage(
-            self.module, self.index, self._count, device, tuple(inputs), tuple(results), group=group
+            self.module, self.index, self._count, device, tuple(inputs), tuple(results), group=self._group
         )
         return self._kind(stage, self._n_microbatches, self._loss_fn)
+
+    def _passed_on(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Tensor], str | None]:
+        """Return inputs and outputs of this stage, and what went wrong; hand the outputs to the next one."""
+        inputs, named, results, failure = [self._part(one) for one in args], {}, list[Tensor](), None
+        ranks = dist.get_process_group_ranks(self._group)
+        if self._is_first:
+            named = {name: self._part(one) for name, one in kwargs.items()}
+        else:
+            told: list[Any] = [None]
+            dist.recv_object_list(told, src=ranks[self.index - 1], group=self._group)
+            inputs = [one.requires_grad_(needs) for one, needs in told[0] or ()]
+        if self._is_first or inputs:
+            try:
+                with torch.random.fork_rng():
+                    results = self._outputs(inputs, named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
+                failure = f"stage {self.index} of {self._count}: {error}"
+        if not self._is_last:
+            handed = [(one.detach(), one.requires_grad) for one in results]
+            dist.send_object_list([handed], dst=ranks[self.index + 1], group=self._group)
+        return inputs, results, failure
+
+    def _outputs(self, inputs: list[Any], named: dict[str, Any]) -> list[Tensor]:
+        outputs = self.module(*inputs, **named)
+        results = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+        for place, one in enumerate(results):
+            if not isinstance(one, Tensor):
+                raise BuildError(f"output {place} is a {type(one).__name__}; accepted: tensors")
+        return results
+
+    def _part(self, value: Any) -> Any:
+        return value.chunk(self._n_microbatches)[0] if isinstance(value, Tensor) else value
 
     def _average(self, replicas: dist.ProcessGroup) -> None:
         count = dist.get_world_size(replicas)
@@ -192,8 +218,13 @@ def build_pipeline(
     schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
     if schedule not in _SCHEDULES:
         raise ArgumentError(f"build: schedule {schedule!r}; accepted: {', '.join(_SCHEDULES)}")
-    if not isinstance(count, int) or count < 1:
-        raise ArgumentError(f"build: n_microbatches {count!r}; accepted: a number of parts of at least 1")
+    least = len(parts.stages) if schedule == "1f1b" else 1
+    if not isinstance(count, int) or count < least:
+        raise ArgumentError(
+            f"build: n_microbatches {count!r}; accepted: at least {least} for {least} stages of {schedule}"
+            if least > 1
+            else f"build: n_microbatches {count!r}; accepted: a whole number >= 1"
+        )
     lines = [dist.get_process_group_ranks(group)]
     if mesh is not None:
         lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()

@@ -77,8 +77,7 @@ NO_LEAVES = Leaves()
 
 def forward_of(module: nn.Module) -> inspect.Signature:
     """Signature of a forward, seen through decorators, without self."""
-    signature = inspect.signature(type(module).forward)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    return inspect.signature(module.forward)
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -366,11 +365,12 @@ def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., 
 
 def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:
     forward = inspect.unwrap(type(module).forward)
-    file = inspect.getsourcefile(forward)
-    place = "source unknown"
-    if file:
+    try:
+        file = inspect.getsourcefile(forward) or ""
         line = failed_at(error.__traceback__, file) or inspect.getsourcelines(forward)[1]
         place = f"{file}:{line}"
+    except (OSError, TypeError):  # typed at a prompt, or not written in Python
+        place = "source unknown"
     name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
     return TracingError(
         f"trace of {path!r}: the forward of {name} ({place}) has no static graph: {type(error).__name__}:"
