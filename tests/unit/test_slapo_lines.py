@@ -137,8 +137,8 @@ def test_lines_of_text_are_those_with_code():
                 return 2  # a result
     ''')
     (node,) = ast.parse(text).body
-    assert [text.splitlines()[number - 1].strip()[:5] for number in text_lines(node, text)] == [
-        "@deco", "class", "size ", "def f", "retur"
+    assert [text.splitlines()[number - 1].strip()[:6] for number in text_lines(node, text)] == [
+        "@decor", "class ", "size =", "def fo", "return"
     ]  # fmt: skip
 
 
