@@ -49,6 +49,7 @@ class Sources:
                 parts = path.relative_to(top).with_suffix("").parts
                 self._paths[".".join(part for part in parts if part != "__init__")] = path
         self._tops: dict[str, dict[str, Definition]] = {}
+        self._imports: dict[str, dict[str, tuple[str, str]]] = {}
 
     @property
     def modules(self) -> list[str]:
@@ -87,15 +88,19 @@ class Sources:
         raise InputError(f"imports of {name} in {module} go round in a circle")
 
     def _imported(self, module: str) -> dict[str, tuple[str, str]]:
+        if module not in self._imports:
+            self._imports[module] = dict(self._imports_of(module))
+        return self._imports[module]
+
+    def _imports_of(self, module: str) -> Iterator[tuple[str, tuple[str, str]]]:
         package = module if self._paths[module].name == "__init__.py" else module.rpartition(".")[0]
-        found = {}
         for node in ast.walk(self._trees[module]):
             if not isinstance(node, ast.ImportFrom):
                 continue
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             home = ".".join([*base, *([node.module] if node.module else [])])
-            found.update({alias.asname or alias.name: (home, alias.name) for alias in node.names})
-        return found
+            for alias in node.names:
+                yield alias.asname or alias.name, (home, alias.name)
 
     def named_by(self, definition: Definition, names: Callable[[ast.AST], Iterator[str]]) -> list[Definition]:
         """Return definitions that the names in a definition stand for, each once, in order."""
