@@ -61,6 +61,10 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 	fi
 	$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_FLAGS)
 
+.PHONY: hf-test
+hf-test: $(STAMPS)/hf ## Schedule models of the transformers package, which is installed for it
+	$(BIN)/python -m pytest -m hf tests/differential $(PYTEST_FLAGS)
+
 .PHONY: format
 format: setup-dev ## Bring every file into the house layout
 	$(BIN)/ruff check --fix .
@@ -109,6 +113,10 @@ $(STAMPS)/package: pyproject.toml $(STAMPS)/run
 
 $(STAMPS)/dev: requirements-dev.txt $(STAMPS)/package
 	$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+$(STAMPS)/hf: pyproject.toml $(STAMPS)/dev
+	$(PIP) install -e '.[hf]'
 	@touch $@
 
 .PHONY: clean

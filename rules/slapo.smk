@@ -39,14 +39,23 @@ for source, experiment, cells, names in (
             "../workflow/scripts/run_experiment.py"
 
 
-# What runs on this machine: experiment, tables, processes at a time.
-for experiment, names, n_processes in (("verify", ["verify"], SETTINGS.slapo.verify.most_processes),):
+# What runs on this machine: experiment, printed cells, processes at a time, GPUs. Steps and searches are timed on
+# cores, so nothing runs beside them.
+VERIFIED = SETTINGS.slapo.verify.most_processes
+for experiment, cells, n_processes, on_gpus in (
+    ("verify", [], all_cores(VERIFIED), profile_gpus(gpu=VERIFIED)),
+    ("table4", ["table4"], 1, {}),
+    ("fig9_steps", [], all_cores(max(SETTINGS.slapo.fig9_steps.processes)), {}),
+    ("tuner", [], all_cores(1), {}),
+):
 
     rule:
         name:
             f"slapo_{experiment}_measured"
+        input:
+            **{name: f"config/published/slapo_{name}.csv" for name in cells},
         output:
-            **{name: f"results/measured/slapo/{name}.csv" for name in names},
+            **{name: f"results/measured/slapo/{name}.csv" for name in [experiment.removesuffix("_steps")]},
         log:
             f"logs/measured/slapo/slapo_{experiment}.log",
         benchmark:
@@ -54,9 +63,9 @@ for experiment, names, n_processes in (("verify", ["verify"], SETTINGS.slapo.ver
         priority: 1
         conda:
             GPU
-        threads: all_cores(n_processes)
+        threads: n_processes
         resources:
-            **profile_gpus(gpu=n_processes),
+            **on_gpus,
             **asks(minutes=60, mem_mb=4000),
         params:
             experiment=f"makespan.papers.slapo:{experiment}_experiment",
@@ -65,6 +74,8 @@ for experiment, names, n_processes in (("verify", ["verify"], SETTINGS.slapo.ver
                 "run_experiment",
                 f"makespan.papers.slapo:{experiment}_experiment",
                 "makespan.papers.slapo:read_published",
+                "makespan.papers.slapo.language:apply_schedule",
+                "makespan.training.zoo:build_family",
             ),
         script:
             "../workflow/scripts/run_experiment.py"

@@ -24,3 +24,7 @@ def servers():
 @pytest.mark.parametrize("n_processes", [1, 2, 4])
 def test_a_pipeline_trains_as_the_whole_model_does(n_processes):
     on_processes(n_processes, "pipeline_cases", *CASES)
+
+
+def test_stages_hand_on_structures_of_tensors():
+    on_processes(2, "pipeline_cases", "structures_are_handed_on")

@@ -257,3 +257,61 @@ def stages_are_filled_alone():
         torch.testing.assert_close(one, expected[key], msg=lambda text, key=key: f"{key}: {text}")
     load_full_state_dict(sch, begun)
     assert all(torch.equal(one, begun[key]) for key, one in full_state_dict(sch).items())
+
+
+class Angles(nn.Module):
+    """What all blocks read: a pair of tensors."""
+
+    def forward(self, hidden):
+        return hidden.cos(), hidden.sin()
+
+
+class Turn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, hidden, angles, mask=None):
+        return self.linear(hidden) * angles[0] + hidden * angles[1] + (0 if mask is None else mask)
+
+
+def no_mask(hidden):
+    """Find that nothing is hidden."""
+
+
+class Turned(nn.Module):
+    """Stages hand on a pair and what is no tensor; the model returns a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.angles, self.blocks = Angles(), nn.ModuleList(Turn() for _ in range(3))
+
+    def forward(self, data):
+        angles, mask, hidden = self.angles(data), no_mask(data), data
+        for block in self.blocks:
+            hidden = block(hidden, angles, mask)
+        return {"logits": hidden, "count": 3}
+
+
+def structures_are_handed_on():
+    """Values that are no tensors reach the next stage, and the loss sees what the model returns."""
+    torch.manual_seed(0)
+    whole = Turned().double()
+    data, wanted = torch.randn(2, 4, HIDDEN, dtype=torch.double)
+
+    def loss(output, target):
+        assert output["count"] == 3
+        return F.mse_loss(output["logits"], target)
+
+    sch = create_schedule(copy.deepcopy(whole))
+    sch.trace_until("", leaf_functions=[no_mask])
+    sch["blocks.0"].cut_pipeline_stage()
+    stage, engine = build(sch, "pipeline", n_microbatches=2, loss_fn=loss)
+    losses = []
+    output = engine.step(data, target=wanted, losses=losses)
+    expected = whole(data)
+    loss(expected, wanted).backward()
+    if dist.get_rank():
+        torch.testing.assert_close(output["logits"], expected["logits"])
+        torch.testing.assert_close(torch.stack(losses).mean(), loss(expected, wanted))
+    check_stage(stage, whole)

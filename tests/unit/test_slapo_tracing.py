@@ -372,6 +372,67 @@ def test_wrong_arguments_are_refused_before_anything_is_traced(arguments, kind, 
     assert same_state(before, state_of(sch))
 
 
+# --- what models of other packages do -----------------------------------------------------
+
+
+@dataclass
+class Config:
+    """Options of a model; what is no field of it counts, too."""
+
+    width: int = 4
+
+    def __post_init__(self):
+        self.offset = 0.0
+
+
+def with_defaults(forward):
+    """Fill in an argument by its name, as decorators of model libraries do."""
+
+    @functools.wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        kwargs["cached"] = self.config.width > 0
+        return forward(self, *args, **kwargs)
+
+    return wrapper
+
+
+def masked(config, hidden):
+    """Make a mask, as a function that no graph looks into."""
+    return torch.full_like(hidden, config.offset)
+
+
+class Library(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config, self.linear = Config(), nn.Linear(4, 4)
+
+    @with_defaults
+    def forward(self, data=None, mask=None, cached=None, **more):
+        hidden = self.linear(data) + masked(self.config, data)
+        return hidden * (2.0 if more.get("doubled") else 1.0) + (1.0 if cached else 0.0)
+
+
+class User(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.library = Library()
+        self.library.config.offset = 3.0
+
+    def forward(self, data):
+        return self.library(data, mask=None, doubled=True)
+
+
+def test_further_keyword_arguments_names_and_configurations_reach_a_forward():
+    model, data = User(), torch.randn(2, 4)
+    expected = model(data)
+    sch = create_schedule(model)
+    sch.trace_until("library", leaf_functions=[masked])
+    assert [one.target for one in sch["library"].mod.graph.find_nodes(op="call_function", target=masked)]
+    torch.testing.assert_close(sch.mod(data), expected)
+    with pytest.raises(RuntimeError, match="'doubled' was fixed to True when it was traced; found False"):
+        sch["library"].mod(data, doubled=False)
+
+
 # --- on the way to a cut -----------------------------------------------------------------
 
 

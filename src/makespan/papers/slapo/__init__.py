@@ -8,6 +8,9 @@ Below ``results/<source>/slapo/`` a run writes
   machine and by the emulator
 - of `inequalities_experiment`: ``inequalities.csv``, what the conclusions of these figures depend on
 - of `verify_experiment`: ``verify.csv``, every schedule of the library beside its model as it is
+- of `table4_experiment`: ``table4.csv``, lines of the schedules, beside the paper's
+- of `fig9_steps_experiment`: ``fig9.csv``, steps of a schedule measured on CPU cores
+- of `tuner_experiment`: ``tuner.csv``, a search whose objective is a run
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
 `makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
@@ -23,8 +26,10 @@ if TYPE_CHECKING:
     from makespan.papers.slapo._commands import COMMANDS
     from makespan.papers.slapo._fig10_fit import tuning_experiment
     from makespan.papers.slapo._inequalities import inequalities_experiment
+    from makespan.papers.slapo._measured import fig9_steps_experiment, tuner_experiment
     from makespan.papers.slapo._modelled import modelled_experiment
     from makespan.papers.slapo._settings import Slapo as SETTINGS
+    from makespan.papers.slapo._table4 import table4_experiment
     from makespan.papers.slapo._tables import SCHEMAS, read_published
     from makespan.papers.slapo._verification import verify_experiment, verify_schedules
 
@@ -33,9 +38,12 @@ __all__ = [
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
+    "fig9_steps_experiment",
     "inequalities_experiment",
     "modelled_experiment",
     "read_published",
+    "table4_experiment",
+    "tuner_experiment",
     "tuning_experiment",
     "verify_experiment",
     "verify_schedules",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from makespan.papers.slapo._tables_measured import MEASURED, MEASURED_CELLS
 from makespan.papers.slapo._tables_modelled import MODELLED, MODELLED_CELLS
 from makespan.papers.slapo._tables_tuning import TUNED, TUNING_CELLS
 from makespan.papers.slapo._tables_verification import VERIFIED
@@ -11,8 +12,8 @@ from makespan.tables import printed_schemas, read_printed
 
 __all__ = ["PUBLISHED", "SCHEMAS", "read_published"]
 
-SCHEMAS = (*TUNED.values(), *MODELLED.values(), *VERIFIED.values())
-PUBLISHED = printed_schemas({**TUNING_CELLS, **MODELLED_CELLS})
+SCHEMAS = (*TUNED.values(), *MODELLED.values(), *VERIFIED.values(), *MEASURED.values())
+PUBLISHED = printed_schemas({**TUNING_CELLS, **MODELLED_CELLS, **MEASURED_CELLS})
 
 
 def read_published(artifact: str, path: str | Path) -> pd.DataFrame:

@@ -15,6 +15,7 @@ Importing the package loads nothing; what it shows imports torch.
   `pad_vocabulary` makes a vocabulary divide
 - `Primitive` and `register_primitive` add one, `register_shard_rule` a layer to ``shard``; `ScheduleError` is
   the base of what goes wrong
+- `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
 """
 
 from typing import TYPE_CHECKING
@@ -46,12 +47,9 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._patterns import ANY, ModulePattern, Pattern, call_module
     from makespan.papers.slapo.language._registry import Primitive, list_primitives, register_primitive
     from makespan.papers.slapo.language._replay import replay
+    from makespan.papers.slapo.language._saved import OutOfBudgetError, SavedTensors, saved_tensors
     from makespan.papers.slapo.language._schedule import Metadata, Schedule, create_schedule
-    from makespan.papers.slapo.language._shard_rules import (
-        ShardEffect,
-        ShardRequest,
-        register_shard_rule,
-    )
+    from makespan.papers.slapo.language._shard_rules import ShardEffect, ShardRequest, register_shard_rule
     from makespan.papers.slapo.language._state import full_state_dict, load_full_state_dict
     from makespan.papers.slapo.language._verify import Verify
     from makespan.papers.slapo.language._verify_report import Place, VerifyReport
@@ -69,16 +67,18 @@ __all__ = [
     "MemberError",
     "Metadata",
     "ModulePattern",
+    "OutOfBudgetError",
     "Partition",
     "PathError",
-    "Place",
     "Pattern",
+    "Place",
     "Primitive",
     "ReplayError",
+    "SavedTensors",
     "Schedule",
     "ScheduleError",
-    "ShardEffect",
     "ScheduleOptions",
+    "ShardEffect",
     "ShardError",
     "ShardRequest",
     "Tie",
@@ -86,9 +86,9 @@ __all__ = [
     "VerificationError",
     "Verify",
     "VerifyReport",
+    "apply_schedule",
     "build",
     "call_module",
-    "apply_schedule",
     "create_schedule",
     "default_cuts",
     "full_state_dict",
@@ -100,6 +100,7 @@ __all__ = [
     "register_primitive",
     "register_shard_rule",
     "replay",
+    "saved_tensors",
     "select_layers",
 ]
 

@@ -213,7 +213,7 @@ def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule
     if index == len(handed):
         graph.output(fx.node.map_arg(flat.result, copied))
     else:  # what is sent has to lie in one piece
-        graph.output(tuple(graph.call_method("contiguous", (copied(one),)) for one in handed[index]))
+        graph.output(tuple(copied(one) for one in handed[index]))
     stage = TracedModule(flat.root, graph, f"Stage{index}")
     for target in {str(one.target) for one in graph.nodes if one.op == "call_module"}:
         part = flat.root.get_submodule(target)

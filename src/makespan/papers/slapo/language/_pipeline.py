@@ -4,6 +4,7 @@ Imported by pipelined runs only, because what it needs of torch takes long to lo
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, BuildError
@@ -23,6 +25,56 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "build_pipeline", "stages_of"]
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Values of which tensors alone can be sent: what else there is, and where tensors belong."""
+
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+    is_tensor: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, values: Any) -> tuple["_Structure", tuple[Tensor, ...]]:
+        """Take values apart."""
+        leaves, spec = tree_flatten(values)
+        places = tuple(isinstance(one, Tensor) for one in leaves)
+        others = tuple(None if place else one for one, place in zip(leaves, places, strict=True))
+        return cls(spec, others, places), tuple(one for one in leaves if isinstance(one, Tensor))
+
+    def filled(self, tensors: Tensor | Sequence[Tensor]) -> Any:
+        """Put values together again."""
+        rest = iter([tensors] if isinstance(tensors, Tensor) else tensors)
+        pairs = zip(self.leaves, self.is_tensor, strict=True)
+        return tree_unflatten([next(rest) if place else one for one, place in pairs], self.spec)
+
+
+class _TensorStage(nn.Module):
+    """A stage that takes and returns tensors alone, as the runtime wants."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.takes: _Structure | None = None
+        self.gives: _Structure | None = None
+
+    def forward(self, *tensors: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        """Run the stage."""
+        args = tensors if self.takes is None else self.takes.filled(tensors)
+        gives, results = _Structure.of(self.module(*args, **named))
+        if self.gives is not None and gives.is_tensor != self.gives.is_tensor:
+            found, expected = (sum(one.is_tensor) for one in (gives, self.gives))
+            raise BuildError(
+                f"a stage returns {found} tensors and returned {expected} before; accepted: as many for every"
+                " micro-batch, so what samples decide, such as whether there is a mask, comes as an input"
+            )
+        self.gives = gives
+        return tuple(one.contiguous() for one in results)
+
+    def output(self, tensors: Tensor | Sequence[Tensor]) -> Any:
+        """Return what the stage returned, of these tensors."""
+        return tensors if self.gives is None else self.gives.filled(tensors)
 
 
 class Pipeline:
@@ -124,16 +176,17 @@ class Pipeline:
         target: Tensor | None,
         losses: list[Tensor] | None,
     ) -> Any:
-        run = self._schedule
-        if self._is_first:
-            extra = {"target": target, "losses": losses} if self._is_last else {}
-            return run.step(*args, **extra, **kwargs)
-        return run.step(target=target, losses=losses) if self._is_last else run.step()
+        run, stage = self._schedule
+        if not self._is_last:
+            return run.step(*args, **kwargs) if self._is_first else run.step()
+        inputs, named = (args, kwargs) if self._is_first else ((), {})
+        return stage.output(run.step(*inputs, target=target, losses=losses, **named))
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
         buffers = [(one, one.clone()) for one in self.module.buffers()]
-        inputs, results, failure = self._passed_on(args, kwargs)
+        stage = _TensorStage(self.module)
+        inputs, results, failure = self._passed_on(stage, args, kwargs)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -142,41 +195,40 @@ class Pipeline:
         if found := [one for one in told if one]:
             raise BuildError(found[0])
         device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
-        stage = PipelineStage(
-            self.module, self.index, self._count, device, tuple(inputs), tuple(results), group=self._group
+        part = PipelineStage(
+            stage, self.index, self._count, device, tuple(inputs), tuple(results), group=self._group
         )
-        return self._kind(stage, self._n_microbatches, self._loss_fn)
+        user = self._loss_fn
+
+        def loss(outputs: Any, target: Any) -> Tensor:
+            return user(stage.output(outputs), target) if user else torch.zeros(())
+
+        return self._kind(part, self._n_microbatches, loss if user else None), stage
 
     def _passed_on(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], list[Tensor], str | None]:
+        self, stage: _TensorStage, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], Sequence[Tensor], str | None]:
         """Return inputs and outputs of this stage, and what went wrong; hand the outputs to the next one."""
-        inputs, named, results, failure = [self._part(one) for one in args], {}, list[Tensor](), None
+        inputs, named, failure = [self._part(one) for one in args], {}, None
+        results: Sequence[Tensor] = ()
         ranks = dist.get_process_group_ranks(self._group)
         if self._is_first:
             named = {name: self._part(one) for name, one in kwargs.items()}
         else:
             told: list[Any] = [None]
             dist.recv_object_list(told, src=ranks[self.index - 1], group=self._group)
-            inputs = [one.requires_grad_(needs) for one, needs in told[0] or ()]
-        if self._is_first or inputs:
+            stage.takes, handed = told[0]
+            inputs = [one.requires_grad_(needs) for one, needs in handed]
+        if self._is_first or stage.takes is not None:
             try:
                 with torch.random.fork_rng():
-                    results = self._outputs(inputs, named)
+                    results = stage(*inputs, **named)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
                 failure = f"stage {self.index} of {self._count}: {error}"
         if not self._is_last:
             handed = [(one.detach(), one.requires_grad) for one in results]
-            dist.send_object_list([handed], dst=ranks[self.index + 1], group=self._group)
+            dist.send_object_list([(stage.gives, handed)], dst=ranks[self.index + 1], group=self._group)
         return inputs, results, failure
-
-    def _outputs(self, inputs: list[Any], named: dict[str, Any]) -> list[Tensor]:
-        outputs = self.module(*inputs, **named)
-        results = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-        for place, one in enumerate(results):
-            if not isinstance(one, Tensor):
-                raise BuildError(f"output {place} is a {type(one).__name__}; accepted: tensors")
-        return results
 
     def _part(self, value: Any) -> Any:
         return value.chunk(self._n_microbatches)[0] if isinstance(value, Tensor) else value

@@ -19,6 +19,7 @@ from makespan.papers.slapo.language._registry import Primitive, register_primiti
 from makespan.papers.slapo.language._traced import TracedModule, exchange_borrowed, is_same
 from makespan.papers.slapo.language._tracer import (
     NO_LEAVES,
+    VARIADIC,
     Arguments,
     Leaves,
     forward_of,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
 __all__ = ["Trace", "TraceUntil", "check_is_called", "ensure_traced", "graph_of"]
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass
@@ -113,13 +112,13 @@ def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) 
             bound = signature.bind(*node.args, **node.kwargs).arguments
         except TypeError as error:
             raise TracingError(f"trace of {path!r}: {error}") from None
-        if any(bound.get(one.name) for one in signature.parameters.values() if one.kind in _VARIADIC):
-            raise TracingError(f"trace of {path!r}: it is called with a variable number of arguments")
+        for one in signature.parameters.values():
+            more = bound.pop(one.name, None) if one.kind in VARIADIC else None
+            if more and one.kind is one.VAR_POSITIONAL:
+                raise TracingError(f"trace of {path!r}: it is called with a variable number of arguments")
+            bound |= more or {}
         inputs = {name for name, value in bound.items() if _has_nodes(value)}
         fixed = {name: value for name, value in bound.items() if name not in inputs}
-        fixed = {
-            name: value for name, value in fixed.items() if signature.parameters[name].kind not in _VARIADIC
-        }
         called = Arguments(frozenset(inputs), fixed)
         if found is not None and (found.inputs != called.inputs or not _agree(found.fixed, called.fixed)):
             raise _differently(path)
@@ -138,7 +137,7 @@ def _arguments_given(
 ) -> Arguments:
     """Read what a user said of the arguments; those without a default vary unless they are fixed."""
     parameters = {
-        one.name: one for one in forward_of(sch.mod).parameters.values() if one.kind not in _VARIADIC
+        one.name: one for one in forward_of(sch.mod).parameters.values() if one.kind not in VARIADIC
     }
     fixed, varying = dict(concrete_args or {}), [inputs] if isinstance(inputs, str) else list(inputs or ())
     where = f"trace of {sch.path!r} ({type(sch.mod).__name__})"

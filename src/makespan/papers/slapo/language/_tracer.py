@@ -1,25 +1,23 @@
 """Capture the graph of one module: its forward, with the modules it calls as they are or down to leaves."""
 
-import functools
 import inspect
 import pkgutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
 
 from makespan.errors import failed_at
 from makespan.papers.slapo.language._errors import KindError, TracingError
+from makespan.papers.slapo.language._recording import recording
 from makespan.papers.slapo.language._traced import PLAIN, TracedModule
 
 __all__ = [
     "NO_LEAVES",
+    "VARIADIC",
     "Arguments",
     "Leaves",
     "forward_of",
@@ -73,6 +71,7 @@ class Leaves:
 
 
 NO_LEAVES = Leaves()
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def forward_of(module: nn.Module) -> inspect.Signature:
@@ -170,24 +169,28 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make a placeholder of every parameter; those that are fixed are passed as they are."""
+        """Make a placeholder of every parameter; those that are fixed are passed as they are.
+
+        All that can be left out are passed by name, because some decorators look for names.
+        """
         signature, module = inspect.signature(root_fn), self.root
-        names = list(signature.parameters)[1:]
-        bound = signature.bind_partial(module)
         defaults = _defaults(signature, self._arguments)
-        for name in names:
-            if signature.parameters[name].kind in (
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.VAR_KEYWORD,
-            ):
-                continue
-            proxy = self.create_proxy("placeholder", name, defaults[name], {})
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, default in defaults.items():
+            proxy = self.create_proxy("placeholder", name, default, {})
             if name in self._arguments.inputs:
-                bound.arguments[name] = proxy
+                value: Any = proxy
             elif name in self._arguments.fixed:
-                bound.arguments[name] = self._arguments.fixed[name]
+                value = self._arguments.fixed[name]
+            else:
+                continue
+            if _is_positional(signature.parameters.get(name)) and not kwargs:
+                args.append(value)
+            else:
+                kwargs[name] = value
         self._keep_training_live(module)
-        return lambda: root_fn(*bound.args, **bound.kwargs), []
+        return lambda: root_fn(module, *args, **kwargs), []
 
     def _keep_training_live(self, root: nn.Module) -> None:
         for path, module in root.named_modules():
@@ -209,6 +212,8 @@ class _Tracer(fx.Tracer):
         if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
             present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
             return self.create_node("call_function", type(a), (), present)
+        if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy) and not _has_proxies(a):
+            return self.create_node("get_attr", self._kept(a), (), {})  # its fields may not be all of it
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
@@ -232,18 +237,39 @@ class _Tracer(fx.Tracer):
         raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
 
 
+def _has_proxies(value: Any) -> bool:
+    """Whether any field of a dataclass is known only when the graph runs."""
+    found: list[Any] = []
+    for one in fields(value):
+        fx.node.map_aggregate(
+            getattr(value, one.name, None), lambda inner: found.append(isinstance(inner, fx.Proxy))
+        )
+    return any(found)
+
+
+def _is_positional(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter must be given, or can be given by its place only."""
+    if parameter is None or parameter.kind is parameter.KEYWORD_ONLY:
+        return False
+    return parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY
+
+
 def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
-    """Defaults as a signature in source code can have them: none before a parameter without one."""
+    """Defaults as a signature in source code can have them: none before a parameter without one.
+
+    Keyword arguments that have no parameter of their own come last.
+    """
+    own = {one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC}
+    extra = sorted({*arguments.inputs, *arguments.fixed} - set(own))
     defaults: dict[str, tuple[Any, ...]] = {}
     open_end = True
-    for name, parameter in reversed(list(signature.parameters.items())[1:]):
-        if name in arguments.inputs:
-            value = parameter.default
-        else:
-            value = arguments.fixed.get(name, parameter.default)
+    for name in reversed([*own, *extra]):
+        value = own[name].default if name in own else inspect.Parameter.empty
+        if name not in arguments.inputs:
+            value = arguments.fixed.get(name, value)
         open_end = open_end and not (name in arguments.inputs and value is inspect.Parameter.empty)
         defaults[name] = ((value if isinstance(value, PLAIN) else None),) if open_end else ()
-    return defaults
+    return {name: defaults[name] for name in [*own, *extra]}
 
 
 def trace_module(
@@ -253,7 +279,7 @@ def trace_module(
     tracer = _Tracer(arguments, leaves, flatten)
     before, attributes = torch.get_rng_state(), set(vars(module))
     try:
-        with _recording(tracer, module, leaves.functions):
+        with recording(tracer, module, leaves.functions):
             graph = tracer.trace(module)
         if not torch.equal(before, torch.get_rng_state()):
             raise fx.proxy.TraceError(
@@ -302,65 +328,6 @@ def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.
 def _is_called(module: nn.Module, path: str, tracer: _Tracer) -> bool:
     lists = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
     return tracer.is_leaf_module(module, path) and not isinstance(module, lists)
-
-
-@contextmanager
-def _recording(
-    tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
-) -> Iterator[None]:
-    """Make nodes of the calls of some functions, wherever a module has a name for one of them."""
-    if not functions:
-        yield
-        return
-    recorded = {id(one): _recorded(tracer, one) for one in functions}
-    spaces = {id(space): space for space in _namespaces(module)}
-    with ExitStack() as stack:
-        for space in spaces.values():
-            names = {name: recorded[id(one)] for name, one in list(space.items()) if id(one) in recorded}
-            if names:
-                stack.enter_context(mock.patch.dict(space, names))
-        yield
-
-
-def _namespaces(module: nn.Module) -> Iterator[dict[str, Any]]:
-    for loaded in list(sys.modules.values()):
-        if not getattr(loaded, "__name__", "torch").startswith("torch"):
-            yield vars(loaded)
-    for inner in module.modules():
-        function = getattr(type(inner).forward, "__globals__", None)
-        yield from (one for one in (function, *_behind(type(inner).forward)) if isinstance(one, dict))
-
-
-def _behind(function: object) -> Iterator[dict[str, Any]]:
-    """Namespaces of what a decorator wraps, whether it says so or holds it in a closure."""
-    seen: set[int] = set()
-    waiting: list[Any] = [function]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(space := getattr(one, "__globals__", None), dict):
-            yield space
-        cells = (cell.cell_contents for cell in getattr(one, "__closure__", None) or ())
-        waiting += [getattr(one, "__wrapped__", None), *cells]
-
-
-def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def record(*args: Any, **kwargs: Any) -> Any:
-        proxies: list[Any] = []
-
-        def note(value: Any) -> Any:
-            proxies.extend([value] if isinstance(value, fx.Proxy) else [])
-            return value
-
-        fx.node.map_aggregate((args, kwargs), note)
-        if not proxies:
-            return function(*args, **kwargs)
-        return tracer.create_proxy("call_function", function, args, kwargs)
-
-    return record
 
 
 def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:

@@ -1,0 +1,143 @@
+"""What is counted and measured of schedules: tables of small runs, checks and figures of them."""
+
+import pandas as pd
+import pytest
+from forked import forking_servers
+from legible_figures import assert_is_legible
+
+from makespan.claims import Claim
+from makespan.papers.slapo import LEDGER, read_published, table4_experiment
+from makespan.papers.slapo import _draw_measured as draw
+from makespan.papers.slapo._tables_measured import TABLE4, TUNER
+from makespan.papers.slapo._tables_modelled import FIG9
+from makespan.tables import write_csv
+
+STEPS = ("vanilla", "kernels", "layers", "embedding")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def table4(root):
+    cells = read_published("table4", root / "config" / "published" / "slapo_table4.csv")
+    return table4_experiment({"table4": cells})["table4"]
+
+
+@pytest.fixture
+def fig9():
+    rows = [
+        {
+            "oracle": "measured", "step": step, "n_gpus": number, "global_batch_size": 8,
+            "throughput_samples_per_s": 50.0 - number, "speedup": (50.0 - number) / 49.0,
+            "gpu_memory_ratio": None, "largest_global_batch_size": None,
+            "throughput_iqr_samples_per_s": 4.0,
+            "compiler": "" if step == "vanilla" else "dynamo", "saved_bytes": (30 - place - number) * MIB,
+            "parameter_bytes": 8 * MIB // number, "output_error": 0.0, "gradient_error": 1e-6 * place,
+        }
+        for place, step in enumerate(STEPS)
+        for number in ((1,) if place < 2 else (1, 2, 4))
+    ]  # fmt: skip
+    return FIG9.validate(pd.DataFrame(rows), where="test")
+
+
+@pytest.fixture
+def tuner():
+    def row(strategy, order, batch, ratio):
+        is_full = batch * (1 - ratio) > 8
+        return {
+            "oracle": "measured", "strategy": strategy, "explored_order": order, "global_batch_size": batch,
+            "ckpt_ratio": ratio, "status": "oom" if is_full else "ok", "budget_bytes": 8.0 * MIB,
+            "throughput_samples_per_s": None if is_full else batch * (2 - ratio),
+            "saved_bytes": None if is_full else batch * (1 - ratio) * MIB,
+        }  # fmt: skip
+
+    every = [(batch, ratio) for batch in (4, 8, 16) for ratio in (1.0, 0.5, 0.0)]
+    tried = [("exhaustive", every), ("frontier", [(16, 1.0), (16, 0.5), (16, 0.0)])]
+    tried += [("coordinate_descent", [(4, 1.0), (16, 1.0)])]
+    rows = [row(name, order, *one) for name, some in tried for order, one in enumerate(some, start=1)]
+    return TUNER.validate(pd.DataFrame(rows), where="test")
+
+
+def verdict(check, tables, subject="", limit=0.0):
+    """Return what a check finds."""
+    return LEDGER.checks[check](tables, Claim(subject, limit, {}))
+
+
+def test_table_4_counts_our_own_schedules_and_shows_the_printed_lines(table4):
+    counts = table4.set_index("family")
+    assert set(counts.index) == {"bert", "roberta", "albert", "gpt", "opt", "t5", "llama", "wideresnet"}
+    assert counts["published_lines"].dropna().to_dict() == {
+        "wideresnet": 12, "t5": 11, "roberta": 21, "llama": 11, "opt": 10, "bert": 21, "gpt": 10,
+    }  # fmt: skip
+    assert (counts["helpers"] <= 25).all() and (counts["helpers"] >= 5).all()
+    assert (counts["expanded"] <= 40).all() and (counts["expanded"] >= counts["helpers"] - 5).all()
+    assert (counts["model_lines"] > 3 * counts["helpers"]).all()
+    assert TABLE4.validate(table4, where="test").equals(table4)
+
+
+def test_lines_are_judged_by_the_longest_schedule(table4):
+    found = verdict("lines_at_most", {"table4": table4}, "helpers", 25)
+    assert found.holds and "the most for" in found.reproduced
+    assert not verdict("lines_at_most", {"table4": table4}, "helpers", 9).holds
+    assert verdict("lines_at_most", {"table4": table4.iloc[:0]}, "helpers", 9) is None
+
+
+def test_steps_are_judged_by_errors_and_memory_and_never_by_times(fig9):
+    tables, steps = {"fig9": fig9}, " ".join(STEPS)
+    assert verdict("same_results", tables, limit=1e-4).holds
+    assert not verdict("same_results", tables, limit=1e-7).holds
+    falls = verdict("memory_falls", tables, steps)
+    assert falls.holds and falls.reproduced == "vanilla 37.0, kernels 36.0, layers 26.0, embedding 25.0 MiB"
+    assert not verdict("memory_falls", tables, " ".join(reversed(STEPS))).holds
+    assert verdict("memory_falls", {"fig9": fig9[fig9["step"] != "layers"]}, steps) is None
+    faster = verdict("faster_kernels", tables, "vanilla kernels")
+    assert faster.holds is None and faster.reproduced == "1.00x on CPU cores"
+
+
+def test_a_search_is_judged_by_what_it_tries(tuner):
+    tables = {"tuner": tuner}
+    share = verdict("explored_share", tables, "frontier", 0.334)
+    assert share.holds and share.reproduced == "3 of 9 points, 1 beyond the budget"
+    assert not verdict("explored_share", tables, "frontier", 0.3).holds
+    found = verdict("found_share", tables, "coordinate_descent")
+    assert found.holds is None and found.reproduced == "66.7 % of the best point"
+    assert verdict("budget_is_monotone", tables).holds
+    turned = tuner.assign(ckpt_ratio=1 - tuner["ckpt_ratio"])
+    assert not verdict("budget_is_monotone", {"tuner": turned}).holds
+    assert verdict("explored_share", tables, "random", 1.0) is None
+
+
+def test_the_figures_can_be_read(table4, fig9, tuner, tmp_path):
+    for table, name, function in (
+        (table4, "table4", draw.table4),
+        (fig9, "fig9", draw.fig9_steps),
+        (tuner, "tuner", draw.tuner),
+    ):
+        write_csv(table, tmp_path / f"{name}.csv")
+        figure, shown = function({name: str(tmp_path / f"{name}.csv")}, "measured")
+        assert_is_legible(figure)
+        assert len(shown) == len(table)
+
+
+@pytest.mark.xdist_group("training")
+def test_small_runs_are_measured():
+    pytest.importorskip("torch")
+    from makespan.papers.slapo import fig9_steps_experiment, tuner_experiment
+
+    passes = {"warmup_passes": 1, "passes": 1, "seed": 0, "size": "tiny"}
+    with forking_servers():
+        steps = fig9_steps_experiment({}, processes=[1, 2], compiler="dynamo", batch=2, **passes)["fig9"]
+        budget = {"batches": [2, 4], "ratios": [1.0, 0.0], "budget_bytes": 400_000}
+        found = tuner_experiment({}, **budget, **passes)["tuner"]
+    assert list(zip(steps["step"], steps["n_gpus"], strict=True)) == [
+        ("vanilla", 1), ("kernels", 1), ("layers", 1), ("layers", 2), ("embedding", 1), ("embedding", 2)
+    ]  # fmt: skip
+    assert verdict("same_results", {"fig9": steps}, limit=1e-4).holds
+    assert steps["compiler"].tolist() == ["", *["dynamo"] * 5]
+    held = steps[steps["n_gpus"] == 2].set_index("step")["parameter_bytes"]
+    assert held["embedding"] < held["layers"] < steps["parameter_bytes"].iloc[0]
+    assert [*found["strategy"].unique()] == ["frontier", "coordinate_descent", "exhaustive"]
+    once = found.groupby(["global_batch_size", "ckpt_ratio"])["throughput_samples_per_s"]
+    assert (once.nunique() <= 1).all()  # a point is measured once, whoever asks
+    assert (found["saved_bytes"].dropna() <= 400_000).all()
+    exhaustive = found[found["strategy"] == "exhaustive"].set_index(["global_batch_size", "ckpt_ratio"])
+    assert exhaustive["status"].to_dict() == {(2, 1.0): "ok", (2, 0.0): "ok", (4, 1.0): "ok", (4, 0.0): "oom"}
