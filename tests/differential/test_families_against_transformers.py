@@ -7,6 +7,8 @@ from makespan.training.zoo import build_family, family_batch, family_spec
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.hf
+
 RELATIVE = "relative_attention_bias.weight"
 
 

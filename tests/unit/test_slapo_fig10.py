@@ -162,7 +162,7 @@ def test_the_command_searches_the_settings_of_a_model(tables):
     [
         (["--emulator"], "--emulator without --model; accepted"),
         (["--model", "wideresnet:2.4b", "--emulator"], "the emulator knows no convolutions"),
-        (["--model", "bert:2b"], "unknown size of bert '2b'; accepted: 1b, large, tiny"),
+        (["--model", "bert:2b"], "unknown size of bert '2b'; accepted: 1b, large"),
         (["--model", "bart"], "unknown model family 'bart'"),
     ],
 )

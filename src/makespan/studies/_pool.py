@@ -160,10 +160,12 @@ def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> 
     try:
         yield
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             if child.pid not in others:
                 child.terminate()
+        # The thread of the pool ends with its processes; one that still ended when the interpreter does would
+        # have its pipe closed under it.
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 

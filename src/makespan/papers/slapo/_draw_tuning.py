@@ -1,10 +1,9 @@
 """Figures of searches: each function goes from paths of tables to a figure and its table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,12 +29,10 @@ _SOURCES = {
 }
 
 
-def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+def _panel(axes: Axes, rows: pd.DataFrame, levels: Sequence[float]) -> None:
     grid = rows[rows["strategy"] == "exhaustive"]
     wide = grid.pivot_table("throughput_samples_per_s", "global_batch_size", "ckpt_ratio", dropna=False)
     x, y, z = wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy(float)
-    low, high = floor(np.nanmin(z) / _STEP), ceil(np.nanmax(z) / _STEP)
-    levels = _STEP * np.arange(low, high + 1)
     axes.set_facecolor("#d9d9d9")
     filled = axes.contourf(x, y, z, levels=levels, cmap="viridis", zorder=1)
     axes.figure.colorbar(filled, ax=axes, label="samples/s", ticks=levels[::2])
@@ -62,10 +59,12 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
 @styled
 def _contours(table: pd.DataFrame, source: str) -> Figure:
     oracles = [name for name in _ORACLES if name in set(table["oracle"])]
+    rates = table["throughput_samples_per_s"].dropna()
+    levels = [_STEP * step for step in range(floor(rates.min() / _STEP), ceil(rates.max() / _STEP) + 1)]
     figure = new_figure(TWO_COLUMNS_IN if len(oracles) > 1 else ONE_COLUMN_IN * 1.3, 2.9)
     panels = figure.subplots(1, len(oracles), sharey=True, squeeze=False)[0]
     for axes, oracle in zip(panels, oracles, strict=True):
-        _panel(axes, table[table["oracle"] == oracle])
+        _panel(axes, table[table["oracle"] == oracle], levels)
     panels[0].set_ylabel("global batch size")
     handles = [
         Line2D([], [], ls="none", marker="*", color=PALETTE["vermilion"], label="tried by the frontier"),
