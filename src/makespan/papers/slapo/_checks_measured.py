@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Tables, number
+from makespan.papers.slapo._checks_tuning import memory_exceptions
 
 __all__ = ["MEASURED_CHECKS"]
 
@@ -87,11 +88,8 @@ def _budget_is_monotone(tables: Tables, claim: Claim) -> Finding | None:
     rows = tables["tuner"][tables["tuner"]["strategy"] == "exhaustive"]
     if rows.empty:
         return None
-    is_full = (rows["status"] == "oom").astype(int)
-    wide = rows.assign(is_full=is_full).pivot_table("is_full", "global_batch_size", "ckpt_ratio")
-    full = wide.to_numpy(float)
-    wrong = int((np.diff(full, axis=0) < 0).sum() + (np.diff(full, axis=1) > 0).sum())
-    return Finding(f"{wrong} exceptions, {int(is_full.sum())} of {len(rows)} points exceed it", wrong == 0)
+    n_full, wrong = int((rows["status"] == "oom").sum()), memory_exceptions(rows)
+    return Finding(f"{wrong} exceptions, {n_full} of {len(rows)} points exceed it", wrong == 0)
 
 
 MEASURED_CHECKS: tuple[Check, ...] = (

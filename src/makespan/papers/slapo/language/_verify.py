@@ -37,8 +37,6 @@ __all__ = ["Verify"]
 
 _SHOWN = 4
 
-_SHOWN = 4
-
 
 class Verify:
     """Verify the primitives that are applied in a block.
