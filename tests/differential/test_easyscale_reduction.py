@@ -144,6 +144,12 @@ def test_processes_sum_as_generators_do(tmp_path):
 # --- stock DistributedDataParallel, its ranks threads of this process --------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _no_module_is_left_in_a_pass(monkeypatch):
+    """Undo what threads leave in torch: the passes of their modules end in another order than they began."""
+    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
 class Ranks(GlooThreads):
     """Stock DistributedDataParallel in every thread of a gloo group."""
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules import check_invariants
 from torch import fx, nn
@@ -84,6 +84,7 @@ def inputs():
 
 @settings(max_examples=60, deadline=None)
 @given(programs, st.sampled_from(PATTERNS))
+@example([(0, 0, 0), (1, 0, 0), (2, 2, 0)], pair)  # what one result is computed from is the other result
 def test_a_match_computes_what_the_pattern_computes_and_can_be_rewritten(program, pattern):
     model = Program(program)
     expected = model(*inputs())

@@ -8,13 +8,18 @@ import sys
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from legible_figures import assert_is_legible
 
+from makespan.claims import judge
 from makespan.cli import main
 from makespan.errors import InputError
-from makespan.papers.oobleck import read_published
+from makespan.papers.oobleck import LEDGER, _draw_reconfiguration, read_published
 from makespan.papers.oobleck._bursts import burst_study, burst_table
+from makespan.papers.oobleck._checks_reconfiguration import RECONFIGURATION_CHECKS
 from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._losses import ENDS, reconfiguration_experiment
+from makespan.papers.oobleck._tables_planning import STUDIES
+from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 from makespan.papers.oobleck.planning import make_templates, uniform24, write_profile, write_templates
 
 START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
@@ -100,13 +105,17 @@ def test_the_same_seed_gives_the_same_losses(cells):
 
 
 @pytest.fixture(scope="module")
-def bursts():
+def studied():
     how = {
-        "n_nodes": 16, "rack_size": 4, "n0": 4, "f": (0, 1, 2, 3), "burst_nodes": (1, 4), "n_bursts": 20,
+        "n_nodes": 16, "rack_size": 4, "n0": 4, "f": (0, 1, 2, 3), "burst_nodes": (1, 4), "n_bursts": 60,
         "gap_s": 3600.0, "repair_s": 1800.0, "n_microbatches": 64, "seed": 3,
     }  # fmt: skip
-    table = burst_table(pd.DataFrame(burst_study({"bursts": how})))
-    return table.set_index(["f", "nodes", "shape"])
+    return pd.DataFrame(burst_study({"bursts": how}))
+
+
+@pytest.fixture(scope="module")
+def bursts(studied):
+    return burst_table(studied).set_index(["f", "nodes", "shape"])
 
 
 def test_more_losses_to_survive_mean_more_time_below_what_they_need(bursts):
@@ -128,6 +137,75 @@ def test_copies_on_several_racks_survive_a_rack(bursts):
 
 
 # --- the verb -------------------------------------------------------------------------------------
+
+
+# --- statements and figures -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables(losses, studied):
+    """Return the tables that statements and figures are about."""
+    plain = losses[[column.name for column in RECONFIGURATION.columns]]
+    return {"reconfiguration": plain, "studies": studied[[column.name for column in STUDIES.columns]]}
+
+
+def verdicts(tables):
+    """Return verdicts by check and subject of the statements about losses."""
+    statements = LEDGER.statements()
+    own = {one.__name__.removeprefix("_") for one in RECONFIGURATION_CHECKS}
+    names = statements["check"] + " " + statements["subject"]
+    found = dict(zip(names, judge(LEDGER, tables, "emulated", {})["verdict"], strict=True))
+    return {name: verdict for name, verdict in found.items() if name.partition(" ")[0] in own}
+
+
+def test_statements_about_losses_hold(tables):
+    found = verdicts(tables)
+    assert found == dict.fromkeys(found, "holds")
+
+
+SPOILED = {
+    "worked_cases re-instantiate borrow borrow merge": ("action", "merge"),
+    "state_kept ": ("action", "state-lost"),
+    "no_idle_node ": ("counts_after", "1x1"),
+    "no_idle_node beyond": ("counts_after", "1x1"),
+    "enough_pipelines ": ("counts_after", ""),
+    "enough_pipelines beyond": ("counts_after", ""),
+    "ends_where_it_must ": ("action", "insufficient-nodes"),
+    "ends_where_it_must beyond": ("action", "insufficient-nodes"),
+}
+
+
+@pytest.mark.parametrize("statement", SPOILED)
+def test_a_statement_about_losses_fails_on_other_results(tables, statement):
+    column, value = SPOILED[statement]
+    other = tables["reconfiguration"].assign(**{column: value})
+    assert verdicts(tables | {"reconfiguration": other})[statement] == "fails"
+
+
+@pytest.mark.parametrize(
+    ("statement", "quantity", "where"),
+    [
+        ("below_grows ", "below_share", "f=0 "),
+        ("spread_keeps_more ", "state_lost_share", "spread"),
+        ("singles_keep_state ", "state_lost_share", "nodes=1 "),
+    ],
+)
+def test_a_statement_about_bursts_fails_on_other_results(tables, statement, quantity, where):
+    studies = tables["studies"].copy()
+    rows = (studies["quantity"] == quantity) & studies["case"].str.contains(where)
+    assert rows.any()
+    studies.loc[rows, "value"] = 2.0
+    assert verdicts(tables | {"studies": studies})[statement] == "fails"
+
+
+@pytest.mark.parametrize("figure", ["reconfiguration", "bursts"])
+def test_figures_of_losses_are_legible(tables, figure, tmp_path):
+    paths = {name: str(tmp_path / f"{name}.csv") for name in tables}
+    for name, path in paths.items():
+        tables[name].to_csv(path, index=False)
+    drawn, data = getattr(_draw_reconfiguration, figure)(paths, "emulated")
+    assert len(data)
+    assert_is_legible(drawn)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ def check_is_closed(where: str, match: Match) -> None:
                 f" {users[0].name!r}; accepted: matches of which only the results are used"
             )
     waiting = [node for node in dict.fromkeys(_inputs_of(match)) if node not in chosen]
+    waiting += [value for value in match.inputs.values() if isinstance(value, fx.Node)]
     seen: set[fx.Node] = set()
     while waiting:
         node = waiting.pop()
