@@ -1,0 +1,53 @@
+"""What a run that loses nodes shows: a line for each change, and a table on a terminal."""
+
+import io
+
+import pytest
+
+pytest.importorskip("torch")
+
+from makespan.papers.oobleck._view import LiveView
+from makespan.papers.oobleck.runtime import Event
+
+STAGES = [{"first_layer": 0, "end_layer": 2}, {"first_layer": 2, "end_layer": 5}]
+WORK = {
+    "plan": [{"nodes": [0, 1], "n_microbatches": 6, "template": {"stages": STAGES}}],
+    "kinds": ["borrow"], "copies": [(1, 0)],
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def told(stream):
+    """Let a run begin, commit an iteration and lose a node."""
+    view = LiveView(7, stream)
+    for number in (0, 1):
+        view(Event("ready", 10.0 + number, number, {"pid": 40 + number, "host": "here"}))
+    view(Event("plan", 12.0, None, {"work": WORK}))
+    view(Event("resume", 12.5, None, {"generation": 1, "step": 0}))
+    view(Event("announce", 13.0, 1, {"phase": "backward", "iteration": 0}))
+    view(Event("commit", 14.0, None, {"iteration": 0, "reports": {0: {"loss": 2.5}, 1: None}}))
+    view(Event("lost", 15.0, 1, {}))
+    view.close()
+    return stream.getvalue()
+
+
+def test_each_change_is_a_line_with_its_time():
+    lines = told(io.StringIO()).splitlines()
+    assert lines == [
+        "    0.00 s  node 0 is ready, process 40 on here",
+        "    1.00 s  node 1 is ready, process 41 on here",
+        "    2.00 s  borrow: pipelines 0/1 with 6 microbatches; 1 layer(s) to copy",
+        "    2.50 s  generation 1 goes on with iteration 0",
+        "    5.00 s  node 1 is lost in phase backward",
+    ]
+
+
+def test_a_terminal_shows_where_every_node_is():
+    text = told(Terminal())
+    table = text[text.rindex("1/7 iterations, loss 2.5000") :]
+    assert "layers 0-1" in table and "layers 2-4" in table
+    assert "\x1b[" in text and "node 1 is lost" in text
