@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent in UNTRACED and item.path.name not in TRACED:
             item.add_marker("untraced")
+    # All processes of a session share the small run of the workflow. One builds it first, while others work,
+    # instead of last, when all would wait for it.
+    first = next((item for item in items if "small_run" in getattr(item, "fixturenames", ())), None)
+    if first is not None:
+        items.remove(first)
+        items.insert(0, first)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
