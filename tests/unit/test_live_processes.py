@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from toy_cluster import throughput_rows
 
 from makespan import live
+from makespan.cli import main
 from makespan.cli._live_run import live_command
 from makespan.live import _prepare
 from makespan.live._prepare import measure_restarts_s, measure_tables
@@ -119,7 +120,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     done = latest_checkpoint(work / "jobs" / "b" / "checkpoints").step
     setting([replace(one, steps=min(one.steps, done + 5)) for one in endless.jobs]).save(work)
     monkeypatch.setattr("makespan.live._run.live_settings", lambda: QUICK)
-    outcome = CliRunner().invoke(live_command, [*options, "--quiet"])
+    outcome = CliRunner().invoke(live_command, [*options, "--quiet"], **main.context_settings)
     assert outcome.exit_code == 0, outcome.output
     assert "average JCT" in outcome.stdout
     comparison = read_csv(tmp_path / "live.csv", LIVE)
