@@ -161,7 +161,7 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
     append(module, "\n# changed\n")
     planned = finished.planned()
     assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES <= set(planned)
-    modelled = [name for paper, source, name in FURTHER if paper == "slapo" and source != "measured"]
+    modelled = [name for paper, source, name in FURTHER if paper == "slapo"]
     assert planned["draw_figure"] == len([*FIGURES, *PRICED, *modelled])
 
 
