@@ -207,7 +207,6 @@ rule morphling_import_workloads:
 rule morphling_predictions:
     input:
         tables=lambda wildcards: throughput_tables(wildcards.source, SIM.workloads),
-        lists=list(JOB_LIST_FILES.values()),
     output:
         predictions="results/{source}/morphling/predictions.csv",
     log:
@@ -220,7 +219,6 @@ rule morphling_predictions:
         **asks(minutes=10),
     params:
         workloads=list(SIM.workloads),
-        lists=JOB_LISTS,
         options={"cluster": SETTINGS.cluster, "form": FORM, "mode": SIM.predictions},
         code=code_hash("morphling_predictions"),
     script:
@@ -255,6 +253,7 @@ for experiment, options in SIM.experiments().items():
             lists=JOB_LISTS,
             cluster=SETTINGS.cluster,
             experiment=experiment,
+            mode=SIM.predictions,
             drawn=SIM.drawn(experiment),
             options=options,
             code=code_hash("morphling_simulate", chosen=options["policies"]),

@@ -160,10 +160,10 @@ _SCENARIO = (
         "--predictions",
         "--steering",
         "predictions",
-        show_default="fitted, if the cluster has constants of the model",
-        type=click.Choice(["fitted", "exact"]),
-        help="What policies decide by: times of a fitted performance model, or the source's own. Jobs always "
-        "run by the source's.",
+        show_default="sampled, if the cluster has constants of the model",
+        type=click.Choice(["sampled", "requests", "exact"]),
+        help="What policies know: predictions of a fitted performance model and what was sampled for it, "
+        "also what users state of their requests, or the source's own times, by which jobs always run.",
     ),
 )
 

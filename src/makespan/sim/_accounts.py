@@ -260,11 +260,9 @@ class JobAccount:
         self._nodes.add(self._shares, self._held, 1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
-            limit_s = reference.predicted_iter_time_s * (1 + _SLACK_S)
-            is_sure = self._held.is_known and reference.is_known
-            if self._held is not reference and not (is_sure and self._held.predicted_iter_time_s <= limit_s):
-                found = f"{self._held.predicted_iter_time_s} s a step are predicted"
-                self._report("guarantee", row, f"{found}; accepted: {reference.predicted_iter_time_s} s")
+            if self._held.iter_time_s > reference.iter_time_s * (1 + _SLACK_S):
+                found = f"a step takes {self._held.iter_time_s} s"
+                self._report("guarantee", row, f"{found}; accepted: {reference.iter_time_s} s")
 
     def _find(self, row: Row) -> Configuration | None:
         """Return the configuration that a row describes, or report that there is none."""

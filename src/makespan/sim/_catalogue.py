@@ -14,7 +14,7 @@ __all__ = ["Allocation", "Catalogue", "Configuration", "Devices"]
 Devices = tuple[tuple[str, int], ...]
 """Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
 
-_TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
+TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class Configuration:
         """
         if self is reference:
             return True
-        limit_s = reference.predicted_iter_time_s * (1 + _TOLERANCE)
+        limit_s = reference.predicted_iter_time_s * (1 + TOLERANCE)
         return self.is_known and reference.is_known and self.predicted_iter_time_s <= limit_s
 
     def on(self, nodes: Sequence[int]) -> "Allocation":

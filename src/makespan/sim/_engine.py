@@ -50,6 +50,8 @@ class Engine:
         an interruption loses no progress.
     decision_limit_s
         Wall time that one call of the policy may take [s], None for no limit.
+    reveals_requests
+        Whether users state with a job how long a step takes as requested.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class Engine:
         interval_s: float | None,
         checkpoint_interval_s: float | None,
         decision_limit_s: float | None = DECISION_LIMIT_S,
+        *,
+        reveals_requests: bool = False,
     ) -> None:
         self.policy = policy
+        self.reveals_requests = reveals_requests
         self.adviser = Adviser(policy, decision_limit_s)
         self.cluster_state = ClusterState(
             cluster, catalogue, restart_cost, interval_s, shows_remaining_work=policy.is_clairvoyant
@@ -133,6 +138,8 @@ class Engine:
 
     def _submit(self, job: JobView, _: None) -> None:
         self.cluster_state.submit(job)
+        if self.reveals_requests:
+            self.cluster_state.reveal(job, self.view.catalogue.requested(job.spec))
         self.record(EventKind.SUBMITTED, job, "trace")
         self.push_arrival()
         self.request_decision()

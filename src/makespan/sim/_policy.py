@@ -259,11 +259,11 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
         return f"trains {job.spec.workload!r}, not {chosen.workload!r}"
     if keeps:
         reference = view.catalogue.requested(job.spec)
-        if not chosen.assures(reference):
-            certainty = "" if chosen.is_known and reference.is_known else ", which nobody has measured"
+        if not job.assures(chosen):
+            certainty = "" if job.knows(chosen) and job.knows(reference) else ", which nobody has measured"
             return (
-                f"is guaranteed {reference.predicted_iter_time_s} s a step, but {_label(chosen)} takes "
-                f"{chosen.predicted_iter_time_s} s{certainty}"
+                f"is guaranteed {job.step_s(reference)} s a step, but {_label(chosen)} takes "
+                f"{job.step_s(chosen)} s{certainty}"
             )
     return ""
 

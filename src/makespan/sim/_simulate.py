@@ -62,6 +62,7 @@ def simulate(
     extra_steps: float = 1,
     observers: Sequence[Observer] = (),
     decision_limit_s: float | None = DECISION_LIMIT_S,
+    reveals_requests: bool = False,
 ) -> SimulationResult:
     """Run a trace under a policy; equal arguments give equal tables.
 
@@ -80,6 +81,9 @@ def simulate(
     decision_limit_s
         Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
         the result depends on it.
+    reveals_requests
+        Whether users state with a job how long a step takes as requested; else policies learn it when the
+        job has run so.
 
     Raises
     ------
@@ -96,7 +100,8 @@ def simulate(
     fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
     rounds_s = round_length(policy, interval_s)
-    engine = Engine(cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s, decision_limit_s)
+    given = cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s, decision_limit_s
+    engine = Engine(*given, reveals_requests=reveals_requests)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
     # What is there now stays: the collector need not look through it again and again.

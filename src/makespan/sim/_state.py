@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import NodeEvent
 from makespan.sim._view import ClusterView, JobView, unlocked, write
@@ -164,6 +164,10 @@ class ClusterState:
         """Put a job at the end of the queue."""
         self._pending[job.spec.job_id] = job
 
+    def reveal(self, job: JobView, configuration: Configuration) -> None:
+        """Let everybody know how long a job takes for a step in a configuration."""
+        write(job, "_observed", job._observed | {configuration})
+
     def hold(self, job: JobView, allocation: Allocation) -> float:
         """Give devices to a job that has none; return when its restart delay will be over [s]."""
         now_s = self.view.time_s
@@ -191,11 +195,13 @@ class ClusterState:
         if held is None:
             return
         steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
-        held_gpu_s = job.attained_service_gpu_s
+        held_gpu_s, observed = job.attained_service_gpu_s, job._observed
+        if job.has_run(held.configuration):
+            observed |= {held.configuration}
         self.nodes.move(held, 1)
         kind = unlocked(job)
         job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
-        job._held_gpu_s = held_gpu_s
+        job._held_gpu_s, job._observed = held_gpu_s, observed
         job.allocation = None
         job.held_since_s = job.ready_time_s = _NAN
         job.generation += 1

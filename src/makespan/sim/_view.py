@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from makespan.errors import MakespanError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue
+from makespan.sim._catalogue import TOLERANCE, Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import NodeEvent
 from makespan.workloads import JobSpec
@@ -36,6 +36,7 @@ class _JobSlots:
         "_held_gpu_s",
         "_held_text",
         "_last",
+        "_observed",
         "_restart_s",
         "_running_s",
         "_steps_left",
@@ -77,6 +78,7 @@ class JobView(_JobSlots):
         self.spec, self.index, self._view = spec, index, view
         self.allocation: Allocation | None = None
         self._last: Allocation | None = None
+        self._observed: frozenset[Configuration] = frozenset()
         self.first_start_s: float | None = None
         self.waiting_since_s = spec.submit_time_s
         self.ready_time_s = self.held_since_s = _NAN
@@ -90,6 +92,36 @@ class JobView(_JobSlots):
         """Return name and allocation."""
         held = "waiting" if self.allocation is None else self.allocation.text
         return f"JobView({self.spec.job_id!r}, {held})"
+
+    def has_run(self, configuration: Configuration) -> bool:
+        """Whether the job has done a step in a configuration, or told its time when it was submitted."""
+        if configuration in self._observed:
+            return True
+        held = self.allocation
+        if held is None or held.configuration is not configuration:
+            return False
+        return self._view.time_s - self.ready_time_s >= configuration.iter_time_s
+
+    def step_s(self, configuration: Configuration) -> float:
+        """Time of a step in a configuration [s]: as observed where the job has run it, else as predicted."""
+        if self.has_run(configuration):
+            return configuration.iter_time_s
+        return configuration.predicted_iter_time_s
+
+    def knows(self, configuration: Configuration) -> bool:
+        """Whether `step_s` is certain: sampled before, or observed by this very job."""
+        return configuration.is_known or self.has_run(configuration)
+
+    def assures(self, configuration: Configuration) -> bool:
+        """Whether a configuration is sure to keep the guarantee of the job, as far as anybody can know.
+
+        The request itself does. Anything else must be known, like the request, and not slower.
+        """
+        reference = self._view.catalogue.requested(self.spec)
+        if configuration is reference:
+            return True
+        limit_s = self.step_s(reference) * (1 + TOLERANCE)
+        return self.knows(configuration) and self.knows(reference) and self.step_s(configuration) <= limit_s
 
     @property
     def steps_left(self) -> float:

@@ -14,7 +14,7 @@ from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._formats import published_list, read_trace
-from makespan.studies._job_lists import GENERATED, base_requests, generated_jobs
+from makespan.studies._job_lists import GENERATED, generated_jobs
 from makespan.studies._predictions import PredictionMode, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
 from makespan.studies._runs import Scenario
@@ -33,7 +33,6 @@ from makespan.traces import (
     ReadReport,
     WorkloadMapping,
     map_requests,
-    read_morphling_jobs,
     statistics,
     with_load,
 )
@@ -87,8 +86,9 @@ def scenario(
         Time without progress after every start and change [s]; length of a round [s], None for the policy's
         own, 0 to decide after each event. By default as in the simulator released with Morphling.
     predictions
-        What policies decide by: ``exact``, the source's own times, or ``fitted``, those of a fitted model
-        that knows what users of the Base trace request; the default if the cluster has its constants.
+        What policies decide by: ``exact``, the source's own times; ``sampled``, those of a model fitted to
+        a few sampled rows, the default if the cluster has its constants; or ``requests``, the same, and
+        users state with each job what its request takes.
     file_format, tasks, epoch_time_s, published_dir, measured_dir
         As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
         with ``<workload>.csv`` tables.
@@ -104,17 +104,16 @@ def scenario(
     throughput = _throughput(source, emulated, reader, measured_dir)
     with _reports_printed_once():
         trace, times = reader.read(throughput, where)
-        requests = reader.requests(times)
     jobs = with_load(trace.jobs if n_jobs is None else trace.jobs[:n_jobs], load)
     mode, origin = predictions or _usual_mode(cluster_name), trace.report.where
-    known = _catalogue(jobs, requests, times, where, cluster_name, mode, origin)
+    known = _catalogue(jobs, times, where, cluster_name, mode, origin)
     report = trace.report.text + (f"; load {load:g}" if load != 1 else "")
     given = reader.name, jobs, where, known, restart_delay_s, interval_s
     return Scenario(*given, source=_shown(throughput, times, jobs), predictions=mode, report=report)
 
 
 def _usual_mode(cluster_name: str) -> PredictionMode:
-    return "fitted" if cluster_name in environment_names() else "exact"
+    return "sampled" if cluster_name in environment_names() else "exact"
 
 
 def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
@@ -217,13 +216,6 @@ class _Reader:
         mapping = WorkloadMapping.like_base(self.seed, max_gpus=where.n_gpus)
         return map_requests(found, mapping, times), times
 
-    def requests(self, times: ReferenceTimes) -> tuple[JobSpec, ...]:
-        """Return what users have requested before: that of all variants of the Base trace."""
-        if self.source != "published":
-            return base_requests(times)
-        paths = (published_list(self.published(), name) for name in GENERATED)
-        return tuple(job for path in paths if path.is_file() for job in read_morphling_jobs(path).jobs)
-
     def _path(self, text: str) -> Path | None:
         """Return the job list that is meant, or None if the workload is to be generated."""
         is_foreign = self.file_format not in ("auto", "morphling")
@@ -247,17 +239,13 @@ def _shown(source: ThroughputSource, times: ReferenceTimes, jobs: Sequence[JobSp
 
 def _catalogue(
     jobs: Sequence[JobSpec],
-    requests: Iterable[JobSpec],
     times: ReferenceTimes,
     where: ClusterSpec,
     cluster_name: str,
     mode: PredictionMode,
     origin: str,
 ) -> Catalogue:
-    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run.
-
-    Others have requested as well, so their times are known.
-    """
+    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
     if not jobs:
         raise TraceError(f"{origin}: no job; accepted: at least one")
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
@@ -267,11 +255,10 @@ def _catalogue(
         return exact
     if cluster_name not in environment_names():
         raise InputError(
-            f"fitted predictions: no constants of the performance model for cluster {cluster_name!r}; "
+            f"{mode} predictions: no constants of the performance model for cluster {cluster_name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
-    users = [job for job in (*jobs, *requests) if job.workload in tables]
-    found = predicted(tables, users, cluster_name, _FORM, "fitted")
+    found = predicted(tables, cluster_name, _FORM, mode)
     return predicted_catalogue(tables, found, where.nodes[0])
 
 

@@ -11,14 +11,12 @@ from makespan.traces import (
     WorkloadStatistics,
     generate_jobs,
     statistics,
-    with_best_plan,
     with_load,
 )
 from makespan.traces import Request as StatedRequest
 from makespan.units import HOUR
-from makespan.workloads import JobSpec
 
-__all__ = ["GENERATED", "base_requests", "generated_jobs", "limited_statistics"]
+__all__ = ["GENERATED", "generated_jobs", "limited_statistics"]
 
 GENERATED = ("naive", *VARIANTS)
 """Workloads that are known by name: a short one for getting started, and the variants of the generator."""
@@ -89,20 +87,6 @@ def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> Wo
             f"one of {', '.join(sorted({offer.workload for offer in known.requests}))}"
         )
     return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
-
-
-def base_requests(times: ReferenceTimes) -> tuple[JobSpec, ...]:
-    """Return one job for each request of the Base trace that the source has, and for the best plan instead.
-
-    These are all requests of its variants, of any number of jobs.
-    """
-    offers = statistics().requests
-    jobs = tuple(
-        JobSpec(f"{offer.workload}-{number}", 0.0, offer.workload, offer.n_gpus, 0, offer.plan, 1)
-        for number, offer in enumerate(offers)
-        if offer.workload in times.tables and offer.n_gpus in times.gpu_counts(offer.workload)
-    )
-    return jobs + with_best_plan(jobs, times)
 
 
 def _left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:

@@ -1,18 +1,12 @@
-"""What the scheduler knows before the first job runs: predictions, and which times are certain.
+"""What the scheduler knows: predictions, and which times are certain.
 
-A policy decides by predicted times, the simulation runs by true ones. Predictions come from the fitted
-model; known exactly are
-
-- the rows that were sampled for the fit,
-- what users request: they have run it before, or they would not ask for it,
-- for each number of GPUs the plan that is expected to be fastest on the fewest nodes. A scheduler tries
-  that before anything else and knows its time from then on, so it is found as in Fig. 7: look it up, fit
-  again with what was learned, until the expected fastest is known.
-
-All of this is decided before the simulation and stays as it is.
+A policy decides by predicted times, the simulation runs by true ones. Predictions come from the model that
+is fitted to the sampled rows, whose times are known. Of everything else the time is known for a job alone,
+once it has run so (`makespan.sim.JobView.has_run`) or, if users state what their requests take, once it is
+submitted. No list of jobs teaches another one, and a trial costs its time like any other run.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -22,51 +16,47 @@ import numpy.typing as npt
 import pandas as pd
 
 from makespan.hardware import NodeSpec
-from makespan.perf import Environment, Fit, Learner, load_environment, points_from_table
-from makespan.plans import Placement
+from makespan.perf import Environment, Learner, load_environment, points_from_table
 from makespan.sim import Catalogue
 from makespan.studies._catalogue import TableCatalogue
 from makespan.tables import PREDICTIONS
-from makespan.workloads import JobSpec
 
-__all__ = ["PredictionMode", "predicted_catalogue", "predictions"]
+__all__ = ["PREDICTION_MODES", "PredictionMode", "predicted_catalogue", "predictions"]
 
-PredictionMode = Literal["fitted", "exact"]
+PredictionMode = Literal["sampled", "requests", "exact"]
+PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
+"""What policies know of times: sampled rows, what users state of their requests too, or everything."""
+
 Floats = npt.NDArray[np.float64]
-_Pair = tuple[str, str, int]
 _PAIR = ["exec_plan", "placement", "cpu_threads"]
-_TRUSTED, _REQUESTED, _TRIED = "trusted", "requested", "tried first"
+_TRUSTED = "trusted"
 
 
 def predictions(
-    tables: Mapping[str, pd.DataFrame], jobs: Iterable[JobSpec], cluster: str, form: str, mode: PredictionMode
+    tables: Mapping[str, pd.DataFrame], cluster: str, form: str, mode: PredictionMode
 ) -> pd.DataFrame:
-    """Predict the time of every pair of plan and placement, and say which times are known.
+    """Predict the time of every pair of plan and placement, and say which times are known beforehand.
 
     Parameters
     ----------
-    tables, jobs
-        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload, and jobs whose requests are known.
+    tables
+        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
     cluster, form
         Name of the cluster, whose constants enter the performance model, and form of that.
     mode
-        ``fitted`` as described above; ``exact`` if all times are known, which no scheduler could.
+        ``sampled`` and ``requests``: by the fitted model, and what was sampled for it is known, what users
+        state follows job by job; ``exact``: all times are known, which no scheduler could.
 
     Returns
     -------
     pandas.DataFrame
         Schema `makespan.tables.PREDICTIONS`, one row a feasible row of the tables.
     """
-    catalogue, environment = TableCatalogue.from_tables(tables), load_environment(cluster)
-    requested: dict[str, set[_Pair]] = {key: set() for key in tables}
-    for job in jobs:
-        item = catalogue.requested(job)
-        requested[job.workload].add((item.plan, item.placement.text, item.cpu_threads))
-    parts = []
-    for key, table in tables.items():
+    environment, parts = load_environment(cluster), []
+    for table in tables.values():
         rows = table[table["feasible"]].reset_index(drop=True)
-        given = _Given(rows, environment, _digest(rows), frozenset(requested[key]), form, repr(environment))
-        parts.append(_exact(rows) if mode == "exact" else _learned(given))
+        given = _Given(rows, environment, _digest(rows), form, repr(environment))
+        parts.append(_exact(rows) if mode == "exact" else _predicted(given))
     return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
 
 
@@ -87,7 +77,6 @@ class _Given:
     rows: pd.DataFrame = field(compare=False)
     environment: Environment = field(compare=False)
     digest: bytes
-    requested: frozenset[_Pair]
     form: str
     constants: str
 
@@ -97,33 +86,13 @@ def _digest(rows: pd.DataFrame) -> bytes:
 
 
 @lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share them, and a fit takes a while
-def _learned(given: _Given) -> pd.DataFrame:
-    rows, requested = given.rows, given.requested
-    learner = Learner.from_table(rows, given.form, given.environment)
-    pairs = zip(*(rows[name].tolist() for name in _PAIR), strict=True)
-    learner.learn([row for row, pair in enumerate(pairs) if pair in requested], _REQUESTED)
-    learner.learn_until_known(lambda fit: _first_choices(rows, _expected_s(learner, fit)), _TRIED)
-    return _table(rows, _expected_s(learner, learner.fit()), learner.reasons)
-
-
-def _expected_s(learner: Learner, fit: Fit) -> Floats:
-    """Return true times where they are known, and predictions elsewhere."""
-    everywhere = fit.predict(points_from_table(learner.rows, fit.points.workload, fit.environment))
-    return np.where([bool(reason) for reason in learner.reasons], learner.times_s, everywhere)
-
-
-def _first_choices(rows: pd.DataFrame, predicted_s: Floats) -> list[int]:
-    """Return for each number of GPUs the row expected to be fastest on the fewest nodes."""
-    placements = [Placement.parse(text) for text in rows["placement"]]
-    frame = pd.DataFrame(
-        {
-            "gpus": [placement.n_gpus for placement in placements],
-            "nodes": [placement.n_nodes for placement in placements],
-            "time_s": predicted_s,
-        }
-    )
-    densest = frame[frame["nodes"] == frame.groupby("gpus")["nodes"].transform("min")]
-    return [int(str(row)) for row in densest.groupby("gpus")["time_s"].idxmin()]
+def _predicted(given: _Given) -> pd.DataFrame:
+    """Return true times of the sampled rows, and predictions elsewhere."""
+    learner = Learner.from_table(given.rows, given.form, given.environment)
+    fit = learner.fit()
+    everywhere = fit.predict(points_from_table(given.rows, fit.points.workload, given.environment))
+    is_sampled = np.array([bool(reason) for reason in learner.reasons])
+    return _table(given.rows, np.where(is_sampled, learner.times_s, everywhere), learner.reasons)
 
 
 def predicted_catalogue(

@@ -62,7 +62,7 @@ class Scenario:
     failures, checkpoint_interval_s
         Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
     source, predictions
-        Where iteration times come from, and which ones policies decide by: ``exact`` or ``fitted``.
+        Where iteration times come from, and what policies know of them, one of `PREDICTION_MODES`.
     decision_limit_s
         Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
         depends on it.
@@ -220,6 +220,7 @@ def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer]
         checkpoint_interval_s=scenario.checkpoint_interval_s,
         observers=observers,
         decision_limit_s=scenario.decision_limit_s,
+        reveals_requests=scenario.predictions == "requests",
     )
 
 

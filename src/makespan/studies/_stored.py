@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from makespan.hardware import cluster
-from makespan.studies._predictions import predicted_catalogue
+from makespan.studies._predictions import PredictionMode, predicted_catalogue
 from makespan.studies._runs import Scenario
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
@@ -13,13 +13,21 @@ __all__ = ["read_scenarios", "read_times"]
 
 
 def read_scenarios(
-    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
+    tables: Mapping[str, str],
+    predictions: str,
+    lists: Mapping[str, str],
+    cluster_name: str,
+    mode: PredictionMode = "sampled",
 ) -> dict[str, Scenario]:
-    """Read a scenario for each job list from paths by name, without restart delay and rounds."""
+    """Read a scenario for each job list from paths by name, without restart delay and rounds.
+
+    ``mode`` is that of the predictions.
+    """
     frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
     hardware = cluster(cluster_name)
     catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
-    return {name: Scenario(name, read_jobs(path).jobs, hardware, catalogue) for name, path in lists.items()}
+    jobs = {name: read_jobs(path).jobs for name, path in lists.items()}
+    return {name: Scenario(name, own, hardware, catalogue, predictions=mode) for name, own in jobs.items()}
 
 
 def read_times(tables: Mapping[str, str]) -> ReferenceTimes:

@@ -115,9 +115,9 @@ class Simulation(Block):
         source="Morphling, section 7.3",
         min_length=1,
     )
-    predictions: Literal["fitted", "exact"] = _of_all(
-        "what policies know: fitted, predictions of the fitted model and the true times of what was sampled, "
-        "requested or tried; exact, all true times",
+    predictions: Literal["sampled", "requests", "exact"] = _of_all(
+        "what policies know: sampled, predictions of the fitted model and the true times of what was sampled "
+        "or what a job has run itself; requests, also what a request takes; exact, all true times",
         source="Morphling, section 5: policies decide by the fitted model",
     )
     restart_delays_s: tuple[Time, ...] = _of_all(
