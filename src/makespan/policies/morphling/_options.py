@@ -1,13 +1,15 @@
-"""What each job may run as, by how much a policy may change of the request."""
+"""What each job may run as, by how much a policy may change of the request and what is known of its times."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from makespan.policies._placing import fastest_by_placement, keeps_plan
-from makespan.sim import Catalogue, Configuration
+from makespan.policies._placing import keeps_plan
+from makespan.sim import Catalogue, Configuration, JobView
 from makespan.workloads import JobSpec
 
-__all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "undominated"]
+__all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "Options"]
+
+_Kind = tuple[str, str, int, bool, frozenset[Configuration]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +32,63 @@ FULL_FREEDOM = Freedom()
 """Plan and resources."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptionTable:
-    """Options of jobs, looked up in the catalogue once a kind of request."""
+class Options:
+    """Options of a job by devices, nodes and counts, and the time of a step in each of them [s]."""
 
-    catalogue: Catalogue
-    freedom: Freedom
-    _known: dict[tuple[str, str, int, bool], tuple[Configuration, ...]] = field(default_factory=dict)
-    _faster: dict[tuple[tuple[Configuration, ...], Configuration], tuple[Configuration, ...]] = field(
-        default_factory=dict
-    )
+    __slots__ = ("_faster", "items", "pairs", "step_s")
 
-    def of(self, job: JobSpec) -> tuple[Configuration, ...]:
-        """Return the options of a job, by devices, nodes and counts; never none."""
-        key = (job.workload, job.plan, job.n_gpus, job.is_guaranteed)
-        found = self._known.get(key)
+    def __init__(self, items: tuple[Configuration, ...], step_s: Mapping[Configuration, float]) -> None:
+        self.items = items
+        self.step_s = step_s
+        self.pairs = tuple((step_s[item], item.n_gpus) for item in items)
+        self._faster: dict[tuple[int, float], tuple[Configuration, ...]] = {}
+
+    def upgrades(self, item: Configuration, step_s: float) -> tuple[Configuration, ...]:
+        """Return the options that are faster than a configuration, given its step [s], on as many devices or more."""
+        key = (item.n_gpus, step_s)
+        found = self._faster.get(key)
         if found is None:
-            found = self._known[key] = self._look_up(job)
-        return found
-
-    def upgrades(self, options: tuple[Configuration, ...], item: Configuration) -> tuple[Configuration, ...]:
-        """Return the options that are faster than one configuration and have more devices."""
-        found = self._faster.get((options, item))
-        if found is None:
-            found = self._faster[options, item] = tuple(
-                other
-                for other in options
-                if other.n_gpus > item.n_gpus and other.predicted_iter_time_s < item.predicted_iter_time_s
+            found = self._faster[key] = tuple(
+                other for other in self.items if other.n_gpus >= item.n_gpus and self.step_s[other] < step_s
             )
         return found
 
-    def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
-        reference = self.catalogue.requested(job)
-        allowed = self._allowed(job, reference)
-        if job.is_guaranteed:
-            allowed = [item for item in allowed if item.assures(reference)]
-        options = fastest_by_placement(allowed)
-        return undominated(options) if self.freedom.resources else tuple(options)
 
-    def _allowed(self, job: JobSpec, reference: Configuration) -> Iterable[Configuration]:
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """Options of jobs, looked up in the catalogue once a kind of request and what such a job has shown."""
+
+    catalogue: Catalogue
+    freedom: Freedom
+    _known: dict[_Kind, Options] = field(default_factory=dict)
+
+    def of(self, job: JobView) -> Options:
+        """Return the options of a job; never none."""
+        spec, observed = job.spec, job.observed
+        request = (spec.workload, spec.plan, spec.n_gpus, spec.is_guaranteed)
+        found = self._known.get((*request, observed))
+        if found is None:
+            news = frozenset(item for item in observed if not item.is_known)
+            found = self._known.get((*request, news)) or self._look_up(job)
+            self._known[*request, news] = self._known[*request, observed] = found
+        return found
+
+    def _look_up(self, job: JobView) -> Options:
+        allowed = [
+            item
+            for item in self._allowed(job.spec)
+            if not job.spec.is_guaranteed or job.assures(item)
+        ]
+        step_s = {item: job.step_s(item) for item in allowed}
+        items = _fastest_by_placement(step_s)
+        if self.freedom.resources:
+            items = _undominated(items, step_s)
+        return Options(tuple(items), step_s)
+
+    def _allowed(self, job: JobSpec) -> Iterable[Configuration]:
         if not self.freedom.plan and not self.freedom.resources:
             return self.catalogue.as_requested(job)
+        reference = self.catalogue.requested(job)
         return [
             item
             for item in self.catalogue.all(job.workload)
@@ -79,20 +97,32 @@ class OptionTable:
         ]
 
 
-def undominated(items: Iterable[Configuration]) -> tuple[Configuration, ...]:
+def _fastest_by_placement(step_s: Mapping[Configuration, float]) -> list[Configuration]:
+    """Return the fastest configuration on each placement, in the order of placements."""
+    best: dict[tuple[tuple[int, ...], tuple[str, ...]], Configuration] = {}
+    for item, time_s in step_s.items():
+        key = (item.counts, item.types_by_count)
+        if key not in best or time_s < step_s[best[key]]:
+            best[key] = item
+    return list(best.values())
+
+
+def _undominated(
+    items: Iterable[Configuration], step_s: Mapping[Configuration, float]
+) -> list[Configuration]:
     """Leave out every configuration that another one beats: as fast or faster in part of its room."""
     kept: list[Configuration] = []
     for item in items:
-        if not any(_beats(other, item) for other in kept):
-            kept = [other for other in kept if not _beats(item, other)]
+        time_s = step_s[item]
+        if not any(step_s[other] <= time_s and _fits_into(other, item) for other in kept):
+            kept = [other for other in kept if time_s > step_s[other] or not _fits_into(item, other)]
             kept.append(item)
-    return tuple(kept)
+    return kept
 
 
-def _beats(one: Configuration, other: Configuration) -> bool:
+def _fits_into(one: Configuration, other: Configuration) -> bool:
     return (
-        one.predicted_iter_time_s <= other.predicted_iter_time_s
-        and one.n_nodes <= other.n_nodes
+        one.n_nodes <= other.n_nodes
         and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
         and all(a in ("", b) for a, b in zip(one.types_by_count, other.types_by_count, strict=False))
         and one.cpu_threads <= other.cpu_threads
