@@ -110,14 +110,6 @@ class JobView(_JobSlots):
             return False
         return self._view.time_s - self.ready_time_s >= configuration.iter_time_s
 
-    @property
-    def observed(self) -> frozenset[Configuration]:
-        """All configurations of which `has_run` is true."""
-        held = self.allocation
-        if held is None or held.configuration in self._observed or not self.has_run(held.configuration):
-            return self._observed
-        return self._observed | {held.configuration}
-
     def step_s(self, configuration: Configuration) -> float:
         """Time of a step in a configuration [s]: as observed where the job has run it, else as predicted."""
         if self.has_run(configuration):

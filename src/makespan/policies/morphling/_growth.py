@@ -3,25 +3,23 @@
 from collections.abc import Iterable
 
 from makespan.policies.morphling._schedule import Context, Schedule, Slot, Task
-from makespan.sim import Configuration, JobView
+from makespan.sim import Configuration
 
-__all__ = ["grow", "passes_gate"]
+__all__ = ["grow"]
 
 Step = tuple[float, Configuration]
 
 
-def grow(schedule: Schedule, price: float, context: Context, *, is_contended: bool) -> None:
+def grow(schedule: Schedule, price: float, context: Context) -> None:
     """Carry out the steepest step that fits, until none is worth its devices at the price of waiting.
 
-    The gate holds for running jobs where others wait; devices that nobody waits for are used.
+    Blocked jobs and arrivals set the price, so what nobody waits for is used where a restart pays.
     """
     room = schedule.room
     if not room.n_gpus:
         return
     steps = {
-        task: _steps(schedule, task, slot, price, context)
-        for task, slot in schedule.slots.items()
-        if not (is_contended and slot is task.held) or passes_gate(task.job, context)
+        task: _steps(schedule, task, slot, price, context) for task, slot in schedule.slots.items()
     }
     while room.n_gpus:
         found = _steepest(schedule, steps)
@@ -52,15 +50,6 @@ def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Co
         found.append((-slope / left_s, order, item))
     found.sort()
     return [(-slope, item) for slope, _, item in found]
-
-
-def passes_gate(job: JobView, context: Context) -> bool:
-    """Whether ``(T - N delay) / T`` of a running job, the next restart included, reaches the gate's bound."""
-    if job.first_start_s is None or not context.tuning.gate_share:
-        return True
-    elapsed_s = context.now_s - job.first_start_s
-    lost_s = (job.restart_count + 1) * context.delay_s
-    return elapsed_s - lost_s >= context.tuning.gate_share * elapsed_s
 
 
 def _steepest(

@@ -39,17 +39,13 @@ def _decide(
     )
     arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
     start_price = arrivals.per_s * tuning.start_horizon_s / n_gpus
-    work = sum([t.held.item.n_gpus * (t.held.finish_s - now_s) for t in running])
-    lw = tuning.last_weight
-    if tuning.lw_rate: lw /= 1 + arrivals.per_s * tuning.lw_rate
-    if tuning.lw_n: lw *= tuning.lw_n / (tuning.lw_n + len(waiting) + len(running))
-    context = Context(now_s, view.restart_delay_s, start_price, n_gpus, work, lw, tuning)
+    context = Context(now_s, view.restart_delay_s, start_price, tuning)
     schedule = Schedule.of(view, running, is_tight=state.is_tight)
     blocked = schedule.start(context.admit(waiting))
     if blocked:
         schedule, blocked = preempt(schedule, blocked, context)
     growth_price = (arrivals.per_s * tuning.growth_horizon_s + len(blocked)) / n_gpus
-    grow(schedule, growth_price, context, is_contended=bool(blocked))
+    grow(schedule, growth_price, context)
     has_idle = schedule.room.n_gpus > 0 and bool(schedule.slots)
     wake_up_s = _next_multiple(now_s, tuning.look_again_s) if has_idle else None
     decision = schedule.decision([*running, *waiting], wake_up_s)
@@ -88,7 +84,7 @@ class Morphling(_Variant):
 
     tuning: Tuning = NON_CLAIRVOYANT
     expected_s: float = 60.0
-    expected_share: float = 0.25
+    expected_share: float = 0.5
     name: str = "morphling"
     title: str = "Morphling"
     interval_s: float | None = None
@@ -102,8 +98,9 @@ class Morphling(_Variant):
 
     def expected_steps(self, job: JobView, view: ClusterView) -> float:
         """Estimate the steps that a job has left from the time that it has run."""
+        reference_s = job.step_s(view.catalogue.requested(job.spec))
         left_s = self.expected_s + self.expected_share * job.running_time_s
-        return left_s / job.step_s(view.catalogue.requested(job.spec))
+        return left_s / reference_s
 
 
 def _next_multiple(time_s: float, every_s: float) -> float:

@@ -36,7 +36,7 @@ def look_ahead(
     total_s = sum([run[0] for run in heap])
     last_s = max([run[0] for run in heap], default=now_s)
     waiting = list(blocked[: tuning.max_foreseen])
-    n_beyond, time_s, weight = len(blocked) - len(waiting), now_s, context.last_weight
+    n_beyond, time_s, weight = len(blocked) - len(waiting), now_s, tuning.last_weight
     rest_s = sum([task.least_s for task in waiting])  # what is to be added at least to the time
     ends_s: dict[Task, float] = {}
     if total_s + rest_s + len(blocked) * now_s + weight * last_s >= limit_s:
@@ -76,17 +76,13 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
     ahead = look_ahead(schedule, blocked, context)
     while ahead is not None and blocked and len(winners) < tuning.max_preemptions:
         best: tuple[Lookahead, Task, Schedule, list[Task]] | None = None
-        limit_s = ahead.cost_s - tuning.min_gain_s
+        limit_s = ahead.cost_s
         residents = Residents(schedule, winners)
-        candidates = blocked[: tuning.max_preempting]
-        last = max(ahead.ends_s, key=lambda task: (ahead.ends_s[task], task.index))
-        if tuning.try_last and last not in candidates: candidates.append(last)
-        for task in candidates:
+        for task in blocked[: tuning.max_preempting]:
             for item in task.choices:
                 runtime_s = context.delay_s + task.steps * task.options.step_s[item]
                 # Nobody but the job itself gains, and everybody removed loses a restart.
                 saved_s = ahead.ends_s[task] - context.now_s - runtime_s
-                saved_s = saved_s * (1 + context.last_weight) - tuning.min_gain_s if task is last else saved_s - tuning.min_gain_s
                 trial = _try(schedule, residents, blocked, (task, item), saved_s, context)
                 if trial is None:
                     continue

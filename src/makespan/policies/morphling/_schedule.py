@@ -34,7 +34,6 @@ class Task:
     __slots__ = (
         "area_gpu_s",
         "choices",
-        "fastest_s",
         "held",
         "index",
         "is_guaranteed",
@@ -54,7 +53,6 @@ class Task:
         self.is_guaranteed = job.spec.is_guaranteed
         self.area_gpu_s = self.least_s = 0.0
         self.choices = options.items
-        self.fastest_s = 0.0
         self.least_gpus = 0
         self.rank: tuple[float, int] = (0.0, 0)
         self.held: Slot | None = None
@@ -143,18 +141,13 @@ class Context:
     now_s: float
     delay_s: float
     start_price: float
-    n_gpus: int
-    work_gpu_s: float
-    last_weight: float
     tuning: Tuning
 
     def admit(self, tasks: Sequence[Task]) -> list[Task]:
         """Price and rank jobs that wait or are to wait, and return them in the order of their ranks."""
         for task in tasks:
             self._price(task)
-        work = sum([task.area_gpu_s for task in tasks]) + self.work_gpu_s
-        for task in tasks:
-            self._rank(task, work)
+            self._rank(task)
         return sorted(tasks, key=_rank_of)
 
     def _price(self, task: Task) -> None:
@@ -171,18 +164,14 @@ class Context:
         chosen = sorted([(cost, order) for order, cost in enumerate(costs) if cost <= limit])
         items = task.options.items
         task.area_gpu_s = min(areas)
-        task.fastest_s = min(times)
         task.choices = tuple([items[order] for _, order in chosen])
         task.least_gpus = min([items[order].n_gpus for _, order in chosen])
         task.least_s = min([times[order] for _, order in chosen])
 
-    def _rank(self, task: Task, work: float) -> None:
+    def _rank(self, task: Task) -> None:
         """Set the sort key of a waiting job: little work first, with ageing."""
         waited_s = self.now_s - task.job.spec.submit_time_s
         area = task.area_gpu_s / (1.0 + waited_s / self.tuning.ageing_s)
-        if self.tuning.critical_weight:
-            alone = task.fastest_s * self.n_gpus
-            area /= 1.0 + (self.tuning.critical_weight * alone / max(work - task.area_gpu_s, 1.0))**self.tuning.critical_power
         task.rank = (area * self.tuning.guarantee_factor if task.is_guaranteed else area, task.index)
 
 

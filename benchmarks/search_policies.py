@@ -1,0 +1,144 @@
+"""Search parameters of Morphling's variants that we made, and draw what average JCT costs in makespan.
+
+Run with ``python benchmarks/search_policies.py VARIANT``; MAKESPAN_PUBLISHED_DIR must name a directory with the
+published files. Every point is one set of parameters, a change of one that no other beats so far, on job lists
+that serve this search alone: published ones with arrivals shifted or a fifth of the jobs left out, and generated
+ones, on 32, 64 and 128 GPUs, with restarts of 260 and 78 s. Tables with results of other lists are drawn with
+seeds that are not used here. The points lie in ``benchmarks/search/VARIANT.csv``; ``--draw`` alone draws them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+import click
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from makespan.policies import policy
+from makespan.policies.morphling import Morphling, MorphlingWork, Tuning
+from makespan.sim import simulate
+from makespan.studies import Scenario, resized, scenario
+from makespan.traces import subsampled, with_perturbed_arrivals
+
+FIRST_SEED = 1001
+SHIFT_S, SHARE = 900.0, 0.8
+TRACES, DELAYS_S = ("base", "mt"), (260.0, 78.0)
+OTHER_SIZES = (4, 16)  # nodes
+FOLDER = Path(__file__).parent / "search"
+SPREAD = 0.5  # of a changed parameter, standard deviation of its logarithm
+SEARCHED = (
+    "start_horizon_s",
+    "growth_horizon_s",
+    "cost_tolerance",
+    "ageing_s",
+    "guarantee_factor",
+    "last_weight",
+    "min_growth_share",
+    "expected_s",
+    "expected_share",
+)
+LARGEST = {"ageing_s": 1e6}
+MEASURES = [f"{what}_{trace}" for what in ("jct", "makespan") for trace in TRACES]
+
+
+def cases(n_seeds: int) -> list[tuple[str, Scenario]]:
+    """Return trace and scenario of everything that a set of parameters is judged by."""
+    found = []
+    for trace in TRACES:
+        listed = scenario(trace, source="published")
+        seeds = range(FIRST_SEED, FIRST_SEED + n_seeds)
+        shifted = [replace(listed, jobs=with_perturbed_arrivals(listed.jobs, SHIFT_S, it)) for it in seeds]
+        parts = [replace(listed, jobs=subsampled(listed.jobs, SHARE, it)) for it in seeds]
+        drawn = [scenario(trace, seed=it) for it in range(FIRST_SEED, FIRST_SEED + (n_seeds + 1) // 2)]
+        for delay_s in DELAYS_S:
+            found += [(trace, replace(it, restart_delay_s=delay_s)) for it in (*shifted, *parts, *drawn)]
+        found += [(trace, on_nodes(shifted[0], count)) for count in OTHER_SIZES]
+    return found
+
+
+def on_nodes(given: Scenario, n_nodes: int) -> Scenario:
+    """Return a scenario on another number of nodes, without the jobs that cannot run there."""
+    where = resized(given.cluster.name, n_nodes)
+    possible = given.catalogue.on(where)
+    counts = {key: {item.n_gpus for item in possible.all(key)} for key in possible.workloads}
+    jobs = tuple(job for job in given.jobs if job.n_gpus in counts.get(job.workload, ()))
+    return replace(given, cluster=where, jobs=jobs)
+
+
+def judged(judge: Morphling | MorphlingWork, given: list[tuple[str, Scenario]]) -> dict[str, float]:
+    """Return the geometric means of average JCT and makespan [s], by trace."""
+    logs: dict[str, list[float]] = {name: [] for name in MEASURES}
+    for trace, it in given:
+        result = simulate(
+            it.jobs,
+            it.cluster,
+            it.catalogue,
+            judge,
+            restart_delay_s=it.restart_delay_s,
+            interval_s=it.interval_s,
+        )
+        jobs = result.outcomes
+        logs[f"jct_{trace}"].append(np.log((jobs["finish_time_s"] - jobs["submit_time_s"]).mean()))
+        logs[f"makespan_{trace}"].append(
+            np.log(jobs["finish_time_s"].max() - jobs["submit_time_s"].min())
+        )
+    return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
+
+
+def parameters(judge: Morphling | MorphlingWork) -> dict[str, float]:
+    """Return the searched parameters of a variant."""
+    own = {field.name for field in fields(judge)}
+    where = {name: judge if name in own else judge.tuning for name in SEARCHED}
+    return {name: float(getattr(it, name)) for name, it in where.items() if hasattr(it, name)}
+
+
+def with_parameters(judge: Morphling | MorphlingWork, values: Mapping[str, float]) -> Morphling | MorphlingWork:
+    """Return a variant with other parameters."""
+    shared = {field.name for field in fields(Tuning)}
+    tuning = replace(judge.tuning, **{name: value for name, value in values.items() if name in shared})
+    own = {name: value for name, value in values.items() if name not in shared}
+    return replace(judge, tuning=tuning, **own)
+
+
+def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
+    """Add average JCT and makespan over those of the first point, both traces alike, and who is not beaten."""
+    table = points.copy()
+    for what in ("jct", "makespan"):
+        ratios = [table[f"{what}_{trace}"] / table[f"{what}_{trace}"].iloc[0] for trace in TRACES]
+        table[what] = np.sqrt(ratios[0] * ratios[1])
+    pairs = table[["jct", "makespan"]].to_numpy()
+    table["on_front"] = [
+        not any((other <= pair).all() and (other < pair).any() for other in pairs) for pair in pairs
+    ]
+    return table
+
+
+def search(judge: Morphling | MorphlingWork, n_points: int, n_seeds: int, seed: int) -> Iterator[pd.DataFrame]:
+    """Judge the parameters that are shipped, then changes of points on the front; yield all after each."""
+    given, rng = cases(n_seeds), np.random.default_rng(seed)
+    start = parameters(judge)
+    rows = [start | judged(judge, given)]
+    while True:
+        table = with_ratios(pd.DataFrame(rows))
+        yield table
+        if len(rows) > n_points:
+            return
+        front = table[table["on_front"]]
+        parent = front.iloc[int(rng.integers(len(front)))]
+        values = {name: float(parent[name]) for name in start}
+        for name in rng.permutation(list(start))[: int(rng.integers(1, 4))]:
+            changed = changed_value(name, values[name], rng)
+            values[name] = float(f"{changed:.2g}")
+        rows.append(values | judged(with_parameters(judge, values), given))
+
+
+def changed_value(name: str, value: float, rng: np.random.Generator) -> float:
+    """Return a parameter changed at random; a tolerance stays above 1, what is 0 may grow."""
+    factor = float(np.exp(rng.normal(0.0, SPREAD)))
+    if name == "cost_tolerance":
+        return 1.0 + (value - 1.0) * factor
+    if value == 0.0:
+        return 0.1 * factor
+    return min(value * factor, LARGEST.get(name, np.inf))
