@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.policies import policy
-from makespan.policies.morphling import Morphling, MorphlingWork, Tuning
+from makespan.policies.morphling import MorphlingLookahead, MorphlingWork, Tuning
 from makespan.sim import simulate
 from makespan.studies import Scenario, resized, scenario
 from makespan.traces import subsampled, with_perturbed_arrivals
@@ -67,7 +67,7 @@ def on_nodes(given: Scenario, n_nodes: int) -> Scenario:
     return replace(given, cluster=where, jobs=jobs)
 
 
-def judged(judge: Morphling | MorphlingWork, given: list[tuple[str, Scenario]]) -> dict[str, float]:
+def judged(judge: MorphlingLookahead | MorphlingWork, given: list[tuple[str, Scenario]]) -> dict[str, float]:
     """Return the geometric means of average JCT and makespan [s], by trace."""
     logs: dict[str, list[float]] = {name: [] for name in MEASURES}
     for trace, it in given:
@@ -87,14 +87,14 @@ def judged(judge: Morphling | MorphlingWork, given: list[tuple[str, Scenario]]) 
     return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
-def parameters(judge: Morphling | MorphlingWork) -> dict[str, float]:
+def parameters(judge: MorphlingLookahead | MorphlingWork) -> dict[str, float]:
     """Return the searched parameters of a variant."""
     own = {field.name for field in fields(judge)}
     where = {name: judge if name in own else judge.tuning for name in SEARCHED}
     return {name: float(getattr(it, name)) for name, it in where.items() if hasattr(it, name)}
 
 
-def with_parameters(judge: Morphling | MorphlingWork, values: Mapping[str, float]) -> Morphling | MorphlingWork:
+def with_parameters(judge: MorphlingLookahead | MorphlingWork, values: Mapping[str, float]) -> MorphlingLookahead | MorphlingWork:
     """Return a variant with other parameters."""
     shared = {field.name for field in fields(Tuning)}
     tuning = replace(judge.tuning, **{name: value for name, value in values.items() if name in shared})
@@ -115,7 +115,7 @@ def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def search(judge: Morphling | MorphlingWork, n_points: int, n_seeds: int, seed: int) -> Iterator[pd.DataFrame]:
+def search(judge: MorphlingLookahead | MorphlingWork, n_points: int, n_seeds: int, seed: int) -> Iterator[pd.DataFrame]:
     """Judge the parameters that are shipped, then changes of points on the front; yield all after each."""
     given, rng = cases(n_seeds), np.random.default_rng(seed)
     start = parameters(judge)

@@ -7,7 +7,7 @@ from makespan.policies._placing import keeps_plan
 from makespan.sim import Catalogue, Configuration, JobView
 from makespan.workloads import JobSpec
 
-__all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "Options"]
+__all__ = ["FULL_FREEDOM", "LESS", "Freedom", "OptionTable", "Options", "allowed"]
 
 _Kind = tuple[str, str, int, bool, frozenset[Configuration]]
 
@@ -30,6 +30,25 @@ class Freedom:
 
 FULL_FREEDOM = Freedom()
 """Plan and resources."""
+
+LESS = {
+    "-e": (Freedom(resources=False), "plan only"),
+    "-r": (Freedom(plan=False), "resources only"),
+    "-n": (Freedom(plan=False, resources=False), "neither"),
+}
+"""Endings of the ablations' names, with what is left to each."""
+
+
+def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Configuration, ...]:
+    """Return what a job may run as if no more of its request is changed than a policy is free to."""
+    if not freedom.plan and not freedom.resources:
+        return tuple(catalogue.as_requested(job))
+    reference = catalogue.requested(job)
+    return tuple(
+        item
+        for item in catalogue.all(job.workload)
+        if (freedom.plan or keeps_plan(reference, item)) and (freedom.resources or item.n_gpus == job.n_gpus)
+    )
 
 
 class Options:
@@ -74,27 +93,14 @@ class OptionTable:
         return found
 
     def _look_up(self, job: JobView) -> Options:
-        allowed = [
-            item
-            for item in self._allowed(job.spec)
-            if not job.spec.is_guaranteed or job.assures(item)
-        ]
-        step_s = {item: job.step_s(item) for item in allowed}
+        items: Iterable[Configuration] = allowed(self.catalogue, job.spec, self.freedom)
+        step_s = {
+            item: job.step_s(item) for item in items if not job.spec.is_guaranteed or job.assures(item)
+        }
         items = _fastest_by_placement(step_s)
         if self.freedom.resources:
             items = _undominated(items, step_s)
         return Options(tuple(items), step_s)
-
-    def _allowed(self, job: JobSpec) -> Iterable[Configuration]:
-        if not self.freedom.plan and not self.freedom.resources:
-            return self.catalogue.as_requested(job)
-        reference = self.catalogue.requested(job)
-        return [
-            item
-            for item in self.catalogue.all(job.workload)
-            if (self.freedom.plan or keeps_plan(reference, item))
-            and (self.freedom.resources or item.n_gpus == job.n_gpus)
-        ]
 
 
 def _fastest_by_placement(step_s: Mapping[Configuration, float]) -> list[Configuration]:
