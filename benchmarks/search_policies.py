@@ -81,9 +81,7 @@ def judged(judge: MorphlingLookahead | MorphlingWork, given: list[tuple[str, Sce
         )
         jobs = result.outcomes
         logs[f"jct_{trace}"].append(np.log((jobs["finish_time_s"] - jobs["submit_time_s"]).mean()))
-        logs[f"makespan_{trace}"].append(
-            np.log(jobs["finish_time_s"].max() - jobs["submit_time_s"].min())
-        )
+        logs[f"makespan_{trace}"].append(np.log(jobs["finish_time_s"].max() - jobs["submit_time_s"].min()))
     return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
@@ -94,7 +92,9 @@ def parameters(judge: MorphlingLookahead | MorphlingWork) -> dict[str, float]:
     return {name: float(getattr(it, name)) for name, it in where.items() if hasattr(it, name)}
 
 
-def with_parameters(judge: MorphlingLookahead | MorphlingWork, values: Mapping[str, float]) -> MorphlingLookahead | MorphlingWork:
+def with_parameters(
+    judge: MorphlingLookahead | MorphlingWork, values: Mapping[str, float]
+) -> MorphlingLookahead | MorphlingWork:
     """Return a variant with other parameters."""
     shared = {field.name for field in fields(Tuning)}
     tuning = replace(judge.tuning, **{name: value for name, value in values.items() if name in shared})
@@ -115,7 +115,9 @@ def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def search(judge: MorphlingLookahead | MorphlingWork, n_points: int, n_seeds: int, seed: int) -> Iterator[pd.DataFrame]:
+def search(
+    judge: MorphlingLookahead | MorphlingWork, n_points: int, n_seeds: int, seed: int
+) -> Iterator[pd.DataFrame]:
     """Judge the parameters that are shipped, then changes of points on the front; yield all after each."""
     given, rng = cases(n_seeds), np.random.default_rng(seed)
     start = parameters(judge)

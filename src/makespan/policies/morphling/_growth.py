@@ -18,9 +18,7 @@ def grow(schedule: Schedule, price: float, context: Context) -> None:
     room = schedule.room
     if not room.n_gpus:
         return
-    steps = {
-        task: _steps(schedule, task, slot, price, context) for task, slot in schedule.slots.items()
-    }
+    steps = {task: _steps(schedule, task, slot, price, context) for task, slot in schedule.slots.items()}
     while room.n_gpus:
         found = _steepest(schedule, steps)
         if found is None:

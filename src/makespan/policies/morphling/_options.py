@@ -63,7 +63,7 @@ class Options:
         self._faster: dict[tuple[int, float], tuple[Configuration, ...]] = {}
 
     def upgrades(self, item: Configuration, step_s: float) -> tuple[Configuration, ...]:
-        """Return the options that are faster than a configuration, given its step [s], on as many devices or more."""
+        """Return the options that are faster than a step [s] of a configuration, on no fewer devices."""
         key = (item.n_gpus, step_s)
         found = self._faster.get(key)
         if found is None:
@@ -94,9 +94,7 @@ class OptionTable:
 
     def _look_up(self, job: JobView) -> Options:
         items: Iterable[Configuration] = allowed(self.catalogue, job.spec, self.freedom)
-        step_s = {
-            item: job.step_s(item) for item in items if not job.spec.is_guaranteed or job.assures(item)
-        }
+        step_s = {item: job.step_s(item) for item in items if not job.spec.is_guaranteed or job.assures(item)}
         items = _fastest_by_placement(step_s)
         if self.freedom.resources:
             items = _undominated(items, step_s)

@@ -83,7 +83,7 @@ class MorphlingLookahead(_Variant):
     """
 
     tuning: Tuning = NON_CLAIRVOYANT
-    expected_s: float = 60.0
+    expected_s: float = 30.0
     expected_share: float = 0.5
     name: str = "morphling-lookahead"
     title: str = "Morphling (lookahead)"

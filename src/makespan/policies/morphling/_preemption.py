@@ -15,7 +15,7 @@ _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], ind
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """Sum of finish times plus weighted last one, and finish times of blocked jobs [s], if nobody else arrives."""
+    """Sum of finish times, the last one weighted, and those of blocked jobs [s], if nobody else arrives."""
 
     cost_s: float
     ends_s: dict[Task, float]
@@ -216,7 +216,7 @@ class Residents:
         return tuple(nodes), list(victims)
 
     def _victims(self, node: int, removed: dict[Task, None], shortfall: int) -> tuple[int, list[Task]] | None:
-        """Return on how many nodes jobs stop to free so many devices of one, and whose; None if impossible."""
+        """Return whom to remove to free devices of a node, and from how many nodes; None if impossible."""
         if shortfall <= 0:
             return 0, []
         entries = self._of_node[node]

@@ -28,11 +28,10 @@ class Task:
     """A job as a decision sees it.
 
     ``choices`` are what it starts with, ``least_gpus`` and ``least_s`` the fewest devices and the shortest
-    time of these; ``area_gpu_s`` is the least device time of all options.
+    time [s] of these; ``rank`` is its place in the queue.
     """
 
     __slots__ = (
-        "area_gpu_s",
         "choices",
         "held",
         "index",
@@ -51,7 +50,7 @@ class Task:
         self.steps = steps
         self.options = options
         self.is_guaranteed = job.spec.is_guaranteed
-        self.area_gpu_s = self.least_s = 0.0
+        self.least_s = 0.0
         self.choices = options.items
         self.least_gpus = 0
         self.rank: tuple[float, int] = (0.0, 0)
@@ -79,7 +78,9 @@ class Schedule:
     def of(cls, view: ClusterView, running: Iterable[Task], *, is_tight: bool) -> "Schedule":
         """Return the schedule in which nothing changes."""
         slots = {task: task.held for task in running if task.held is not None}
-        return cls(Room.of(view, is_tight=is_tight), slots, view.time_s + view.restart_delay_s, view.restart_delay_s)
+        return cls(
+            Room.of(view, is_tight=is_tight), slots, view.time_s + view.restart_delay_s, view.restart_delay_s
+        )
 
     def copy(self) -> "Schedule":
         """Return an independent copy."""
@@ -147,11 +148,10 @@ class Context:
         """Price and rank jobs that wait or are to wait, and return them in the order of their ranks."""
         for task in tasks:
             self._price(task)
-            self._rank(task)
         return sorted(tasks, key=_rank_of)
 
     def _price(self, task: Task) -> None:
-        """Set the least area of a waiting job, and the options that it would start with.
+        """Set the rank of a waiting job, little work first, and the options that it would start with.
 
         ``g`` devices for ``T`` s cost ``T (1 + price g)``; what costs little more than the least is
         acceptable.
@@ -163,16 +163,11 @@ class Context:
         limit = min(costs) * self.tuning.cost_tolerance
         chosen = sorted([(cost, order) for order, cost in enumerate(costs) if cost <= limit])
         items = task.options.items
-        task.area_gpu_s = min(areas)
+        area = min(areas)
+        task.rank = (area * self.tuning.guarantee_factor if task.is_guaranteed else area, task.index)
         task.choices = tuple([items[order] for _, order in chosen])
         task.least_gpus = min([items[order].n_gpus for _, order in chosen])
         task.least_s = min([times[order] for _, order in chosen])
-
-    def _rank(self, task: Task) -> None:
-        """Set the sort key of a waiting job: little work first, with ageing."""
-        waited_s = self.now_s - task.job.spec.submit_time_s
-        area = task.area_gpu_s / (1.0 + waited_s / self.tuning.ageing_s)
-        task.rank = (area * self.tuning.guarantee_factor if task.is_guaranteed else area, task.index)
 
 
 def _rank_of(task: Task) -> tuple[float, int]:
