@@ -9,7 +9,7 @@ import pandas as pd
 from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
 from makespan.tables import JOINED_CLAIMS, TableSchema, read_csv
 
-__all__ = ["page"]
+__all__ = ["BLOCKS", "STATEMENTS", "page"]
 
 _SOURCES = ("emulated", "published", "measured")
 _SIMULATED = ("emulated", "published")
@@ -37,7 +37,7 @@ def page(results: str | Path) -> dict[str, str]:
         A result table lacks a column or has a cell that its schema does not accept.
     """
     found = {}
-    for mark, block in _BLOCKS.items():
+    for mark, block in BLOCKS.items():
         try:
             found[mark] = block(_Results(Path(results)))
         except _Absent:
@@ -189,19 +189,24 @@ def _losses(results: _Results) -> str:
     return _markdown(["run", "mean difference, largest of them", "largest difference"], rows)
 
 
-_BLOCKS: Mapping[str, Callable[[_Results], str]] = {
-    "statements of Table 2": _statements("Table 2"),
+STATEMENTS = {
+    "statements of Table 2": "Table 2",
+    "statements of the sensitivity curves": "Sensitivity curves",
+    "statements of Fig. 7": "Fig. 7",
+    "statements of Fig. 8": "Fig. 8",
+    "statements of Table 4": "Table 4",
+    "statements of the load studies": "Load study",
+    "statements of Fig. 9": "Fig. 9",
+    "statements of live runs": "Live run",
+}
+"""Artifact in the ledger, by the mark of the block that shows its statements."""
+
+BLOCKS: Mapping[str, Callable[[_Results], str]] = {
+    **{mark: _statements(artifact) for mark, artifact in STATEMENTS.items()},
     "errors over all models": _errors,
-    "statements of the sensitivity curves": _statements("Sensitivity curves"),
-    "statements of Fig. 7": _statements("Fig. 7"),
-    "statements of Fig. 8": _statements("Fig. 8"),
     "the lists of the authors": _one_list,
     "many lists, published": _many_lists("published"),
     "many lists, emulated": _many_lists("emulated"),
-    "statements of Table 4": _statements("Table 4"),
-    "statements of the load studies": _statements("Load study"),
-    "statements of Fig. 9": _statements("Fig. 9"),
     "losses": _losses,
-    "statements of live runs": _statements("Live run"),
 }
 """What fills the page between the comments ``<mark>`` and ``end of <mark>``."""
