@@ -13,7 +13,7 @@ from makespan.papers.morphling._lists import paired
 def table4(**changes):
     """Return a comparison in which everything holds; a change sets the JCT of a policy."""
     jct = {
-        "morphling": 1400.0,
+        "morphling-lookahead": 1400.0,
         "morphling-work": 1100.0,
         "sia": 4200.0,
         "synergy": 6600.0,
@@ -33,8 +33,8 @@ def table4(**changes):
             "avg_jct_s": value,
             "makespan_s": 64_000.0 * (1.0 if policy.startswith("morphling") else 1.2),
             "sla_attainment": 1.0 if trace == "mt" else float("nan"),
-            "n_repeats": str(int(policy == "morphling")),
-            "n_identical": str(int(policy == "morphling")),
+            "n_repeats": str(int(policy == "morphling-lookahead")),
+            "n_identical": str(int(policy == "morphling-lookahead")),
         }
         for trace in ("base", "bp", "mt")
         for delay_s in (260.0, 78.0)
@@ -71,7 +71,7 @@ def lists(n_lists=10, **changes):
 
 
 def study(parameter, **changes):
-    jct = {"morphling": 14.0, "morphling-work": 11.0, "sia": 20.0, "srtf": 12.0} | {
+    jct = {"morphling-lookahead": 14.0, "morphling-work": 11.0, "sia": 20.0, "srtf": 12.0} | {
         name.replace("_", "-"): value for name, value in changes.items()
     }
     rows = [
@@ -155,16 +155,21 @@ def test_guarantees_and_repetitions():
 
 @pytest.mark.parametrize(("name", "parameter"), [("load", "load_factor"), ("large_models", "large_share")])
 def test_the_lead_in_a_study_is_judged_at_every_point(name, parameter):
-    found, text, _ = verdict("leads", f"{name} morphling", {name: study(parameter)})
+    found, text, _ = verdict("leads", f"{name} morphling-lookahead", {name: study(parameter)})
     assert (found, text) == ("holds", "1.43x to 1.43x, ahead in 2 of 2 comparisons on 10 lists each")
-    behind = verdict("leads", f"{name} morphling", {name: study(parameter, sia=13.0)})
+    behind = verdict("leads", f"{name} morphling-lookahead", {name: study(parameter, sia=13.0)})
     assert behind[0] == "fails" and "sia 0.93x (0.93 to 0.93) at 0.5; sia" in behind[2]
     assert verdict("leads", f"{name} morphling-work", {name: study(parameter)})[0] == "holds"
     assert verdict("leads", f"{name} morphling-work", {name: study(parameter, srtf=10.0)})[0] == "fails"
     rows = study(parameter)
-    assert verdict("leads", f"{name} morphling", {name: rows[rows["policy"] == "morphling"]})[0] == "not run"
+    assert (
+        verdict(
+            "leads", f"{name} morphling-lookahead", {name: rows[rows["policy"] == "morphling-lookahead"]}
+        )[0]
+        == "not run"
+    )
     few = {name: rows[rows["seed"] < 9]}
-    assert verdict("leads", f"{name} morphling", few)[0] == "undecided"
+    assert verdict("leads", f"{name} morphling-lookahead", few)[0] == "undecided"
 
 
 def test_what_the_released_simulator_prints_is_undercut():
