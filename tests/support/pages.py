@@ -1,4 +1,4 @@
-"""Pages of the documentation as blocks: what each is, why it is not run, as what it is saved; who fills it."""
+"""Pages of the documentation as blocks: what each is, why it is not run, as what it is saved; its maker."""
 
 import importlib.util
 import itertools
