@@ -3,6 +3,7 @@
 Run with ``pytest benchmarks/bench_slapo_verify.py --benchmark-only``.
 """
 
+import ctypes
 import gc
 import resource
 from typing import Any
@@ -32,6 +33,7 @@ def test_verify_bert_large(benchmark: Any) -> None:
     def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
         torch.compiler.reset()  # what compiled graphs of the round before hold is not of this one
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # nothing holds the round before, but the allocator keeps its pages
         return ([build_family("bert", "large")], (tokens, torch.ones(1, 128))), {}
 
     peaks_bytes = []
@@ -44,5 +46,4 @@ def test_verify_bert_large(benchmark: Any) -> None:
     report = benchmark.pedantic(measured, setup=fresh, rounds=3)
     benchmark.extra_info.update(peak_memory_bytes=peaks_bytes, gradients=report.count("parameter gradient"))
     assert report.is_equal
-    # The first alone: what torch keeps of one round is added to the peak of the next.
-    assert peaks_bytes[0] < MEMORY_LIMIT_BYTES
+    assert max(peaks_bytes) < MEMORY_LIMIT_BYTES

@@ -1,11 +1,12 @@
 """The pages of the documentation as blocks: what each is, why it is not run, as what it is saved."""
 
+import itertools
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "Block", "blocks", "commands", "name_of"]
+__all__ = ["PAGES", "ROOT", "Block", "blocks", "commands", "name_of", "table_rows"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,3 +45,10 @@ def commands(block):
     """Return the commands of a console block as lists of words; comments are left out."""
     lines = block.text.replace("\\\n", " ").splitlines()
     return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+
+
+def table_rows(page, mark):
+    """Return the cells of the body of the table below the comment `<!-- table: mark -->` of a page."""
+    _, _, after = page.read_text(encoding="utf-8").partition(f"<!-- table: {mark} -->\n\n")
+    body = itertools.takewhile(lambda line: line.startswith("|"), after.splitlines()[2:])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]

@@ -139,7 +139,7 @@ def test_protocols_hold_out_what_they_say(noisy: Observations) -> None:
 def test_an_anchor_repairs_a_uniform_change_of_speed(exact: Observations) -> None:
     slower = replace(exact, iter_time_s=exact.iter_time_s.copy())
     base = leave_out(slower, slower.model)
-    rows = anchor_rows(slower)
+    rows = anchor_rows(slower, slower.workload)
     assert set(rows) == set(NAMES)
     assert slower.exec_plan[rows["bert"]] == "ga" and slower.placement[rows["bert"]] == "4"
     improved = anchored(slower, base, slower.model)

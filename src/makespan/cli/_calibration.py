@@ -113,9 +113,10 @@ def validate_command(ctx: click.Context, cluster_name: str, output: Path | None,
     data, shown = _observations(traces, cluster(cluster_name))
     result = validate(data)
     say(f"{len(data)} {shown} rows, {int(data.clean.sum())} of them clean\n", err=beside)
-    say(_text(result.table, 3), err=beside)
-    say("\nmean relative error [%] by model\n", err=beside)
-    say(_text(result.by_model.reset_index(names="protocol"), 1), err=beside)
+    say(_text(result.table.drop(columns="known"), 3), err=beside)
+    for kind, found in (("model", result.by_model), ("training software", result.by_software)):
+        say(f"\nmean relative error [%] by {kind}\n", err=beside)
+        say(_text(found.reset_index(names="protocol"), 1), err=beside)
     scales = ", ".join(f"{name} {value:.2f}" for name, value in result.anchors.items())
     say(f"\ncompute scale of the anchors (L1a): {scales}", err=beside)
     say("constants at their bound: " + (", ".join(result.active_bounds) or "none"), err=beside)

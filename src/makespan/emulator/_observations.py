@@ -39,8 +39,8 @@ class Observations:
 
     Parameters
     ----------
-    stack
-        Name of the software stack that the data-parallel plans of the model use.
+    software
+        Training software that ran the row, see `makespan.workloads.Stack.software`.
     exec_plan, placement, clean
         The row in trace notation, and whether no measurement anomaly was flagged.
     iter_time_s, forward_s, optimize_s
@@ -49,7 +49,7 @@ class Observations:
 
     workload: _Text
     model: _Text
-    stack: _Text
+    software: _Text
     plan_class: _Text
     exec_plan: _Text
     placement: _Text
@@ -106,7 +106,7 @@ def _one(spec: Workload, frame: pd.DataFrame, cluster: ClusterSpec) -> Observati
     return Observations(
         workload=np.full(count, spec.key),
         model=np.full(count, spec.model.key),
-        stack=np.full(count, spec.data_parallel_stack.name),
+        software=np.array([spec.for_plan(point.plan).stack.software for point in points], dtype=np.str_),
         plan_class=np.array([_CLASS_OF_FAMILY[point.plan.plan_family] for point in points], dtype=np.str_),
         exec_plan=frame["exec_plan"].to_numpy(dtype=np.str_),
         placement=frame["placement"].to_numpy(dtype=np.str_),

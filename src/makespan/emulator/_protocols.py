@@ -183,7 +183,7 @@ def public_constants(data: Observations) -> Protocol:
 
 
 def leave_out(data: Observations, groups: NDArray[np.str_]) -> Protocol:
-    """Fit the clean rows without each group (models, stacks or plan classes) and predict its rows."""
+    """Fit the clean rows without each group (models, software or plan classes) and predict its rows."""
     predicted = np.full(len(data), np.nan)
     thetas: dict[str, _Array] = {}
     for group in dict.fromkeys(groups):
@@ -193,8 +193,8 @@ def leave_out(data: Observations, groups: NDArray[np.str_]) -> Protocol:
     return Protocol(predicted, np.ones(len(data), dtype=bool), thetas, {})
 
 
-def anchor_rows(data: Observations) -> dict[str, int]:
-    """Choose the anchor of every workload: a small row on one node without offload.
+def anchor_rows(data: Observations, kinds: NDArray[np.str_]) -> dict[str, int]:
+    """Choose the anchor of every kind of rows, such as a workload: a small row on one node without offload.
 
     Among clean rows: no offload before offload, one node before several, then closest to four
     GPUs, then the order of plan classes and of the rows.
@@ -209,7 +209,7 @@ def anchor_rows(data: Observations) -> dict[str, int]:
             float(rank[str(data.plan_class[row])]),
             float(row),
         )
-        name = str(data.workload[row])
+        name = str(kinds[row])
         if name not in chosen or key < chosen[name][0]:
             chosen[name] = (key, int(row))
     return {name: row for name, (_, row) in chosen.items()}
@@ -226,13 +226,16 @@ def anchor_scale(theta: _Array, data: Observations, row: int) -> float:
 
 
 def anchored(data: Observations, base: Protocol, groups: NDArray[np.str_]) -> Protocol:
-    """Add one measured row a workload to a protocol that left groups out (level L1a)."""
+    """Add one measured row a workload, and a group of it, to a protocol that left groups out (level L1a)."""
     predicted, held_out = base.predicted_s.copy(), np.ones(len(data), dtype=bool)
     anchors: dict[str, float] = {}
-    for name, row in anchor_rows(data).items():
+    split = {name for name in set(data.workload) if len(set(groups[data.workload == name])) > 1}
+    pairs = zip(data.workload, groups, strict=True)
+    kinds = np.array([f"{name}, {group}" if name in split else name for name, group in pairs], dtype=np.str_)
+    for name, row in anchor_rows(data, kinds).items():
         theta = base.thetas[str(groups[row])]
         anchors[name] = anchor_scale(theta, data, row)
-        members = data.workload == name
+        members = kinds == name
         predicted[members] = predict(theta, data.subset(members).features, anchors[name])
         held_out[row] = False
     return Protocol(predicted, held_out, base.thetas, anchors)
@@ -369,7 +372,7 @@ def refined_set(
     anchors: dict[str, float] = {}
     refined: dict[str, dict[str, float]] = {}
     if level == "L1a":
-        rows = anchor_rows(clean)
+        rows = anchor_rows(clean, clean.workload)
         used = np.isin(np.arange(len(clean)), list(rows.values()))
         for key, row in rows.items():
             anchors[key] = anchor_scale(base.for_workload(load_workload(key)).vector, clean, row)

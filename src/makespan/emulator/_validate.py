@@ -58,6 +58,7 @@ class Agreement:
     order_pct: float
     order_apart_pct: float
     by_model: dict[str, float]
+    by_software: dict[str, float]
 
 
 def agreement(data: Observations, predicted_s: _Array, mask: _Mask) -> Agreement:
@@ -74,11 +75,14 @@ def agreement(data: Observations, predicted_s: _Array, mask: _Mask) -> Agreement
         regret_pct=100.0 * _mean(regrets),
         order_pct=100.0 * _mean(pairs),
         order_apart_pct=100.0 * _mean(apart),
-        by_model={
-            str(model): float(errors[mask & (data.model == model)].mean())
-            for model in dict.fromkeys(data.model[mask])
-        },
+        by_model=_means(errors, data.model, mask),
+        by_software=_means(errors, data.software, mask),
     )
+
+
+def _means(errors: _Array, groups: NDArray[np.str_], mask: _Mask) -> dict[str, float]:
+    names = dict.fromkeys(groups[mask])
+    return {str(name): float(errors[mask & (groups == name)].mean()) for name in names}
 
 
 def _mean(values: list[float]) -> float:
@@ -117,6 +121,7 @@ class Target:
     must: float
     reference: float
     source: str
+    known: str  # measured rows that a prediction has seen
     aim: float | None = None
 
     @property
@@ -134,14 +139,19 @@ class Target:
 @cache
 def targets() -> tuple[Target, ...]:
     """Return all targets, in the order of the table."""
-    return tuple(Target(**entry) for entry in read_preset("makespan.emulator", "targets")["target"])
+    read = read_preset("makespan.emulator", "targets")
+    return tuple(Target(**entry, known=read["known"][entry["protocol"]]) for entry in read["target"])
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Result of `validate`: the figures of all protocols, and one row a target in ``table``."""
+    """Result of `validate`: the figures of all protocols, and one row a target in ``table``.
 
-    table: pd.DataFrame  # verdict: aim, must or missed
+    Columns of the table: ``protocol, metric, reached, must, aim, reference, verdict`` (aim, must or missed),
+    and ``known``, the measured rows that the predictions had seen.
+    """
+
+    table: pd.DataFrame
     agreements: Mapping[str, Agreement]
     anchors: Mapping[str, float]
     active_bounds: tuple[str, ...]
@@ -156,6 +166,11 @@ class Validation:
         """Mean relative error [%] of each model under each protocol."""
         return pd.DataFrame({name: found.by_model for name, found in self.agreements.items()}).T
 
+    @property
+    def by_software(self) -> pd.DataFrame:
+        """Mean relative error [%] of the rows of each training software under each protocol."""
+        return pd.DataFrame({name: found.by_software for name, found in self.agreements.items()}).T
+
 
 def validate(data: Observations) -> Validation:
     """Run all protocols on measured rows, clean and flagged, and compare the figures with the targets.
@@ -163,16 +178,16 @@ def validate(data: Observations) -> Validation:
     Raises
     ------
     InputError
-        There are fewer than two models or two stacks, so nothing can be left out.
+        There are fewer than two models or kinds of training software, so nothing can be left out.
     """
-    for name, values in (("model", data.model), ("software stack", data.stack)):
+    for name, values in (("model", data.model), ("training software", data.software)):
         if len(set(values)) < _MIN_MODELS:
             raise InputError(
                 f"validation leaves one {name} out, but the rows are of {', '.join(sorted(set(values)))} "
                 "only; give traces of two or more"
             )
     by_model = leave_out(data, data.model)
-    by_stack = leave_out(data, data.stack)
+    by_software = leave_out(data, data.software)
     by_class = leave_out(data, data.plan_class)
     with_anchor = anchored(data, by_model, data.model)
     everything = np.ones(len(data), dtype=bool)
@@ -180,8 +195,8 @@ def validate(data: Observations) -> Validation:
         "L0": _judge(data, public_constants(data)),
         "LOMO": _judge(data, by_model),
         "L1a": _judge(data, with_anchor),
-        "LOSO": _judge(data, by_stack),
-        "LOSO+anchor": _judge(data, anchored(data, by_stack, data.stack)),
+        "LOSO": _judge(data, by_software),
+        "LOSO+anchor": _judge(data, anchored(data, by_software, data.software)),
         "L2": _judge(data, few_shot(data, by_model)),
         "5-fold": _judge(data, five_fold(data, by_model)),
         "LOPO": _judge(data, by_class),
@@ -225,6 +240,7 @@ def _table(figures: Mapping[str, Agreement], points_per_s: float) -> pd.DataFram
         aimed = met and target.reached_by(value, target.aim)
         aim = float("nan") if target.aim is None else target.aim
         verdict = "aim" if aimed else "must" if met else "missed"
-        records.append((target.protocol, target.metric, value, target.must, aim, target.reference, verdict))
-    columns = ["protocol", "metric", "reached", "must", "aim", "reference", "verdict"]
+        figures_of = (target.protocol, target.metric, value, target.must, aim, target.reference)
+        records.append((*figures_of, verdict, target.known))
+    columns = ["protocol", "metric", "reached", "must", "aim", "reference", "verdict", "known"]
     return pd.DataFrame(records, columns=columns)

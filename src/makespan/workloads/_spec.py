@@ -130,12 +130,18 @@ class Stack:
     phase_style: Literal["ddp", "zero", "3d"]  # which work the reported phase columns contain
     calibrated: bool  # whether measured rows stand behind the constants
     source: str
+    variant_of: str = ""  # name of the stack whose software this is with other options; empty if of none
 
     def __post_init__(self) -> None:
         if self.host_optimizer not in _HOST_OPTIMIZERS:
             raise unknown_name("host_optimizer", self.host_optimizer, _HOST_OPTIMIZERS)
         if self.phase_style not in _PHASE_STYLES:
             raise unknown_name("phase_style", self.phase_style, _PHASE_STYLES)
+
+    @property
+    def software(self) -> str:
+        """Name that all variants of one training software share."""
+        return self.variant_of or self.name
 
 
 @dataclass(frozen=True, slots=True)
