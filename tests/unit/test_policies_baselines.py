@@ -220,11 +220,12 @@ def test_srtf_displaces_the_longest_and_brings_it_back() -> None:
     assert story(result, "finished") == [(15.0, "short"), (55.0, "long")]
 
 
-def test_srtf_leaves_a_job_alone_if_the_gain_is_less_than_two_delays() -> None:
+def test_srtf_leaves_a_job_alone_if_the_gain_is_less_than_its_delays() -> None:
     # At 10 s the running job has 1 + 20 - 10 = 11 s left; the other needs 1 + 8 = 9 s.
-    result = run("srtf", [job("long", 0.0, 20), job("short", 10.0, 8)], delay_s=1.0)
+    policy = replace(REGISTRY["srtf"], min_advantage=2.0)
+    result = run(policy, [job("long", 0.0, 20), job("short", 10.0, 8)], delay_s=1.0)
     assert story(result, "suspended") == []
-    result = run("srtf", [job("long", 0.0, 20), job("short", 10.0, 7)], delay_s=1.0)
+    result = run(policy, [job("long", 0.0, 20), job("short", 10.0, 7)], delay_s=1.0)
     assert story(result, "suspended") == [(10.0, "long")]
 
 

@@ -295,6 +295,13 @@ def _next_turn_s(view: ClusterView, turn_s: float) -> float | None:
 
 POLICIES = (
     Gavel(),
-    Gavel("finish-time-fairness", name="gavel-ftf", title="Gavel, finish-time fairness", is_clairvoyant=True),
+    Gavel(
+        "finish-time-fairness",
+        advantage=8.0,
+        max_slowdown=1.0,
+        name="gavel-ftf",
+        title="Gavel, finish-time fairness",
+        is_clairvoyant=True,
+    ),
     Gavel("makespan", name="gavel-makespan", title="Gavel, makespan", is_clairvoyant=True),
 )

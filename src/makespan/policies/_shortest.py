@@ -46,7 +46,7 @@ class ShortestJobFirst:
 class ShortestRemainingTimeFirst:
     """Serve jobs by remaining time, and displace running ones that have more left."""
 
-    min_advantage: float = 2.0  # restart delays that a displaced job must have left more
+    min_advantage: float = 6.0  # restart delays that a displaced job must have left more
     max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
     name: str = "srtf"
     title: str = "SRTF"
