@@ -22,6 +22,8 @@ _MODULES = {
     "fifo": "makespan.policies._fifo",
     "fifo-serial": "makespan.policies._fifo",
     "gavel": "makespan.policies._gavel",
+    "gavel-ftf": "makespan.policies._gavel",
+    "gavel-makespan": "makespan.policies._gavel",
     "morphling": "makespan.policies.morphling._rules",
     "morphling-e": "makespan.policies.morphling._rules",
     "morphling-lookahead": "makespan.policies.morphling._policies",
