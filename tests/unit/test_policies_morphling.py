@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes, toy_tables
+from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies._placing import Room
@@ -154,11 +154,11 @@ def test_a_free_device_buys_speed_and_a_dear_one_buys_efficiency():
     assert cheap.rank[0] == dear.rank[0] == pytest.approx(area)
 
 
-def test_the_queue_serves_little_work_first_and_guarantees_weigh_by_their_factor():
-    small, large, guaranteed = task(0, 10), task(1, 90), task(2, 50, is_guaranteed=True)
-    for factor, expected in ((1.0, [small, guaranteed, large]), (0.01, [guaranteed, small, large])):
-        tuning = replace(CLAIRVOYANT, guarantee_factor=factor)
-        assert admitted(large, small, guaranteed, tuning=tuning) == expected
+@pytest.mark.parametrize(("factor", "order"), [(1.0, [1, 2, 0]), (0.01, [2, 1, 0])])
+def test_the_queue_serves_little_work_first_and_guarantees_weigh_by_their_factor(factor, order):
+    waiting = [task(0, 90), task(1, 10), task(2, 50, is_guaranteed=True)]
+    tuning = replace(CLAIRVOYANT, guarantee_factor=factor)
+    assert [found.index for found in admitted(*waiting, tuning=tuning)] == order
 
 
 def test_the_arrival_rate_counts_each_job_once_and_forgets():
@@ -286,7 +286,7 @@ def test_free_devices_go_to_the_steepest_job():
 
 def test_a_running_job_grows_only_where_the_restart_pays():
     options = options_of(table(("ga", "1", 1.0), ("ga", "2", 0.6)))
-    for steps, expected in ((40, 1), (1000, 2)):
+    for steps, expected in ((30, 1), (1000, 2)):
         job = task(0, steps, options=options)
         now = scheduled([2], (job, options.items[0], (0,)))
         grow(now, 0.0, context())

@@ -80,6 +80,7 @@ class OptionTable:
     catalogue: Catalogue
     freedom: Freedom
     _known: dict[_Kind, Options] = field(default_factory=dict)
+    _fitting: dict[tuple[Configuration, Configuration], bool] = field(default_factory=dict)
 
     def of(self, job: JobView) -> Options:
         """Return the options of a job; never none."""
@@ -93,12 +94,42 @@ class OptionTable:
         return found
 
     def _look_up(self, job: JobView) -> Options:
-        items: Iterable[Configuration] = allowed(self.catalogue, job.spec, self.freedom)
-        step_s = {item: job.step_s(item) for item in items if not job.spec.is_guaranteed or job.assures(item)}
-        items = _fastest_by_placement(step_s)
+        items = allowed(self.catalogue, job.spec, self.freedom)
+        if job.spec.is_guaranteed:
+            items = tuple(item for item in items if job.assures(item))
+        step_s = {item: item.predicted_iter_time_s for item in items}
+        step_s |= {item: job.step_s(item) for item in job.observed if item in step_s}
+        found = _fastest_by_placement(step_s)
         if self.freedom.resources:
-            items = _undominated(items, step_s)
-        return Options(tuple(items), step_s)
+            found = self._undominated(found, step_s)
+        return Options(tuple(found), step_s)
+
+    def _undominated(
+        self, items: Iterable[Configuration], step_s: Mapping[Configuration, float]
+    ) -> list[Configuration]:
+        """Leave out, in order of devices, what another one beats: as fast or faster in part of its room."""
+        kept: list[Configuration] = []
+        for item in items:
+            time_s = step_s[item]
+            if any(step_s[other] <= time_s and self._fits_into(other, item) for other in kept):
+                continue
+            if kept and kept[-1].n_gpus == item.n_gpus:  # those before have fewer devices
+                kept = [other for other in kept if time_s > step_s[other] or not self._fits_into(item, other)]
+            kept.append(item)
+        return kept
+
+    def _fits_into(self, one: Configuration, other: Configuration) -> bool:
+        """Whether a configuration needs no more than another one of anything, on any node."""
+        found = self._fitting.get((one, other))
+        if found is None:
+            found = self._fitting[one, other] = (
+                one.n_nodes <= other.n_nodes
+                and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
+                and all(a in ("", b) for a, b in zip(one.types_by_count, other.types_by_count, strict=False))
+                and one.cpu_threads <= other.cpu_threads
+                and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
+            )
+        return found
 
 
 def _fastest_by_placement(step_s: Mapping[Configuration, float]) -> list[Configuration]:
@@ -109,26 +140,3 @@ def _fastest_by_placement(step_s: Mapping[Configuration, float]) -> list[Configu
         if key not in best or time_s < step_s[best[key]]:
             best[key] = item
     return list(best.values())
-
-
-def _undominated(
-    items: Iterable[Configuration], step_s: Mapping[Configuration, float]
-) -> list[Configuration]:
-    """Leave out every configuration that another one beats: as fast or faster in part of its room."""
-    kept: list[Configuration] = []
-    for item in items:
-        time_s = step_s[item]
-        if not any(step_s[other] <= time_s and _fits_into(other, item) for other in kept):
-            kept = [other for other in kept if time_s > step_s[other] or not _fits_into(item, other)]
-            kept.append(item)
-    return kept
-
-
-def _fits_into(one: Configuration, other: Configuration) -> bool:
-    return (
-        one.n_nodes <= other.n_nodes
-        and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
-        and all(a in ("", b) for a, b in zip(one.types_by_count, other.types_by_count, strict=False))
-        and one.cpu_threads <= other.cpu_threads
-        and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
-    )

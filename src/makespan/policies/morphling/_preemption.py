@@ -10,6 +10,7 @@ from makespan.sim import Configuration
 
 __all__ = ["Lookahead", "Residents", "displace", "look_ahead", "preempt"]
 
+_Clearing = tuple[int, int, int, list[Task]]  # stops on nodes, free devices, node, whom to remove
 _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], index, configuration, nodes
 
 
@@ -71,25 +72,22 @@ def look_ahead(
 
 def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[Schedule, list[Task]]:
     """Carry out the preemption that is worth most until none pays; return who is still blocked too."""
-    tuning = context.tuning
     winners: set[Task] = set()
     ahead = look_ahead(schedule, blocked, context)
-    while ahead is not None and blocked and len(winners) < tuning.max_preemptions:
+    while ahead is not None and blocked and len(winners) < context.tuning.max_preemptions:
         best: tuple[Lookahead, Task, Schedule, list[Task]] | None = None
         limit_s = ahead.cost_s
-        residents = Residents(schedule, winners)
-        for task in blocked[: tuning.max_preempting]:
-            for item in task.choices:
-                runtime_s = context.delay_s + task.steps * task.options.step_s[item]
-                # Nobody but the job itself gains, and everybody removed loses a restart.
-                saved_s = ahead.ends_s[task] - context.now_s - runtime_s
-                trial = _try(schedule, residents, blocked, (task, item), saved_s, context)
-                if trial is None:
-                    continue
-                foreseen = look_ahead(*trial, context, limit_s)
-                if foreseen is not None:
-                    limit_s = foreseen.cost_s
-                    best = (foreseen, task, *trial)
+        for most_s, task, item, clearing in _worth_a_trial(schedule, blocked, winners, ahead, context):
+            if most_s <= ahead.cost_s - limit_s:
+                break
+            cleared = displace(schedule, task, item, *clearing)
+            if cleared is None:
+                continue
+            trial, waiting = _started(*cleared, [other for other in blocked if other is not task], context)
+            foreseen = look_ahead(trial, waiting, context, limit_s)
+            if foreseen is not None:
+                limit_s = foreseen.cost_s
+                best = (foreseen, task, trial, waiting)
         if best is None:
             break
         ahead, winner, schedule, blocked = best
@@ -97,32 +95,32 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
     return schedule, blocked
 
 
-def _try(
-    schedule: Schedule,
-    residents: "Residents",
-    blocked: Sequence[Task],
-    wanted: tuple[Task, Configuration],
-    saved_s: float,
-    context: Context,
-) -> tuple[Schedule, list[Task]] | None:
-    """Return the schedule in which a job gets a configuration by preemption, and who waits then.
+def _worth_a_trial(
+    schedule: Schedule, blocked: Sequence[Task], winners: set[Task], ahead: Lookahead, context: Context
+) -> list[tuple[float, Task, Configuration, tuple[tuple[int, ...], list[Task]]]]:
+    """List what blocked jobs could get by force, and from whom, by what it saves at most [s], most first.
 
-    None where that is impossible, or costs those removed more than the job saves [s].
+    Only the job itself gains, once more where it ends last, and everybody removed loses a restart.
     """
-    if saved_s <= 0:
-        return None
-    task, item = wanted
-    chosen = residents.cheapest(item)
-    if chosen is None or len(chosen[1]) * context.delay_s >= saved_s:
-        return None
-    cleared = displace(schedule, task, item, *chosen)
-    if cleared is None:
-        return None
-    trial, suspended = cleared
-    context.admit(suspended)
-    queue = [*(other for other in blocked if other is not task), *suspended]
-    if suspended:
-        queue.sort(key=lambda task: task.rank)
+    tuning, residents = context.tuning, Residents(schedule, winners)
+    found = []
+    for task in blocked[: tuning.max_preempting]:
+        spare_s, step_s = ahead.ends_s[task] - schedule.start_s, task.options.step_s
+        for order, item in enumerate(task.choices):
+            most_s = (spare_s - task.steps * step_s[item]) * (1.0 + tuning.last_weight)
+            clearing = residents.cheapest(item) if most_s > 0 else None
+            if clearing is not None:
+                most_s -= len(clearing[1]) * context.delay_s
+                found.append((-most_s, task.index, order, task, item, clearing))
+    found.sort(key=lambda entry: entry[:3])
+    return [(-entry[0], *entry[3:]) for entry in found[: tuning.max_trials]]
+
+
+def _started(
+    trial: Schedule, suspended: list[Task], blocked: list[Task], context: Context
+) -> tuple[Schedule, list[Task]]:
+    """Let waiting jobs and suspended ones start where there is room; return who waits."""
+    queue = context.admit([*blocked, *suspended]) if suspended else blocked
     return trial, trial.start(queue)
 
 
@@ -178,7 +176,7 @@ class Residents:
     Jobs on one node come before those on several, which are hard to move, and those with many devices first.
     """
 
-    __slots__ = ("_of_node", "_room")
+    __slots__ = ("_of_node", "_rankings", "_room", "_slots")
 
     def __init__(self, schedule: Schedule, protected: Iterable[Task]) -> None:
         kept = set(protected)
@@ -192,44 +190,55 @@ class Residents:
             found.sort()
         self._of_node = entries
         self._room = schedule.room
+        self._slots = schedule.slots
+        self._rankings: dict[tuple[int, str], list[_Clearing]] = {}
 
     def cheapest(self, item: Configuration) -> tuple[tuple[int, ...], list[Task]] | None:
         """Choose nodes for a configuration, and whom to remove from them, greedily by cost."""
         nodes: list[int] = []
         victims: dict[Task, None] = {}
+        touched: set[int] = set()  # nodes on which jobs are removed already
         for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
-            best: tuple[tuple[int, int, int], list[Task]] | None = None
+            ranking = self._ranking(count, gpu_type)
+            best = next((it for it in ranking if it[2] not in touched and it[2] not in nodes), None)
             usable = self._room.nodes_of_type(gpu_type)
-            for node, free in enumerate(self._room.gpus):
-                if node in nodes or not usable >> node & 1:
-                    continue
-                found = self._victims(node, victims, count - free)
-                if found is None:
-                    continue
-                key = (found[0], free, node)
-                if best is None or key < best[0]:
-                    best = (key, found[1])
+            for node in sorted(touched.difference(nodes)):
+                if usable >> node & 1:
+                    found = self._clearing(node, count, victims)
+                    if found is not None and (best is None or found[:3] < best[:3]):
+                        best = found
             if best is None:
                 return None
-            nodes.append(best[0][2])
-            victims.update(dict.fromkeys(best[1]))
+            nodes.append(best[2])
+            for task in best[3]:
+                victims[task] = None
+                touched.update(self._slots[task].nodes)
         return tuple(nodes), list(victims)
 
-    def _victims(self, node: int, removed: dict[Task, None], shortfall: int) -> tuple[int, list[Task]] | None:
-        """Return whom to remove to free devices of a node, and from how many nodes; None if impossible."""
-        if shortfall <= 0:
-            return 0, []
+    def _ranking(self, count: int, gpu_type: str) -> list[_Clearing]:
+        """Return how so many devices of each node are freed, the cheapest first."""
+        found = self._rankings.get((count, gpu_type))
+        if found is None:
+            usable = self._room.nodes_of_type(gpu_type)
+            nodes = [node for node in range(len(self._of_node)) if usable >> node & 1]
+            possible = [self._clearing(node, count, {}) for node in nodes]
+            found = sorted([it for it in possible if it is not None], key=lambda it: it[:3])
+            self._rankings[count, gpu_type] = found
+        return found
+
+    def _clearing(self, node: int, count: int, removed: dict[Task, None]) -> _Clearing | None:
+        """Return how so many devices of a node are freed beside what is removed; None if impossible."""
+        free = self._room.gpus[node]
+        shortfall = count - free
         entries = self._of_node[node]
         if removed:
-            for _, negative, _, task in entries:
-                if task in removed:
-                    shortfall += negative
-        cost, victims = 0, []
+            shortfall += sum([negative for _, negative, _, task in entries if task in removed])
+        n_stops, victims = 0, []
         for n_nodes, negative, _, task in entries:
             if shortfall <= 0:
                 break
             if task not in removed:
                 victims.append(task)
-                cost += n_nodes
+                n_stops += n_nodes
                 shortfall += negative
-        return None if shortfall > 0 else (cost, victims)
+        return None if shortfall > 0 else (n_stops, free, node, victims)

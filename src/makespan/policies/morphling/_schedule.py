@@ -147,7 +147,8 @@ class Context:
     def admit(self, tasks: Sequence[Task]) -> list[Task]:
         """Price and rank jobs that wait or are to wait, and return them in the order of their ranks."""
         for task in tasks:
-            self._price(task)
+            if not task.least_gpus:
+                self._price(task)
         return sorted(tasks, key=_rank_of)
 
     def _price(self, task: Task) -> None:
@@ -156,18 +157,16 @@ class Context:
         ``g`` devices for ``T`` s cost ``T (1 + price g)``; what costs little more than the least is
         acceptable.
         """
-        steps, delay_s, price = task.steps, self.delay_s, self.start_price
-        times = [delay_s + steps * step_s for step_s, _ in task.options.pairs]
-        areas = [time_s * pair[1] for time_s, pair in zip(times, task.options.pairs, strict=True)]
-        costs = [time_s + price * area for time_s, area in zip(times, areas, strict=True)]
+        steps, delay_s, price, pairs = task.steps, self.delay_s, self.start_price, task.options.pairs
+        times = [(delay_s + steps * step_s, n_gpus) for step_s, n_gpus in pairs]
+        costs = [time_s * (1.0 + price * n_gpus) for time_s, n_gpus in times]
         limit = min(costs) * self.tuning.cost_tolerance
         chosen = sorted([(cost, order) for order, cost in enumerate(costs) if cost <= limit])
-        items = task.options.items
-        area = min(areas)
+        area = min([time_s * n_gpus for time_s, n_gpus in times])
         task.rank = (area * self.tuning.guarantee_factor if task.is_guaranteed else area, task.index)
-        task.choices = tuple([items[order] for _, order in chosen])
-        task.least_gpus = min([items[order].n_gpus for _, order in chosen])
-        task.least_s = min([times[order] for _, order in chosen])
+        task.choices = tuple([task.options.items[order] for _, order in chosen])
+        task.least_gpus = min([times[order][1] for _, order in chosen])
+        task.least_s = min([times[order][0] for _, order in chosen])
 
 
 def _rank_of(task: Task) -> tuple[float, int]:

@@ -9,7 +9,7 @@ __all__ = ["CLAIRVOYANT", "NON_CLAIRVOYANT", "Tuning"]
 class Tuning:
     """Parameters of both variants, one set each for all lists, restart delays and sizes of clusters.
 
-    The first group was searched (``benchmarks/search_policies.py``); the second bounds the effort of a decision.
+    The first six are searched by ``benchmarks/search_policies.py``, others bound the effort of a decision.
 
     Parameters
     ----------
@@ -33,8 +33,9 @@ class Tuning:
         Finish times closer than this are one instant to the lookahead [s].
     max_foreseen, max_preempting
         Blocked jobs, from the head of the queue, that the lookahead follows, and that may preempt others.
-    max_preemptions
-        Preemptions in one decision.
+    max_trials, max_preemptions
+        Preemptions that are tried, by what they could save at most, for each that is carried out, and these
+        in one decision.
     """
 
     start_horizon_s: float = 5000.0
@@ -48,6 +49,7 @@ class Tuning:
     grain_s: float = 30.0
     max_foreseen: int = 64
     max_preempting: int = 4
+    max_trials: int = 2
     max_preemptions: int = 12
 
 
