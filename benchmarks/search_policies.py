@@ -4,9 +4,8 @@ Run with ``python benchmarks/search_policies.py VARIANT``; MAKESPAN_PUBLISHED_DI
 with the published files. Every point is one set of parameters: at first the shipped one, then changes of
 sets that no other beats so far. Job lists serve this search alone: published ones with shifted arrivals or
 without a fifth of the jobs, and generated ones, on 32, 64 and 128 GPUs, with restarts of 260 and 78 s.
-Results are reported on lists with other seeds. Points go to ``benchmarks/search/VARIANT.csv``, and those of
-all variants into ``docs/images/policies-search.png`` and a table of ``docs/background``; ``--draw`` does
-that alone.
+Results are reported on lists with other seeds. Points go to ``benchmarks/search/VARIANT.csv``; ``--draw``
+puts those of both variants into ``docs/images/policies-search.png`` and ``docs/background``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,17 +15,27 @@ from pathlib import Path
 import click
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from makespan.files import atomic_path
+from makespan.plots import PALETTE, TWO_COLUMNS_IN, new_figure, styled
 from makespan.policies.morphling import MorphlingLookahead, MorphlingWork, Tuning
 from makespan.sim import simulate
 from makespan.studies import Scenario, resized, scenario
+from makespan.tables import write_csv
 from makespan.traces import subsampled, with_perturbed_arrivals
 
 FIRST_SEED = 1001
 SHIFT_S, SHARE = 900.0, 0.8
 TRACES, DELAYS_S = ("base", "mt"), (260.0, 78.0)
 OTHER_SIZES = (4, 16)  # nodes
-FOLDER = Path(__file__).parent / "search"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "benchmarks" / "search"
+FIGURE, PAGE = (
+    ROOT / "docs" / "images" / "policies-search.png",
+    ROOT / "docs/background/policies-morphling.md",
+)
+VARIANTS = {it.name: it for it in (MorphlingLookahead(), MorphlingWork())}
 SPREAD = 0.5  # of a changed parameter, standard deviation of its logarithm
 SEARCHED = (
     "start_horizon_s",
@@ -102,7 +111,7 @@ def with_parameters(
 
 def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
     """Add average JCT and makespan over those of the first point, and whether no point beats it."""
-    table = points.copy()
+    table = points.drop_duplicates(ignore_index=True)
     for what in ("jct", "makespan"):
         ratios = [table[f"{what}_{trace}"] / table[f"{what}_{trace}"].iloc[0] for trace in TRACES]
         table[what] = np.sqrt(ratios[0] * ratios[1])
@@ -142,3 +151,68 @@ def changed_value(name: str, value: float, rng: np.random.Generator) -> float:
     if value == 0.0:
         return 0.1 * factor
     return value * factor
+
+
+def front_table(points: Mapping[str, pd.DataFrame]) -> str:
+    """Return the points that no other beats as a Markdown table, the shortest average JCT first."""
+    rows = [
+        "| policy | average JCT | makespan | parameters that differ from the shipped ones |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, table in points.items():
+        start = table.iloc[0]
+        for _, row in with_ratios(table).query("on_front").sort_values("jct").iterrows():
+            changed = [f"`{it}` {row[it]:g}" for it in SEARCHED if it in table and row[it] != start[it]]
+            said = ", ".join(changed) or "none"
+            rows.append(f"| `{name}` | {row['jct']:.3f} | {row['makespan']:.3f} | {said} |")
+    return "\n".join(rows) + "\n"
+
+
+@styled
+def figure_of(points: Mapping[str, pd.DataFrame]) -> Figure:
+    """Draw average JCT against makespan, one panel a variant."""
+    figure = new_figure(TWO_COLUMNS_IN, 2.6)
+    panels = figure.subplots(1, len(points), squeeze=False).flat
+    for axes, (name, found) in zip(panels, points.items(), strict=True):
+        table = with_ratios(found)
+        front = table[table["on_front"]].sort_values("jct")
+        axes.scatter(table["jct"], table["makespan"], s=10, color=PALETTE["blue"], label="tried")
+        axes.plot(
+            front["jct"], front["makespan"], color=PALETTE["vermilion"], marker="o", ms=4, label="not beaten"
+        )
+        axes.plot(1.0, 1.0, color="black", marker="x", ls="", label="shipped")
+        axes.set(xlabel="average JCT over that shipped", ylabel="makespan over that shipped", title=name)
+        axes.legend()
+    return figure
+
+
+def draw() -> None:
+    """Draw the points of all variants, and write those that no other beats into the page on policies."""
+    points = {name: pd.read_csv(FOLDER / f"{name}.csv") for name in VARIANTS}
+    with atomic_path(FIGURE) as path:
+        figure_of(points).savefig(path, format="png", metadata={"Software": None})
+    head, rest = PAGE.read_text("utf-8").split("<!-- front -->\n")
+    tail = rest[rest.index("<!-- end of front -->") :]
+    PAGE.write_text(f"{head}<!-- front -->\n{front_table(points)}{tail}", "utf-8")
+
+
+@click.command(help=__doc__)
+@click.argument("variant", required=False, type=click.Choice(tuple(VARIANTS)))
+@click.option("--points", default=60, show_default=True, help="Sets of parameters to try.")
+@click.option("--lists", default=1, show_default=True, help="Shifts and subsamples of each published list.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the changes.")
+@click.option("--draw", "only_draw", is_flag=True, help="Draw what was found before, and search nothing.")
+def main(variant: str | None, points: int, lists: int, seed: int, *, only_draw: bool) -> None:
+    """Search one variant and write its points after each."""
+    if variant is None and not only_draw:
+        raise click.UsageError(f"no variant; accepted: {', '.join(VARIANTS)}, or --draw")
+    if variant is not None:
+        FOLDER.mkdir(exist_ok=True)
+        for table in search(VARIANTS[variant], points, lists, seed):
+            write_csv(table.drop(columns=["jct", "makespan", "on_front"]), FOLDER / f"{variant}.csv")
+    if only_draw:
+        draw()
+
+
+if __name__ == "__main__":
+    main()
