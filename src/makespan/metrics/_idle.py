@@ -110,7 +110,7 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """What a job holds: a configuration on nodes, progress from ``ready_s`` on [s] with so many steps left."""
+    """What a job holds, progress from ``ready_s`` on [s] with so many steps left."""
 
     item: Configuration
     nodes: dict[int, int]
@@ -160,8 +160,8 @@ class _Replay:
         item = self.catalogue.find(*labels, tuple(name for _, name in shares))
         if item is None:
             raise TraceError(
-                f"events: job {row.job_id!r} runs as {labels} at {row.time_s} s; accepted: a configuration of "
-                "the catalogue"
+                f"events: job {row.job_id!r} runs as {labels} at {row.time_s} s; accepted: a configuration "
+                "of the catalogue"
             )
         return _Held(item, nodes, row.time_s + self.delay_s, row.steps_left)
 
