@@ -17,6 +17,9 @@ __all__ = ["LEDGER"]
 _NON_CLAIRVOYANT, _CLAIRVOYANT = "morphling", "morphling-work"
 _RIVALS = ("sia", "synergy", "antman")
 _CLAIRVOYANT_RIVALS = ("sjf", "srtf")
+_LISTS = 10
+"""How many job lists a mean must be of to decide anything."""
+
 _PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
 
 
@@ -216,6 +219,22 @@ def _pairs(policies: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(rival, own) for rival, own in paired if own in policies]
 
 
+def _knowledge(tables: Tables, claim: Claim) -> Finding | None:
+    """Judge what more knowledge costs, or what less of it costs against knowing everything."""
+    table = tables["knowledge"]
+    rows = table[table["mode"] == "exact"] if claim.subject == "less" else table[table["mode"] != "sampled"]
+    if rows.empty:
+        return None
+    ratios = number(rows, "jct_ratio_mean") ** (-1 if claim.subject == "less" else 1)
+    worst, lists = rows.loc[ratios.idxmax()], int(number(rows, "lists").min())
+    note = (
+        f"{worst['policy']} on {worst['trace']}, mode {worst['mode']}; {len(rows)} means over {lists} lists"
+    )
+    holds = bool(ratios.max() <= claim.limit) if lists >= _LISTS else None
+    needed = "" if lists >= _LISTS else f"; a verdict takes {_LISTS}"
+    return Finding(f"{ratios.max():.3f}x at worst", holds, note + needed)
+
+
 def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
     cells = tables["table4_published"]
     printed = cells[(cells["trace"] == claim.subject) & (cells["reading"] == "printed")]
@@ -240,7 +259,7 @@ _CHECKS: tuple[Check, ...] = (
     *(_worst_family_error, _best_family_changes, _live_fidelity),
     *(_fig7_never_slower, _fig7_always_runs, _fig7_plan_changes, _fig7_cpu_speedup, _fig7_equals_published),
     *(_fig8_more_gpus, _fig8_gain, _fig8_equals_published, _fig9_reconfiguration),
-    *(_beats_rivals, _guarantees, _identical, _leads, _undercuts_released),
+    *(_beats_rivals, _guarantees, _identical, _leads, _knowledge, _undercuts_released),
 )
 
 LEDGER = Ledger(

@@ -11,6 +11,7 @@ from makespan.hardware import cluster
 from makespan.papers.morphling._tables import (
     ALLOCATION,
     JCT,
+    KNOWLEDGE,
     LARGE_MODELS,
     LOAD,
     ROUNDS,
@@ -32,8 +33,12 @@ from makespan.plots import (
     plot_ratio_bars,
 )
 from makespan.tables import EVENTS, read_csv
+from makespan.units import MINUTE
 
-__all__ = ["ablation", "allocation", "gantt", "jct_cdf", "large_models", "load", "rounds", "scale", "table4"]
+__all__ = [
+    *("ablation", "allocation", "gantt", "jct_cdf", "knowledge", "large_models", "load", "rounds", "scale"),
+    "table4",
+]
 
 Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
@@ -63,6 +68,13 @@ _ABLATED = {
     for ending, part in _PARTS.items()
     if ending
 }
+_MODES = {
+    "sampled": Look("sampled rows", PALETTE["blue"], "o", strength=0.25),
+    "requests": Look("requests too", PALETTE["blue"], "s", strength=0.55),
+    "exact": Look("all times", PALETTE["blue"], "^", strength=1.0),
+}
+"""What policies know beforehand."""
+
 LOOKS = _WHOLE | _ABLATED | POLICIES
 _TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
 
@@ -140,6 +152,17 @@ def gantt(paths: Paths, source: str) -> Drawn:
     events = read_csv(paths["schedule"], EVENTS)
     spans = job_spans(events.assign(time_s=events["time_s"] - events["time_s"].min()))
     return plot_gantt(spans, source), spans
+
+
+def knowledge(paths: Paths, source: str) -> Drawn:
+    """Completion time by what policies know, with the share of starts whose time was known."""
+    rows = read_csv(paths["knowledge"], KNOWLEDGE)
+    shown = rows[["trace", "policy", "mode"]].set_axis(["panel", "group", "series"], axis=1)
+    for column, end in (("value", "mean"), ("low", "low"), ("high", "high")):
+        shown[column] = rows[f"jct_{end}_s"] / MINUTE
+    shown["text"] = [f"{100 * share:.0f}" for share in rows["known_starts"]]
+    label = "average JCT [min];\nnumbers: known starts [%]"
+    return plot_grouped_bars(shown, source, _MODES, label, _TITLES), rows
 
 
 def load(paths: Paths, source: str) -> Drawn:

@@ -8,10 +8,11 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
+from makespan.papers.morphling._knowledge import knowledge_study
 from makespan.papers.morphling._studies import STUDIES, perturbed_arrivals, scale_study, seeded_lists
 from makespan.papers.morphling._tables import ALLOCATION, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
-from makespan.studies import Case, Run, Scenario, comparison, run_all
+from makespan.studies import Case, PredictionMode, Run, Scenario, comparison, knowing, run_all
 from makespan.tables import EVENTS
 from makespan.throughput import ReferenceTimes
 
@@ -101,6 +102,7 @@ def run_experiment(
     name: str,
     scenarios: Mapping[str, Scenario],
     times: ReferenceTimes,
+    mode: PredictionMode,
     drawn: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
@@ -112,6 +114,8 @@ def run_experiment(
         A key of `EXPERIMENT_TABLES`.
     scenarios, times
         From `makespan.studies.read_scenarios` and `read_times`.
+    mode
+        What policies know, where that is not what is studied.
     drawn, options
         Of a study over seeds: what draws its job lists; what the function of the experiment takes.
 
@@ -120,6 +124,9 @@ def run_experiment(
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     """
+    if name == "knowledge":
+        return {name: knowledge_study(scenarios, **options)}
+    scenarios = {key: knowing(scenario, mode) for key, scenario in scenarios.items()}
     if name in STUDIES:
         base = scenarios["base"]
         rows, means = STUDIES[name](base, seeded_lists(base.jobs, times, **drawn), times, **options)

@@ -45,6 +45,7 @@ _CONTENTS = {
     "allocation": "GPUs held over time by plan family",
     "schedule": "who held which GPU when",
     "perturbed": "the same lists with shifted arrivals",
+    "knowledge": "what policies know beforehand, and what knowing more is worth",
     "load": "completion time and makespan against the arrival rate",
     "load_summary": "means over job lists with confidence intervals",
     "large_models": "completion time and makespan against the share of large models",

@@ -14,6 +14,7 @@ EXPERIMENT_TABLES = {
     "getting_started": ("getting_started",),
     "table4": ("table4", "jct", "allocation", "schedule"),
     "perturbed": ("perturbed",),
+    "knowledge": ("knowledge",),
     "load": ("load", "load_summary"),
     "large_models": ("large_models", "large_models_summary"),
     "rounds": ("rounds", "rounds_summary"),
@@ -59,10 +60,18 @@ class Perturbed(Block):
         "standard deviation of the shifts",
         unit="s",
         source="a choice: more than a restart, less than the span",
-        changes="perturbed, load, large_models, rounds",
+        changes="perturbed, knowledge, load, large_models, rounds",
         gt=0,
     )
     policies: tuple[PolicyName, ...] = _policies(changes="perturbed")
+
+
+class Knowledge(Block):
+    """What policies know beforehand, with the shifts of ``perturbed``."""
+
+    traces: tuple[TraceName, ...] = _chosen("job lists", changes="knowledge", min_length=1)
+    seeds: tuple[Seed, ...] = _chosen("seeds of the shifts", changes="knowledge", min_length=1)
+    policies: tuple[PolicyName, ...] = _policies(changes="knowledge")
 
 
 class Load(Block):
@@ -146,6 +155,7 @@ class Simulation(Block):
     )
     job_lists: JobLists = option("generated job lists")
     perturbed: Perturbed = option("shifted arrivals")
+    knowledge: Knowledge = option("study of what policies know")
     load: Load = option("load study")
     large_models: LargeModels = option("study of large models")
     rounds: Rounds = option("study of round lengths")
@@ -169,6 +179,7 @@ class Simulation(Block):
             "getting_started": compared,
             "table4": compared | traces | {"shown": list(self.shown)},
             "perturbed": compared | traces | self.perturbed.model_dump(),
+            "knowledge": study | self.knowledge.model_dump() | {"std_s": self.perturbed.std_s},
             "load": study | self.load.model_dump(exclude={"seeds"}),
             "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
             "rounds": delay | self.rounds.model_dump(exclude={"seeds"}),

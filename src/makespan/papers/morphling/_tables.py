@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,6 +15,7 @@ __all__ = [
     "FIG9",
     "FIG9_SUMMARY",
     "JCT",
+    "KNOWLEDGE",
     "LARGE_MODELS",
     "LOAD",
     "PERTURBED",
@@ -52,6 +54,14 @@ _RUN = (
     ("avg_jct_s", "float", "s", _JCT),
     ("makespan_s", "float", "s", _MAKESPAN),
 )
+
+
+def _mean_of(name: str, what: str) -> tuple[tuple[Any, ...], ...]:
+    return (
+        (f"{name}_mean_s", "float", "s", f"{what}, geometric mean over lists"),
+        (f"{name}_low_s", "float", "s", "lower end of its 95 % confidence interval", True),
+        (f"{name}_high_s", "float", "s", "upper end of it", True),
+    )
 
 
 TABLE2 = table_schema(
@@ -134,6 +144,19 @@ PERTURBED = table_schema(
     ("makespan_std_s", "float", "s", "its standard deviation", True),
     ("sla_attainment", "float", "1", "share of guarantees kept, the least of all shifts", True),
 )
+KNOWLEDGE = table_schema(
+    "knowledge",
+    _TRACE,
+    _POLICY,
+    ("mode", "text", "", "what policies know beforehand: sampled, requests or exact"),
+    ("lists", "int", "1", "how many shifts of the arrivals"),
+    ("known_starts", "float", "1", "share of starts and changes whose time the job knew, mean over lists"),
+    *_mean_of("jct", _JCT),
+    *_mean_of("makespan", _MAKESPAN),
+    ("jct_ratio_mean", "float", "1", f"{_JCT} over that in mode sampled, geometric mean over lists"),
+    ("jct_ratio_low", "float", "1", "lower end of its 95 % confidence interval", True),
+    ("jct_ratio_high", "float", "1", "upper end of it", True),
+)
 LOAD = table_schema(
     "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
 )
@@ -201,7 +224,7 @@ FIG9_SUMMARY = table_schema(
 
 SCHEMAS = (
     *(TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, FIG7, FIG8, TABLE4, JCT, ALLOCATION),
-    *(PERTURBED, LOAD, LARGE_MODELS, ROUNDS, STUDY, SCALE, FIG9, FIG9_SUMMARY),
+    *(PERTURBED, KNOWLEDGE, LOAD, LARGE_MODELS, ROUNDS, STUDY, SCALE, FIG9, FIG9_SUMMARY),
 )
 """All of the above, in the order in which a run writes them."""
 
