@@ -141,8 +141,8 @@ def plot_grouped_bars(
         Columns ``panel, group, series, value``; combinations without a row have no bar. With ``text`` that
         stands above the bars instead of the values, with ``low, high`` bars have whiskers, NaN for none.
     series
-        Looks of the series, in the order of the bars; in a panel that has a look, bars have its colour in the
-        strength of the series.
+        Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
+        its colour in the strength of the series.
     label
         What the values are.
     """
@@ -152,7 +152,11 @@ def plot_grouped_bars(
     figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        own = {key: replace(looks.get(name, look), strength=look.strength) for key, look in series.items()}
+        panel = looks.get(name)
+        own = {
+            key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
+            for key, look in series.items()
+        }
         _bar_groups(axes, table[table["panel"] == name], groups, own)
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)

@@ -2,7 +2,7 @@
 
 Below ``results/<source>/morphling/`` a run writes
 
-- of `fit_workload`: ``fits/<workload>.csv`` and the predictions of its rows
+- of `fit_workloads`: ``fits/<workload>.csv`` and the predictions of its rows
 - of `table2_rows`, `table2`, `table2_summary`: tables of these names, of predictions and the paper's cells
 - of `sensitivity`: ``sensitivity.csv`` and ``sensitivity_families.csv``
 - of `fig7`, `fig8`: one throughput table, or those of the jobs, with the paper's cells
@@ -13,6 +13,7 @@ Below ``results/<source>/morphling/`` a run writes
 - of `fig9`, `fig9_summary`: losses of real training runs
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
+`page` makes the tables of the paper's page from these.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``. Every schedule is
 validated.
 """
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._fig7 import Stage, fig7, measured_fig7
     from makespan.papers.morphling._fig8 import fig8
     from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING, fig9, fig9_summary
+    from makespan.papers.morphling._page import page
     from makespan.papers.morphling._performance import (
-        fit_workload,
+        fit_workloads,
         sensitivity,
         table2,
         table2_results,
@@ -69,9 +71,10 @@ __all__ = [
     "fig8",
     "fig9",
     "fig9_summary",
-    "fit_workload",
+    "fit_workloads",
     "generated_workloads",
     "measured_fig7",
+    "page",
     "published_workloads",
     "read_published",
     "run_experiment",

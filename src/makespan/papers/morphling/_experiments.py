@@ -9,8 +9,9 @@ import pandas as pd
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
 from makespan.papers.morphling._knowledge import knowledge_study
-from makespan.papers.morphling._studies import STUDIES, perturbed_arrivals, scale_study, seeded_lists
-from makespan.papers.morphling._tables import ALLOCATION, JCT, TABLE4
+from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
+from makespan.papers.morphling._studies import STUDIES, scale_study
+from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
 from makespan.studies import Case, PredictionMode, Run, Scenario, comparison, knowing, run_all
 from makespan.tables import EVENTS
@@ -18,8 +19,7 @@ from makespan.throughput import ReferenceTimes
 
 __all__ = ["compare_policies", "getting_started", "run_experiment"]
 
-_BASELINE = "morphling"
-_REPEATED = ("morphling", "morphling-work")
+_REPEATED = ("morphling", "morphling-lookahead", "morphling-work")
 
 
 def compare_policies(
@@ -31,7 +31,7 @@ def compare_policies(
     shown: Collection[str],
     n_processes: int = 1,
 ) -> dict[str, pd.DataFrame]:
-    """Run every policy on every job list at every restart delay, two of them twice."""
+    """Run every policy on every job list at every restart delay, three of them twice."""
     cases = [
         Case(
             replace(scenarios[trace], restart_delay_s=delay_s, interval_s=interval_s),
@@ -70,8 +70,8 @@ def getting_started(
 
 
 def _table(runs: Sequence[Run]) -> pd.DataFrame:
-    table = comparison(runs, _BASELINE)
-    ratios = {name: f"{name}_to_{_BASELINE}" for name in ("jct_ratio", "makespan_ratio")}
+    table = comparison(runs, BASELINE)
+    ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     table = table.rename(columns=ratios).assign(
         n_decisions=[run.result.n_decisions for run in runs],
         n_repeats=[run.n_repeats for run in runs],
@@ -117,24 +117,27 @@ def run_experiment(
     mode
         What policies know, where that is not what is studied.
     drawn, options
-        Of a study over seeds: what draws its job lists; what the function of the experiment takes.
+        What draws the job lists of an experiment on several; what its function takes.
 
     Raises
     ------
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     """
-    if name == "knowledge":
-        return {name: knowledge_study(scenarios, **options)}
-    scenarios = {key: knowing(scenario, mode) for key, scenario in scenarios.items()}
+    sampled, scenarios = scenarios, {key: knowing(base, mode) for key, base in scenarios.items()}
     if name in STUDIES:
         base = scenarios["base"]
-        rows, means = STUDIES[name](base, seeded_lists(base.jobs, times, **drawn), times, **options)
+        lists = {key[-1]: jobs for key, jobs in drawn_lists({"base": base.jobs}, times, **drawn).items()}
+        rows, means = STUDIES[name](base, lists, times, **options)
         return {name: rows, f"{name}_summary": means}
     if name == "table4":
         return compare_policies(scenarios, **options)
-    if name == "perturbed":
-        return {name: perturbed_arrivals(scenarios, **options)}
+    if name in ("lists", "knowledge"):
+        chosen = dict(options)
+        lists = drawn_lists({trace: scenarios[trace].jobs for trace in chosen.pop("traces")}, times, **drawn)
+        if name == "knowledge":
+            return {name: knowledge_study(sampled, lists, **chosen)}
+        return compare_on_lists(scenarios, lists, **chosen)
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}
     return {name: getting_started(scenarios, **options)}
