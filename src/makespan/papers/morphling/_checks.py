@@ -273,7 +273,7 @@ def _knowledge(tables: Tables, claim: Claim) -> Finding | None:
     if rows.empty:
         return None
     ratios = number(rows, "jct_ratio_mean") ** (-1 if claim.subject == "less" else 1)
-    worst, lists = rows.loc[ratios.idxmax()], int(number(rows, "lists").min())
+    worst, lists = rows.iloc[int(ratios.argmax())], int(number(rows, "lists").min())
     where = f"{worst['policy']} on {worst['trace']}, mode {worst['mode']}"
     holds = bool(ratios.max() <= claim.limit) if lists >= _LISTS else None
     needed = "" if lists >= _LISTS else f"; a verdict takes {_LISTS}"

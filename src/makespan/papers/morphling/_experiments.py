@@ -134,10 +134,10 @@ def run_experiment(
         return compare_policies(scenarios, **options)
     if name in ("lists", "knowledge"):
         chosen = dict(options)
-        lists = drawn_lists({trace: scenarios[trace].jobs for trace in chosen.pop("traces")}, times, **drawn)
+        jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
         if name == "knowledge":
-            return {name: knowledge_study(sampled, lists, **chosen)}
-        return compare_on_lists(scenarios, lists, **chosen)
+            return {name: knowledge_study(sampled, drawn_lists(jobs, times, **drawn), **chosen)}
+        return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}
     return {name: getting_started(scenarios, **options)}
