@@ -207,7 +207,8 @@ def knowledge(paths: Paths, source: str) -> Drawn:
         shown[column] = rows[f"jct_{end}_s"] / MINUTE
     shown["text"] = [f"{100 * share:.0f}" for share in rows["known_starts"]]
     label = "average JCT [min];\nnumbers: known starts [%]"
-    return plot_grouped_bars(shown, source, _MODES, label, _TITLES), rows
+    titles = {name: title.replace("-", "-\n") for name, title in _TITLES.items()} | _TRACES
+    return plot_grouped_bars(shown, source, _MODES, label, titles), rows
 
 
 def load(paths: Paths, source: str) -> Drawn:

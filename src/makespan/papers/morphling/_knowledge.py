@@ -47,6 +47,6 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
     own, by = ["trace", "draw", "seed", "policy"], ["trace", "policy", "mode"]
     least = rows[rows["mode"] == _LEAST].set_index(own)["avg_jct_s"]
     base = least.reindex(pd.MultiIndex.from_frame(rows[own])).to_numpy(float)
-    ratios = intervals(rows.assign(jct_ratio=rows["avg_jct_s"] / base), by, ["jct_ratio"])
+    ratios = intervals(rows.assign(jct_ratio=rows["avg_jct_s"] / base), by, ["jct_ratio"]).drop(columns="n")
     known = rows.groupby(by, sort=False)["known_starts"].mean().to_numpy(float)
     return means(rows, by).rename(columns={"n": "lists"}).merge(ratios, on=by).assign(known_starts=known)
