@@ -115,6 +115,6 @@ def _raise_first(wrong: "pd.Series[bool]", values: pd.Series, column: Column, wh
     row = int(np.flatnonzero(wrong.to_numpy())[0])
     accepted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     raise TraceError(
-        f"{where}: row {row + 1}, column {column.name!r}: found {values.iloc[row]!r}; "
+        f"{where}: row {row + 1}, column {column.name!r}: found {values.tolist()[row]!r}; "
         f"accepted: {accepted[column.kind]}" + (f" in {column.unit}" if column.unit else "")
     )
