@@ -103,7 +103,8 @@ def test_simulate_and_compare_have_one_result(name: str, tmp_path: Path) -> None
     assert run("--policies", name, "--quiet", "--output", str(tmp_path / "table.csv")).exit_code == 0
     table = read_csv(tmp_path / "table.csv", COMPARISON)
     done = CliRunner().invoke(main, ["simulate", "--policy", name, "--quiet"])
-    assert f"restart delay 260 s, rounds of {table['interval_s'].iloc[0]:g} s, by fitted times" in done.output
+    rounds = f"rounds of {table['interval_s'].iloc[0]:g} s"
+    assert f"restart delay 260 s, {rounds}, knowledge: sampled" in done.output
     line = next(line for line in done.output.splitlines() if line.startswith("average JCT"))
     assert line.split()[2] == f"{table['avg_jct_s'].iloc[0]:.1f}"
 

@@ -106,7 +106,7 @@ def test_options_reach_the_simulation(job_list: Path, tmp_path: Path) -> None:
     result = run("simulate", "--workload", str(job_list), *options)
     assert result.exit_code == 0, result.output
     assert "FIFO on mine (emulated), 3 jobs on 8 x 8 GPUs" in result.output
-    assert "restart delay 10 s, rounds of 60 s, by fitted times" in result.output
+    assert "restart delay 10 s, rounds of 60 s, knowledge: sampled" in result.output
     events = read_csv(tmp_path / "x" / "events.csv", EVENTS)
     started = events[events["kind"] == "started"]
     ready = events[events["kind"] == "ready"]
@@ -126,7 +126,7 @@ def test_a_load_lets_the_same_jobs_arrive_faster(job_list: Path, tmp_path: Path)
 
 def test_clusters_without_constants_of_the_model_decide_by_exact_times() -> None:
     result = run("simulate", "--cluster", "p3dn-64", "--quiet")
-    assert result.exit_code == 0 and "by exact times" in result.output
+    assert result.exit_code == 0 and "knowledge: exact" in result.output
 
 
 @pytest.mark.untraced
@@ -166,14 +166,14 @@ def test_guarantees_are_reported(job_list: Path) -> None:
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize("times", ["fitted", "exact"])
-def test_jobs_run_by_true_times_whatever_policies_decide_by(times: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", ["sampled", "requests", "exact"])
+def test_jobs_run_by_true_times_whatever_policies_know(known: str, tmp_path: Path) -> None:
     result = run(
-        "simulate", "--jobs", "30", "--workload", "mt", "--predictions", times, "--output", str(tmp_path)
+        "simulate", "--jobs", "30", "--workload", "mt", "--predictions", known, "--output", str(tmp_path)
     )
     assert result.exit_code == 0, result.output
     events = read_csv(tmp_path / "events.csv", EVENTS)
-    catalogue = scenario(workload="mt", source="emulated", n_jobs=30, predictions=times).catalogue
+    catalogue = scenario(workload="mt", source="emulated", n_jobs=30, predictions=known).catalogue
     keys = {job.rsplit("-", 1)[0] for job in events["job_id"]}
     true_s = {(item.plan, item.iter_time_s) for key in keys for item in catalogue.all(key)}
     held = events[events["n_gpus"] > 0]
@@ -181,7 +181,7 @@ def test_jobs_run_by_true_times_whatever_policies_decide_by(times: str, tmp_path
     differs = any(
         item.iter_time_s != item.predicted_iter_time_s for key in keys for item in catalogue.all(key)
     )
-    assert differs == (times == "fitted")
+    assert differs == (known != "exact")
 
 
 def test_an_impossible_schedule_is_said_and_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--workload", "mine.csv", "--format", "easyscale"), "accepted: --epoch-time"),
         (("--format", "philly"), "naive: no such file"),
         (("--cluster", "dgx"), "unknown cluster 'dgx'"),
-        (("--cluster", "p3dn-64", "--steering", "fitted"), "accepted: a800-64, or exact predictions"),
+        (("--cluster", "p3dn-64", "--steering", "requests"), "accepted: a800-64, or exact predictions"),
         (("--delay", "-1"), "Invalid value for '--delay'"),
         (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
         (("--interval", "inf"), "Invalid value for '--interval': 'inf'"),

@@ -289,7 +289,7 @@ def test_default_files_hold_each_option_once():
     [
         ("policies", ["sia2"], "policies[0]: found 'sia2'; accepted: one of antman"),
         ("shown", ["gavel", "fifo"], "accepted: shown among policies (not there: gavel)"),
-        ("predictions", "oracle", "predictions: found 'oracle'; accepted: 'fitted' or 'exact'"),
+        ("predictions", "oracle", "predictions: found 'oracle'; accepted: 'sampled', 'requests' or 'exact'"),
         ("restart_delays_s", [-1], "restart_delays_s[0]: found -1; accepted: at least 0"),
         ("traces", ["big"], "traces[0]: found 'big'"),
         ("workloads", ["bert", "t5_11B"], "simulation.workloads among workloads (not there: t5_11B)"),

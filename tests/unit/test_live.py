@@ -315,6 +315,29 @@ def test_a_scheduler_that_vanished_is_taken_over_from_its_last_state(tmp_path):
     assert result.violations == ()
 
 
+def test_what_a_job_has_run_is_still_known_when_its_run_is_taken_over(tmp_path):
+    seen = []
+
+    class Looks(Scripted):
+        def decide(self, view, state):
+            plans = [view.catalogue.find("tiny-gpt", plan, "1", 1) for plan in ("ga", "gc")]
+            there = [one for one in (*view.running, *view.pending) if one.spec.job_id == "b"]
+            seen.extend([one.has_run(item) for item in plans] for one in there)
+            return super().decide(view, state)
+
+    jobs = [job("a", 0, 20), job("b", 0, 60)]
+    starts = {0: {"a": ("ga", 1), "b": ("ga", 1)}}
+    first = FakeTrainer(SPEED)
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs, chosen=Looks(starts), trainer=first, directory=tmp_path, observers=[Interrupts()])
+    assert seen[0] == [False, False]
+    second = FakeTrainer(SPEED)
+    second.saved = dict(first.saved)
+    seen.clear()
+    live.run_live(setting(jobs), Looks({0: {"b": ("gc", 1)}}), live.slot_cluster(2), second, tmp_path)
+    assert seen[0] == [True, False]
+
+
 def test_a_state_of_other_jobs_is_refused(tmp_path):
     run([job("a", 0, 3)], directory=tmp_path)
     with pytest.raises(TrainingError, match="other jobs"):

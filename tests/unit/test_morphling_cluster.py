@@ -26,7 +26,6 @@ from makespan.policies import REGISTRY
 from makespan.studies import Scenario, predictions, read_scenarios, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
-from makespan.traces import read_jobs
 
 TESTBED = cluster("a800-64")
 KEYS = ("roberta", "llama7")
@@ -51,13 +50,7 @@ def files(tables, lists, tmp_path_factory):
     for name, frame in {**tables, **lists}.items():
         write_csv(frame, folder / f"{name}.csv")
     paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
-    knowledge = predictions(
-        tables,
-        [job for name in lists for job in read_jobs(paths[name]).jobs],
-        "a800-64",
-        "extended",
-        "fitted",
-    )
+    knowledge = predictions(tables, "a800-64", "extended", "sampled")
     write_csv(knowledge, folder / "predictions.csv", PREDICTIONS)
     return SimpleNamespace(
         tables={key: paths[key] for key in tables},
@@ -108,29 +101,19 @@ def paper_workloads():
     return ["vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30"]
 
 
-def test_knowledge_is_what_was_sampled_requested_or_tried_and_the_rest_is_predicted(tables, files):
+def test_what_was_sampled_is_known_and_the_rest_is_predicted(tables, files):
     knowledge = pd.read_csv(files.knowledge, keep_default_na=False, dtype={"placement": str})
-    assert set(knowledge["reason"]) == {"", "sampled", "requested", "tried first"}
+    assert set(knowledge["reason"]) == {"", "sampled"}
     assert (knowledge["known"] == (knowledge["reason"] != "")).all()
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     error = np.abs(knowledge["predicted_iter_time_s"] / truth["iter_time_s"] - 1)
     assert error[knowledge["known"]].max() < 1e-12
     assert 0 < error[~knowledge["known"]].mean() < 0.1
-    assert knowledge["known"].mean() < 0.4
-
-
-def test_the_expected_fastest_plan_of_each_size_is_known_in_the_end(tables, files):
-    knowledge = pd.read_csv(files.knowledge, keep_default_na=False, dtype={"placement": str})
-    for _, rows in knowledge.groupby("workload"):
-        sizes = rows["placement"].map(lambda text: sum(int(digit) for digit in text))
-        nodes = rows["placement"].str.len()
-        for gpus in sorted(set(sizes)):
-            mine = rows[(sizes == gpus) & (nodes == nodes[sizes == gpus].min())]
-            assert mine.loc[mine["predicted_iter_time_s"].idxmin(), "known"]
+    assert 1 <= knowledge.groupby("workload")["known"].sum().max() <= 10
 
 
 def test_exact_knowledge_is_the_truth(tables):
-    exact = predictions(tables, [], "a800-64", "extended", "exact")
+    exact = predictions(tables, "a800-64", "extended", "exact")
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     assert exact["known"].all() and set(exact["reason"]) == {"trusted"}
     assert exact["predicted_iter_time_s"].tolist() == truth["iter_time_s"].tolist()

@@ -114,7 +114,7 @@ def compare_command(
     if output is not None:
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
-    setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, by {scenario.predictions} times"
+    setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, knowledge: {scenario.predictions}"
     say(f"{scenario.title}\n{setting}\n", err=beside)
     if form is not None:
         say_rows(table.to_dict("records"), form)

@@ -126,7 +126,7 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
         "average time to first start": found.avg_queueing_delay_s,
     }
     rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
-    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, by {predictions} times", ""]
+    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, knowledge: {predictions}", ""]
     lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
     sla = found.sla_attainment
     return [

@@ -6,11 +6,11 @@ from typing import Any
 from makespan.errors import TrainingError
 from makespan.files import read_json, write_json
 from makespan.live._engine import LiveEngine, LiveJob
-from makespan.sim import EventKind
+from makespan.sim import Configuration, EventKind
 
 __all__ = ["read_state", "restore", "save_state"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 def save_state(engine: LiveEngine, path: Path) -> None:
@@ -41,6 +41,9 @@ def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
         "restart_s": job.restart_time_s,
         "held_gpu_s": job.attained_service_gpu_s,
         "waiting_s": job.waiting_time_s,
+        "observed": [
+            [item.plan, item.placement.text, item.cpu_threads, list(item.gpu_types)] for item in job.observed
+        ],
     }
 
 
@@ -76,6 +79,7 @@ def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any]) -> Non
         restart_count=saved["restart_count"],
         times_s=(saved["waiting_s"], saved["running_s"], saved["restart_s"]),
         held_gpu_s=saved["held_gpu_s"],
+        observed=_observed(engine, job, saved["observed"]),
     )
     if saved["finish_time_s"] is None:
         engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
@@ -83,3 +87,12 @@ def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any]) -> Non
     engine.cluster_state.submit(job)
     engine.cluster_state.finish(job)
     engine.finished.append((job, saved["finish_time_s"]))
+
+
+def _observed(engine: LiveEngine, job: LiveJob, saved: list[list[Any]]) -> list[Configuration]:
+    """Return the configurations that a job has run; what the catalogue has no more, nobody can use."""
+    found = [
+        engine.view.catalogue.find(job.spec.workload, plan, placement, cpu_threads, tuple(gpu_types))
+        for plan, placement, cpu_threads, gpu_types in saved
+    ]
+    return [item for item in found if item is not None]

@@ -82,8 +82,7 @@ def simulate(
         Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
         the result depends on it.
     reveals_requests
-        Whether users state with a job how long a step takes as requested; else policies learn it when the
-        job has run so.
+        Whether users state with a job how long a step takes as requested.
 
     Raises
     ------
@@ -100,20 +99,24 @@ def simulate(
     fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
     rounds_s = round_length(policy, interval_s)
-    given = cluster, fitting, policy, cost, rounds_s, checkpoint_interval_s, decision_limit_s
-    engine = Engine(*given, reveals_requests=reveals_requests)
+    limits = checkpoint_interval_s, decision_limit_s
+    engine = Engine(cluster, fitting, policy, cost, rounds_s, *limits, reveals_requests=reveals_requests)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
+    _run_to_the_end(engine)
+    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
+    tables = events_table(engine.rows), outcomes_table(finished, fitting)
+    wall_s = time.perf_counter() - began
+    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions)
+
+
+def _run_to_the_end(engine: Engine) -> None:
     # What is there now stays: the collector need not look through it again and again.
     gc.freeze()
     try:
         engine.run()
     finally:
         gc.unfreeze()
-    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
-    events, outcomes = events_table(engine.rows), outcomes_table(finished, fitting)
-    wall_s = time.perf_counter() - began
-    return SimulationResult(events, outcomes, wall_s, engine.policy_wall_s, engine.n_decisions)
 
 
 def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:

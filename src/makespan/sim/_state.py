@@ -195,9 +195,7 @@ class ClusterState:
         if held is None:
             return
         steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
-        held_gpu_s, observed = job.attained_service_gpu_s, job._observed
-        if job.has_run(held.configuration):
-            observed |= {held.configuration}
+        held_gpu_s, observed = job.attained_service_gpu_s, job.observed
         self.nodes.move(held, 1)
         kind = unlocked(job)
         job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
@@ -238,13 +236,17 @@ class ClusterState:
         restart_count: int,
         times_s: tuple[float, float, float],
         held_gpu_s: float,
+        observed: Iterable[Configuration],
     ) -> None:
-        """Bring a job that holds nothing to where it was: waiting, running and restart time, devices held."""
+        """Bring a job that holds nothing to where it was.
+
+        These are waiting, running and restart time, device time, and the configurations whose time it knows.
+        """
         kind = unlocked(job)
         job.generation, job.restart_count = generation, restart_count
         job.first_start_s, job.waiting_since_s = first_start_s, self.view.time_s
         job._waiting_s, job._running_s, job._restart_s = times_s
-        job._held_gpu_s = held_gpu_s
+        job._held_gpu_s, job._observed = held_gpu_s, frozenset(observed)
         job.__class__ = kind
 
     def set_ready(self, job: JobView, time_s: float) -> None:

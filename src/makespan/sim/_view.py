@@ -93,8 +93,16 @@ class JobView(_JobSlots):
         held = "waiting" if self.allocation is None else self.allocation.text
         return f"JobView({self.spec.job_id!r}, {held})"
 
+    @property
+    def observed(self) -> frozenset[Configuration]:
+        """Every configuration whose time the job knows by `has_run`."""
+        held = self.allocation
+        if held is None or not self.has_run(held.configuration):
+            return self._observed
+        return self._observed | {held.configuration}
+
     def has_run(self, configuration: Configuration) -> bool:
-        """Whether the job has done a step in a configuration, or told its time when it was submitted."""
+        """Whether the job has done a step in a configuration, or its user has stated the time of one."""
         if configuration in self._observed:
             return True
         held = self.allocation

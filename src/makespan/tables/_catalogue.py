@@ -119,7 +119,7 @@ PREDICTIONS = table_schema(
     ("cpu_threads", "int", "1", "CPU threads a GPU"),
     ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
     ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
-    ("reason", "text", "", "why it is known: sampled, requested, tried first, trusted; empty if not"),
+    ("reason", "text", "", "why it is known: sampled for the fit, trusted in mode exact; empty if it is not"),
     rule=_predicted,
 )
 

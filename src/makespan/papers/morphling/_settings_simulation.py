@@ -117,7 +117,7 @@ class Simulation(Block):
     )
     predictions: Literal["sampled", "requests", "exact"] = _of_all(
         "what policies know: sampled, predictions of the fitted model and the true times of what was sampled "
-        "or what a job has run itself; requests, also what a request takes; exact, all true times",
+        "or what a job has run itself; requests, also of what users request; exact, all true times",
         source="Morphling, section 5: policies decide by the fitted model",
     )
     restart_delays_s: tuple[Time, ...] = _of_all(
