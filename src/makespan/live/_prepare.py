@@ -1,10 +1,11 @@
 """What a live run begins with: the slots as a cluster, and a profile of them with all slots busy."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -110,9 +111,9 @@ def profile(
     path: Path,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, pd.DataFrame], dict[int, float]]:
-    """Measure the tables of a live workload and, by slots, what a restart takes [s]; ``path`` as for `Measurements`.
+    """Measure the tables of a live workload and, by slots, what a restart takes [s].
 
-    A step takes what checkpoints at equal times add to it, too.
+    Checkpoints on the way count as a part of each step. The ``path`` is that of `Measurements`.
     """
     n_slots, launcher = where.n_gpus, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
@@ -151,7 +152,7 @@ def _time_s(table: pd.DataFrame, n_slots: int, plan: str) -> float:
 
 
 def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
-    """Steps between the checkpoints of a workload."""
+    """Return the steps between checkpoints of a workload."""
     return max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
 
 
@@ -212,17 +213,19 @@ class Profiler:
         for size in sorted(self._spec.slots):
             for key in self._spec.workloads:
                 slots, beside = self._places(key, size)
-                name = f"restarts of {key}, slots {_listed(slots)}"
-                turns = self._kept.measure(
-                    name, lambda key=key, slots=slots, beside=beside: self._turns(key, slots, beside), _TURNS
-                )
+                how = partial(self._turns, key, slots, beside)
+                turns = self._kept.measure(f"restarts of {key}, slots {_listed(slots)}", how, _TURNS)
                 found += [_Restart(key, size, *turn) for turn in turns]
         return found
 
     def _points(self, key: str, size: int) -> dict[str, Any]:
         slots, beside = self._places(key, size)
         points = [ProfilePoint(plan, Placement((size,)), 1) for plan in self._spec.plans[size]]
-        launcher, procedure, where = self._launch_on(slots), _procedure(self._settings), f", slots {_listed(slots)}"
+        launcher, procedure, where = (
+            self._launch_on(slots),
+            _procedure(self._settings),
+            f", slots {_listed(slots)}",
+        )
         return measure_points(
             workload(key), points, self._node, launcher, procedure, kept=self._kept, where=where,
             beside=lambda: self._neighbours(beside),
@@ -243,7 +246,9 @@ class Profiler:
         """Let workloads train on slots, warm from the beginning of the block to its end."""
         with temporary_directory("neighbours") as name, ThreadPoolExecutor(len(beside) or 1) as pool:
             places = {Path(name, _listed(slots)): (slots, key) for slots, key in beside.items()}
-            ends = {place: pool.submit(self._train, key, slots, place) for place, (slots, key) in places.items()}
+            ends = {
+                place: pool.submit(self._train, key, slots, place) for place, (slots, key) in places.items()
+            }
             try:
                 for place, end in ends.items():
                     while not (end.done() or _trains(place)):

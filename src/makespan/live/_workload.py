@@ -202,9 +202,7 @@ class LiveSetting:
         """List the jobs with submission times as policies see them."""
         return [replace(job, submit_time_s=job.submit_time_s * self.scale) for job in self.jobs]
 
-    def averaged(
-        self, tables: Mapping[str, pd.DataFrame], delays_s: Mapping[int, float]
-    ) -> "LiveSetting":
+    def averaged(self, tables: Mapping[str, pd.DataFrame], delays_s: Mapping[int, float]) -> "LiveSetting":
         """Return the same with the mean of its profile and of another one; points lacking there stay."""
         means = {}
         for key, table in self.tables.items():

@@ -147,7 +147,7 @@ def train_missing(
     run_dir: str | Path | None = None,
     beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[Any]:
-    """Return what is read of the runs of named jobs; those not kept are trained, ``beside`` something, and kept."""
+    """Return what is read of the runs of named jobs; those not kept are trained, beside others, and kept."""
     missing = [name for name in jobs if name not in kept]
     names = iter(missing)
 

@@ -45,8 +45,8 @@ class Procedure:
     repetitions
         Runs of each point, all points in turn, so that slow drifts of the machine show as noise.
     is_paced
-        Whether an iteration counts with the mean pace at which the steps of a run follow each other, as a job's
-        end is foreseen from it, instead of the median of the steps alone.
+        Whether an iteration counts with the mean pace at which the steps of a run follow each other, as the
+        end of a job depends on it, instead of the median of the steps alone.
     """
 
     warmup_steps: int = 1

@@ -116,8 +116,8 @@ class RunResult:
     losses, times
         Mean loss of the global batch at each step of this run, before its update; wall times.
     paces_s
-        Wall time from the beginning of each step until the next one could begin: the step, the look for a stop
-        request and the heartbeat, without checkpoints [s].
+        Wall time from the beginning of each step until the next one could begin, with what comes between
+        them but for checkpoints [s].
     stopped
         Whether it ended at a stop request, before its last step.
     device
