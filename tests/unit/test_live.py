@@ -15,6 +15,7 @@ from makespan.claims import judge
 from makespan.cli._live_run import _EventLines
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
 from makespan.leftovers import temporary_directory
+from makespan.metrics import live_summary
 from makespan.papers.morphling import LEDGER
 from makespan.policies import policy
 from makespan.sim import Allocation, Decision, Event, PolicyError
@@ -528,7 +529,7 @@ def test_the_claim_on_fidelity_judges_the_mean_size_of_what_was_predicted_before
 def test_a_summary_of_runs_averages_sizes_and_keeps_the_worst():
     late = live_run(10.0, "srtf", "2025-12-31T00:00:00.000+00:00")
     runs = LIVE.validate(pd.DataFrame([live_run(-6.0), live_run(2.0), late]), where="test")
-    summary = live.live_summary(runs).set_index("policy")
+    summary = live_summary(runs).set_index("policy")
     assert summary["runs"].to_dict() == {"morphling": 2, "srtf": 1, "all": 3}
     assert summary["mean_jct_difference_pct"].to_dict() == {"morphling": 4.0, "srtf": 10.0, "all": 6.0}
     assert summary["worst_jct_difference_pct"].to_dict() == {"morphling": 6.0, "srtf": 10.0, "all": 10.0}

@@ -1,5 +1,6 @@
 """Live scheduling with real processes: kill -9, an interrupt from the keyboard, a short profile."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -128,6 +129,9 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     comparison = read_csv(tmp_path / "live.csv", LIVE)
     jobs = read_csv(tmp_path / "live_jobs.csv", LIVE_JOBS).set_index("job_id")
     assert comparison["jobs"].tolist() == [3]
+    prediction = (tmp_path / "live_prediction.json").read_bytes()
+    assert comparison["prediction_sha256"].tolist() == [hashlib.sha256(prediction).hexdigest()]
+    assert (comparison["predicted_at"] <= comparison["began_at"]).all()
     assert jobs["n_restarts"].to_dict() == {"a": 0, "b": 1, "c": 0}
     assert jobs["final_loss"].notna().all()
     assert not work.exists()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from makespan.live import live_summary
 from makespan.logs import logged_to
+from makespan.metrics import live_summary
 from makespan.tables import LIVE, LIVE_SUMMARY, read_csv, write_result
 
 

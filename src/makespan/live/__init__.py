@@ -2,7 +2,7 @@
 
 - `live_experiment` profiles, predicts, runs and compares; `LiveSetting` is what a run is given
 - `predict_live` writes what is expected of a run, `run_live` runs jobs under any policy of the simulator with
-  whatever trains, `compare_live` compares, `live_summary` summarises several runs
+  whatever trains, `compare_live` compares
 - `live_workload` and `live_jobs` say what is run
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.live._compare import LiveResult, Prediction, compare_live, live_summary, predict_live
+    from makespan.live._compare import LiveResult, Prediction, compare_live, predict_live
     from makespan.live._prepare import process_trainer, slot_cluster
     from makespan.live._run import live_experiment, run_live
     from makespan.live._segments import Segment, SegmentResult
@@ -27,7 +27,6 @@ __all__ = [
     "live_experiment",
     "live_jobs",
     "live_settings",
-    "live_summary",
     "live_workload",
     "live_workloads",
     "predict_live",

@@ -88,11 +88,9 @@ def measure_points(
     launcher, procedure, run_dir
         Starts the processes, once for all points; steps and repetitions; directory in which the
         processes meet, seen by all nodes, None for a temporary one.
-    kept, where
-        What an interrupted profile measured, to go on with, and where runs are kept as they end, None for
-        nowhere; the part of their names that tells devices apart on which points are measured several times.
-    beside
-        What goes on meanwhile, begun only if a run is to be made.
+    kept, where, beside
+        Where runs are kept as they end, to go on with them after an interrupt, or None; the part
+        of their names that tells devices apart; what goes on meanwhile, begun only if a run is to be made.
 
     Returns
     -------
