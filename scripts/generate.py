@@ -144,9 +144,8 @@ def _live_files() -> list[tuple[str, str]]:
     """Return the tables of the live runs with what they hold."""
     live = SETTINGS.live
     when = "measured only" if live.in_all else "measured only, on request"
-    under = f"under {' and '.join(live.policies)}, {len(live.seeds)} seeds"
-    what = f"{live.workload} {under}, beside predictions; {when}"
-    return [("live", what), ("live_summary", f"mean and worst error of those predictions; {when}")]
+    what = f"{live.workload} under {len(live.policies)} policies, {len(live.seeds)} seeds, beside predictions"
+    return [("live", f"{what}; {when}"), ("live_summary", f"mean and worst error of these; {when}")]
 
 
 def _layers() -> list[list[str]]:

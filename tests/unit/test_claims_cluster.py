@@ -10,7 +10,7 @@ from makespan.papers.morphling import LEDGER
 def table4(**changes):
     """Return a comparison in which everything holds; a change sets the JCT of a policy."""
     jct = {
-        "morphling": 1400.0,
+        "morphling-lookahead": 1400.0,
         "morphling-work": 1100.0,
         "sia": 4200.0,
         "synergy": 6600.0,
@@ -30,8 +30,8 @@ def table4(**changes):
             "avg_jct_s": value,
             "makespan_s": 64_000.0 * (1.0 if policy.startswith("morphling") else 1.2),
             "sla_attainment": 1.0 if trace == "mt" else float("nan"),
-            "n_repeats": str(int(policy == "morphling")),
-            "n_identical": str(int(policy == "morphling")),
+            "n_repeats": str(int(policy == "morphling-lookahead")),
+            "n_identical": str(int(policy == "morphling-lookahead")),
         }
         for trace in ("base", "bp", "mt")
         for delay_s in (260.0, 78.0)
@@ -45,13 +45,13 @@ def perturbed(jct=1100.0, sla=1.0):
         {"trace": trace, "policy": policy, "restart_delay_s": 260.0, "avg_jct_s": jct, "avg_jct_std_s": "50"}
         | {"makespan_s": 64_000.0, "makespan_std_s": 100.0, "sla_attainment": sla if trace == "mt" else None}
         for trace in ("base", "bp", "mt")
-        for policy in ("morphling", "morphling-work")
+        for policy in ("morphling-lookahead", "morphling-work")
     ]
     return pd.DataFrame(rows)
 
 
 def study(parameter, **changes):
-    jct = {"morphling": 14.0, "morphling-work": 11.0, "sia": 20.0, "srtf": 12.0} | {
+    jct = {"morphling-lookahead": 14.0, "morphling-work": 11.0, "sia": 20.0, "srtf": 12.0} | {
         name.replace("_", "-"): value for name, value in changes.items()
     }
     rows = [
@@ -103,10 +103,12 @@ def test_guarantees_and_repetitions():
 def test_the_lead_is_judged_against_rivals_that_know_as_much(name, parameter):
     assert verdict("leads", name, {name: study(parameter)})[:2] == ("holds", "2 of 2 points")
     behind = verdict("leads", name, {name: study(parameter, sia=13.0)})
-    assert behind[:2] == ("fails", "0 of 2 points") and "sia is ahead of morphling at 0.5" in behind[2]
+    assert (
+        behind[:2] == ("fails", "0 of 2 points") and "sia is ahead of morphling-lookahead at 0.5" in behind[2]
+    )
     assert verdict("leads", name, {name: study(parameter, srtf=10.0)})[0] == "fails"
     rows = study(parameter)
-    assert verdict("leads", name, {name: rows[rows["policy"] == "morphling"]})[0] == "not run"
+    assert verdict("leads", name, {name: rows[rows["policy"] == "morphling-lookahead"]})[0] == "not run"
 
 
 def test_what_the_released_simulator_prints_is_undercut():

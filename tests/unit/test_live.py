@@ -152,7 +152,7 @@ def test_an_expected_end_comes_true_without_disturbance(capsys, tmp_path):
 # --- the loop -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fifo", "morphling", "morphling-work", "srtf", "sia"])
+@pytest.mark.parametrize("name", ["fifo", "morphling-lookahead", "morphling-work", "srtf", "sia"])
 def test_every_job_runs_all_its_steps_and_no_slot_is_used_twice(name):
     jobs = [job("a", 0, 30), job("b", 5, 20, 2, "zero-dp"), job("c", 6, 25), job("d", 20, 10, 1, "gc")]
     result, trainer = run(jobs, name)

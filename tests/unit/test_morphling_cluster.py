@@ -130,13 +130,19 @@ def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, ta
 
 def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios):
     found = compare_policies(
-        scenarios, ["base", "mt"], ["morphling", "fifo"], [260.0, 78.0], 60.0, ["morphling", "fifo", "sia"], 2
+        scenarios,
+        ["base", "mt"],
+        ["morphling-lookahead", "fifo"],
+        [260.0, 78.0],
+        60.0,
+        ["morphling-lookahead", "fifo", "sia"],
+        2,
     )
     table4 = found["table4"]
     assert len(table4) == 8
     assert table4["n_repeats"].sum() == table4["n_identical"].sum() == 2
-    mine = table4[table4["policy"] == "morphling"]
-    assert (mine["jct_ratio_to_morphling"] == 1).all()
+    mine = table4[table4["policy"] == "morphling-lookahead"]
+    assert (mine["jct_ratio_to_lookahead"] == 1).all()
     assert (mine.loc[mine["trace"] == "mt", "sla_attainment"] == 1).all()
     assert len(found["jct"]) == 4 * 30
     base = table4[(table4["restart_delay_s"] == 260) & (table4["trace"] == "base")]
@@ -144,14 +150,14 @@ def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios)
     for policy, value in zip(base["policy"], base["avg_jct_s"], strict=True):
         assert means[policy] == pytest.approx(value)
     wide = allocation_by_family(found["allocation"])
-    assert list(wide["policy"].unique()) == ["morphling", "fifo"]
+    assert list(wide["policy"].unique()) == ["morphling-lookahead", "fifo"]
     held = wide.drop(columns=["policy", "time_s"]).sum(axis=1)
     assert wide["time_s"].min() == 0 and 0 < held.max() <= 64
     assert found["schedule"]["kind"].eq("finished").sum() == 30
 
 
 def test_getting_started_runs_the_short_list(toys):
-    table = getting_started(toys, ["morphling", "fifo"], [5.0], 0.0)
+    table = getting_started(toys, ["morphling-lookahead", "fifo"], [5.0], 0.0)
     assert table["trace"].tolist() == ["naive", "naive"]
     assert table["jobs"].tolist() == [2, 2]
 
@@ -168,7 +174,7 @@ def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, scenarios):
 def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
     times, lists = ReferenceTimes(tables), {1: scenarios["base"].jobs[:12], 2: scenarios["bp"].jobs[:12]}
     base = scenarios["base"]
-    rows, means = load_study(base, lists, times, ["fifo", "morphling"], [0.5, 2.0], 260.0, 60.0)
+    rows, means = load_study(base, lists, times, ["fifo", "morphling-lookahead"], [0.5, 2.0], 260.0, 60.0)
     assert rows.groupby(["load_factor", "policy"]).size().tolist() == [2] * 4
     assert means["parameter"].eq("load_factor").all() and means["seeds"].tolist() == [2] * 4
     one = rows[(rows["policy"] == "fifo") & (rows["load_factor"] == 2)]["avg_jct_s"]

@@ -125,23 +125,27 @@ def table4(delays=(260.0, 78.0)):
     rows = []
     for delay in delays:
         for trace in ("base", "mt"):
-            for policy, jct in (("morphling", 3600.0), ("morphling-n", 7200.0), ("sia", 10800.0)):
+            for policy, jct in (
+                ("morphling-lookahead", 3600.0),
+                ("morphling-lookahead-n", 7200.0),
+                ("sia", 10800.0),
+            ):
                 rows.append((trace, policy, delay, jct + delay, 2 * jct, jct / 3600, jct / 3600))
     columns = (
-        "trace policy restart_delay_s avg_jct_s makespan_s jct_ratio_to_morphling makespan_ratio_to_morphling"
+        "trace policy restart_delay_s avg_jct_s makespan_s jct_ratio_to_lookahead makespan_ratio_to_lookahead"
     )
     return pd.DataFrame(rows, columns=columns.split())
 
 
 METRICS = [
-    ("avg_jct_s", "jct_ratio_to_morphling", "average JCT [h]"),
-    ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
+    ("avg_jct_s", "jct_ratio_to_lookahead", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_lookahead", "makespan [h]"),
 ]
 
 
 def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
     published = pd.DataFrame(
-        {"trace": ["base"], "policy": ["morphling"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
+        {"trace": ["base"], "policy": ["morphling-lookahead"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
     )
     shown = at_delay(table4(), 260.0)
     figure = plot_ratio_bars(shown, "published", METRICS, "ratios", LOOKS, {}, published)
@@ -151,7 +155,11 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
         [3860 / 3600, 7460 / 3600, 11060 / 3600]
     )
     assert [text.get_text().strip() for text in base_jct.texts] == ["1.00", "2.00", "3.00"]
-    assert [tick.get_text() for tick in base_jct.get_yticklabels()] == ["Morphling", "Morphling-N", "Sia"]
+    assert [tick.get_text() for tick in base_jct.get_yticklabels()] == [
+        "Morphling-lookahead",
+        "Morphling-lookahead-N",
+        "Sia",
+    ]
     marks = [line.get_segments()[0][0][0] for line in base_jct.collections]
     assert marks == pytest.approx([1.5, 1.5])
     assert not figure.axes[2].collections
@@ -162,7 +170,7 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
 def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_not_count(tmp_path):
     rows, far = at_delay(table4(), 260.0), [360_000.0, 36_000_000.0]
     marks = pd.DataFrame(
-        {"trace": "base", "policy": ["morphling", "fifo"], "avg_jct_s": far, "makespan_s": far}
+        {"trace": "base", "policy": ["morphling-lookahead", "fifo"], "avg_jct_s": far, "makespan_s": far}
     )
     figure = plot_ratio_bars(rows, "published", METRICS, "ratios", LOOKS, {}, marks)
     save_figure(figure, rows, tmp_path / "bars")  # warns where panels have no room, which is an error here
@@ -173,7 +181,7 @@ def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_
 def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length():
     rows = at_delay(table4(), 260.0)
     rows = pd.concat(
-        [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_morphling=99.0)]
+        [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_lookahead=99.0)]
     )
     figure = plot_ratio_bars(rows[rows["trace"] == "mt"], "published", METRICS, "ratios", LOOKS)
     jct, makespan = figure.axes
@@ -217,7 +225,7 @@ def test_ablations_are_compared_with_the_whole_policy():
 def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
     rows = [
         (policy, value, seed, scale * 3600 * (value + 0.1 * seed), scale * 36000.0)
-        for policy, scale in (("morphling", 1), ("fifo", 5))
+        for policy, scale in (("morphling-lookahead", 1), ("fifo", 5))
         for value in values
         for seed in range(seeds)
     ]
@@ -241,7 +249,7 @@ def test_bands_show_means_with_confidence_over_seeds():
 @pytest.mark.parametrize("spread", [1.0, 1e6])
 def test_axes_hold_the_lines_and_are_not_stretched_by_wide_bands(spread):
     table = study("load_factor")
-    table.loc[table["policy"] == "morphling", "avg_jct_s"] *= np.where(
+    table.loc[table["policy"] == "morphling-lookahead", "avg_jct_s"] *= np.where(
         table["seed"] == 0, spread, 1.0 / spread
     )[:9]
     axes = plot_bands(table, "emulated", "load_factor", "load").axes[0]
@@ -280,10 +288,10 @@ def test_bands_of_three_policies_share_a_panel_with_the_means_of_the_others():
         for number, name in enumerate(names)
     ]
     figure = plot_bands(pd.concat(parts), "emulated", "load_factor", "load", LOOKS)
-    assert len(names) == 10 and len(figure.axes) == 8
+    assert len(names) == 11 and len(figure.axes) == 8
     legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes[:4]]
     assert [name for legend in legends for name in legend] == [LOOKS[name].title for name in names]
-    assert all(len(axes.lines) == 10 and len(axes.collections) <= 3 for axes in figure.axes)
+    assert all(len(axes.lines) == 11 and len(axes.collections) <= 3 for axes in figure.axes)
     assert all(axes.get_ylim() == figure.axes[0].get_ylim() for axes in figure.axes[:4])
     coincident = [LOOKS[name].title for name in ("synergy", "antman")]
     notes = [axes.get_title().replace("\n", " ") for axes in figure.axes]
@@ -354,8 +362,8 @@ def test_colours_stay_apart_for_readers_with_red_green_blindness():
 
 
 def test_policies_have_an_order_and_distinct_looks():
-    assert ordered(["fifo", "other", "sia", "morphling", "sia"], LOOKS) == [
-        "morphling",
+    assert ordered(["fifo", "other", "sia", "morphling-lookahead", "sia"], LOOKS) == [
+        "morphling-lookahead",
         "sia",
         "fifo",
         "other",

@@ -1,5 +1,6 @@
 """Decisions of the baseline policies on clusters small enough to decide by hand."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -8,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from toy_cluster import find, throughput_rows, toy_job, toy_nodes
+from toy_cluster import FAST, SLOW, find, mixed_nodes, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
-from makespan.policies._gavel import fair_shares
+from makespan.policies._gavel import Matrix, fair_shares, needed_shares
 from makespan.policies._knapsack import Menu, choose
 from makespan.policies._placing import Room
-from makespan.policies._queue import preempt
+from makespan.policies._queue import preempt, serve
 from makespan.policies._sia import Sizes
 from makespan.policies._synergy import CpuDemands
-from makespan.sim import simulate
+from makespan.sim import Decision, NodeEvent, NodeEventKind, simulate
 from makespan.studies import TableCatalogue
 
 ROWS = [
@@ -107,6 +108,85 @@ def test_nobody_goes_if_all_together_are_not_enough() -> None:
     assert room.gpus == [0, 0]
 
 
+# --- the queue ------------------------------------------------------------------------------
+
+
+def plain_serve(view, order, options, victims=None, queue=None):
+    """Serve all jobs, sorted anew at every decision: what `serve` must come to."""
+    room = Room.of(view, is_tight=True)
+    waiting = sorted((*order(job), job.index, job) for job in view.pending)
+    changes, refused = {}, set()
+    while waiting:
+        candidate = waiting.pop(0)[-1]
+        choices = options(candidate)
+        if choices in refused:
+            continue
+        found = room.first_fit(choices)
+        if found is None and victims is not None:
+            others = [other for other in victims(candidate) if other.spec.job_id not in changes]
+            made = preempt(room, choices, others)
+            if made is not None:
+                room, found, gone = made
+                changes |= dict.fromkeys((other.spec.job_id for other in gone), None)
+                waiting = sorted([*waiting, *((*order(other), other.index, other) for other in gone)])
+        if found is None:
+            refused.add(choices)
+        else:
+            room.take(*found)
+            changes[candidate.spec.job_id] = found[0].on(found[1])
+    return Decision(changes)
+
+
+QUEUED = {
+    "sjf": "_shortest",
+    "srtf": "_shortest",
+    "tiresias": "_tiresias",
+    "gavel": "_gavel",
+    "antman": "_antman",
+    "synergy": "_synergy",
+}
+
+
+@pytest.mark.parametrize("name", QUEUED)
+def test_a_kept_queue_gives_the_schedules_of_one_that_is_sorted_anew(name, monkeypatch) -> None:
+    rng = np.random.default_rng(1)
+    jobs = [
+        job(f"j{i}", float(at_s), int(steps), n_gpus=int(size), is_guaranteed=bool(i % 5 == 0))
+        for i, (at_s, steps, size) in enumerate(
+            zip(rng.integers(0, 300, 120), rng.integers(1, 90, 120), rng.choice([1, 2, 4], 120), strict=True)
+        )
+    ]
+    down, up = NodeEventKind.FAILED, NodeEventKind.JOINED
+    failures = [
+        NodeEvent(at_s, 1, kind) for at_s, kind in ((90.0, down), (130.0, up), (200.0, down), (260.0, up))
+    ]
+    short = {"tiresias": {"thresholds_gpu_s": (20.0, 60.0)}, "gavel": {"turn_s": 20.0, "turn_delays": 1.0}}
+    policy = replace(REGISTRY[name], **short.get(name, {}))
+    options = {"restart_delay_s": 2.0, "interval_s": 0.0, "failures": failures}
+    kept = simulate(jobs, toy_nodes(3, 4), CATALOGUE, policy, **options).events
+    monkeypatch.setattr(f"makespan.policies.{QUEUED[name]}.serve", plain_serve)
+    assert kept.equals(simulate(jobs, toy_nodes(3, 4), CATALOGUE, policy, **options).events)
+    assert (kept["kind"] == "interrupted").any()
+    assert (kept["kind"] == "suspended").any() == (name not in ("sjf", "synergy"))
+
+
+def test_a_decision_asks_no_waiting_job_that_it_has_sorted_before() -> None:
+    asked = []
+
+    def order(job):
+        asked.append(job.spec.job_id)
+        return (job.spec.submit_time_s,)
+
+    class Served(type(REGISTRY["sjf"])):
+        def decide(self, view, state):
+            catalogue = view.catalogue
+            return serve(view, order, lambda job: catalogue.as_requested(job.spec), queue=state), state
+
+    jobs = [job(f"j{i:03}", float(i), 5) for i in range(200)]
+    run(Served(), jobs)
+    assert sorted(asked) == [item.job_id for item in jobs]
+
+
 # --- SJF and SRTF ---------------------------------------------------------------------------
 
 
@@ -140,11 +220,12 @@ def test_srtf_displaces_the_longest_and_brings_it_back() -> None:
     assert story(result, "finished") == [(15.0, "short"), (55.0, "long")]
 
 
-def test_srtf_leaves_a_job_alone_if_the_gain_is_less_than_two_delays() -> None:
+def test_srtf_leaves_a_job_alone_if_the_gain_is_less_than_its_delays() -> None:
     # At 10 s the running job has 1 + 20 - 10 = 11 s left; the other needs 1 + 8 = 9 s.
-    result = run("srtf", [job("long", 0.0, 20), job("short", 10.0, 8)], delay_s=1.0)
+    policy = replace(REGISTRY["srtf"], min_advantage=2.0)
+    result = run(policy, [job("long", 0.0, 20), job("short", 10.0, 8)], delay_s=1.0)
     assert story(result, "suspended") == []
-    result = run("srtf", [job("long", 0.0, 20), job("short", 10.0, 7)], delay_s=1.0)
+    result = run(policy, [job("long", 0.0, 20), job("short", 10.0, 7)], delay_s=1.0)
     assert story(result, "suspended") == [(10.0, "long")]
 
 
@@ -220,6 +301,15 @@ def test_synergy_takes_fewer_threads_than_its_share_if_more_gain_nothing() -> No
     assert [item.cpu_threads for item in CpuDemands(4).options(job("a"), cpu_catalogue(), policy)] == [2]
 
 
+def test_synergy_serves_guaranteed_jobs_first_and_no_slower_than_they_asked() -> None:
+    jobs = [job("first", 0.0, 20), job("plain", 1.0, 9), job("sure", 2.0, 9, is_guaranteed=True)]
+    assert [name for _, name in story(run("synergy", jobs), "started")] == ["first", "sure", "plain"]
+    pair = [job("a", 0.0, 30), job("b", 0.0, 30), job("c", 1.0, 30, n_gpus=2, is_guaranteed=True)]
+    assert story(run("synergy", pair, toy_nodes(2, 2)), "started")[-1] == (1.0, "c")
+    apart = run("synergy", [job("x", 0.0, 30, n_gpus=2), *pair[:2], pair[2]], toy_nodes(2, 2))
+    assert set(apart.events.loc[apart.events["job_id"] == "c", "iter_time_s"].dropna()) == {0.6}
+
+
 def test_synergy_leaves_later_jobs_what_is_left() -> None:
     jobs = [job(name, 0.0) for name in "abc"]
     result = run("synergy", jobs, toy_nodes(1, 4, cpu_threads=16), catalogue=cpu_catalogue())
@@ -249,15 +339,31 @@ def test_sizes_of_a_split_model_change_its_replicas_only() -> None:
     assert [[item.plan for item in size.options] for size in sizes] == [["221"], ["222"], ["224"]]
 
 
+def held_by(result):
+    rows = result.events[result.events["kind"].isin(["started", "reconfigured"])]
+    return rows[["time_s", "job_id", "n_gpus"]].values.tolist()
+
+
 def test_sia_lets_a_job_alone_grow_and_shrinks_it_for_a_second() -> None:
     jobs = [job("a", 0.0, 400), job("b", 100.0, 400)]
-    result = run("sia", jobs, toy_nodes(1, 4))
-    held = result.events[result.events["kind"].isin(["started", "reconfigured"])]
-    assert held[["time_s", "job_id", "n_gpus"]].values.tolist()[:3] == [
+    policy = replace(REGISTRY["sia"], start_factor=None, growth=None)
+    assert held_by(run(policy, jobs, toy_nodes(1, 4)))[:3] == [
         [0.0, "a", 4],
         [100.0, "a", 2],
         [100.0, "b", 2],
     ]
+
+
+def test_sia_starts_small_and_at_most_doubles_in_a_round() -> None:
+    jobs = [job("a", 0.0, 4000), job("late", 30.0, 1, n_gpus=1)]
+    original = replace(REGISTRY["sia"], start_factor=1.0, growth=2.0)
+    steps = held_by(run(original, jobs, toy_nodes(1, 8), interval_s=10.0))
+    assert [row for row in steps if row[1] == "a"][:2] == [[0.0, "a", 1], [30.0, "a", 2]]
+    at_once = held_by(run(replace(original, growth=None), jobs, toy_nodes(1, 8), interval_s=10.0))
+    assert [row for row in at_once if row[1] == "a"][:2] == [[0.0, "a", 1], [30.0, "a", 4]]
+    assert (
+        held_by(run(replace(original, start_factor=2.0), jobs, toy_nodes(1, 8), interval_s=10.0))[0][2] == 2
+    )
 
 
 def test_sia_leaves_a_young_job_alone_because_a_restart_would_cost_too_much() -> None:
@@ -339,6 +445,64 @@ def test_fair_shares_solve_the_linear_programme(sizes, n_gpus) -> None:
     solution = linprog(-worth, A_ub=rising.reshape(1, -1), b_ub=[n_gpus], bounds=bounds)
     level = solution.x.sum()
     assert shares == pytest.approx({size: min(level / size, 1.0) for size in sizes})
+
+
+def matrix(rates, sizes, n_gpus):
+    return Matrix(*(np.array(values, dtype=float) for values in (rates, sizes, n_gpus)))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 24))
+@settings(max_examples=40, derandomize=True)
+def test_the_search_for_the_best_level_finds_the_fair_shares(sizes, n_gpus) -> None:
+    found = needed_shares(
+        matrix([[1.0]] * len(sizes), sizes, [n_gpus]), lambda level: level * max(sizes) / np.array(sizes)
+    )
+    shares = fair_shares(Counter(sizes), n_gpus)
+    assert found[:, 0] == pytest.approx([shares[size] for size in sizes], abs=1e-6)
+
+
+def test_shares_for_the_makespan_let_all_jobs_end_together() -> None:
+    left = np.array([100.0, 300.0])
+    found = needed_shares(matrix([[1.0], [1.0]], [1, 1], [1]), lambda level: level * left)
+    assert found[:, 0] == pytest.approx([0.25, 0.75])
+
+
+def test_each_job_runs_on_the_type_that_it_gains_most_from() -> None:
+    # The first is three times as fast on the first type, the second as fast on both.
+    found = needed_shares(
+        matrix([[3.0, 1.0], [1.0, 1.0]], [1, 1], [1, 1]), lambda level: level * np.array([3, 1])
+    )
+    assert found == pytest.approx(np.eye(2), abs=1e-6)
+
+
+def typed(rows):
+    """A catalogue of steps [s] by type of device, on one GPU."""
+    return TableCatalogue(
+        replace(item, gpu_types=(name,), key=None)
+        for name, step_s in rows.items()
+        for item in TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", step_s)])]).all(
+            "roberta"
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["gavel", "gavel-ftf", "gavel-makespan"])
+def test_gavel_starts_a_job_on_the_faster_type(name) -> None:
+    cluster = mixed_nodes(1, 1)
+    result = run(name, [job("a")], cluster, catalogue=typed({SLOW: 3.0, FAST: 1.0}))
+    assert story(result, "finished") == [(10.0, "a")]
+    jobs = [job("a"), job("b"), job("c", 1.0, 5)]
+    result = run(name, jobs, cluster, catalogue=typed({SLOW: 3.0, FAST: 1.0}))
+    assert set(result.events["iter_time_s"].dropna()) == {1.0, 3.0}  # nothing is left idle
+
+
+def test_gavel_for_finish_times_lets_a_short_job_pass_and_for_fairness_of_time_does_not() -> None:
+    jobs = [job("long", 0.0, 1000), job("mid", 1.0, 900), job("short", 2.0, 20)]
+    first = {
+        name: story(run(replace(REGISTRY[name], turn_s=20.0), jobs, interval_s=10.0), "started")[1][1]
+        for name in ("gavel", "gavel-ftf")
+    }
+    assert first == {"gavel": "mid", "gavel-ftf": "short"}
 
 
 def test_gavel_takes_turns_and_displaces_nobody_before_its_turn_is_over() -> None:

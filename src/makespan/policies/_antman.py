@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._queue import acceptable, serve
+from makespan.policies._queue import Queue, acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
 __all__ = ["POLICIES", "AntMan"]
@@ -27,10 +27,11 @@ class AntMan:
         "W. Xiao et al. AntMan: dynamic scaling on GPU clusters for deep learning. OSDI 2020.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-        """Return nothing: all that counts is in the view."""
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue()
 
-    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve guaranteed jobs, then the others, each by submission."""
         catalogue = view.catalogue
         candidates = sorted(
@@ -45,12 +46,12 @@ class AntMan:
             requested = catalogue.as_requested(job.spec)
             if job.spec.is_guaranteed:
                 return requested[:1]
-            return acceptable(requested, 1.0, 0.0, self.max_slowdown)
+            return acceptable(job, requested, 1.0, 0.0, self.max_slowdown)
 
         def victims(job: JobView) -> list[JobView]:
             return candidates if job.spec.is_guaranteed else []
 
-        return serve(view, order, options, victims), None
+        return serve(view, order, options, victims, state), state
 
 
 POLICIES = (AntMan(),)

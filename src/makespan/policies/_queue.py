@@ -1,31 +1,84 @@
 """The queue of policies that keep what users asked for and only choose the order, and its preemption."""
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from makespan.policies._placing import Fit, Room
 from makespan.sim import Allocation, ClusterView, Configuration, Decision, JobView
 
-__all__ = ["acceptable", "preempt", "serve"]
+__all__ = ["Queue", "acceptable", "preempt", "serve"]
 
 Key = tuple[Any, ...]
+Order = Callable[[JobView], Key]
+Options = tuple[Configuration, ...]
 
 
-def acceptable(
-    options: tuple[Configuration, ...], steps: float, delay_s: float, max_stretch: float
-) -> tuple[Configuration, ...]:
+def acceptable(job: JobView, options: Options, steps: float, delay_s: float, max_stretch: float) -> Options:
     """Options on which a run, restart delay included, takes at most ``max_stretch`` times the first's."""
-    limit_s = max_stretch * (delay_s + steps * options[0].predicted_iter_time_s)
-    chosen = tuple(option for option in options if delay_s + steps * option.predicted_iter_time_s <= limit_s)
+    limit_s = max_stretch * (delay_s + steps * job.step_s(options[0]))
+    chosen = tuple(item for item in options if delay_s + steps * job.step_s(item) <= limit_s)
     return options if len(chosen) == len(options) else chosen
+
+
+class Queue:
+    """Waiting jobs grouped by what they may run as, each group in the order of a policy.
+
+    A policy may keep one in its state if neither order nor options of a job change while it waits.
+    """
+
+    __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs")
+
+    def __init__(self) -> None:
+        self._groups: dict[Options, list[Key]] = {}  # of each job its key, its index and itself
+        self._displaced: list[JobView] = []
+        self._last_index = -1
+        self._n_jobs = 0
+
+    def update(self, view: ClusterView, order: Order, options: Callable[[JobView], Options]) -> None:
+        """Take in who has come since the last decision, or everybody if others came or went as well."""
+        new = [job for job in self._displaced if job.allocation is None]
+        new += view.waiting_after(self._last_index)
+        self._displaced = []
+        is_partial = self._n_jobs + len(new) == len(view.pending)
+        if not is_partial:
+            self._groups.clear()
+            new = list(view.pending)
+        for job in new:
+            entry = (*order(job), job.index, job)
+            if is_partial:
+                insort(self._groups.setdefault(options(job), []), entry)
+            else:
+                self._groups.setdefault(options(job), []).append(entry)
+            self._last_index = max(self._last_index, job.index)
+        if not is_partial:
+            for group in self._groups.values():
+                group.sort()
+        self._n_jobs = len(view.pending)
+
+    def groups(self, n_gpus: int) -> Iterator[tuple[Options, list[Key]]]:
+        """Yield the groups that could run on so many devices."""
+        for choices, group in self._groups.items():
+            if any(item.n_gpus <= n_gpus for item in choices):
+                yield choices, group
+
+    def note(self, started: Mapping[Options, int], displaced: Iterable[JobView]) -> None:
+        """Forget how many of each group start now, and expect who is suspended."""
+        for choices, number in started.items():
+            del self._groups[choices][:number]
+            if not self._groups[choices]:
+                del self._groups[choices]
+            self._n_jobs -= number
+        self._displaced.extend(displaced)
 
 
 def serve(
     view: ClusterView,
-    order: Callable[[JobView], Key],
-    options: Callable[[JobView], tuple[Configuration, ...]],
+    order: Order,
+    options: Callable[[JobView], Options],
     victims: Callable[[JobView], Iterable[JobView]] | None = None,
+    queue: Queue | None = None,
 ) -> Decision:
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
@@ -39,18 +92,26 @@ def serve(
         Configurations that a job may run as, best first.
     victims
         Running jobs that a job may displace, first to go first; None for no preemption.
+    queue
+        What the policy keeps between decisions, where neither order nor options of a waiting job change.
     """
     room = Room.of(view, is_tight=True)
-    queue = sorted((*order(job), job.index, job) for job in view.pending)
     changes: dict[str, Allocation | None] = {}
-    refused: set[tuple[Configuration, ...]] = set()
-    position = 0
-    while position < len(queue) and (room.n_gpus or victims is not None):
-        job: JobView = queue[position][-1]
-        position += 1
-        choices = options(job)
+    if not (room.n_gpus or victims is not None):
+        return Decision(changes)
+    queue = Queue() if queue is None else queue
+    queue.update(view, order, options)
+    most = room.n_gpus if victims is None else view.n_gpus
+    waiting = [(group[0], choices, group) for choices, group in queue.groups(most)]
+    heapify(waiting)
+    started: dict[Options, int] = {}
+    displaced: list[JobView] = []
+    refused: set[Options] = set()
+    while waiting and (room.n_gpus or victims is not None):
+        entry, choices, group = heappop(waiting)
         if choices in refused:
             continue
+        job: JobView = entry[-1]
         found = room.first_fit(choices)
         if found is None and victims is not None:
             unchanged = (other for other in victims(job) if other.spec.job_id not in changes)
@@ -59,12 +120,18 @@ def serve(
                 room, found, gone = preempted
                 for victim in gone:
                     changes[victim.spec.job_id] = None
-                    insort(queue, (*order(victim), victim.index, victim), lo=position)
+                    heappush(waiting, ((*order(victim), victim.index, victim), options(victim), []))
+                displaced += gone
         if found is None:
             refused.add(choices)
-        else:
-            room.take(*found)
-            changes[job.spec.job_id] = found[0].on(found[1])
+            continue
+        room.take(*found)
+        changes[job.spec.job_id] = found[0].on(found[1])
+        if group:
+            position = started[choices] = started.get(choices, 0) + 1
+            if position < len(group):
+                heappush(waiting, (group[position], choices, group))
+    queue.note(started, displaced)
     return Decision(changes)
 
 
@@ -76,6 +143,8 @@ def preempt(
     Victims are given up in order until an option fits, then spared again if not needed, the last first.
     """
     held = [(job, job.allocation) for job in victims if job.allocation is not None]
+    if not held:
+        return None
     trial = room.copy()
     for _, allocation in held:
         trial.give(allocation.configuration, allocation.nodes[::-1])

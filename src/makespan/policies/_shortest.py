@@ -1,9 +1,10 @@
 """SJF and SRTF: the job that ends soonest first, without and with preemption."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._queue import acceptable, serve
+from makespan.policies._queue import Queue, acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
 __all__ = ["POLICIES", "ShortestJobFirst", "ShortestRemainingTimeFirst"]
@@ -24,27 +25,28 @@ class ShortestJobFirst:
         "Quarterly 3, 1956.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-        """Return nothing: the order follows from the view alone."""
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue()
 
-    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve the queue by run time."""
         catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
 
         def order(job: JobView) -> tuple[float]:
-            return (job.steps_left * catalogue.requested(job.spec).predicted_iter_time_s,)
+            return (job.steps_left * job.step_s(catalogue.requested(job.spec)),)
 
         def options(job: JobView) -> tuple[Configuration, ...]:
-            return acceptable(catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+            return acceptable(job, catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
 
-        return serve(view, order, options), None
+        return serve(view, order, options, queue=state), state
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestRemainingTimeFirst:
     """Serve jobs by remaining time, and displace running ones that have more left."""
 
-    min_advantage: float = 2.0  # restart delays that a displaced job must have left more
+    min_advantage: float = 6.0  # restart delays that a displaced job must have left more
     max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
     name: str = "srtf"
     title: str = "SRTF"
@@ -56,35 +58,36 @@ class ShortestRemainingTimeFirst:
         "Operations Research 16(3), 1968.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-        """Return nothing: the order follows from the view alone."""
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue()
 
-    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve the queue by remaining time; the longest running job is displaced first."""
         catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
-        left_s = {job: _remaining_time_s(job, view) for job in (*view.pending, *view.running)}
+        left_s = {job: _remaining_time_s(job, view) for job in view.running}
         longest_first = sorted(view.running, key=lambda job: (-left_s[job], job.index))
         advantage_s = self.min_advantage * delay_s
 
         def order(job: JobView) -> tuple[float]:
-            return (left_s[job],)
+            return (_remaining_time_s(job, view),)
 
         def options(job: JobView) -> tuple[Configuration, ...]:
-            return acceptable(catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+            return acceptable(job, catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
 
         def victims(job: JobView) -> list[JobView]:
-            limit_s = left_s[job] + advantage_s
-            return [other for other in longest_first if left_s[other] > limit_s]
+            limit_s = _remaining_time_s(job, view) + advantage_s
+            return list(takewhile(lambda other: left_s[other] > limit_s, longest_first))
 
-        return serve(view, order, options, victims), None
+        return serve(view, order, options, victims, state), state
 
 
 def _remaining_time_s(job: JobView, view: ClusterView) -> float:
     """How long a job still holds devices if it starts now as requested, or goes on, as predicted [s]."""
     if job.allocation is None:
-        step_s = view.catalogue.requested(job.spec).predicted_iter_time_s
+        step_s = job.step_s(view.catalogue.requested(job.spec))
         return view.restart_delay_s + job.steps_left * step_s
-    step_s = job.allocation.configuration.predicted_iter_time_s
+    step_s = job.step_s(job.allocation.configuration)
     return max(job.ready_time_s - view.time_s, 0.0) + job.steps_left * step_s
 
 

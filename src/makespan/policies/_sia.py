@@ -80,15 +80,18 @@ class Sia:
     """Adapt the devices of all jobs to each other; the kind of plan stays as requested.
 
     Minimises the sum over jobs of worth to the power *p* < 0; with age *T* and *N* restarts of *D* s each, a
-    restart damps the worth by (T - N D) / (T + D). Deviation: jobs keep their batch size, so worth is
-    throughput and not goodput; and ``queueing_penalty`` is 1.1 in the original, larger here as restart delays
-    are long.
+    restart damps the worth by (T - N D) / (T + D). A job starts with ``start_factor`` times its least devices
+    and grows to ``growth`` times what it holds in a round, or to the next size; None sets no limit.
+    Deviation: jobs keep their batch size, so worth is throughput and not goodput. In the original
+    ``queueing_penalty`` is 1.1, ``start_factor`` 1 and ``growth`` 2; here restart delays are long.
     """
 
     power: float = -0.5  # exponent of fairness; the more negative, the more the slowest jobs count
     queueing_penalty: float = 4.0  # what a job without devices contributes
     gap: float = 0.01  # accepted relative distance from the optimum
     max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
+    start_factor: float | None = 1.0  # most devices of a start over the least that the job can have
+    growth: float | None = None  # most devices after a change over those before
     name: str = "sia"
     title: str = "Sia"
     interval_s: float | None = 60.0
@@ -117,7 +120,8 @@ class Sia:
         groups = [self._running(job, sizes.of(job.spec, catalogue), view) for job in view.running]
         waiting: dict[tuple[Size, ...], list[JobView]] = {}
         for job in view.pending:
-            waiting.setdefault(sizes.of(job.spec, catalogue), []).append(job)
+            choices = sizes.of(job.spec, catalogue)
+            waiting.setdefault(_limited(choices, choices[0].n_gpus, self.start_factor), []).append(job)
         for choices, jobs in waiting.items():
             costs = tuple(self._cost(size.speed) for size in choices)
             groups.append(Group(tuple(jobs), choices, costs))
@@ -129,14 +133,38 @@ class Sia:
         lost_s = (job.restart_count + 1) * delay_s
         damping = max(age_s - lost_s, 0.0) / (age_s + delay_s) if age_s + delay_s > 0 else 1.0
         held = _n_gpus(job)
+        sizes = _limited(sizes, held, self.growth)
         costs = tuple(
-            self._cost(size.speed if size.n_gpus == held else max(damping, 1e-6) * size.speed)
-            for size in sizes
+            self._cost(speed if size.n_gpus == held else max(damping, 1e-6) * speed)
+            for size, speed in zip(sizes, _speeds(job, sizes), strict=True)
         )
         return Group((job,), sizes, costs)
 
     def _cost(self, worth: float) -> float:
         return float(worth**self.power) - self.queueing_penalty
+
+
+def _limited(sizes: tuple[Size, ...], n_gpus: int, factor: float | None) -> tuple[Size, ...]:
+    """Sizes up to a multiple of some devices, and at least the next one if the factor is more than 1."""
+    if factor is None:
+        return sizes
+    most = factor * n_gpus
+    if factor > 1:
+        most = max(most, min((size.n_gpus for size in sizes if size.n_gpus > n_gpus), default=n_gpus))
+    return tuple(size for size in sizes if size.n_gpus <= most) or sizes[:1]
+
+
+def _speeds(job: JobView, sizes: tuple[Size, ...]) -> list[float]:
+    """Speed of a running job at each size, by what it has observed as far as it has."""
+    held = job.allocation
+    least = sizes[0].n_gpus * job.step_s(sizes[0].options[0])
+    return [
+        least
+        / job.step_s(
+            size.options[0] if held is None or held.configuration not in size.options else held.configuration
+        )
+        for size in sizes
+    ]
 
 
 def _n_gpus(job: JobView) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._queue import serve
+from makespan.policies._queue import Queue, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -54,37 +54,46 @@ class CpuDemands:
 
 @dataclass(frozen=True, slots=True)
 class Synergy:
-    """Start jobs in the order of submission, with the fewest CPU threads that suffice.
+    """Start jobs in the order of submission, guaranteed ones first, with the fewest CPU threads that suffice.
 
-    Deviation: the original takes threads back from running jobs at no cost; here any change costs a restart,
-    so a job keeps what it started with.
+    Deviations: the original takes threads back from running jobs at no cost; here any change costs a restart,
+    so a job keeps what it started with. It knows no guarantees; here a guaranteed job runs only as what is
+    sure to be as fast as its request.
     """
 
     tolerance: float = 0.05  # loss of speed at which a job counts as running at its best
-    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
+    max_slowdown: float = 1.25  # ratio of predicted steps up to which a job accepts more nodes
     name: str = "synergy"
     title: str = "Synergy"
     interval_s: float | None = None
     is_clairvoyant: bool = False
-    honours_guarantees: bool = False
+    honours_guarantees: bool = True
     references: tuple[str, ...] = (
         "J. Mohan et al. Looking beyond GPUs for DNN scheduling on multi-tenant clusters. OSDI 2022.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> CpuDemands:
-        """Return the table of demands, still empty."""
-        return CpuDemands(min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes))
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> tuple[CpuDemands, Queue]:
+        """Return the table of demands and the queue, still empty."""
+        fair_threads = min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes)
+        return CpuDemands(fair_threads), Queue()
 
-    def decide(self, view: ClusterView, state: CpuDemands) -> tuple[Decision, CpuDemands]:
+    def decide(
+        self, view: ClusterView, state: tuple[CpuDemands, Queue]
+    ) -> tuple[Decision, tuple[CpuDemands, Queue]]:
         """Serve the queue by submission."""
+        demands, queue = state
 
-        def order(job: JobView) -> tuple[float]:
-            return (job.spec.submit_time_s,)
+        def order(job: JobView) -> tuple[bool, float]:
+            return (not job.spec.is_guaranteed, job.spec.submit_time_s)
 
         def options(job: JobView) -> tuple[Configuration, ...]:
-            return state.options(job.spec, view.catalogue, self)
+            tuned = demands.options(job.spec, view.catalogue, self)
+            if not job.spec.is_guaranteed:
+                return tuned
+            sure = tuple(item for item in tuned if job.assures(item))
+            return sure or (view.catalogue.requested(job.spec),)
 
-        return serve(view, order, options), state
+        return serve(view, order, options, queue=queue), state
 
 
 POLICIES = (Synergy(),)

@@ -2,9 +2,10 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import takewhile
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._queue import acceptable, serve
+from makespan.policies._queue import Queue, acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
 __all__ = ["POLICIES", "Tiresias"]
@@ -30,8 +31,9 @@ class Tiresias:
         "J. Gu et al. Tiresias: a GPU cluster manager for distributed deep learning. NSDI 2019.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-        """Return nothing: service and waiting are in the view."""
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue()
 
     def queue(self, job: JobView) -> int:
         """Return the queue of a job, 0 for the one that is served first."""
@@ -42,25 +44,27 @@ class Tiresias:
                 return 0
         return level
 
-    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve queue after queue, first started first."""
         catalogue = view.catalogue
-        queues = {job: self.queue(job) for job in (*view.pending, *view.running)}
+        queues = {job: self.queue(job) for job in view.running}
         candidates = sorted(
             (job for job in view.running if queues[job]),
             key=lambda job: (-queues[job], -_since_s(job), job.index),
         )
 
         def order(job: JobView) -> tuple[int, float]:
-            return (queues[job], _since_s(job))
+            return (self.queue(job), _since_s(job))
 
         def options(job: JobView) -> tuple[Configuration, ...]:
-            return acceptable(catalogue.as_requested(job.spec), 1.0, 0.0, self.max_slowdown)
+            return acceptable(job, catalogue.as_requested(job.spec), 1.0, 0.0, self.max_slowdown)
 
         def victims(job: JobView) -> list[JobView]:
-            return [other for other in candidates if queues[other] > queues[job]]
+            level = self.queue(job)
+            return list(takewhile(lambda other: queues[other] > level, candidates))
 
-        return serve(view, order, options, victims), None
+        kept = state if self.promotion is None else Queue()  # promotion comes with time alone
+        return serve(view, order, options, victims, kept), state
 
 
 def _since_s(job: JobView) -> float:

@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, ValuesView
 from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -275,6 +276,10 @@ class ClusterView:
     def nodes_by_type(self) -> Mapping[str, int]:
         """Nodes with each type of device, the bits of a number each."""
         return MappingProxyType(self._nodes.of_type)
+
+    def waiting_after(self, index: int) -> list[JobView]:
+        """Return the waiting jobs behind a position in the order of submission, the last one first."""
+        return list(takewhile(lambda job: job.index > index, reversed(self._pending.values())))
 
     def is_up(self, node: int) -> bool:
         """Whether a node is there."""

@@ -14,7 +14,7 @@ from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]
 
-_NON_CLAIRVOYANT, _CLAIRVOYANT = "morphling", "morphling-work"
+_NON_CLAIRVOYANT, _CLAIRVOYANT = "morphling-lookahead", "morphling-work"
 _RIVALS = ("sia", "synergy", "antman")
 _CLAIRVOYANT_RIVALS = ("sjf", "srtf")
 _PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
@@ -219,7 +219,7 @@ def _leads(tables: Tables, claim: Claim) -> Finding | None:
 
 def _pairs(policies: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return each rival with the variant that knows no more than it."""
-    rivals = [name for name in policies if not name.startswith(_NON_CLAIRVOYANT)]
+    rivals = [name for name in policies if not name.startswith("morphling")]
     paired = [(name, _CLAIRVOYANT if name in _CLAIRVOYANT_RIVALS else _NON_CLAIRVOYANT) for name in rivals]
     return [(rival, own) for rival, own in paired if own in policies]
 

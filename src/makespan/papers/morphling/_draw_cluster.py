@@ -40,8 +40,8 @@ Drawn = tuple[Figure, pd.DataFrame]
 
 _TRACES = {"base": "Base", "bp": "best plan (BP)", "mt": "multi-tenant (MT)"}
 _METRICS = [
-    ("avg_jct_s", "jct_ratio_to_morphling", "average JCT [h]"),
-    ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
+    ("avg_jct_s", "jct_ratio_to_lookahead", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_lookahead", "makespan [h]"),
 ]
 _PARTS = {
     "": Look("plans and resources", PALETTE["black"], "o"),
@@ -53,7 +53,8 @@ _PARTS = {
 
 _WHOLE = {
     "morphling-work": Look("Morphling-work", PALETTE["blue"], "o"),
-    "morphling": Look("Morphling", PALETTE["sky"], "s"),
+    "morphling-lookahead": Look("Morphling-lookahead", PALETTE["sky"], "s"),
+    "morphling": Look("Morphling", PALETTE["black"], "P"),
 }
 _ABLATED = {
     f"{name}{ending}": replace(
@@ -80,7 +81,7 @@ def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
     rows = read_csv(paths["table4"], TABLE4)
     cells = read_published("table4", paths["published_table4"])
     marks = cells[cells["reading"] == "printed"].rename(columns=lambda name: name.removeprefix("published_"))
-    note = f"restart delay {delay_s:g} s; number: ratio to Morphling"
+    note = f"restart delay {delay_s:g} s; number: ratio to Morphling-lookahead"
     label = "released simulator, impossible schedules"
     figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, LOOKS, _TRACES, marks, label)
     return figure, rows

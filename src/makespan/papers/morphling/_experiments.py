@@ -9,7 +9,7 @@ import pandas as pd
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
 from makespan.papers.morphling._studies import STUDIES, perturbed_arrivals, scale_study, seeded_lists
-from makespan.papers.morphling._tables import ALLOCATION, JCT, TABLE4
+from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
 from makespan.studies import Case, Run, Scenario, comparison, run_all
 from makespan.tables import EVENTS
@@ -17,8 +17,7 @@ from makespan.throughput import ReferenceTimes
 
 __all__ = ["compare_policies", "getting_started", "run_experiment"]
 
-_BASELINE = "morphling"
-_REPEATED = ("morphling", "morphling-work")
+_REPEATED = ("morphling", "morphling-lookahead", "morphling-work")
 
 
 def compare_policies(
@@ -30,7 +29,7 @@ def compare_policies(
     shown: Collection[str],
     n_processes: int = 1,
 ) -> dict[str, pd.DataFrame]:
-    """Run every policy on every job list at every restart delay, two of them twice."""
+    """Run every policy on every job list at every restart delay, three of them twice."""
     cases = [
         Case(
             replace(scenarios[trace], restart_delay_s=delay_s, interval_s=interval_s),
@@ -69,8 +68,8 @@ def getting_started(
 
 
 def _table(runs: Sequence[Run]) -> pd.DataFrame:
-    table = comparison(runs, _BASELINE)
-    ratios = {name: f"{name}_to_{_BASELINE}" for name in ("jct_ratio", "makespan_ratio")}
+    table = comparison(runs, BASELINE)
+    ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     table = table.rename(columns=ratios).assign(
         n_decisions=[run.result.n_decisions for run in runs],
         n_repeats=[run.n_repeats for run in runs],
