@@ -46,8 +46,8 @@ def driven(monkeypatch):
 
 def setting(jobs, name="fifo", delay_wall_s=0.02):
     tables = {"tiny-gpt": throughput_rows("tiny-gpt", [(p, n, t / SPEED) for p, n, t in ROWS], 1)}
-    delays_s = dict.fromkeys((1, 2), delay_wall_s)
-    return live.LiveSetting(name, "test", 2, 0, delays_s, SPEED, tuple(jobs), {}, tables)
+    delays_s = (delay_wall_s, delay_wall_s)
+    return live.LiveSetting(name, "test", 2, 0, *delays_s, SPEED, tuple(jobs), {}, tables)
 
 
 def job(name, submit_s, steps, n_gpus=1, plan="ga", **more):
@@ -379,8 +379,10 @@ def test_two_profiles_are_averaged_point_by_point():
     (key,) = what.tables
     table = what.tables[key]
     other = table.iloc[::-1].iloc[: len(table) - 1].assign(iter_time_s=lambda t: 3 * t["iter_time_s"])
-    thrice = {size: 3 * delay_s for size, delay_s in what.restart_delays_s.items()}
-    mean = what.averaged({key: other.reset_index(drop=True)}, thrice)
+    mean = what.averaged(
+        {key: other.reset_index(drop=True)}, 5 * what.first_start_s, 3 * what.restart_delay_s
+    )
+    assert mean.first_start_s == pytest.approx(3 * what.first_start_s)
     ratio = (mean.tables[key]["iter_time_s"] / table["iter_time_s"]).tolist()
     assert ratio == pytest.approx([1.0] + [2.0] * (len(table) - 1))
     assert mean.restart_delay_s == pytest.approx(2 * what.restart_delay_s)
@@ -450,7 +452,9 @@ def test_a_run_is_judged_by_its_prediction_and_not_by_what_is_profiled_later(tmp
     prediction = live.predict_live(what, chosen, where, tmp_path / "prediction.json")
     engine = live.run_live(what, chosen, where, FakeTrainer(SPEED / 2))  # half as fast as profiled
     tables = {"tiny-gpt": what.tables["tiny-gpt"].assign(iter_time_s=lambda t: 3 * t["iter_time_s"])}
-    profiled = what.averaged(tables, what.restart_delays_s)  # the mean is the speed of the run
+    profiled = what.averaged(
+        tables, what.first_start_s, what.restart_delay_s
+    )  # the mean is the speed of the run
     result = live.compare_live(what, chosen, where, engine, prediction, profiled)
     row = result.comparison.iloc[0]
     assert row["predicted_avg_jct_s"] == pytest.approx(1.02)
@@ -475,15 +479,17 @@ def test_a_run_that_is_taken_over_still_says_when_its_first_job_began(tmp_path):
     assert result.comparison["began_at"].tolist() == [began_at]
 
 
-def test_a_restart_takes_as_long_as_it_does_on_as_many_slots():
-    jobs = [job("a", 0, 10), job("b", 50, 10, 2, "ga")]
-    what = replace(setting(jobs), restart_delays_s={1: 0.02, 2: 0.08})
-    assert what.restart_delay_s == pytest.approx(0.05)
-    delays = what.scaled_delays()
-    assert delays.expected_s == pytest.approx(5.0)
-    one, two = (Allocation(what.catalogue().requested(spec), (0,)) for spec in jobs)
-    assert delays(jobs[0], None, one) == pytest.approx(2.0)
-    assert delays(jobs[0], one, two) == pytest.approx(8.0)
+def test_a_first_start_and_a_continuation_take_what_was_profiled_of_each(tmp_path):
+    jobs = [job("a", 0, 60)]
+    what = replace(setting(jobs), first_start_s=0.01, restart_delay_s=0.04)
+    script = Scripted({0: {"a": ("ga", 1)}, 1: {"a": ("gc", 1)}}, wake_ups=(21.0,))
+    prediction = live.predict_live(what, script, live.slot_cluster(2), tmp_path / "prediction.json")
+    (one,) = prediction.jobs.to_dict("records")
+    assert one["n_restarts"] == 1
+    assert one["finish_time_s"] == pytest.approx(0.21 + 0.04 + 40 * 1.3 / SPEED)  # 20 steps came before
+    engine = live.run_live(what, script, live.slot_cluster(2), FakeTrainer(SPEED))
+    row = live.compare_live(what, script, live.slot_cluster(2), engine, prediction).comparison.iloc[0]
+    assert row["restart_delay_s"] == pytest.approx((0.01 + 0.04) / 2)
 
 
 # --- the claim --------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def setting(jobs, name="fifo"):
     rows = [("ga", "1", 0.1), ("gc", "1", 0.13), ("ga", "2", 0.06), ("zero-dp", "2", 0.07)]
     tables = {"tiny-gpt": throughput_rows("tiny-gpt", rows, 1)}
     return live.LiveSetting(
-        name, "live-smoke", 2, 0, {1: 3.0, 2: 3.0}, 26.0, tuple(jobs), {job.job_id: 3 for job in jobs}, tables
+        name, "live-smoke", 2, 0, 3.0, 3.0, 26.0, tuple(jobs), {job.job_id: 3 for job in jobs}, tables
     )
 
 
@@ -181,7 +181,7 @@ def test_the_profile_measures_every_plan_and_what_a_restart_costs(monkeypatch):
     assert (table["iter_time_s"] > 0).all()
     assert beside == [{(1,): "tiny-gpt"}, {}]  # one slot is measured while the other one trains
     restarts = profiler.restarts()
-    assert [one.n_slots for one in restarts] == [1, 1, 2, 2]
+    assert [one.is_first for one in restarts] == [True, False] * 2
     assert min(one.overhead_s for one in restarts) > 0
     assert min(one.save_s for one in restarts) > 0
     assert beside[2:] == beside[:2]

@@ -90,14 +90,17 @@ def predict_live(
     outcomes = _on_wall(
         _simulated(setting, setting, policy, cluster, decision_limit_s).outcomes, setting.scale
     )
-    columns = ["job_id", "submit_time_s", "first_start_s", "finish_time_s", "n_restarts"]
+    columns = ["job_id", "workload", "n_gpus", "plan", "steps", "submit_time_s"]
+    columns += ["first_start_s", "finish_time_s", "n_restarts"]
     values = {
         "written_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "policy": setting.policy,
         "workload": setting.workload,
         "seed": setting.seed,
         "n_slots": setting.n_slots,
-        "restart_delays_s": setting.restart_delays_s,
+        "first_start_s": setting.first_start_s,
+        "restart_delay_s": setting.restart_delay_s,
+        "step_times_s": {key: _step_times_s(table) for key, table in setting.tables.items()},
         **_totals(outcomes),
         "jobs": outcomes[columns].to_dict("records"),
     }
@@ -187,6 +190,12 @@ def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
     return table.assign(**{name: table[name] / scale for name in times})
 
 
+def _step_times_s(table: pd.DataFrame) -> dict[str, float]:
+    """Return what a step takes by plan and slots [s]."""
+    points = table["exec_plan"] + " on " + table["placement"]
+    return dict(zip(points, table["iter_time_s"], strict=True))
+
+
 def _totals(outcomes: pd.DataFrame) -> dict[str, float]:
     """Mean completion time and makespan of finished jobs [s]."""
     ends, begins = outcomes["finish_time_s"], outcomes["submit_time_s"]
@@ -209,6 +218,7 @@ def _comparison(
 ) -> pd.DataFrame:
     """Put a run beside prediction and retrodiction: one row of schema `LIVE`."""
     live, again = _totals(tables[1]), _totals(tables[3])
+    n_jobs, n_restarts = len(tables[1]), int(tables[1]["n_restarts"].sum())
     predicted = _totals(prediction.jobs)
     values: dict[str, Any] = {}
     for what, total in (("jct", "avg_jct_s"), ("makespan", "makespan_s")):
@@ -223,9 +233,10 @@ def _comparison(
         "policy": setting.policy,
         "workload": setting.workload,
         "seed": setting.seed,
-        "jobs": len(tables[1]),
-        "restart_delay_s": setting.restart_delay_s,
-        "n_restarts": int(tables[1]["n_restarts"].sum()),
+        "jobs": n_jobs,
+        "restart_delay_s": (setting.first_start_s * n_jobs + setting.restart_delay_s * n_restarts)
+        / (n_jobs + n_restarts),
+        "n_restarts": n_restarts,
         "predicted_n_restarts": int(prediction.jobs["n_restarts"].sum()),
         "profile_drift_pct": _drift_pct(setting, profiled),
         "predicted_at": prediction.values["written_at"],

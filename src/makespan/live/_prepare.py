@@ -32,7 +32,7 @@ from makespan.training import TrainingJob, read_progress, request_stop, train
 from makespan.workloads import workload
 
 __all__ = [
-    "Profiler", "prepare_setting", "process_trainer", "profile", "slot_cluster",
+    "Profiler", "prepare_setting", "process_trainer", "profile", "slot_cluster", "warm_up",
 ]  # fmt: skip
 
 Slots = tuple[int, ...]
@@ -83,20 +83,20 @@ def prepare_setting(
         tell("continuing the run that was left")
         return left
     kept = directory / "profile.jsonl"
-    tables, delays_s = profile(spec, where, launch_on, settings, tell, kept, progress)
+    tables, first_start_s, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
     jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
     setting = LiveSetting(
         policy=policy,
         workload=spec.name,
         n_slots=where.n_gpus,
         seed=seed,
-        restart_delays_s=delays_s,
-        scale=1.0,
+        first_start_s=first_start_s,
+        restart_delay_s=delay_s,
+        scale=settings.policy_restart_delay_s / delay_s,
         jobs=tuple(jobs),
         seeds={job.job_id: number for number, job in enumerate(jobs)},
         tables=tables,
     )
-    setting = replace(setting, scale=settings.policy_restart_delay_s / setting.restart_delay_s)
     setting.save(directory)
     kept.unlink(missing_ok=True)
     return setting
@@ -110,8 +110,8 @@ def profile(
     tell: Callable[[str], None],
     path: Path,
     progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, pd.DataFrame], dict[int, float]]:
-    """Measure the tables of a live workload and, by slots, what a restart takes [s].
+) -> tuple[dict[str, pd.DataFrame], float, float]:
+    """Measure the tables of a live workload, and what a first start and a continuation take [s].
 
     Checkpoints on the way count as a part of each step. The ``path`` is that of `Measurements`.
     """
@@ -128,12 +128,11 @@ def profile(
     for key, table in tables.items():
         save_s = fmean(one.save_s for one in restarts if one.workload == key)
         table["iter_time_s"] += save_s / _checkpoint_every(table, settings)
-    delays_s = {
-        size: fmean(one.overhead_s for one in restarts if one.n_slots == size) for size in sorted(spec.slots)
-    }
-    listed = ", ".join(f"{delay_s:.2f} s on {size}" for size, delay_s in delays_s.items())
-    tell(f"a start or a change takes {listed} slot(s)")
-    return tables, delays_s
+    first_start_s, delay_s = (
+        fmean(one.overhead_s for one in restarts if one.is_first == is_first) for is_first in (True, False)
+    )
+    tell(f"a first start takes {first_start_s:.2f} s, a continuation {delay_s:.2f} s")
+    return tables, first_start_s, delay_s
 
 
 def _procedure(settings: LiveSettings) -> Procedure:
@@ -156,6 +155,19 @@ def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
     return max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
 
 
+def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
+    """Train one step on as many slots as any job may have.
+
+    What starts processes loads libraries when it is first asked, which no later start pays for.
+    """
+    key, size = next(iter(spec.workloads)), max(spec.slots)
+    point = ProfilePoint(spec.plans[size][0], Placement((size,)), 1)
+    train(
+        TrainingJob(model_of(workload(key)), point_plan(point, workload(key), where.node), 1),
+        launcher=launch_on(tuple(range(size))),
+    )
+
+
 def process_trainer(
     directory: Path,
     setting: LiveSetting,
@@ -176,7 +188,7 @@ class _Restart:
     """What a start or a continuation cost beside its warm steps, and the checkpoint at its end alone [s]."""
 
     workload: str
-    n_slots: int
+    is_first: bool
     overhead_s: float
     save_s: float
 
@@ -215,7 +227,7 @@ class Profiler:
                 slots, beside = self._places(key, size)
                 how = partial(self._turns, key, slots, beside)
                 turns = self._kept.measure(f"restarts of {key}, slots {_listed(slots)}", how, _TURNS)
-                found += [_Restart(key, size, *turn) for turn in turns]
+                found += [_Restart(key, not turn, *cost) for turn, cost in enumerate(turns)]
         return found
 
     def _points(self, key: str, size: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from makespan.hardware import ClusterSpec
 from makespan.live._compare import LiveResult, compare_live, predict_live
 from makespan.live._engine import LiveClock, LiveEngine
-from makespan.live._prepare import prepare_setting, process_trainer, profile, slot_cluster
+from makespan.live._prepare import prepare_setting, process_trainer, profile, slot_cluster, warm_up
 from makespan.live._segments import Executor, Trainer, slots_of
 from makespan.live._state import read_state, restore, save_state
 from makespan.live._workload import LiveSetting, live_settings, live_workload
@@ -112,6 +112,7 @@ def live_experiment(
     check_policy(policy)
     where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
     spec = live_workload(workload).fitting(n_slots)
+    warm_up(spec, where, slots)
     setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell, progress)
     prediction = predict_live(setting, policy, where, directory / _PREDICTION, decision_limit_s)
     foreseen = prediction.values

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ import pandas as pd
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_json, write_json
 from makespan.presets import read_preset
-from makespan.sim import Allocation, Catalogue
+from makespan.sim import Catalogue, RestartDelays
 from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
 from makespan.traces import apportion
 from makespan.workloads import JobSpec
 
 __all__ = [
-    "LiveSetting", "LiveSettings", "LiveWorkload", "SlotDelays", "live_jobs", "live_settings",
+    "LiveSetting", "LiveSettings", "LiveWorkload", "live_jobs", "live_settings",
     "live_workload", "live_workloads",
 ]  # fmt: skip
 
@@ -121,18 +121,6 @@ def _shared_out(shares: Mapping[Any, float], total: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotDelays:
-    """Restart delays by the number of slots that a job gets, and what policies reckon with [s]."""
-
-    by_slots_s: Mapping[int, float]
-    expected_s: float
-
-    def __call__(self, job: JobSpec, old: Allocation | None, new: Allocation) -> float:
-        """Return the delay of a start or change [s]."""
-        return self.by_slots_s[new.configuration.n_gpus]
-
-
-@dataclass(frozen=True, slots=True)
 class LiveSetting:
     """What a live run is given; all times on the wall.
 
@@ -140,8 +128,8 @@ class LiveSetting:
     ----------
     policy, workload, n_slots, seed
         Names of policy and live workload, how many slots jobs run on, and what the job list was drawn with.
-    restart_delays_s
-        Measured means of a start or a change, by the slots that the job gets [s].
+    first_start_s, restart_delay_s
+        Measured means of the first start of a job, and of a continuation from a checkpoint [s].
     scale
         Seconds that policies see in a second on the wall.
     jobs, seeds
@@ -154,7 +142,8 @@ class LiveSetting:
     workload: str
     n_slots: int
     seed: int
-    restart_delays_s: Mapping[int, float]
+    first_start_s: float
+    restart_delay_s: float
     scale: float
     jobs: tuple[JobSpec, ...]
     seeds: Mapping[str, int]
@@ -180,18 +169,12 @@ class LiveSetting:
             key: THROUGHPUT.validate(pd.DataFrame(table["data"], columns=table["columns"]), where=str(path))
             for key, table in values["tables"].items()
         }
-        values["restart_delays_s"] = {int(size): one for size, one in values["restart_delays_s"].items()}
         return cls(**values)
 
-    @property
-    def restart_delay_s(self) -> float:
-        """Mean restart delay of the jobs on as many slots as they ask for [s]."""
-        return fmean(self.restart_delays_s[job.n_gpus] for job in self.jobs)
-
-    def scaled_delays(self) -> SlotDelays:
+    def scaled_delays(self) -> RestartDelays:
         """Return the restart delays as policies see them."""
-        delays_s = {size: one * self.scale for size, one in self.restart_delays_s.items()}
-        return SlotDelays(delays_s, self.restart_delay_s * self.scale)
+        again_s = self.restart_delay_s * self.scale
+        return RestartDelays(self.first_start_s * self.scale, again_s, again_s)
 
     def catalogue(self) -> Catalogue:
         """Catalogue of what may run, with times as policies see them."""
@@ -202,7 +185,9 @@ class LiveSetting:
         """List the jobs with submission times as policies see them."""
         return [replace(job, submit_time_s=job.submit_time_s * self.scale) for job in self.jobs]
 
-    def averaged(self, tables: Mapping[str, pd.DataFrame], delays_s: Mapping[int, float]) -> "LiveSetting":
+    def averaged(
+        self, tables: Mapping[str, pd.DataFrame], first_start_s: float, restart_delay_s: float
+    ) -> "LiveSetting":
         """Return the same with the mean of its profile and of another one; points lacking there stay."""
         means = {}
         for key, table in self.tables.items():
@@ -211,8 +196,12 @@ class LiveSetting:
             times = [name for name in table.columns if name.endswith("_s")]
             mean = {name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
             means[key] = table.assign(**mean)
-        delays_s = {size: (one + delays_s[size]) / 2 for size, one in self.restart_delays_s.items()}
-        return replace(self, tables=means, restart_delays_s=delays_s)
+        return replace(
+            self,
+            tables=means,
+            first_start_s=(self.first_start_s + first_start_s) / 2,
+            restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2,
+        )
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
         """Check that a run which was left is the one that is asked for."""

@@ -218,7 +218,7 @@ LIVE = table_schema(
     ("makespan_difference_pct", "float", "%", "predicted over live makespan, less 100"),
     ("retrodiction_makespan_s", "float", "s", "makespan, simulated by the profiles before and after"),
     ("retrodiction_makespan_difference_pct", "float", "%", "that over the live one, less 100"),
-    ("restart_delay_s", "float", "s", "restart delay profiled before, mean of the jobs as requested"),
+    ("restart_delay_s", "float", "s", "profiled before, mean over starts and restarts of the live run"),
     ("live_restart_delay_s", "float", "s", "mean of the live run: time held without steps", True),
     ("n_restarts", "int", "1", "restarts after first starts, live"),
     ("predicted_n_restarts", "int", "1", "restarts after first starts, predicted"),
