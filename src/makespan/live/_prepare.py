@@ -1,5 +1,6 @@
 """What a live run begins with: the slots as a cluster, and a profile of them with all slots busy."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,14 +159,18 @@ def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
 def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
     """Train one step on as many slots as any job may have.
 
-    What starts processes loads libraries when it is first asked, which no later start pays for.
+    What starts processes loads libraries when it is first asked, which no later start pays for. It begins
+    here, with interrupts from the keyboard blocked, as they then are in all that it starts: the scheduler
+    alone hears of them, and lets the processes write their checkpoints.
     """
     key, size = next(iter(spec.workloads)), max(spec.slots)
     point = ProfilePoint(spec.plans[size][0], Placement((size,)), 1)
-    train(
-        TrainingJob(model_of(workload(key)), point_plan(point, workload(key), where.node), 1),
-        launcher=launch_on(tuple(range(size))),
-    )
+    job = TrainingJob(model_of(workload(key)), point_plan(point, workload(key), where.node), 1)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        train(job, launcher=launch_on(tuple(range(size))))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def process_trainer(
