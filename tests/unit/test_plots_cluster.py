@@ -1,10 +1,12 @@
 """Figures of cluster experiments: what they show, and that they come from their tables alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_is_legible
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from scipy import stats
 
 from makespan.errors import TraceError
@@ -22,11 +24,22 @@ from makespan.plots import (
     plot_costs,
     plot_gantt,
     plot_grouped_bars,
+    plot_intervals,
     plot_ratio_bars,
     save_figure,
 )
 from makespan.plots._schedules import _bin_means
 
+INTERVALS = pd.DataFrame(
+    {
+        "panel": ["Base"],
+        "policy": ["sia"],
+        "mean": [60.0],
+        "low": [None],
+        "high": [None],
+        "is_hollow": [False],
+    }
+)
 EVENTS = pd.DataFrame(
     [
         (0.0, 0, "submitted", "a", "", 0, ""),
@@ -214,12 +227,49 @@ def test_cdf_steps_from_first_to_last_completion():
     assert [panel.get_title() for panel in panels] == ["Base", "mt\nSia and SRTF coincide"]
 
 
-def test_ablations_are_compared_with_the_whole_policy():
-    worth = parts_worth(at_delay(table4(), 260.0))
-    series = dict.fromkeys(("", "-n"), LOOKS["sia"])
-    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio").axes
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 7460 / 3860] * 2)
-    assert parts_worth(table4()[table4()["policy"] == "sia"]).empty
+def test_ablations_are_compared_with_the_whole_policy_and_the_best_that_changes_nothing():
+    jct = {"morphling": [1.0, 4.0], "morphling-n": [4.0, 4.0], "sia": [1.0, 1.0], "fifo": [9.0, 9.0]}
+    jct |= {"tiresias": [3.0, 12.0], "srtf": [1.0, 1.0], "morphling-work": [1.0, 1.0]}
+    rows = pd.DataFrame(
+        [
+            ("base", "shifted", seed, 64, 260.0, policy, value, 1.0)
+            for policy, values in jct.items()
+            for seed, value in enumerate(values)
+        ],
+        columns=["trace", "draw", "seed", "gpus", "restart_delay_s", "policy", "avg_jct_s", "makespan_s"],
+    )
+    worth = parts_worth(pd.concat([rows, rows.assign(trace="mt")[rows["policy"] != "morphling-n"]]))
+    assert worth.values.tolist() == [
+        ["morphling", "base", "", 1.0],
+        ["morphling", "base", "-n", pytest.approx(2.0)],
+        ["morphling", "base", "fixed", pytest.approx(3.0)],
+    ]
+    series = {"": LOOKS["fifo"], "-n": replace(LOOKS["srtf"], strength=0.5), "fixed": LOOKS["sia"]}
+    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio", looks=LOOKS).axes
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 2.0, 3.0])
+    assert axes.patches[2].get_facecolor() == to_rgba(LOOKS["sia"].colour)
+    assert parts_worth(rows[rows["policy"] == "sia"]).empty
+
+
+def test_intervals_are_drawn_for_every_policy_and_hollow_where_something_is_broken():
+    table = pd.DataFrame(
+        [
+            (panel, policy, 3600.0 * hours, 3000.0 * hours, 4200.0 * hours, policy == "sia")
+            for panel in ("one", "two", "three", "four", "five")
+            for policy, hours in (("morphling", 0.4), ("sia", 1.2))
+        ],
+        columns=["panel", "policy", "mean", "low", "high", "is_hollow"],
+    )
+    figure = plot_intervals(table, "emulated", "means", "broken", LOOKS)
+    assert [axes.get_title() for axes in figure.axes] == ["one", "two", "three", "four", "five"]
+    interval, mean, _, hollow = figure.axes[0].lines
+    assert interval.get_xdata() == pytest.approx([3000 * 0.4 / 3600, 4200 * 0.4 / 3600])
+    assert mean.get_xdata() == pytest.approx([0.4]) and mean.get_markerfacecolor() != "white"
+    assert hollow.get_markerfacecolor() == "white"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["means", "broken"]
+    assert_is_legible(figure)
+    low, high = figure.axes[0].get_xlim()
+    assert low < 0.33 and 1.4 < high < 3
 
 
 def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
@@ -329,6 +379,7 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
         (lambda t: plot_ratio_bars(t, "emulated", METRICS, "ratios"), at_delay(table4(), 260.0)),
         (lambda t: plot_allocation(t, "emulated", 8, {}), ALLOCATION),
         (lambda t: plot_gantt(t, "emulated"), job_spans(EVENTS)),
+        (lambda t: plot_intervals(t, "emulated", "means", "broken"), INTERVALS),
         (lambda t: plot_cdf(t, "emulated"), pd.DataFrame({"policy": ["sia"], "jct_s": [3.0]})),
     ],
 )

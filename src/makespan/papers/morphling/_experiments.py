@@ -8,7 +8,8 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
-from makespan.papers.morphling._studies import STUDIES, perturbed_arrivals, scale_study, seeded_lists
+from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
+from makespan.papers.morphling._studies import STUDIES, scale_study
 from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
 from makespan.studies import Case, Run, Scenario, comparison, run_all
@@ -112,7 +113,7 @@ def run_experiment(
     scenarios, times
         From `makespan.studies.read_scenarios` and `read_times`.
     drawn, options
-        Of a study over seeds: what draws its job lists; what the function of the experiment takes.
+        What draws the job lists of an experiment on several; what its function takes.
 
     Raises
     ------
@@ -121,12 +122,15 @@ def run_experiment(
     """
     if name in STUDIES:
         base = scenarios["base"]
-        rows, means = STUDIES[name](base, seeded_lists(base.jobs, times, **drawn), times, **options)
+        lists = {key[-1]: jobs for key, jobs in drawn_lists({"base": base.jobs}, times, **drawn).items()}
+        rows, means = STUDIES[name](base, lists, times, **options)
         return {name: rows, f"{name}_summary": means}
     if name == "table4":
         return compare_policies(scenarios, **options)
-    if name == "perturbed":
-        return {name: perturbed_arrivals(scenarios, **options)}
+    if name == "lists":
+        chosen = dict(options)
+        jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
+        return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}
     return {name: getting_started(scenarios, **options)}
