@@ -146,8 +146,16 @@ def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
     differences = number(table, claim.subject).abs()
     if differences.empty:
         return None
-    note = f"{int(number(table, 'jobs').iloc[0])} jobs under {', '.join(table['policy'])}"
-    return Finding(f"{differences.mean():.1f} %", bool(differences.mean() <= claim.limit), note)
+    late = int((table["predicted_at"] >= table["began_at"]).sum())
+    afterwards = number(table, "retrodiction_jct_difference_pct").abs()
+    note = (
+        f"{len(table)} runs under {', '.join(dict.fromkeys(table['policy']))}; "
+        f"worst {differences.max():.1f} %; by the profiles before and after {afterwards.mean():.1f} %"
+    )
+    if late:
+        note = f"{late} prediction(s) not written before the first job; {note}"
+    holds = bool(differences.mean() <= claim.limit) and not late
+    return Finding(f"{differences.mean():.1f} %", holds, note)
 
 
 def _leads_on_lists(tables: Tables, claim: Claim) -> Finding | None:

@@ -244,7 +244,7 @@ class Morphling(PaperSettings):
     judged_on_profile = frozenset({"fig9"})
     untimed = frozenset({"fig9", "fig9_summary"})
     judged_cells = ("table4",)
-    live_policy = "morphling-lookahead"
+    judges_live = True
     contents = _CONTENTS
 
     workloads: tuple[WorkloadKey, ...] = option(
