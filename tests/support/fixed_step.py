@@ -13,12 +13,13 @@ EPS = 1e-9
 class StepJob:
     """A job as policies see it."""
 
-    def __init__(self, spec, index):
+    def __init__(self, spec, index, catalogue):
         self.spec, self.index, self.steps_left = spec, index, spec.steps + 1.0
+        self.reference, self.steps_by_configuration = catalogue.requested(spec), Counter()
         self.allocation = self.first_start_s = None
         self.ready_time_s = self.held_since_s = math.nan
         self.waiting_since_s = spec.submit_time_s
-        self.restart_count = self.started_rank = 0
+        self.restart_count = self.started_rank = self.generation = 0
         self.waiting_time_s = self.restart_time_s = self.running_time_s = self.attained_service_gpu_s = 0.0
 
     def live(self, now_s, step_s):
@@ -32,6 +33,27 @@ class StepJob:
         self.restart_time_s += step_s - active_s
         self.attained_service_gpu_s += step_s * held.n_gpus
         self.steps_left -= active_s / held.iter_time_s
+        self.steps_by_configuration[held] += active_s / held.iter_time_s
+
+    @property
+    def observed(self):
+        return frozenset(item for item in self.steps_by_configuration if self.has_run(item))
+
+    def has_run(self, configuration):
+        return self.steps_by_configuration[configuration] >= 1 - EPS
+
+    def step_s(self, configuration):
+        is_seen = self.has_run(configuration)
+        return configuration.iter_time_s if is_seen else configuration.predicted_iter_time_s
+
+    def knows(self, configuration):
+        return configuration.is_known or self.has_run(configuration)
+
+    def assures(self, configuration):
+        if configuration is self.reference:
+            return True
+        is_sure = self.knows(configuration) and self.knows(self.reference)
+        return is_sure and self.step_s(configuration) <= self.step_s(self.reference) * (1 + EPS)
 
 
 class StepView:
@@ -48,6 +70,9 @@ class StepView:
     @property
     def pending(self):
         return sorted((job for job in self.jobs.values() if not job.allocation), key=lambda job: job.index)
+
+    def waiting_after(self, index):
+        return [job for job in reversed(self.pending) if job.index > index]
 
     @property
     def running(self):
@@ -108,7 +133,8 @@ def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, st
     interval_s = policy.interval_s if interval_s is None else interval_s or None
     view = StepView(cluster, catalogue, restart_delay_s, interval_s)
     state = policy.initial_state(cluster, catalogue)
-    coming = [StepJob(job, index) for index, job in enumerate(sorted(jobs, key=lambda j: j.submit_time_s))]
+    ordered = sorted(jobs, key=lambda job: job.submit_time_s)
+    coming = [StepJob(job, index, catalogue) for index, job in enumerate(ordered)]
     finish_s, wake_s, changed, step = {}, math.inf, False, 0
     while coming or view.jobs:
         view.time_s = now_s = step * step_s
@@ -137,6 +163,7 @@ def change(view, changes):
         job, now_s = view.jobs[name], view.time_s
         if new == job.allocation:
             continue
+        job.generation += job.allocation is not None
         if new is None:
             job.allocation, job.waiting_since_s = None, now_s
             job.ready_time_s = job.held_since_s = math.nan

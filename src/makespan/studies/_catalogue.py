@@ -65,7 +65,7 @@ class TableCatalogue:
             Predicted iteration times [s] of each row, by workload; without error where absent.
         known
             Whether each row was measured beforehand, by workload, so that policies know its time and may
-            rely on it for a guarantee. Where it is absent, guarantees rely on the predictions.
+            rely on it for a guarantee. Where it is absent, that is so of all rows but predicted ones.
         node, gpu_type
             Kind of node for the estimate of host memory, and devices that the tables hold for, if not any.
 
@@ -235,7 +235,7 @@ def _seen(
             )
     times = truth if predicted is None else [float(value) for value in predicted]
     if known is None:
-        return [(time_s, True) for time_s in times]
+        return [(time_s, predicted is None) for time_s in times]
     rows_seen = zip(truth, times, known, strict=True)
     return [(exact_s if mark else time_s, bool(mark)) for exact_s, time_s, mark in rows_seen]
 
