@@ -34,6 +34,7 @@ def table4(**changes):
             "avg_jct_s": value,
             "makespan_s": 64_000.0 * (1.0 if policy.startswith("morphling") else 1.2),
             "sla_attainment": 1.0 if trace == "mt" else float("nan"),
+            "idle_s": 1700.0 if trace == "mt" else 60.0,
             "n_repeats": str(int(policy == "morphling-lookahead")),
             "n_identical": str(int(policy == "morphling-lookahead")),
         }
@@ -171,6 +172,16 @@ def test_the_lead_in_a_study_is_judged_at_every_point(name, parameter):
     )
     few = {name: rows[rows["seed"] < 9]}
     assert verdict("leads", f"{name} morphling-lookahead", few)[0] == "undecided"
+
+
+def test_half_a_cluster_may_be_idle_for_half_an_hour():
+    tables = {"table4": table4()}
+    found, text, note = verdict("no_idle_devices", "morphling-work", tables)
+    assert (found, text) == ("holds", "28 min at most, 6 schedules") and "longest on mt" in note
+    longer = table4().assign(idle_s=lambda rows: rows["idle_s"] * 2)
+    assert verdict("no_idle_devices", "morphling-work", {"table4": longer})[0] == "fails"
+    unseen = {"table4": table4().assign(idle_s=math.nan)}
+    assert verdict("no_idle_devices", "morphling-work", unseen)[0] == "not run"
 
 
 def test_what_the_released_simulator_prints_is_undercut():

@@ -8,6 +8,7 @@ import pytest
 from makespan.errors import MissingDataError, TraceError
 from makespan.tables import (
     PREDICTIONS,
+    REQUESTS,
     SENSITIVITY,
     THROUGHPUT,
     Column,
@@ -188,3 +189,19 @@ def test_a_prediction_is_a_positive_time() -> None:
     frame = pd.DataFrame([row_of(PREDICTIONS) | {"predicted_iter_time_s": 0.0}])
     with pytest.raises(TraceError, match=r"row 1, column 'predicted_iter_time_s': found 0\.0"):
         PREDICTIONS.validate(frame, "here")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,0,1,8,10,v,ok,7\n", "row 1, column 'number 8': found '7'; accepted: 7 cells a row, not 8"),
+        ("a,0,1,8,10,v,ok\n\nb,0,1,8,10,v,ok,7\n", "row 2, column 'number 8': found '7'"),
+        ("a,0,1,8,10,v\n", "row 1, column 'status': found 'nothing'; accepted: 7 cells a row, not 6"),
+    ],
+)
+def test_rows_of_another_length_are_named(tmp_path, rows, message):
+    path = tmp_path / "requests.csv"
+    path.write_text(",".join(REQUESTS.names) + "\n" + rows)
+    with pytest.raises(TraceError) as caught:
+        read_csv(path, REQUESTS)
+    assert str(caught.value).startswith(f"{path}: {message}")

@@ -11,10 +11,12 @@ from makespan.metrics._devices import (
     fragmentation_ratio,
     gpu_allocation_ratio,
 )
+from makespan.metrics._idle import IdleSpell, idle_spells
 from makespan.metrics._jobs import Summary, guarantee_breaches, job_metrics, sla_attainment, summary
 from makespan.metrics._steps import time_average
 
 __all__ = [
+    "IdleSpell",
     "Summary",
     "allocation_by_family",
     "allocation_over_time",
@@ -22,6 +24,7 @@ __all__ = [
     "fragmentation_ratio",
     "gpu_allocation_ratio",
     "guarantee_breaches",
+    "idle_spells",
     "job_metrics",
     "sla_attainment",
     "summary",

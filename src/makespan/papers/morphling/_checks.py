@@ -237,6 +237,18 @@ def _identical(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{int(same.sum())} of {int(repeats.sum())} repetitions", bool((same == repeats).all()))
 
 
+def _no_idle_devices(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: a policy; limit: how long half of the devices may lie idle beside its jobs [s]."""
+    table = tables["table4"]
+    rows = table[table["policy"] == claim.subject]
+    rows = rows.assign(idle_s=number(rows, "idle_s")).dropna(subset=["idle_s"])
+    if rows.empty:
+        return None
+    worst = rows.iloc[int(rows["idle_s"].argmax())]
+    found = f"{worst['idle_s'] / 60:.0f} min at most, {len(rows)} schedules"
+    return Finding(found, bool(worst["idle_s"] <= claim.limit), f"longest on {worst['trace']}")
+
+
 def _leads(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: study and policy."""
     study, policy = claim.subject.split()
@@ -295,7 +307,7 @@ _CHECKS: tuple[Check, ...] = (
     *(_fig7_never_slower, _fig7_always_runs, _fig7_plan_changes, _fig7_cpu_speedup, _fig7_equals_published),
     *(_fig8_more_gpus, _fig8_gain, _fig8_equals_published, _fig9_reconfiguration),
     *(_leads_on_lists, _wins_on_other_sizes, _worth_of_reconfiguring, _guarantees),
-    *(_identical, _leads, _undercuts_released),
+    *(_identical, _no_idle_devices, _leads, _undercuts_released),
 )
 
 LEDGER = Ledger(

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
-from makespan.metrics import allocation_by_family, job_metrics
+from makespan.metrics import allocation_by_family, idle_spells, job_metrics
 from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
 from makespan.papers.morphling._studies import STUDIES, scale_study
 from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
@@ -48,7 +48,7 @@ def compare_policies(
     chosen = [name for name in shown if name in first]
     times = pd.concat([_completion_times(run, scenarios[run.scenario].cluster) for run in drawn])
     return {
-        "table4": _table(runs),
+        "table4": _table(runs, cases),
         "jct": JCT.validate(times, where="jct"),
         "allocation": _allocation([first[name] for name in chosen]),
         "schedule": EVENTS.validate(first[chosen[0]].result.events, where="schedule"),
@@ -65,10 +65,11 @@ def getting_started(
     """Run every policy on the short job list; schema `TABLE4`."""
     naive = replace(scenarios[NAIVE], interval_s=interval_s)
     short = [replace(naive, restart_delay_s=delay_s) for delay_s in delays_s]
-    return _table(run_all([Case(scenario, name) for scenario in short for name in policies], n_processes))
+    cases = [Case(scenario, name, keeps_tables=True) for scenario in short for name in policies]
+    return _table(run_all(cases, n_processes), cases)
 
 
-def _table(runs: Sequence[Run]) -> pd.DataFrame:
+def _table(runs: Sequence[Run], cases: Sequence[Case]) -> pd.DataFrame:
     table = comparison(runs, BASELINE)
     ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     table = table.rename(columns=ratios).assign(
@@ -76,8 +77,18 @@ def _table(runs: Sequence[Run]) -> pd.DataFrame:
         n_repeats=[run.n_repeats for run in runs],
         n_identical=[run.n_identical for run in runs],
         decision_wall_s=[run.decision_wall_s for run in runs],
+        idle_s=[_idle_s(run, case) for run, case in zip(runs, cases, strict=True)],
     )
     return TABLE4.validate(table, where="table4")
+
+
+def _idle_s(run: Run, case: Case) -> float:
+    """Longest time with most devices free beside a job that they would speed up [s]; NaN without tables."""
+    if not case.keeps_tables:
+        return float("nan")
+    given = case.scenario
+    spells = idle_spells(run.result.events, given.jobs, given.cluster, given.catalogue, run.restart_delay_s)
+    return max((spell.end_s - spell.start_s for spell in spells), default=0.0)
 
 
 def _completion_times(run: Run, cluster: ClusterSpec) -> pd.DataFrame:

@@ -124,6 +124,7 @@ FIG8 = table_schema(
 BASELINE = "morphling-lookahead"
 """Policy that the ratios of Table 4 compare with."""
 
+_IDLE = ("idle_s", "float", "s", "longest time with over half of the GPUs idle beside a job that ends sooner")
 TABLE4 = TableSchema(
     "table4",
     tuple(
@@ -135,7 +136,8 @@ TABLE4 = TableSchema(
         if one.name in ("jct_ratio", "makespan_ratio")
         else one
         for one in COMPARISON.columns
-    ),
+    )
+    + table_schema("idle", (*_IDLE, True)).columns,
 )
 JCT = table_schema(
     "jct", _TRACE, _POLICY, ("job_id", "text", "", "job"), ("jct_s", "float", "s", "completion time")
