@@ -72,6 +72,15 @@ def lists(n_lists=10, **changes):
     }
 
 
+def knowledge(requests=0.99, exact=0.96, lists=10):
+    rows = [
+        {"trace": trace, "policy": "sia", "mode": mode, "lists": lists, "jct_ratio_mean": str(ratio)}
+        for trace in ("base", "mt")
+        for mode, ratio in (("sampled", 1.0), ("requests", requests), ("exact", exact))
+    ]
+    return {"knowledge": pd.DataFrame(rows)}
+
+
 def study(parameter, **changes):
     jct = {"morphling-lookahead": 14.0, "morphling-work": 11.0, "sia": 20.0, "srtf": 12.0} | {
         name.replace("_", "-"): value for name, value in changes.items()
@@ -198,3 +207,21 @@ def test_what_the_released_simulator_prints_is_undercut():
     assert (
         verdict("undercuts_released", "mt", tables | {"table4_published": cells().iloc[:0]})[0] == "not run"
     )
+
+
+@pytest.mark.parametrize(
+    ("subject", "values", "expected", "text"),
+    [
+        ("more", {}, "holds", "0.990x at worst"),
+        ("more", {"requests": 1.06}, "fails", "1.060x at worst"),
+        ("more", {"exact": 1.06}, "fails", "1.060x at worst"),
+        ("more", {"lists": 9}, "undecided", "0.990x at worst"),
+        ("less", {"requests": 2.0}, "holds", "1.042x at worst"),
+        ("less", {"exact": 0.8}, "fails", "1.250x at worst"),
+    ],
+)
+def test_what_knowing_more_or_less_costs_is_judged_at_its_worst(subject, values, expected, text):
+    found = verdict("knowledge", subject, knowledge(**values))
+    assert found[:2] == (expected, text)
+    assert "sia on base" in found[2] and f"{values.get('lists', 10)} lists" in found[2]
+    assert verdict("knowledge", subject, {"knowledge": knowledge()["knowledge"].iloc[:1]})[0] == "not run"

@@ -54,6 +54,21 @@ def test_columns_come_in_schema_order_with_further_ones_after() -> None:
     assert list(SCHEMA.validate(frame, "here").columns) == [*SCHEMA.names, "extra"]
 
 
+def test_a_table_that_has_its_types_is_checked_like_any_other() -> None:
+    typed = SCHEMA.validate(example().assign(name=["a", None]), "here")
+    assert typed["name"].tolist() == ["a", ""]
+    again = SCHEMA.validate(typed, "here")
+    pd.testing.assert_frame_equal(again, typed)
+    again.loc[0, "gpus"] = 9
+    assert typed["gpus"].tolist() == [1, 2]  # a copy all the same
+    strict = TableSchema("strict", (Column("time_s", "float", "s", "a time"),))
+    with pytest.raises(TraceError, match="row 2, column 'time_s': found nan; accepted: a number in s"):
+        strict.validate(typed[["time_s"]], "here")
+    missing = pd.DataFrame({"name": pd.Series(["a", None], dtype="str")})
+    text = TableSchema("text", (Column("name", "text", "", "a name"),))
+    assert text.validate(missing, "here")["name"].tolist() == ["a", ""]
+
+
 def test_a_missing_column_is_named_with_the_file() -> None:
     with pytest.raises(TraceError, match=r"rows\.csv: table 'example' lacks column\(s\) gpus"):
         SCHEMA.validate(example().drop(columns="gpus"), "rows.csv")

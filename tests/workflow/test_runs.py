@@ -24,7 +24,7 @@ FURTHER = [
     for name, entry in figures(paper).items()
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables(source, is_profiled=False))
 ]
-N_SIMULATED_FIGURES = 10
+N_SIMULATED_FIGURES = 11
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
     "sensitivity": tables.SENSITIVITY,
@@ -36,14 +36,14 @@ SCHEMAS = {
     name: OF_PAPER.get(name, OF_PAPER["study"])
     for name in (
         *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
-        *("lists", "lists_summary", "lists_pairs"),
+        *("lists", "lists_summary", "lists_pairs", "knowledge"),
         *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
     )
 }
 FIT_RULES = {"morphling_fit_models"}
 SIMULATION_RULES = {
     f"morphling_{name}"
-    for name in ("getting_started", "table4", "lists", "load", "large_models", "rounds", "scale")
+    for name in ("getting_started", "table4", "lists", "knowledge", "load", "large_models", "rounds", "scale")
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES
 EXPERIMENT_RULES = {
@@ -169,12 +169,12 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
 def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
     append(finished.root / "src/makespan/policies/_fifo.py", "\n# changed\n")
     planned = finished.planned()
-    without = {"morphling_rounds"}
+    without = {"morphling_knowledge", "morphling_rounds"}
     again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
     assert set(planned) == again - without
     # Training beside serving runs without FIFO.
     of_easyscale = {name for name, entry in figures("easyscale").items() if not entry.sources}
-    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 1 + len(of_easyscale - {"serving"})
+    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 2 + len(of_easyscale - {"serving"})
 
 
 def test_what_no_rule_reaches_reruns_nothing(finished):

@@ -8,11 +8,12 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, idle_spells, job_metrics
+from makespan.papers.morphling._knowledge import knowledge_study
 from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
 from makespan.papers.morphling._studies import STUDIES, scale_study
 from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
-from makespan.studies import Case, Run, Scenario, comparison, run_all
+from makespan.studies import Case, PredictionMode, Run, Scenario, comparison, knowing, run_all
 from makespan.tables import EVENTS
 from makespan.throughput import ReferenceTimes
 
@@ -112,6 +113,7 @@ def run_experiment(
     name: str,
     scenarios: Mapping[str, Scenario],
     times: ReferenceTimes,
+    mode: PredictionMode,
     drawn: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
@@ -123,6 +125,8 @@ def run_experiment(
         A key of `EXPERIMENT_TABLES`.
     scenarios, times
         From `makespan.studies.read_scenarios` and `read_times`.
+    mode
+        What policies know, where that is not what is studied.
     drawn, options
         What draws the job lists of an experiment on several; what its function takes.
 
@@ -131,6 +135,7 @@ def run_experiment(
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     """
+    sampled, scenarios = scenarios, {key: knowing(base, mode) for key, base in scenarios.items()}
     if name in STUDIES:
         base = scenarios["base"]
         lists = {key[-1]: jobs for key, jobs in drawn_lists({"base": base.jobs}, times, **drawn).items()}
@@ -138,9 +143,11 @@ def run_experiment(
         return {name: rows, f"{name}_summary": means}
     if name == "table4":
         return compare_policies(scenarios, **options)
-    if name == "lists":
+    if name in ("lists", "knowledge"):
         chosen = dict(options)
         jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
+        if name == "knowledge":
+            return {name: knowledge_study(sampled, drawn_lists(jobs, times, **drawn), **chosen)}
         return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}

@@ -47,6 +47,7 @@ _CONTENTS = {
     "lists": "policies on many other job lists: shifted, subsampled, generated",
     "lists_summary": "means over these lists with confidence intervals",
     "lists_pairs": "every policy beside each that knows no more, list by list",
+    "knowledge": "what policies know beforehand, and what knowing more is worth",
     "load": "completion time and makespan against the arrival rate",
     "load_summary": "means over job lists with confidence intervals",
     "large_models": "completion time and makespan against the share of large models",
@@ -243,7 +244,7 @@ class Morphling(PaperSettings):
     judged_on_profile = frozenset({"fig9"})
     untimed = frozenset({"fig9", "fig9_summary"})
     judged_cells = ("table4",)
-    live_policy = "morphling-lookahead"
+    judges_live = True
     contents = _CONTENTS
 
     workloads: tuple[WorkloadKey, ...] = option(

@@ -14,6 +14,7 @@ EXPERIMENT_TABLES = {
     "getting_started": ("getting_started",),
     "table4": ("table4", "jct", "allocation", "schedule"),
     "lists": ("lists", "lists_summary", "lists_pairs"),
+    "knowledge": ("knowledge",),
     "load": ("load", "load_summary"),
     "large_models": ("large_models", "large_models_summary"),
     "rounds": ("rounds", "rounds_summary"),
@@ -69,7 +70,7 @@ class Lists(Block):
         "standard deviation of shifted arrivals",
         unit="s",
         source="a choice: more than a restart, less than the span",
-        changes="lists, load, large_models, rounds",
+        changes="lists, knowledge, load, large_models, rounds",
         gt=0,
     )
     share: float = _of_lists("share of the jobs that a subsample keeps", gt=0, le=1)
@@ -86,6 +87,16 @@ class Lists(Block):
     ablations: tuple[PolicyName, ...] = _of_lists(
         "policies that run besides on the first trace, with the first size and delay"
     )
+
+
+class Knowledge(Block):
+    """What policies know beforehand."""
+
+    traces: tuple[TraceName, ...] = _chosen(
+        "traces that lists are drawn from", changes="knowledge", min_length=1
+    )
+    seeds: tuple[Seed, ...] = _study_seeds(changes="knowledge")
+    policies: tuple[PolicyName, ...] = _policies(changes="knowledge")
 
 
 class Load(Block):
@@ -169,6 +180,7 @@ class Simulation(Block):
     )
     job_lists: JobLists = option("generated job lists")
     lists: Lists = option("comparison on many job lists")
+    knowledge: Knowledge = option("study of what policies know")
     load: Load = option("load study")
     large_models: LargeModels = option("study of large models")
     rounds: Rounds = option("study of round lengths")
@@ -192,6 +204,7 @@ class Simulation(Block):
             "getting_started": compared,
             "table4": compared | traces | {"shown": list(self.shown)},
             "lists": {"interval_s": self.interval_s} | self._compared_on_lists(),
+            "knowledge": study | self.knowledge.model_dump(exclude={"seeds"}),
             "load": study | self.load.model_dump(exclude={"seeds"}),
             "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
             "rounds": delay | self.rounds.model_dump(exclude={"seeds"}),
@@ -208,7 +221,7 @@ class Simulation(Block):
         if experiment == "lists":
             seeds: dict[str, tuple[int, ...]] = self.lists.seeds.model_dump()
             return ways | {"seeds": {how: list(given) for how, given in seeds.items()}}
-        if experiment not in ("load", "large_models", "rounds"):
+        if experiment not in ("knowledge", "load", "large_models", "rounds"):
             return {}
-        study: Load | LargeModels | Rounds = getattr(self, experiment)
+        study: Knowledge | Load | LargeModels | Rounds = getattr(self, experiment)
         return ways | {"seeds": {how: list(study.seeds) for how in ("shifted", "generated")}}

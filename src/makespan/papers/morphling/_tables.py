@@ -15,6 +15,7 @@ __all__ = [
     "FIG9",
     "FIG9_SUMMARY",
     "JCT",
+    "KNOWLEDGE",
     "LARGE_MODELS",
     "LISTS",
     "LISTS_PAIRS",
@@ -186,6 +187,16 @@ LISTS_PAIRS = table_schema(
     ("makespan_wins", "int", "1", "lists on which the makespan of the policy is shorter"),
     ("rival_sla_attainment", "float", "1", "share of guarantees that the rival keeps, the least", True),
 )
+KNOWLEDGE = table_schema(
+    "knowledge",
+    _TRACE,
+    _POLICY,
+    ("mode", "text", "", "what policies know beforehand: sampled, requests or exact"),
+    ("lists", "int", "1", "how many lists"),
+    ("known_starts", "float", "1", "share of starts and changes whose time the job knew, mean over lists"),
+    *_MEANS,
+    *_interval("jct_ratio", "1", f"{_JCT} over that in mode sampled on the same list"),
+)
 LOAD = table_schema(
     "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
 )
@@ -248,7 +259,19 @@ FIG9_SUMMARY = table_schema(
 
 SCHEMAS = (
     *(TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, FIG7, FIG8, TABLE4, JCT, ALLOCATION),
-    *(LISTS, LISTS_SUMMARY, LISTS_PAIRS, LOAD, LARGE_MODELS, ROUNDS, STUDY, SCALE, FIG9, FIG9_SUMMARY),
+    *(
+        LISTS,
+        LISTS_SUMMARY,
+        LISTS_PAIRS,
+        KNOWLEDGE,
+        LOAD,
+        LARGE_MODELS,
+        ROUNDS,
+        STUDY,
+        SCALE,
+        FIG9,
+        FIG9_SUMMARY,
+    ),
 )
 """All of the above, in the order in which a run writes them."""
 
