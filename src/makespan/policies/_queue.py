@@ -79,6 +79,7 @@ def serve(
     options: Callable[[JobView], Options],
     victims: Callable[[JobView], Iterable[JobView]] | None = None,
     queue: Queue | None = None,
+    kept_threads: int = 0,
 ) -> Decision:
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
@@ -94,8 +95,10 @@ def serve(
         Running jobs that a job may displace, first to go first; None for no preemption.
     queue
         What the policy keeps between decisions, where neither order nor options of a waiting job change.
+    kept_threads
+        As for `Room`.
     """
-    room = Room.of(view, is_tight=True)
+    room = Room.of(view, is_tight=True, kept_threads=kept_threads)
     changes: dict[str, Allocation | None] = {}
     if not (room.n_gpus or victims is not None):
         return Decision(changes)
