@@ -79,6 +79,10 @@ targets: setup ## Print the goals of this project beside what the results reach
 generated: setup ## Rewrite the files made from the code: schemas and reference pages
 	$(BIN)/python scripts/generate.py
 
+.PHONY: pages
+pages: setup ## Fill the tables of the papers' pages from results/
+	$(BIN)/python scripts/generate.py results
+
 .PHONY: docs
 docs: setup-docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

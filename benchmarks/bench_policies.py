@@ -50,7 +50,7 @@ def large(n_nodes: int) -> ClusterSpec:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("variant", ["morphling-work", "morphling"])
+@pytest.mark.parametrize("variant", ["morphling-work", "morphling-lookahead"])
 def test_policy(benchmark, directory: Path, catalogue: Catalogue, variant: str, name: str) -> None:  # noqa: ANN001 - a fixture without a public type
     """Time one simulation, and note decisions, the policy's share and time a decision."""
     trace, copies, n_nodes = CASES[name]

@@ -1,10 +1,12 @@
 """Write the files that are made from the code: configuration schema, reference pages, lists of what there is.
 
 A test compares them with what is committed; run this after an option, a table, a figure or a layer changed.
+With a directory of results it fills the tables of the papers' pages instead, as far as they are built.
 """
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,10 +56,24 @@ def generated_files() -> dict[str, str]:
     }
 
 
-def _filled(name: str, mark: str, text: str) -> str:
-    """Return a file with another text between its comments ``mark`` and ``end of mark``."""
-    between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- end of {mark} -->)", re.DOTALL)
-    filled, n_places = between.subn(lambda _: text, (ROOT / name).read_text("utf-8"))
+def filled_pages(results: Path) -> dict[str, str]:
+    """Return path and text of the pages of papers with the tables that a directory of results has."""
+    pages = {}
+    for package in PAPERS:
+        make = getattr(import_module(f"makespan.papers.{package}"), "page", None)
+        name = f"docs/papers/{package}.md"
+        for mark, text in (make(results) if make else {}).items():
+            pages[name] = _filled(name, mark, text, pages.get(name))
+    return pages
+
+
+def _filled(name: str, mark: str, text: str, given: str | None = None) -> str:
+    """Return a file, or its given text, with another text between comments ``mark`` and ``end of mark``."""
+    between = re.compile(
+        rf"(?<=<!-- {re.escape(mark)} -->\n).*?(?=<!-- end of {re.escape(mark)} -->)", re.DOTALL
+    )
+    whole = (ROOT / name).read_text("utf-8") if given is None else given
+    filled, n_places = between.subn(lambda _: text, whole)
     if n_places != 1:
         raise ValueError(f"{name}: found {n_places} places for {mark}; accepted: one")
     return filled
@@ -190,11 +206,11 @@ def _primitives_page() -> str:
     return "\n".join([PRIMITIVES_HEAD, *(found[name] for name in sorted(found))])
 
 
-def main() -> None:
-    """Write every generated file."""
-    for name, text in generated_files().items():
+def main(*results: str) -> None:
+    """Write every generated file, or the pages that a directory of results fills."""
+    for name, text in (filled_pages(Path(*results)) if results else generated_files()).items():
         write_text(text, ROOT / name)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

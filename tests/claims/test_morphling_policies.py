@@ -74,7 +74,7 @@ def test_the_published_job_lists_are_served_as_well_as_intended(published_dir, g
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("policy", ["morphling", "morphling-work"])
+@pytest.mark.parametrize("policy", ["morphling-lookahead", "morphling-work"])
 def test_every_guarantee_is_kept_in_truth(published_dir, policy, seed):
     assert found(published_dir, policy, "mt", seed).sla_attainment == 1.0
 
@@ -82,5 +82,5 @@ def test_every_guarantee_is_kept_in_truth(published_dir, policy, seed):
 @pytest.mark.parametrize("trace", ["base", "bp", "mt"])
 @pytest.mark.parametrize("rival", ["sia", "synergy", "antman"])
 def test_rivals_that_know_as_much_take_longer(published_dir, rival, trace):
-    mine, theirs = (reached(published_dir, name, trace) for name in ("morphling", rival))
+    mine, theirs = (reached(published_dir, name, trace) for name in ("morphling-lookahead", rival))
     assert mine[0] < theirs[0] and mine[1] < theirs[1]

@@ -1,5 +1,6 @@
-"""The pages of the documentation as blocks: what each is, why it is not run, as what it is saved."""
+"""Pages of the documentation as blocks: what each is, why it is not run, as what it is saved; its maker."""
 
+import importlib.util
 import itertools
 import re
 import shlex
@@ -52,3 +53,11 @@ def table_rows(page, mark):
     _, _, after = page.read_text(encoding="utf-8").partition(f"<!-- table: {mark} -->\n\n")
     body = itertools.takewhile(lambda line: line.startswith("|"), after.splitlines()[2:])
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def generator():
+    """Return the module of the script that writes generated files and pages."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "scripts" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

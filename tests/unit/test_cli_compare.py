@@ -20,12 +20,12 @@ def run(*arguments: str) -> Result:
 
 
 def test_compare_prints_and_writes_the_table(tmp_path: Path) -> None:
-    names = "morphling, sjf,fifo,sjf"
+    names = "morphling-lookahead, sjf,fifo,sjf"
     path = tmp_path / "new" / "table.csv"
     result = run("--policies", names, "--workload", "mt", "--jobs", "60", "--output", str(path))
     assert result.exit_code == 0, result.output
     table = read_csv(path, COMPARISON)
-    assert table["policy"].tolist() == ["morphling", "sjf", "fifo"]
+    assert table["policy"].tolist() == ["morphling-lookahead", "sjf", "fifo"]
     assert table["jobs"].tolist() == [60, 60, 60]
     assert (table["trace"] == "mt").all() and (table["interval_s"] == 60).all()
     assert table["jct_ratio"].iloc[0] == 1.0
@@ -63,7 +63,9 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
     tables = []
     for workers in ("1", "2"):
         path = tmp_path / f"{workers}.csv"
-        result = run("--policies", "fifo,sia,morphling", "--workers", workers, "--output", str(path))
+        result = run(
+            "--policies", "fifo,sia,morphling-lookahead", "--workers", workers, "--output", str(path)
+        )
         assert result.exit_code == 0, result.output
         assert "3/3" in result.output
         tables.append(read_csv(path, COMPARISON).drop(columns="wall_s"))
@@ -127,11 +129,11 @@ def test_progress_in_a_terminal_is_a_bar_a_policy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress(["fifo", "morphling", "sia"])
+    progress = Progress(["fifo", "morphling-lookahead", "sia"])
     progress([0.5, 1.0, 0.0], [None, done(1234.4), None])
     lines = stream.getvalue().splitlines()
     assert "fifo       [###############---------------]  50%" in lines[0]
-    assert "morphling  [##############################] done, average JCT 1234 s" in lines[1]
+    assert "morphling-lookahead  [##############################] done, average JCT 1234 s" in lines[1]
     assert "sia        [------------------------------] waiting" in lines[2]
     progress.close()
     assert stream.getvalue().endswith("\x1b[3F\x1b[J\x1b[?25h")

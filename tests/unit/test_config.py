@@ -298,7 +298,7 @@ def test_default_files_hold_each_option_once():
 def test_options_of_the_simulation_are_checked(defaults, key, value, message):
     values = changed(defaults, f"morphling.simulation.{key}", value)
     if key == "shown":
-        values = changed(values, "morphling.simulation.policies", ["morphling", "fifo"])
+        values = changed(values, "morphling.simulation.policies", ["morphling-lookahead", "fifo"])
     with pytest.raises(ConfigError) as caught:
         check_settings(values)
     assert message in str(caught.value)

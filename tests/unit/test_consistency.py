@@ -1,6 +1,5 @@
 """Facts that stand in several files agree: pins, environments, versions, generated pages."""
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from pages import generator
 
 import makespan
 
@@ -32,13 +32,6 @@ def pins(name):
 RUN = pins("requirements.txt")
 DEV = pins("requirements-dev.txt")
 TORCH = re.search(r"^TORCH \?= torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
-
-
-def generator():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "scripts" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def outside(texts, pinned):

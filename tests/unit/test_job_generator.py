@@ -24,6 +24,7 @@ from makespan.traces import (
     read_jobs,
     scaled,
     statistics,
+    subsampled,
     with_best_plan,
     with_guarantees,
     with_large_share,
@@ -262,6 +263,18 @@ def test_perturbed_arrivals_keep_everything_but_time_and_order(base):
     assert moved != with_perturbed_arrivals(base, 300.0, 2)
     with pytest.raises(InputError, match="0 or more"):
         with_perturbed_arrivals(base, float("nan"), 1)
+
+
+def test_a_subsample_keeps_a_seeded_share_of_the_jobs_as_they_are(base):
+    kept = subsampled(base, 0.8, 1)
+    assert len(kept) == 160 and set(kept) < set(base)
+    assert [job.submit_time_s for job in kept] == sorted(job.submit_time_s for job in kept)
+    assert kept == subsampled(base, 0.8, 1) != subsampled(base, 0.8, 2)
+    assert subsampled(base, 1.0, 1) == base
+    assert len(subsampled(base, 0.001, 1)) == 1 and subsampled((), 0.5, 1) == ()
+    for share in (0.0, 1.5, float("nan")):
+        with pytest.raises(InputError, match="above 0, up to 1"):
+            subsampled(base, share, 1)
 
 
 def test_scaling_multiplies_jobs_under_new_names(base):

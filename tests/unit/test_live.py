@@ -144,7 +144,7 @@ def test_an_expected_end_comes_true_without_disturbance(capsys, tmp_path):
 # --- the loop -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fifo", "morphling", "morphling-work", "srtf", "sia"])
+@pytest.mark.parametrize("name", ["fifo", "morphling-lookahead", "morphling-work", "srtf", "sia"])
 def test_every_job_runs_all_its_steps_and_no_slot_is_used_twice(name):
     jobs = [job("a", 0, 30), job("b", 5, 20, 2, "zero-dp"), job("c", 6, 25), job("d", 20, 10, 1, "gc")]
     result, trainer = run(jobs, name)
@@ -420,7 +420,7 @@ def test_requests_for_more_slots_than_there_are_are_left_out():
 @pytest.mark.parametrize(("difference", "verdict"), [(-4.2, "holds"), (9.0, "fails")])
 def test_the_claim_on_fidelity_is_decided_by_the_size_of_the_difference(difference, verdict):
     row = dict.fromkeys(LIVE.names, 1.0) | {
-        "policy": "morphling",
+        "policy": "morphling-lookahead",
         "jobs": 10,
         "jct_difference_pct": difference,
     }

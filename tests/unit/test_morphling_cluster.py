@@ -8,19 +8,17 @@ import pandas as pd
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
-from makespan.errors import TraceError
+from makespan.errors import InputError, TraceError
 from makespan.hardware import cluster
 from makespan.papers import morphling as paper
 from makespan.papers.morphling._draw_cluster import allocation_by_family
 from makespan.papers.morphling._experiments import compare_policies, getting_started
+from makespan.papers.morphling._lists import compare_on_lists, drawn_lists, of_size, paired
 from makespan.papers.morphling._studies import (
-    enlarged,
     large_models_study,
     load_study,
-    perturbed_arrivals,
     rounds_study,
     scale_study,
-    seeded_lists,
 )
 from makespan.policies import REGISTRY
 from makespan.studies import Scenario, predictions, read_scenarios, run
@@ -130,13 +128,19 @@ def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, ta
 
 def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios):
     found = compare_policies(
-        scenarios, ["base", "mt"], ["morphling", "fifo"], [260.0, 78.0], 60.0, ["morphling", "fifo", "sia"], 2
+        scenarios,
+        ["base", "mt"],
+        ["morphling-lookahead", "fifo"],
+        [260.0, 78.0],
+        60.0,
+        ["morphling-lookahead", "fifo", "sia"],
+        2,
     )
     table4 = found["table4"]
     assert len(table4) == 8
     assert table4["n_repeats"].sum() == table4["n_identical"].sum() == 2
-    mine = table4[table4["policy"] == "morphling"]
-    assert (mine["jct_ratio_to_morphling"] == 1).all()
+    mine = table4[table4["policy"] == "morphling-lookahead"]
+    assert (mine["jct_ratio_to_lookahead"] == 1).all()
     assert (mine.loc[mine["trace"] == "mt", "sla_attainment"] == 1).all()
     assert len(found["jct"]) == 4 * 30
     base = table4[(table4["restart_delay_s"] == 260) & (table4["trace"] == "base")]
@@ -144,31 +148,40 @@ def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios)
     for policy, value in zip(base["policy"], base["avg_jct_s"], strict=True):
         assert means[policy] == pytest.approx(value)
     wide = allocation_by_family(found["allocation"])
-    assert list(wide["policy"].unique()) == ["morphling", "fifo"]
+    assert list(wide["policy"].unique()) == ["morphling-lookahead", "fifo"]
     held = wide.drop(columns=["policy", "time_s"]).sum(axis=1)
     assert wide["time_s"].min() == 0 and 0 < held.max() <= 64
     assert found["schedule"]["kind"].eq("finished").sum() == 30
 
 
 def test_getting_started_runs_the_short_list(toys):
-    table = getting_started(toys, ["morphling", "fifo"], [5.0], 0.0)
+    table = getting_started(toys, ["morphling-lookahead", "fifo"], [5.0], 0.0)
     assert table["trace"].tolist() == ["naive", "naive"]
     assert table["jobs"].tolist() == [2, 2]
 
 
-def test_lists_of_a_study_are_drawn_anew_or_shifted(tables, scenarios):
-    times, base = ReferenceTimes(tables), scenarios["base"].jobs
-    new = seeded_lists(base, times, [1, 2], "generated", 900.0)
-    assert new[1] == base and new[2] != base and len(new[2]) == len(base)
-    shifted = seeded_lists(base, times, [1, 2], "perturbed", 900.0)
-    assert {job.job_id for job in shifted[1]} == {job.job_id for job in base}
-    assert shifted[1] != shifted[2]
+def test_lists_are_drawn_anew_or_from_those_of_the_authors(tables, scenarios):
+    times, traces = ReferenceTimes(tables), {"base": scenarios["base"].jobs, "mt": scenarios["mt"].jobs}
+    seeds = {"shifted": [1, 2], "subsampled": [1], "generated": [1, 3]}
+    new = drawn_lists(traces, times, seeds, is_generated=True, std_s=900.0, share=0.8)
+    assert list(new) == [(trace, "generated", seed) for trace in traces for seed in (1, 3)]
+    assert new["base", "generated", 1] == traces["base"] != new["base", "generated", 3]
+    assert any(job.is_guaranteed for job in new["mt", "generated", 3])
+    drawn = drawn_lists(traces, times, seeds, is_generated=False, std_s=900.0, share=0.8)
+    ways = [("shifted", 1), ("shifted", 2), ("subsampled", 1)]
+    assert list(drawn) == [(trace, *way) for trace in traces for way in ways]
+    names = {job.job_id for job in traces["base"]}
+    assert {job.job_id for job in drawn["base", "shifted", 1]} == names
+    assert drawn["base", "shifted", 1] != drawn["base", "shifted", 2]
+    assert len(drawn["base", "subsampled", 1]) == 24 and set(drawn["base", "subsampled", 1]) < set(
+        traces["base"]
+    )
 
 
 def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
     times, lists = ReferenceTimes(tables), {1: scenarios["base"].jobs[:12], 2: scenarios["bp"].jobs[:12]}
     base = scenarios["base"]
-    rows, means = load_study(base, lists, times, ["fifo", "morphling"], [0.5, 2.0], 260.0, 60.0)
+    rows, means = load_study(base, lists, times, ["fifo", "morphling-lookahead"], [0.5, 2.0], 260.0, 60.0)
     assert rows.groupby(["load_factor", "policy"]).size().tolist() == [2] * 4
     assert means["parameter"].eq("load_factor").all() and means["seeds"].tolist() == [2] * 4
     one = rows[(rows["policy"] == "fifo") & (rows["load_factor"] == 2)]["avg_jct_s"]
@@ -182,11 +195,54 @@ def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
     assert by_round[600.0] > by_round[0.0]
 
 
-def test_shifted_arrivals_are_summarised(toys):
-    table = perturbed_arrivals(toys, ["base"], ["fifo"], [5.0], 0.0, [1, 2, 3], 20.0)
-    assert table[["trace", "policy", "seeds"]].iloc[0].tolist() == ["base", "fifo", 3]
-    assert table["avg_jct_std_s"].iloc[0] > 0
-    assert np.isnan(table["sla_attainment"].iloc[0])
+def test_a_comparison_on_lists_has_a_row_a_simulation_and_leaves_out_what_cannot_run(scenarios):
+    jobs = {name: scenarios[name].jobs[:12] for name in ("base", "mt")}
+    lists = drawn_lists(jobs, None, {"shifted": [1, 2]}, is_generated=False, std_s=60.0, share=1.0)
+    known = {name: scenarios[name] for name in jobs}
+    found = compare_on_lists(known, lists, ["morphling", "fifo"], ["morphling-n"], [64, 8], [260.0], 60.0)
+    rows = found["lists"]
+    settings = rows.groupby(["trace", "gpus"], sort=False)["policy"].agg(lambda names: sorted(set(names)))
+    assert settings["base", 64] == ["fifo", "morphling", "morphling-n"]
+    assert [settings[key] for key in (("base", 8), ("mt", 64), ("mt", 8))] == [["fifo", "morphling"]] * 3
+    fitting = sum(job.n_gpus <= 8 for job in jobs["base"])
+    assert set(rows.loc[rows["gpus"] == 8, "jobs"]) == {fitting} and fitting < 12
+    assert (rows.loc[rows["trace"] == "mt", "sla_attainment"] <= 1).all()
+    summary = found["lists_summary"]
+    own = summary[(summary["policy"] == "fifo") & (summary["gpus"] == 64)]
+    logs = np.log(
+        rows[(rows["policy"] == "fifo") & (rows["gpus"] == 64)].groupby("trace")["avg_jct_s"].mean()
+    )
+    assert own["lists"].tolist() == [2, 2] and own["jct_low_s"].lt(own["jct_high_s"]).all()
+    assert own["jct_mean_s"].tolist() == pytest.approx(np.exp(logs).tolist(), rel=0.1)
+    assert set(found["lists_pairs"]["policy"]) == {"morphling", "fifo"}
+
+
+def test_pairs_divide_list_by_list_and_only_by_what_knows_no_more():
+    rows = pd.DataFrame(
+        [
+            ("base", policy, seed, jct_s, 1.0)
+            for policy, times in PAIRED.items()
+            for seed, jct_s in enumerate(times)
+        ],
+        columns=["trace", "policy", "seed", "avg_jct_s", "makespan_s"],
+    )
+    pairs = paired(rows, ["trace"], ["seed"]).set_index(["policy", "rival"])
+    assert set(pairs.index) == {("sjf", "fifo"), ("sjf", "sia"), ("fifo", "sia"), ("sia", "fifo")}
+    one = pairs.loc[("sia", "fifo")]
+    assert one["jct_ratio_mean"] == pytest.approx(2.0) and one["jct_ratio_low"] < 1 < one["jct_ratio_high"]
+    assert (one["lists"], one["jct_wins"], one["makespan_wins"]) == (3, 2, 0)
+    assert pairs.loc[("fifo", "sia"), "jct_ratio_mean"] == pytest.approx(0.5)
+    assert paired(rows[rows["policy"] == "sia"], ["trace"], ["seed"]).empty
+
+
+PAIRED = {"sia": [1.0, 4.0, 9.0], "fifo": [4.0, 16.0, 4.5], "sjf": [1.0, 1.0, 1.0]}
+
+
+def test_a_cluster_has_whole_nodes(toys):
+    assert of_size(toys["base"].cluster, 12).n_nodes == 3
+    for n_gpus in (0, 6):
+        with pytest.raises(InputError, match=f"cluster of {n_gpus} GPUs; accepted: a multiple of the 4"):
+            of_size(toys["base"].cluster, n_gpus)
 
 
 def test_scale_repeats_jobs_and_nodes(toys):
@@ -197,7 +253,6 @@ def test_scale_repeats_jobs_and_nodes(toys):
         assert (table[f"fastest_{name}"] <= table[name]).all()
         assert (table[name] <= table[f"slowest_{name}"]).all()
     assert (table["fastest_wall_s"] < table["slowest_wall_s"]).any()
-    assert enlarged(toys["base"].cluster, 3).n_nodes == 6
 
 
 def test_guarantees_hold_in_truth_for_every_policy_that_declares_them(scenarios):

@@ -1,10 +1,12 @@
 """Figures of cluster experiments: what they show, and that they come from their tables alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_is_legible
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from scipy import stats
 
 from makespan.errors import TraceError
@@ -22,11 +24,22 @@ from makespan.plots import (
     plot_costs,
     plot_gantt,
     plot_grouped_bars,
+    plot_intervals,
     plot_ratio_bars,
     save_figure,
 )
 from makespan.plots._schedules import _bin_means
 
+INTERVALS = pd.DataFrame(
+    {
+        "panel": ["Base"],
+        "policy": ["sia"],
+        "mean": [60.0],
+        "low": [None],
+        "high": [None],
+        "is_hollow": [False],
+    }
+)
 EVENTS = pd.DataFrame(
     [
         (0.0, 0, "submitted", "a", "", 0, ""),
@@ -125,23 +138,27 @@ def table4(delays=(260.0, 78.0)):
     rows = []
     for delay in delays:
         for trace in ("base", "mt"):
-            for policy, jct in (("morphling", 3600.0), ("morphling-n", 7200.0), ("sia", 10800.0)):
+            for policy, jct in (
+                ("morphling-lookahead", 3600.0),
+                ("morphling-lookahead-n", 7200.0),
+                ("sia", 10800.0),
+            ):
                 rows.append((trace, policy, delay, jct + delay, 2 * jct, jct / 3600, jct / 3600))
     columns = (
-        "trace policy restart_delay_s avg_jct_s makespan_s jct_ratio_to_morphling makespan_ratio_to_morphling"
+        "trace policy restart_delay_s avg_jct_s makespan_s jct_ratio_to_lookahead makespan_ratio_to_lookahead"
     )
     return pd.DataFrame(rows, columns=columns.split())
 
 
 METRICS = [
-    ("avg_jct_s", "jct_ratio_to_morphling", "average JCT [h]"),
-    ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
+    ("avg_jct_s", "jct_ratio_to_lookahead", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_lookahead", "makespan [h]"),
 ]
 
 
 def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
     published = pd.DataFrame(
-        {"trace": ["base"], "policy": ["morphling"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
+        {"trace": ["base"], "policy": ["morphling-lookahead"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
     )
     shown = at_delay(table4(), 260.0)
     figure = plot_ratio_bars(shown, "published", METRICS, "ratios", LOOKS, {}, published)
@@ -151,7 +168,11 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
         [3860 / 3600, 7460 / 3600, 11060 / 3600]
     )
     assert [text.get_text().strip() for text in base_jct.texts] == ["1.00", "2.00", "3.00"]
-    assert [tick.get_text() for tick in base_jct.get_yticklabels()] == ["Morphling", "Morphling-N", "Sia"]
+    assert [tick.get_text() for tick in base_jct.get_yticklabels()] == [
+        "Morphling-lookahead",
+        "Morphling-lookahead-N",
+        "Sia",
+    ]
     marks = [line.get_segments()[0][0][0] for line in base_jct.collections]
     assert marks == pytest.approx([1.5, 1.5])
     assert not figure.axes[2].collections
@@ -162,7 +183,7 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
 def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_not_count(tmp_path):
     rows, far = at_delay(table4(), 260.0), [360_000.0, 36_000_000.0]
     marks = pd.DataFrame(
-        {"trace": "base", "policy": ["morphling", "fifo"], "avg_jct_s": far, "makespan_s": far}
+        {"trace": "base", "policy": ["morphling-lookahead", "fifo"], "avg_jct_s": far, "makespan_s": far}
     )
     figure = plot_ratio_bars(rows, "published", METRICS, "ratios", LOOKS, {}, marks)
     save_figure(figure, rows, tmp_path / "bars")  # warns where panels have no room, which is an error here
@@ -173,7 +194,7 @@ def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_
 def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length():
     rows = at_delay(table4(), 260.0)
     rows = pd.concat(
-        [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_morphling=99.0)]
+        [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_lookahead=99.0)]
     )
     figure = plot_ratio_bars(rows[rows["trace"] == "mt"], "published", METRICS, "ratios", LOOKS)
     jct, makespan = figure.axes
@@ -206,18 +227,55 @@ def test_cdf_steps_from_first_to_last_completion():
     assert [panel.get_title() for panel in panels] == ["Base", "mt\nSia and SRTF coincide"]
 
 
-def test_ablations_are_compared_with_the_whole_policy():
-    worth = parts_worth(at_delay(table4(), 260.0))
-    series = dict.fromkeys(("", "-n"), LOOKS["sia"])
-    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio").axes
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 7460 / 3860] * 2)
-    assert parts_worth(table4()[table4()["policy"] == "sia"]).empty
+def test_ablations_are_compared_with_the_whole_policy_and_the_best_that_changes_nothing():
+    jct = {"morphling": [1.0, 4.0], "morphling-n": [4.0, 4.0], "sia": [1.0, 1.0], "fifo": [9.0, 9.0]}
+    jct |= {"tiresias": [3.0, 12.0], "srtf": [1.0, 1.0], "morphling-work": [1.0, 1.0]}
+    rows = pd.DataFrame(
+        [
+            ("base", "shifted", seed, 64, 260.0, policy, value, 1.0)
+            for policy, values in jct.items()
+            for seed, value in enumerate(values)
+        ],
+        columns=["trace", "draw", "seed", "gpus", "restart_delay_s", "policy", "avg_jct_s", "makespan_s"],
+    )
+    worth = parts_worth(pd.concat([rows, rows.assign(trace="mt")[rows["policy"] != "morphling-n"]]))
+    assert worth.values.tolist() == [
+        ["morphling", "base", "", 1.0],
+        ["morphling", "base", "-n", pytest.approx(2.0)],
+        ["morphling", "base", "fixed", pytest.approx(3.0)],
+    ]
+    series = {"": LOOKS["fifo"], "-n": replace(LOOKS["srtf"], strength=0.5), "fixed": LOOKS["sia"]}
+    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio", looks=LOOKS).axes
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 2.0, 3.0])
+    assert axes.patches[2].get_facecolor() == to_rgba(LOOKS["sia"].colour)
+    assert parts_worth(rows[rows["policy"] == "sia"]).empty
+
+
+def test_intervals_are_drawn_for_every_policy_and_hollow_where_something_is_broken():
+    table = pd.DataFrame(
+        [
+            (panel, policy, 3600.0 * hours, 3000.0 * hours, 4200.0 * hours, policy == "sia")
+            for panel in ("one", "two", "three", "four", "five")
+            for policy, hours in (("morphling", 0.4), ("sia", 1.2))
+        ],
+        columns=["panel", "policy", "mean", "low", "high", "is_hollow"],
+    )
+    figure = plot_intervals(table, "emulated", "means", "broken", LOOKS)
+    assert [axes.get_title() for axes in figure.axes] == ["one", "two", "three", "four", "five"]
+    interval, mean, _, hollow = figure.axes[0].lines
+    assert interval.get_xdata() == pytest.approx([3000 * 0.4 / 3600, 4200 * 0.4 / 3600])
+    assert mean.get_xdata() == pytest.approx([0.4]) and mean.get_markerfacecolor() != "white"
+    assert hollow.get_markerfacecolor() == "white"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["means", "broken"]
+    assert_is_legible(figure)
+    low, high = figure.axes[0].get_xlim()
+    assert low < 0.33 and 1.4 < high < 3
 
 
 def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
     rows = [
         (policy, value, seed, scale * 3600 * (value + 0.1 * seed), scale * 36000.0)
-        for policy, scale in (("morphling", 1), ("fifo", 5))
+        for policy, scale in (("morphling-lookahead", 1), ("fifo", 5))
         for value in values
         for seed in range(seeds)
     ]
@@ -241,7 +299,7 @@ def test_bands_show_means_with_confidence_over_seeds():
 @pytest.mark.parametrize("spread", [1.0, 1e6])
 def test_axes_hold_the_lines_and_are_not_stretched_by_wide_bands(spread):
     table = study("load_factor")
-    table.loc[table["policy"] == "morphling", "avg_jct_s"] *= np.where(
+    table.loc[table["policy"] == "morphling-lookahead", "avg_jct_s"] *= np.where(
         table["seed"] == 0, spread, 1.0 / spread
     )[:9]
     axes = plot_bands(table, "emulated", "load_factor", "load").axes[0]
@@ -280,10 +338,10 @@ def test_bands_of_three_policies_share_a_panel_with_the_means_of_the_others():
         for number, name in enumerate(names)
     ]
     figure = plot_bands(pd.concat(parts), "emulated", "load_factor", "load", LOOKS)
-    assert len(names) == 10 and len(figure.axes) == 8
+    assert len(names) == 11 and len(figure.axes) == 8
     legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes[:4]]
     assert [name for legend in legends for name in legend] == [LOOKS[name].title for name in names]
-    assert all(len(axes.lines) == 10 and len(axes.collections) <= 3 for axes in figure.axes)
+    assert all(len(axes.lines) == 11 and len(axes.collections) <= 3 for axes in figure.axes)
     assert all(axes.get_ylim() == figure.axes[0].get_ylim() for axes in figure.axes[:4])
     coincident = [LOOKS[name].title for name in ("synergy", "antman")]
     notes = [axes.get_title().replace("\n", " ") for axes in figure.axes]
@@ -321,6 +379,7 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
         (lambda t: plot_ratio_bars(t, "emulated", METRICS, "ratios"), at_delay(table4(), 260.0)),
         (lambda t: plot_allocation(t, "emulated", 8, {}), ALLOCATION),
         (lambda t: plot_gantt(t, "emulated"), job_spans(EVENTS)),
+        (lambda t: plot_intervals(t, "emulated", "means", "broken"), INTERVALS),
         (lambda t: plot_cdf(t, "emulated"), pd.DataFrame({"policy": ["sia"], "jct_s": [3.0]})),
     ],
 )
@@ -354,8 +413,8 @@ def test_colours_stay_apart_for_readers_with_red_green_blindness():
 
 
 def test_policies_have_an_order_and_distinct_looks():
-    assert ordered(["fifo", "other", "sia", "morphling", "sia"], LOOKS) == [
-        "morphling",
+    assert ordered(["fifo", "other", "sia", "morphling-lookahead", "sia"], LOOKS) == [
+        "morphling-lookahead",
         "sia",
         "fifo",
         "other",

@@ -8,7 +8,13 @@ from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies._placing import Room
-from makespan.policies.morphling import CLAIRVOYANT, NON_CLAIRVOYANT, Freedom, Morphling, MorphlingWork
+from makespan.policies.morphling import (
+    CLAIRVOYANT,
+    NON_CLAIRVOYANT,
+    Freedom,
+    MorphlingLookahead,
+    MorphlingWork,
+)
 from makespan.policies.morphling._growth import grow, passes_gate
 from makespan.policies.morphling._options import OptionTable, undominated
 from makespan.policies.morphling._policies import _next_multiple
@@ -29,7 +35,7 @@ from makespan.studies import TableCatalogue
 DELAY_S = 10.0
 CATALOGUE = toy_catalogue()
 ROBERTA = undominated(CATALOGUE.all("roberta"))
-VARIANTS = ("morphling", "morphling-work")
+VARIANTS = ("morphling-lookahead", "morphling-work")
 
 
 def table(*rows, key="roberta"):
@@ -332,10 +338,10 @@ def test_a_lone_job_runs_on_its_fastest_configuration(name):
 
 def test_only_the_work_aware_variant_reads_the_work_left():
     assert REGISTRY["morphling-work"].is_clairvoyant
-    assert not REGISTRY["morphling"].is_clairvoyant
+    assert not REGISTRY["morphling-lookahead"].is_clairvoyant
     short, long = [toy_job("a", steps=10)], [toy_job("a", steps=10_000)]
     first = [
-        simulate(jobs, toy_nodes(2, 8), CATALOGUE, Morphling(), restart_delay_s=DELAY_S)
+        simulate(jobs, toy_nodes(2, 8), CATALOGUE, MorphlingLookahead(), restart_delay_s=DELAY_S)
         for jobs in (short, long)
     ]
     starts = [result.events[result.events["kind"] == "started"]["nodes"].tolist()[0] for result in first]
@@ -343,7 +349,7 @@ def test_only_the_work_aware_variant_reads_the_work_left():
 
 
 def test_a_job_that_has_run_for_long_is_expected_to_run_on():
-    policy = Morphling(expected_s=60.0, expected_share=0.5)
+    policy = MorphlingLookahead(expected_s=60.0, expected_share=0.5)
     job = SimpleNamespace(spec=toy_job(), running_time_s=200.0)
     steps = policy.expected_steps(job, SimpleNamespace(catalogue=CATALOGUE))
     assert steps * CATALOGUE.requested(job.spec).predicted_iter_time_s == pytest.approx(160.0)
@@ -352,7 +358,7 @@ def test_a_job_that_has_run_for_long_is_expected_to_run_on():
 def test_short_jobs_do_not_wait_for_a_long_one():
     long = toy_job("long", 0.0, steps=20_000, n_gpus=8)
     short = [toy_job(f"short-{k}", 100.0 + k, steps=20) for k in range(3)]
-    for policy in (Morphling(), MorphlingWork()):
+    for policy in (MorphlingLookahead(), MorphlingWork()):
         finished = finish_times([long, *short], policy, toy_nodes(1, 8))
         assert max(finished[f"short-{k}"] for k in range(3)) < finished["long"] / 10
 
@@ -380,10 +386,12 @@ def test_a_guaranteed_job_is_offered_what_is_known_to_be_fast_enough_and_its_req
 
 def test_the_last_job_grows_although_nothing_happens():
     jobs = [toy_job("long", steps=40_000), toy_job("other", n_gpus=8, steps=60)]
-    result = simulate(jobs, toy_nodes(1, 8), toy_catalogue(), REGISTRY["morphling"], restart_delay_s=60.0)
+    result = simulate(
+        jobs, toy_nodes(1, 8), toy_catalogue(), REGISTRY["morphling-lookahead"], restart_delay_s=60.0
+    )
     mine = result.events[result.events["job_id"] == "long"]
     assert mine["n_gpus"].max() == 8
-    blind = Morphling(look_again_s=1e9)
+    blind = MorphlingLookahead(look_again_s=1e9)
     slow = simulate(jobs, toy_nodes(1, 8), toy_catalogue(), blind, restart_delay_s=60.0)
     assert result.outcomes["finish_time_s"].max() < slow.outcomes["finish_time_s"].max()
 

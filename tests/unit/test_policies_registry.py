@@ -106,7 +106,7 @@ def test_every_policy_gives_jobs_devices_of_the_type_that_they_need():
         assert found == [], name
         held = result.events[result.events["kind"] == "started"]["nodes"]
         nodes = {int(share.split(":")[0]) for text in held for share in text.split()}
-        assert nodes == {0, 1, 2, 3} or name not in {"fifo", "sia", "morphling", "morphling-work"}
+        assert nodes == {0, 1, 2, 3} or name not in {"fifo", "sia", "morphling-lookahead", "morphling-work"}
 
 
 # --- FIFO -------------------------------------------------------------------------------

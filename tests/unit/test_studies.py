@@ -62,17 +62,17 @@ def test_a_title_names_scenario_source_and_size(toys):
 
 
 def test_runs_come_in_order_whatever_the_processes_and_progress_tells_of_each(toys):
-    cases = [Case(toys, name, repeats=1) for name in ("fifo", "sjf", "morphling")]
+    cases = [Case(toys, name, repeats=1) for name in ("fifo", "sjf", "morphling-lookahead")]
     found = []
     for processes in (1, 2):
         told = []
         runs = run_all(
             cases, processes, progress=lambda shares, done, to=told: to.append((list(shares), list(done)))
         )
-        assert [item.policy for item in runs] == ["fifo", "sjf", "morphling"]
+        assert [item.policy for item in runs] == ["fifo", "sjf", "morphling-lookahead"]
         assert all(item.n_identical == 1 and item.result.events.empty and item.n_events > 6 for item in runs)
         assert told[-1][0] == [1.0, 1.0, 1.0]
-        assert [item.policy for item in told[-1][1]] == ["fifo", "sjf", "morphling"]
+        assert [item.policy for item in told[-1][1]] == ["fifo", "sjf", "morphling-lookahead"]
         found.append([repr(item.metrics) for item in runs])
     assert found[0] == found[1]
     assert len(told) >= 1 and ended()
@@ -94,8 +94,12 @@ def test_a_policy_may_be_given_by_name_or_as_it_is(toys):
 
 
 def test_a_restart_may_cost_what_the_kind_of_change_says(toys):
-    first_only = run(replace(toys, restart_delay_s=RestartDelays.first_start_only(5.0)), "morphling")
-    always, never = (run(replace(toys, restart_delay_s=delay_s), "morphling") for delay_s in (5.0, 0.0))
+    first_only = run(
+        replace(toys, restart_delay_s=RestartDelays.first_start_only(5.0)), "morphling-lookahead"
+    )
+    always, never = (
+        run(replace(toys, restart_delay_s=delay_s), "morphling-lookahead") for delay_s in (5.0, 0.0)
+    )
     assert first_only.violations == () and first_only.restart_delay_s == 5.0
     assert never.metrics.avg_jct_s < first_only.metrics.avg_jct_s <= always.metrics.avg_jct_s
 
@@ -246,8 +250,8 @@ def test_a_scenario_without_options_is_that_of_the_workflow(tables_of_the_workfl
         assert (found.interval_s, found.restart_delay_s) == (60.0, simulation.restart_delays_s[0])
         assert (found.interval_s, found.predictions) == (simulation.interval_s, simulation.predictions)
         catalogue = predicted_catalogue(tables, known, found.cluster.nodes[0])
-        expected = run(replace(found, catalogue=catalogue), "morphling").result.events
-        pd.testing.assert_frame_equal(run(found, "morphling").result.events, expected)
+        expected = run(replace(found, catalogue=catalogue), "morphling-lookahead").result.events
+        pd.testing.assert_frame_equal(run(found, "morphling-lookahead").result.events, expected)
 
 
 def test_the_command_line_and_the_library_have_the_same_defaults(monkeypatch):

@@ -24,6 +24,5 @@ if "snakemake" in globals():
         inputs["tables"] = dict(zip(given["workloads"], snakemake.input.tables, strict=True))
         inputs["lists"] = dict(zip(given["lists"], snakemake.input.lists, strict=True))
         given["options"] = dict(given["options"], n_processes=snakemake.threads)
-        published = snakemake.wildcards.source == "published"
-        given["drawn"] = dict(given["drawn"], draw="perturbed" if published else "generated")
+        given["drawn"] = dict(given["drawn"], is_generated=snakemake.wildcards.source != "published")
         main(given["experiment"], inputs, dict(snakemake.output.items()), given)

@@ -49,7 +49,7 @@ _LEGEND = (
 @click.command("compare")
 @shown_option(
     "--policies",
-    default="morphling,morphling-work,sia,synergy,fifo",
+    default="morphling-lookahead,morphling-work,sia,synergy,fifo",
     metavar="NAMES|FILES",
     shell_complete=POLICY_NAMES,
     help="Joined by commas, or all; files of your own like ./mine.py.",

@@ -59,7 +59,7 @@ class _EventLines:
 @click.option(
     "--policy",
     "policy_name",
-    default="morphling",
+    default="morphling-lookahead",
     show_default=True,
     metavar="NAME|FILE",
     help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",

@@ -140,8 +140,8 @@ def plot_grouped_bars(
     table
         Columns ``panel, group, series, value``; combinations without a row have no bar.
     series
-        Looks of the series, in the order of the bars; in a panel that has a look, bars have its colour in the
-        strength of the series.
+        Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
+        its colour in the strength of the series.
     label
         What the values are.
     """
@@ -152,7 +152,11 @@ def plot_grouped_bars(
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         values = table[table["panel"] == name].set_index(["group", "series"])["value"].to_dict()
-        own = {key: replace(looks.get(name, look), strength=look.strength) for key, look in series.items()}
+        panel = looks.get(name)
+        own = {
+            key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
+            for key, look in series.items()
+        }
         _bar_groups(axes, values, groups, own)
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
@@ -15,6 +16,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from makespan.confidence import half_widths
 from makespan.plots._style import (
     ONE_COLUMN_IN,
+    PALETTE,
     POLICIES,
     TWO_COLUMNS_IN,
     Look,
@@ -29,9 +31,10 @@ from makespan.plots._style import (
 )
 from makespan.units import HOUR
 
-__all__ = ["plot_bands", "plot_cdf", "plot_costs"]
+__all__ = ["plot_bands", "plot_cdf", "plot_costs", "plot_intervals"]
 
 _MARGIN = 1.25
+_PANELS_IN_ROW, _LINE_IN = 4, 0.15
 _COARSE_RANGE = 12.0
 _LEGEND_COLUMNS = 6
 _TOGETHER = 3  # policies whose bands can be told apart in one panel
@@ -136,12 +139,71 @@ def _log_hours(axes: Axes) -> None:
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     low, high = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
     axes.set_yscale("log")
+    _log_ticks(axes.yaxis, low, high)
+    axes.set_ylim(low, high)
+
+
+def _log_ticks(axis: Axis, low: float, high: float) -> None:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / low > _COARSE_RANGE else (1, 1.5, 2, 3, 4, 5, 6, 8)
-    axes.yaxis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(plain_numbers())
-    axes.set_ylim(low, high)
+    axis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(plain_numbers())
+
+
+@styled
+def plot_intervals(
+    table: pd.DataFrame,
+    source: str,
+    heading: str,
+    hollow: str,
+    looks: Mapping[str, Look] = POLICIES,
+) -> Figure:
+    """Draw a mean with its interval for every policy, one panel a ``panel``, four in a row.
+
+    Parameters
+    ----------
+    table
+        Columns ``panel, policy, mean, low, high`` [s] and ``is_hollow``; missing ends have no interval.
+    heading, hollow
+        What the means and intervals are, and what a hollow mark says.
+    """
+    columns = ("panel", "policy", "mean", "low", "high", "is_hollow")
+    require_columns(table, *columns, figure="intervals")
+    names, policies = list(dict.fromkeys(table["panel"])), ordered(table["policy"], looks)
+    n_columns = min(len(names), _PANELS_IN_ROW)
+    n_rows = math.ceil(len(names) / n_columns)
+    figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.45 + _LINE_IN * len(policies)))
+    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
+    for axes, name in zip(panels.flat, names, strict=False):
+        _intervals(axes, table[table["panel"] == name], policies, looks)
+        axes.set_yticks(range(len(policies)), [look_of(looks, one).title for one in policies])
+        axes.set_title(name)
+    for axes in panels.flat[len(names) :]:
+        axes.remove()
+    figure.supxlabel("time [h]")
+    mark: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 4, "color": PALETTE["grey"]}
+    handles = [Line2D([], [], label=heading, **mark)]
+    if table["is_hollow"].any():
+        handles.append(Line2D([], [], label=hollow, mfc="white", **mark))
+    return finished(figure, source, handles, strip=False, ncols=2)
+
+
+def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mapping[str, Look]) -> None:
+    hours = rows[["mean", "low", "high"]].to_numpy(float) / HOUR
+    for name, (mean, low, high), is_hollow in zip(rows["policy"], hours, rows["is_hollow"], strict=True):
+        look, y = look_of(looks, str(name)), policies.index(str(name))
+        axes.plot([low, high], [y, y], color=look.colour, lw=1.4, alpha=0.6)
+        face = "white" if is_hollow else look.colour
+        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=4, zorder=3)
+    means, ends = hours[:, 0], np.nan_to_num(hours[:, 1:], nan=hours[:, 0].mean())
+    least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
+    most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
+    axes.set_xscale("log")
+    _log_ticks(axes.xaxis, least, most)
+    axes.set_xlim(least, most)
+    axes.set_ylim(len(policies) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
 
 
 @styled

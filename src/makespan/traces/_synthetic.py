@@ -32,6 +32,7 @@ __all__ = [
     "generate_jobs",
     "scaled",
     "statistics",
+    "subsampled",
     "with_best_plan",
     "with_guarantees",
     "with_large_share",
@@ -323,6 +324,16 @@ def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) ->
         replace(job, submit_time_s=max(0.0, job.submit_time_s + float(shift)))
         for job, shift in zip(listed, shifts, strict=True)
     )
+
+
+def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
+    """Keep a share of the jobs, above 0 and up to 1 and at least one job, drawn at random, in their order."""
+    listed = tuple(jobs)
+    if not 0.0 < share <= 1.0:
+        raise InputError(f"share of jobs {share}; accepted: a number above 0, up to 1")
+    n_kept = max(round(share * len(listed)), min(len(listed), 1))
+    kept = np.sort(_rng(seed, "subsample").permutation(len(listed))[:n_kept])
+    return tuple(listed[number] for number in kept)
 
 
 def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 600.0) -> Jobs:

@@ -13,6 +13,7 @@ Below ``results/<source>/morphling/`` a run writes
 - of `fig9`, `fig9_summary`: losses of real training runs
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
+`page` makes the tables of the paper's page from these.
 `read_published` reads the paper's cells, ``config/published/morphling_<artifact>.csv``. Every schedule is
 validated.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._fig7 import Stage, fig7, measured_fig7
     from makespan.papers.morphling._fig8 import fig8
     from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING, fig9, fig9_summary
+    from makespan.papers.morphling._page import page
     from makespan.papers.morphling._performance import (
         fit_workload,
         sensitivity,
@@ -72,6 +74,7 @@ __all__ = [
     "fit_workload",
     "generated_workloads",
     "measured_fig7",
+    "page",
     "published_workloads",
     "read_published",
     "run_experiment",

@@ -2,21 +2,25 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
 from makespan.papers.morphling._fig7 import MORPHLING
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
+from makespan.papers.morphling._lists import RECONFIGURING, paired
 from makespan.papers.morphling._tables import PUBLISHED, SCHEMAS, TABLE4
 from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]
 
-_NON_CLAIRVOYANT, _CLAIRVOYANT = "morphling", "morphling-work"
-_RIVALS = ("sia", "synergy", "antman")
-_CLAIRVOYANT_RIVALS = ("sjf", "srtf")
+_OURS, _CLAIRVOYANT = "morphling", "morphling-work"
+_GPUS = 64  # of the paper's testbed
+_LISTS_SETTING = ("trace", "gpus", "restart_delay_s")
+_Row = Mapping[str, Any]
 _PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
 
 
@@ -145,41 +149,84 @@ def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{differences.mean():.1f} %", bool(differences.mean() <= claim.limit), note)
 
 
-def _cells(table: pd.DataFrame, column: str) -> dict[tuple[str, float, str], float]:
-    """Return a column by trace, restart delay and policy."""
-    keys = zip(table["trace"], number(table, "restart_delay_s"), table["policy"], strict=True)
-    return dict(zip(keys, number(table, column), strict=True))
+def _leads_on_lists(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy, trace, ratio, and ``keeping`` where only rivals that keep all guarantees count."""
+    policy, trace, ratio, *only = claim.subject.split()
+    pairs = _of_rivals(tables["lists_pairs"], policy)
+    pairs = pairs[(pairs["trace"] == trace) & (pairs["gpus"] == _GPUS)]
+    if only:
+        pairs = pairs[pairs["rival_sla_attainment"].fillna(1.0) == 1.0]
+    return _lead(pairs, ratio, claim.limit, _at_delay)
 
 
-def _beats_rivals(tables: Tables, claim: Claim) -> Finding | None:
-    cells = _cells(tables["table4"], claim.subject)
-    ratios = {
-        (trace, delay_s, policy): value / cells[trace, delay_s, _NON_CLAIRVOYANT]
-        for (trace, delay_s, policy), value in cells.items()
-        if policy in _RIVALS and (trace, delay_s, _NON_CLAIRVOYANT) in cells
-    }
-    if not ratios:
+def _wins_on_other_sizes(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy and trace; of rivals that break guarantees nothing is asked."""
+    policy, trace = claim.subject.split()
+    pairs = _of_rivals(tables["lists_pairs"], policy)
+    pairs = pairs[(pairs["trace"] == trace) & (pairs["gpus"] != _GPUS)]
+    pairs = pairs[pairs["rival_sla_attainment"].fillna(1.0) == 1.0]
+    n_cases = int(pairs["lists"].sum())
+    if not n_cases:
         return None
-    shorter = sum(ratio > 1 for ratio in ratios.values())
-    least, most = (pick(ratios, key=lambda key: ratios[key]) for pick in (min, max))
-    found = f"up to {ratios[most]:.2f}x, {shorter} of {len(ratios)} comparisons"
-    note = f"most {_named(most)}, least {ratios[least]:.2f}x {_named(least)}"
-    return Finding(found, shorter == len(ratios), note)
+    n_wins = int(pairs["jct_wins"].sum())
+    lost = _records(pairs[pairs["jct_wins"] < pairs["lists"]])
+    note = ", ".join(
+        f"{row['rival']} on {row['gpus']} GPUs {_at_delay(row)}: {row['jct_wins']} of {row['lists']}"
+        for row in lost
+    )
+    found = f"{n_wins} of {n_cases} cases ({100 * n_wins / n_cases:.1f} %)"
+    return Finding(found, n_wins >= claim.limit * n_cases, note)
 
 
-def _named(key: tuple[str, float, str]) -> str:
-    trace, delay_s, policy = key
-    return f"{policy} on {trace} at {delay_s:g} s"
+def _of_rivals(pairs: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """Select the comparisons of a policy with those of other authors."""
+    return pairs[(pairs["policy"] == policy) & ~pairs["rival"].str.startswith(_OURS)]
+
+
+def _lead(
+    pairs: pd.DataFrame, ratio: str, least_lists: float, setting: Callable[[_Row], str]
+) -> Finding | None:
+    """Judge the ratio of every rival by its interval: ahead above 1, behind below it, else undecided."""
+    if pairs.empty:
+        return None
+    n_lists = int(pairs["lists"].min())
+    means, low, high = (number(pairs, f"{ratio}_{end}") for end in ("mean", "low", "high"))
+    ahead, behind = low > 1, high < 1
+    found = (
+        f"{means.min():.2f}x to {means.max():.2f}x, ahead in {int(ahead.sum())} of {len(pairs)} comparisons"
+    )
+    found += f" on {n_lists} lists each"
+    notes = [f"at least {least_lists:g} lists decide"] if n_lists < least_lists else []
+    for row in _records(pairs[~ahead]):
+        ends = f"{row[f'{ratio}_mean']:.2f}x ({row[f'{ratio}_low']:.2f} to {row[f'{ratio}_high']:.2f})"
+        kept = row.get("rival_sla_attainment", math.nan)
+        broken = f", keeps {100 * kept:.1f} % of guarantees" if kept < 1 else ""
+        notes.append(f"{row['rival']} {ends} {setting(row)}{broken}")
+    if n_lists < least_lists:
+        holds = None
+    elif behind.any():
+        holds = False
+    else:
+        holds = True if ahead.all() else None
+    return Finding(found, holds, "; ".join(notes))
+
+
+def _records(table: pd.DataFrame) -> list[_Row]:
+    return [{str(name): cell for name, cell in row.items()} for row in table.to_dict("records")]
+
+
+def _at_delay(row: _Row) -> str:
+    return f"at {row['restart_delay_s']:g} s"
 
 
 def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
     kept: list[float] = []
-    for name in ("table4", "perturbed"):
-        rows = tables[name][tables[name]["policy"].isin((_NON_CLAIRVOYANT, _CLAIRVOYANT))]
+    for name in ("table4", "lists"):
+        rows = tables[name][tables[name]["policy"].str.startswith(_OURS)]
         kept += number(rows, "sla_attainment").dropna().tolist()
     if not kept:
         return None
-    return Finding(f"{100 * min(kept):.1f} % at least, {len(kept)} cells", min(kept) >= claim.limit)
+    return Finding(f"{100 * min(kept):.1f} % at least, {len(kept)} schedules", min(kept) >= claim.limit)
 
 
 def _identical(tables: Tables, claim: Claim) -> Finding | None:
@@ -191,29 +238,31 @@ def _identical(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _leads(tables: Tables, claim: Claim) -> Finding | None:
-    parameter = _PARAMETERS[claim.subject]
-    rows = tables[claim.subject]
-    means = number(rows, "avg_jct_s").groupby([number(rows, parameter), rows["policy"]]).mean()
-    behind: dict[float, str] = {}
-    values = sorted({float(str(value)) for value, _ in means.index})
-    n_compared = 0
-    for value in values:
-        of_value = {str(name): float(mean) for name, mean in means.xs(value, level=0).items()}
-        for rival, own in _pairs(of_value):
-            n_compared += 1
-            if of_value[own] >= of_value[rival]:
-                behind.setdefault(value, f"{rival} is ahead of {own} at {value:g}")
-    if not n_compared:
+    """Subject: study and policy."""
+    study, policy = claim.subject.split()
+    parameter = _PARAMETERS[study]
+    pairs = _of_rivals(paired(tables[study], [parameter], ["seed"]), policy)
+    return _lead(pairs, "jct_ratio", claim.limit, lambda row: f"at {row[parameter]:g}")
+
+
+def _worth_of_reconfiguring(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: a policy; beside it the best that changes neither plans nor resources, and its ablations."""
+    lists, pairs = tables["lists"], _of_rivals(tables["lists_pairs"], claim.subject)
+    ablated = {f"{claim.subject}-{ending}": ending.upper() for ending in "ern"}
+    rows = lists[lists["policy"].isin([claim.subject, *ablated])]
+    settings = rows[rows["policy"].isin(ablated)][list(_LISTS_SETTING)].drop_duplicates()
+    if len(settings) != 1:
         return None
-    found = f"{len(values) - len(behind)} of {len(values)} points"
-    return Finding(found, not behind, ", ".join(behind.values()))
-
-
-def _pairs(policies: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return each rival with the variant that knows no more than it."""
-    rivals = [name for name in policies if not name.startswith(_NON_CLAIRVOYANT)]
-    paired = [(name, _CLAIRVOYANT if name in _CLAIRVOYANT_RIVALS else _NON_CLAIRVOYANT) for name in rivals]
-    return [(rival, own) for rival, own in paired if own in policies]
+    own = paired(rows.merge(settings), _LISTS_SETTING, ["draw", "seed"])
+    own = own[own["policy"] == claim.subject]
+    fixed = pairs.merge(settings)
+    fixed = fixed[~fixed["rival"].isin(RECONFIGURING)].sort_values("jct_ratio_mean").head(1)
+    if fixed.empty:
+        return None
+    parts = [f"-{ablated[row['rival']]} {row['jct_ratio_mean']:.2f}x" for row in _records(own)]
+    judged = _lead(fixed, "jct_ratio", claim.limit, _at_delay)
+    text = f"{fixed['jct_ratio_mean'].iloc[0]:.2f}x over {fixed['rival'].iloc[0]}; {', '.join(parts)}"
+    return None if judged is None else replace(judged, reproduced=text)
 
 
 def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
@@ -240,7 +289,8 @@ _CHECKS: tuple[Check, ...] = (
     *(_worst_family_error, _best_family_changes, _live_fidelity),
     *(_fig7_never_slower, _fig7_always_runs, _fig7_plan_changes, _fig7_cpu_speedup, _fig7_equals_published),
     *(_fig8_more_gpus, _fig8_gain, _fig8_equals_published, _fig9_reconfiguration),
-    *(_beats_rivals, _guarantees, _identical, _leads, _undercuts_released),
+    *(_leads_on_lists, _wins_on_other_sizes, _worth_of_reconfiguring, _guarantees),
+    *(_identical, _leads, _undercuts_released),
 )
 
 LEDGER = Ledger(

@@ -8,10 +8,13 @@ from matplotlib.figure import Figure
 
 from makespan.errors import TraceError
 from makespan.hardware import cluster
+from makespan.papers.morphling._lists import RECONFIGURING, paired
 from makespan.papers.morphling._tables import (
     ALLOCATION,
     JCT,
     LARGE_MODELS,
+    LISTS,
+    LISTS_SUMMARY,
     LOAD,
     ROUNDS,
     SCALE,
@@ -29,31 +32,47 @@ from makespan.plots import (
     plot_costs,
     plot_gantt,
     plot_grouped_bars,
+    plot_intervals,
     plot_ratio_bars,
 )
 from makespan.tables import EVENTS, read_csv
 
-__all__ = ["ablation", "allocation", "gantt", "jct_cdf", "large_models", "load", "rounds", "scale", "table4"]
+__all__ = [
+    "ablation",
+    "allocation",
+    "gantt",
+    "jct_cdf",
+    "large_models",
+    "lists",
+    "load",
+    "rounds",
+    "scale",
+    "table4",
+]
 
 Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
 
 _TRACES = {"base": "Base", "bp": "best plan (BP)", "mt": "multi-tenant (MT)"}
 _METRICS = [
-    ("avg_jct_s", "jct_ratio_to_morphling", "average JCT [h]"),
-    ("makespan_s", "makespan_ratio_to_morphling", "makespan [h]"),
+    ("avg_jct_s", "jct_ratio_to_lookahead", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_lookahead", "makespan [h]"),
 ]
+_SHORT = {"base": "Base", "bp": "BP", "mt": "MT"}
+_FIXED = "fixed"
 _PARTS = {
     "": Look("plans and resources", PALETTE["black"], "o"),
     "-e": Look("plans only", PALETTE["black"], "^", (0, (4, 2)), 0.65),
     "-r": Look("resources only", PALETTE["black"], "v", (0, (5, 1, 1, 1)), 0.4),
     "-n": Look("neither", PALETTE["black"], "x", (0, (1, 1)), 0.2),
+    _FIXED: Look("the best policy that reconfigures nothing", PALETTE["vermilion"], "D"),
 }
-"""What a policy whose name ends like this may still change."""
+"""What a policy whose name ends like this may still change, and the best of others that changes nothing."""
 
 _WHOLE = {
     "morphling-work": Look("Morphling-work", PALETTE["blue"], "o"),
-    "morphling": Look("Morphling", PALETTE["sky"], "s"),
+    "morphling-lookahead": Look("Morphling-lookahead", PALETTE["sky"], "s"),
+    "morphling": Look("Morphling", PALETTE["black"], "P"),
 }
 _ABLATED = {
     f"{name}{ending}": replace(
@@ -61,7 +80,7 @@ _ABLATED = {
     )
     for name, look in _WHOLE.items()
     for ending, part in _PARTS.items()
-    if ending
+    if ending.startswith("-")
 }
 LOOKS = _WHOLE | _ABLATED | POLICIES
 _TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
@@ -80,35 +99,63 @@ def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
     rows = read_csv(paths["table4"], TABLE4)
     cells = read_published("table4", paths["published_table4"])
     marks = cells[cells["reading"] == "printed"].rename(columns=lambda name: name.removeprefix("published_"))
-    note = f"restart delay {delay_s:g} s; number: ratio to Morphling"
+    note = f"restart delay {delay_s:g} s; number: ratio to Morphling-lookahead"
     label = "released simulator, impossible schedules"
     figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, LOOKS, _TRACES, marks, label)
     return figure, rows
 
 
-def ablation(paths: Paths, source: str, delay_s: float) -> Drawn:
-    """Average completion time of Morphling without some of its parts, over that of the whole policy."""
-    rows = read_csv(paths["table4"], TABLE4)
-    kept = rows[rows["policy"].str.startswith("morphling")]
-    label = "average JCT\n[× that of the whole policy]"
-    return plot_grouped_bars(
-        parts_worth(at_delay(kept, delay_s)), source, _PARTS, label, _TITLES, LOOKS
-    ), kept
-
-
-def parts_worth(table: pd.DataFrame) -> pd.DataFrame:
-    """Divide the average JCT of every ablation by that of the whole policy."""
-    jct = table.set_index(["trace", "policy"])["avg_jct_s"]
-    found = set(table["policy"])
-    rows = [
-        (name, trace, ending, float(jct[trace, f"{name}{ending}"]) / float(jct[trace, name]))
-        for name in _WHOLE
-        if f"{name}-n" in found
-        for trace in dict.fromkeys(table["trace"])
-        for ending in _PARTS
-        if (trace, name) in jct.index and (trace, f"{name}{ending}") in jct.index
+def lists(paths: Paths, source: str) -> Drawn:
+    """Means and intervals of completion time and makespan over many job lists, at the first restart delay."""
+    rows = read_csv(paths["lists_summary"], LISTS_SUMMARY)
+    shown = rows[rows["restart_delay_s"] == rows["restart_delay_s"].iloc[0]]
+    shown = shown[~shown["policy"].isin(_ABLATED)]
+    parts = [
+        pd.DataFrame(
+            {
+                "panel": f"{_SHORT[str(trace)]}, {n_gpus} GPUs: {what}",
+                "policy": own["policy"],
+                **{end: own[f"{name}_{end}_s"] for end in ("mean", "low", "high")},
+                "is_hollow": own["sla_attainment"] < 1,
+            }
+        )
+        for (n_gpus, trace), own in shown.groupby(["gpus", "trace"])
+        for name, what in (("jct", "average JCT"), ("makespan", "makespan"))
     ]
-    return pd.DataFrame(rows, columns=["panel", "group", "series", "value"])
+    n_lists = f"{shown['lists'].min()} lists"
+    heading = (
+        f"geometric mean and 95 % interval, {n_lists}, restart delay {shown['restart_delay_s'].iloc[0]:g} s"
+    )
+    figure = plot_intervals(pd.concat(parts), source, heading, "breaks guarantees", LOOKS)
+    return figure, rows
+
+
+def ablation(paths: Paths, source: str) -> Drawn:
+    """Average completion time of Morphling without some of its parts, over that of the whole policy."""
+    rows = read_csv(paths["lists"], LISTS)
+    label = "average JCT\n[× that of the whole policy]"
+    worth = parts_worth(rows)
+    return plot_grouped_bars(worth, source, _PARTS, label, _TITLES, LOOKS), worth
+
+
+def parts_worth(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what every ablation takes of the time of the whole policy, and the best that changes nothing.
+
+    Geometric means over the lists on which the ablations ran.
+    """
+    setting, lists = ["trace", "gpus", "restart_delay_s"], ["draw", "seed"]
+    ablated = rows[rows["policy"].isin(_ABLATED)][setting].drop_duplicates()
+    pairs = paired(rows.merge(ablated), setting, lists)
+    parts = []
+    for name in (one for one in _WHOLE if f"{one}-n" in set(rows["policy"])):
+        own = pairs[pairs["policy"] == name].set_index("rival")["jct_ratio_mean"]
+        fixed = own[[rival for rival in own.index if rival in POLICIES and rival not in RECONFIGURING]]
+        trace = str(ablated["trace"].iloc[0])
+        parts.append((name, trace, "", 1.0))
+        parts += [(name, trace, end, float(own[f"{name}{end}"])) for end in _PARTS if f"{name}{end}" in own]
+        if len(fixed):
+            parts.append((name, trace, _FIXED, float(fixed.min())))
+    return pd.DataFrame(parts, columns=["panel", "group", "series", "value"])
 
 
 def jct_cdf(paths: Paths, source: str, policies: Sequence[str]) -> Drawn:

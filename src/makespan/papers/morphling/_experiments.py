@@ -8,8 +8,9 @@ import pandas as pd
 
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
-from makespan.papers.morphling._studies import STUDIES, perturbed_arrivals, scale_study, seeded_lists
-from makespan.papers.morphling._tables import ALLOCATION, JCT, TABLE4
+from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
+from makespan.papers.morphling._studies import STUDIES, scale_study
+from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
 from makespan.studies import Case, Run, Scenario, comparison, run_all
 from makespan.tables import EVENTS
@@ -17,8 +18,7 @@ from makespan.throughput import ReferenceTimes
 
 __all__ = ["compare_policies", "getting_started", "run_experiment"]
 
-_BASELINE = "morphling"
-_REPEATED = ("morphling", "morphling-work")
+_REPEATED = ("morphling", "morphling-lookahead", "morphling-work")
 
 
 def compare_policies(
@@ -30,7 +30,7 @@ def compare_policies(
     shown: Collection[str],
     n_processes: int = 1,
 ) -> dict[str, pd.DataFrame]:
-    """Run every policy on every job list at every restart delay, two of them twice."""
+    """Run every policy on every job list at every restart delay, three of them twice."""
     cases = [
         Case(
             replace(scenarios[trace], restart_delay_s=delay_s, interval_s=interval_s),
@@ -69,8 +69,8 @@ def getting_started(
 
 
 def _table(runs: Sequence[Run]) -> pd.DataFrame:
-    table = comparison(runs, _BASELINE)
-    ratios = {name: f"{name}_to_{_BASELINE}" for name in ("jct_ratio", "makespan_ratio")}
+    table = comparison(runs, BASELINE)
+    ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     table = table.rename(columns=ratios).assign(
         n_decisions=[run.result.n_decisions for run in runs],
         n_repeats=[run.n_repeats for run in runs],
@@ -113,7 +113,7 @@ def run_experiment(
     scenarios, times
         From `makespan.studies.read_scenarios` and `read_times`.
     drawn, options
-        Of a study over seeds: what draws its job lists; what the function of the experiment takes.
+        What draws the job lists of an experiment on several; what its function takes.
 
     Raises
     ------
@@ -122,12 +122,15 @@ def run_experiment(
     """
     if name in STUDIES:
         base = scenarios["base"]
-        rows, means = STUDIES[name](base, seeded_lists(base.jobs, times, **drawn), times, **options)
+        lists = {key[-1]: jobs for key, jobs in drawn_lists({"base": base.jobs}, times, **drawn).items()}
+        rows, means = STUDIES[name](base, lists, times, **options)
         return {name: rows, f"{name}_summary": means}
     if name == "table4":
         return compare_policies(scenarios, **options)
-    if name == "perturbed":
-        return {name: perturbed_arrivals(scenarios, **options)}
+    if name == "lists":
+        chosen = dict(options)
+        jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
+        return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}
     return {name: getting_started(scenarios, **options)}

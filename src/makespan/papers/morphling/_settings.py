@@ -44,7 +44,9 @@ _CONTENTS = {
     "jct": "completion time of every job behind it",
     "allocation": "GPUs held over time by plan family",
     "schedule": "who held which GPU when",
-    "perturbed": "the same lists with shifted arrivals",
+    "lists": "policies on many other job lists: shifted, subsampled, generated",
+    "lists_summary": "means over these lists with confidence intervals",
+    "lists_pairs": "every policy beside each that knows no more, list by list",
     "load": "completion time and makespan against the arrival rate",
     "load_summary": "means over job lists with confidence intervals",
     "large_models": "completion time and makespan against the share of large models",
@@ -236,12 +238,12 @@ class Morphling(PaperSettings):
 
     unjudged = frozenset(
         {"table2_rows", "table2_summary", "jct", "allocation", "schedule", "fig9_summary"}
-        | {"load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
+        | {"lists_summary", "load_summary", "large_models_summary", "rounds", "rounds_summary", "scale"}
     )
     judged_on_profile = frozenset({"fig9"})
     untimed = frozenset({"fig9", "fig9_summary"})
     judged_cells = ("table4",)
-    live_policy = "morphling"
+    live_policy = "morphling-lookahead"
     contents = _CONTENTS
 
     workloads: tuple[WorkloadKey, ...] = option(

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from makespan.policies import policy_names
-from makespan.settings import Block, option, taken_from
+from makespan.settings import Block, Count, option, taken_from
 
 __all__ = ["EXPERIMENT_TABLES", "Simulation"]
 
 EXPERIMENT_TABLES = {
     "getting_started": ("getting_started",),
     "table4": ("table4", "jct", "allocation", "schedule"),
-    "perturbed": ("perturbed",),
+    "lists": ("lists", "lists_summary", "lists_pairs"),
     "load": ("load", "load_summary"),
     "large_models": ("large_models", "large_models_summary"),
     "rounds": ("rounds", "rounds_summary"),
@@ -29,7 +29,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0)]
 
 _chosen = partial(option, source="a choice")
-_seeds = partial(_chosen, "seeds of the job lists", min_length=1)
+_seeds = partial(_chosen, changes="lists", min_length=1)
+_of_lists = partial(_chosen, changes="lists")
+_study_seeds = partial(_chosen, "seeds of the job lists", min_length=1)
 _policies = partial(_chosen, "policies", min_length=1)
 _figures = partial(option, source="Morphling, simulation figures", min_length=1)
 _compared = partial(option, source="Morphling, Table 4", min_length=1)
@@ -51,25 +53,46 @@ class JobLists(Block):
     )
 
 
-class Perturbed(Block):
-    """Shifted arrivals: whether a result rests on one file."""
+class Seeds(Block):
+    """Seeds of job lists, none of which was looked at while a policy or a parameter was chosen."""
 
-    seeds: tuple[Seed, ...] = _chosen("seeds of the shifts", changes="perturbed", min_length=1)
+    shifted: tuple[Seed, ...] = _seeds("lists of the authors with shifted arrivals")
+    subsampled: tuple[Seed, ...] = _seeds("subsamples of the lists of the authors")
+    generated: tuple[Seed, ...] = _seeds("generated lists, of sources without lists of the authors")
+
+
+class Lists(Block):
+    """Many job lists: whether a result rests on one file."""
+
+    seeds: Seeds = option("seeds of the lists")
     std_s: float = option(
-        "standard deviation of the shifts",
+        "standard deviation of shifted arrivals",
         unit="s",
         source="a choice: more than a restart, less than the span",
-        changes="perturbed, load, large_models, rounds",
+        changes="lists, load, large_models, rounds",
         gt=0,
     )
-    policies: tuple[PolicyName, ...] = _policies(changes="perturbed")
+    share: float = _of_lists("share of the jobs that a subsample keeps", gt=0, le=1)
+    traces: tuple[TraceName, ...] = _of_lists("traces that lists are drawn from", min_length=1)
+    gpus: tuple[Count, ...] = _of_lists(
+        "sizes of the cluster, in whole nodes; jobs that it cannot run as requested are left out",
+        unit="GPU",
+        min_length=1,
+    )
+    restart_delays_s: tuple[Time, ...] = _of_lists(
+        "time without progress after every start and change", unit="s", min_length=1
+    )
+    policies: tuple[PolicyName, ...] = _of_lists("policies that are compared with one another", min_length=1)
+    ablations: tuple[PolicyName, ...] = _of_lists(
+        "policies that run besides on the first trace, with the first size and delay"
+    )
 
 
 class Load(Block):
     """Arrival rates."""
 
     factors: tuple[PositiveTime, ...] = _figures("arrival rates over that of the list", changes="load")
-    seeds: tuple[Seed, ...] = _seeds(changes="load")
+    seeds: tuple[Seed, ...] = _study_seeds(changes="load")
     policies: tuple[PolicyName, ...] = _compared("policies", changes="load")
 
 
@@ -77,7 +100,7 @@ class LargeModels(Block):
     """Shares of large models."""
 
     shares: tuple[Share, ...] = _figures("shares of jobs that train large models", changes="large_models")
-    seeds: tuple[Seed, ...] = _seeds(changes="large_models")
+    seeds: tuple[Seed, ...] = _study_seeds(changes="large_models")
     policies: tuple[PolicyName, ...] = _compared("policies", changes="large_models")
 
 
@@ -87,7 +110,7 @@ class Rounds(Block):
     intervals_s: tuple[Time, ...] = _chosen(
         "lengths of a round; 0 asks after each event", unit="s", changes="rounds", min_length=1
     )
-    seeds: tuple[Seed, ...] = _seeds(changes="rounds")
+    seeds: tuple[Seed, ...] = _study_seeds(changes="rounds")
     policies: tuple[PolicyName, ...] = _policies(changes="rounds")
 
 
@@ -134,7 +157,7 @@ class Simulation(Block):
     )
     traces: tuple[TraceName, ...] = _compared(
         "job lists: user-chosen plans, best plans, guarantees for a part; figures over time show the first",
-        changes="table4, perturbed",
+        changes="table4",
     )
     policies: tuple[PolicyName, ...] = _compared(
         "policies that are compared", changes="table4, getting_started"
@@ -145,7 +168,7 @@ class Simulation(Block):
         min_length=1,
     )
     job_lists: JobLists = option("generated job lists")
-    perturbed: Perturbed = option("shifted arrivals")
+    lists: Lists = option("comparison on many job lists")
     load: Load = option("load study")
     large_models: LargeModels = option("study of large models")
     rounds: Rounds = option("study of round lengths")
@@ -168,16 +191,24 @@ class Simulation(Block):
         return {
             "getting_started": compared,
             "table4": compared | traces | {"shown": list(self.shown)},
-            "perturbed": compared | traces | self.perturbed.model_dump(),
+            "lists": {"interval_s": self.interval_s} | self._compared_on_lists(),
             "load": study | self.load.model_dump(exclude={"seeds"}),
             "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
             "rounds": delay | self.rounds.model_dump(exclude={"seeds"}),
             "scale": study | {"policies": list(self.scale.policies), "sizes": sizes},
         }
 
+    def _compared_on_lists(self) -> dict[str, Any]:
+        chosen = self.lists.model_dump(exclude={"seeds", "std_s", "share"})
+        return {{"restart_delays_s": "delays_s"}.get(name, name): list(one) for name, one in chosen.items()}
+
     def drawn(self, experiment: str) -> dict[str, Any]:
-        """Return how many job lists an experiment draws, and how far the authors' are shifted instead."""
+        """Return how the job lists of an experiment on several are drawn, from those of a source."""
+        ways = {"std_s": self.lists.std_s, "share": self.lists.share}
+        if experiment == "lists":
+            seeds: dict[str, tuple[int, ...]] = self.lists.seeds.model_dump()
+            return ways | {"seeds": {how: list(given) for how, given in seeds.items()}}
         if experiment not in ("load", "large_models", "rounds"):
             return {}
         study: Load | LargeModels | Rounds = getattr(self, experiment)
-        return {"seeds": list(study.seeds), "std_s": self.perturbed.std_s}
+        return ways | {"seeds": {how: list(study.seeds) for how in ("shifted", "generated")}}

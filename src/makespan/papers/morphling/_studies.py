@@ -4,38 +4,24 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Literal
 
 import pandas as pd
 
-from makespan.hardware import ClusterSpec, homogeneous
-from makespan.papers.morphling._tables import LARGE_MODELS, LOAD, PERTURBED, ROUNDS, SCALE, STUDY
-from makespan.studies import Case, Scenario, generated_jobs, intervals, limited_statistics, measures, run_all
+from makespan.papers.morphling._lists import means, of_size
+from makespan.papers.morphling._tables import LARGE_MODELS, LOAD, ROUNDS, SCALE, STUDY
+from makespan.studies import Case, Scenario, limited_statistics, measures, run_all
 from makespan.tables import TableSchema
 from makespan.throughput import ReferenceTimes
-from makespan.traces import scaled, with_large_share, with_load, with_perturbed_arrivals
+from makespan.traces import scaled, with_large_share, with_load
 from makespan.workloads import JobSpec
 
-__all__ = ["STUDIES", "perturbed_arrivals", "scale_study", "seeded_lists"]
+__all__ = ["STUDIES", "scale_study"]
 
 _REPEATS, _WITHIN_S = 2, 1.5
 """How often a simulation whose time is measured runs again, while all took less than so long together [s]."""
 
 Jobs = tuple[JobSpec, ...]
 Study = tuple[pd.DataFrame, pd.DataFrame]
-
-
-def seeded_lists(
-    base: Jobs,
-    times: ReferenceTimes,
-    seeds: Sequence[int],
-    draw: Literal["generated", "perturbed"],
-    std_s: float,
-) -> dict[int, Jobs]:
-    """Return for each seed a new list like the Base list, or the same jobs with arrivals shifted."""
-    if draw == "generated":
-        return {seed: generated_jobs("base", len(base), seed, times).jobs for seed in seeds}
-    return {seed: with_perturbed_arrivals(base, std_s, seed) for seed in seeds}
 
 
 def load_study(
@@ -131,48 +117,8 @@ def _vary(
 
 def _summary(rows: pd.DataFrame, parameter: str) -> pd.DataFrame:
     """Summarise a study over its seeds; schema `STUDY`."""
-    table = intervals(rows, [parameter, "policy"], ["avg_jct_s", "makespan_s"])
-    names = {parameter: "value", "n": "seeds"} | {
-        f"{column}_{end}": f"{name}_{end}_s"
-        for column, name in (("avg_jct_s", "jct"), ("makespan_s", "makespan"))
-        for end in ("mean", "low", "high")
-    }
-    return STUDY.validate(table.rename(columns=names).assign(parameter=parameter), where="study")
-
-
-def perturbed_arrivals(
-    scenarios: Mapping[str, Scenario],
-    traces: Sequence[str],
-    policies: Sequence[str],
-    delays_s: Sequence[float],
-    interval_s: float,
-    seeds: Sequence[int],
-    std_s: float,
-    n_processes: int = 1,
-) -> pd.DataFrame:
-    """Shift all arrivals and report mean and spread; schema `PERTURBED`."""
-    cases = [
-        Case(replace(shifted, restart_delay_s=delay_s, interval_s=interval_s), policy)
-        for base in (scenarios[trace] for trace in traces)
-        for shifted in (replace(base, jobs=with_perturbed_arrivals(base.jobs, std_s, seed)) for seed in seeds)
-        for delay_s in delays_s
-        for policy in policies
-    ]
-    rows = [
-        {"trace": run.scenario, "policy": run.policy, "restart_delay_s": run.restart_delay_s}
-        | {name: getattr(run.metrics, name) for name in ("avg_jct_s", "makespan_s", "sla_attainment")}
-        for run in run_all(cases, n_processes)
-    ]
-    groups = pd.DataFrame(rows).groupby(["trace", "policy", "restart_delay_s"], sort=False)
-    table = groups.agg(
-        seeds=("avg_jct_s", "size"),
-        avg_jct_s=("avg_jct_s", "mean"),
-        avg_jct_std_s=("avg_jct_s", "std"),
-        makespan_s=("makespan_s", "mean"),
-        makespan_std_s=("makespan_s", "std"),
-        sla_attainment=("sla_attainment", "min"),
-    )
-    return PERTURBED.validate(table.reset_index(), where="perturbed")
+    table = means(rows, [parameter, "policy"]).rename(columns={parameter: "value", "n": "seeds"})
+    return STUDY.validate(table.assign(parameter=parameter), where="study")
 
 
 def scale_study(
@@ -190,7 +136,11 @@ def scale_study(
     """
     base = replace(base, restart_delay_s=delay_s, interval_s=interval_s)
     scenarios = [
-        replace(base, cluster=enlarged(base.cluster, factor), jobs=tuple(scaled(base.jobs, copies, seed=1)))
+        replace(
+            base,
+            cluster=of_size(base.cluster, factor * base.cluster.n_gpus),
+            jobs=tuple(scaled(base.jobs, copies, seed=1)),
+        )
         for copies, factor in sizes
     ]
     cases = [
@@ -216,9 +166,3 @@ def scale_study(
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: median(values), f"fastest_{name}": min(values), f"slowest_{name}": max(values)}
-
-
-def enlarged(cluster: ClusterSpec, factor: int) -> ClusterSpec:
-    """Return a cluster with several times as many nodes, all like the first one."""
-    n_nodes = factor * cluster.n_nodes
-    return homogeneous(cluster.node, n_nodes, cluster.network, name=f"{cluster.name} x{factor}")

@@ -9,14 +9,17 @@ from makespan.tables import COMPARISON, TableSchema, printed_schemas, read_print
 
 __all__ = [
     "ALLOCATION",
+    "BASELINE",
     "FIG7",
     "FIG8",
     "FIG9",
     "FIG9_SUMMARY",
     "JCT",
     "LARGE_MODELS",
+    "LISTS",
+    "LISTS_PAIRS",
+    "LISTS_SUMMARY",
     "LOAD",
-    "PERTURBED",
     "PUBLISHED",
     "ROUNDS",
     "SCALE",
@@ -53,6 +56,18 @@ _RUN = (
     ("makespan_s", "float", "s", _MAKESPAN),
 )
 
+
+def _interval(name: str, unit: str, what: str) -> tuple[tuple[str, str, str, str, bool], ...]:
+    """Return the columns of a geometric mean over lists and its confidence interval."""
+    ending = "" if unit == "1" else f"_{unit}"
+    return (
+        (f"{name}_mean{ending}", "float", unit, f"{what}, geometric mean over lists", False),
+        (f"{name}_low{ending}", "float", unit, "lower end of its 95 % confidence interval", True),
+        (f"{name}_high{ending}", "float", unit, "upper end of it", True),
+    )
+
+
+_MEANS = (*_interval("jct", "s", _JCT), *_interval("makespan", "s", "makespan"))
 
 TABLE2 = table_schema(
     "table2", _MODEL, _FAMILY, _FORM, ("n_fit", "int", "1", "rows used in the fit"), *_ERRORS
@@ -99,13 +114,16 @@ FIG8 = table_schema(
     ("speedup", "float", "1", "throughput over that of the job alone on all GPUs"),
     ("published_speedup", "float", "1", "value in the paper's figure", True),
 )
+BASELINE = "morphling-lookahead"
+"""Policy that the ratios of Table 4 compare with."""
+
 TABLE4 = TableSchema(
     "table4",
     tuple(
         replace(
             one,
-            name=f"{one.name}_to_morphling",
-            description=one.description.replace("the baseline", "morphling"),
+            name=f"{one.name}_to_lookahead",
+            description=one.description.replace("the baseline", BASELINE),
         )
         if one.name in ("jct_ratio", "makespan_ratio")
         else one
@@ -122,17 +140,42 @@ ALLOCATION = table_schema(
     _FAMILY,
     ("gpus", "int", "1", "devices that its plans hold from then on"),
 )
-PERTURBED = table_schema(
-    "perturbed",
+_SETTING = (
     _TRACE,
-    _POLICY,
+    ("gpus", "int", "1", "GPUs of the cluster"),
     ("restart_delay_s", "float", "s", "restart delay of every start and change"),
-    ("seeds", "int", "1", "how many shifts of the arrivals"),
-    ("avg_jct_s", "float", "s", f"{_JCT}, mean over shifts"),
-    ("avg_jct_std_s", "float", "s", "its standard deviation", True),
-    ("makespan_s", "float", "s", f"{_MAKESPAN}, mean over shifts"),
-    ("makespan_std_s", "float", "s", "its standard deviation", True),
-    ("sla_attainment", "float", "1", "share of guarantees kept, the least of all shifts", True),
+)
+LISTS = table_schema(
+    "lists",
+    _SETTING[0],
+    ("draw", "text", "", "shifted arrivals, a subsample of the jobs, or a generated list"),
+    ("seed", "int", "1", "seed of the draw"),
+    *_SETTING[1:],
+    _POLICY,
+    ("jobs", "int", "1", "jobs that finished; those that the cluster cannot run as requested are left out"),
+    ("avg_jct_s", "float", "s", _JCT),
+    ("makespan_s", "float", "s", _MAKESPAN),
+    ("sla_attainment", "float", "1", "share of guarantees kept; missing without guarantees", True),
+)
+LISTS_SUMMARY = table_schema(
+    "lists_summary",
+    *_SETTING,
+    _POLICY,
+    ("lists", "int", "1", "how many lists"),
+    *_MEANS,
+    ("sla_attainment", "float", "1", "share of guarantees kept, the least of all lists", True),
+)
+LISTS_PAIRS = table_schema(
+    "lists_pairs",
+    *_SETTING,
+    _POLICY,
+    ("rival", "text", "", "another policy, which knows no more"),
+    ("lists", "int", "1", "how many lists"),
+    *_interval("jct_ratio", "1", "mean completion time of the rival over that of the policy"),
+    *_interval("makespan_ratio", "1", "makespan of the rival over that of the policy"),
+    ("jct_wins", "int", "1", "lists on which the mean completion time of the policy is shorter"),
+    ("makespan_wins", "int", "1", "lists on which the makespan of the policy is shorter"),
+    ("rival_sla_attainment", "float", "1", "share of guarantees that the rival keeps, the least", True),
 )
 LOAD = table_schema(
     "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
@@ -152,12 +195,7 @@ STUDY = table_schema(
     ("value", "float", "", "its value"),
     _POLICY,
     ("seeds", "int", "1", "how many seeds"),
-    ("jct_mean_s", "float", "s", f"{_JCT}, geometric mean over seeds"),
-    ("jct_low_s", "float", "s", "lower end of its 95 % confidence interval", True),
-    ("jct_high_s", "float", "s", "upper end of it", True),
-    ("makespan_mean_s", "float", "s", "makespan, geometric mean over seeds"),
-    ("makespan_low_s", "float", "s", "lower end of its 95 % confidence interval", True),
-    ("makespan_high_s", "float", "s", "upper end of it", True),
+    *_MEANS,
 )
 SCALE = table_schema(
     "scale",
@@ -201,7 +239,7 @@ FIG9_SUMMARY = table_schema(
 
 SCHEMAS = (
     *(TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, FIG7, FIG8, TABLE4, JCT, ALLOCATION),
-    *(PERTURBED, LOAD, LARGE_MODELS, ROUNDS, STUDY, SCALE, FIG9, FIG9_SUMMARY),
+    *(LISTS, LISTS_SUMMARY, LISTS_PAIRS, LOAD, LARGE_MODELS, ROUNDS, STUDY, SCALE, FIG9, FIG9_SUMMARY),
 )
 """All of the above, in the order in which a run writes them."""
 

@@ -7,7 +7,7 @@ from makespan.policies._placing import fastest_by_placement, keeps_plan
 from makespan.sim import Catalogue, Configuration
 from makespan.workloads import JobSpec
 
-__all__ = ["FULL_FREEDOM", "Freedom", "OptionTable", "undominated"]
+__all__ = ["FULL_FREEDOM", "LESS", "Freedom", "OptionTable", "allowed", "undominated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,25 @@ class Freedom:
 
 FULL_FREEDOM = Freedom()
 """Plan and resources."""
+
+LESS = {
+    "-e": (Freedom(resources=False), "plan only"),
+    "-r": (Freedom(plan=False), "resources only"),
+    "-n": (Freedom(plan=False, resources=False), "neither"),
+}
+"""Endings of the ablations' names, with what is left to each."""
+
+
+def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Configuration, ...]:
+    """Return what a job may run as if no more of its request is changed than a policy is free to."""
+    if not freedom.plan and not freedom.resources:
+        return catalogue.as_requested(job)
+    reference = catalogue.requested(job)
+    return tuple(
+        item
+        for item in catalogue.all(job.workload)
+        if (freedom.plan or keeps_plan(reference, item)) and (freedom.resources or item.n_gpus == job.n_gpus)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +81,11 @@ class OptionTable:
 
     def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
         reference = self.catalogue.requested(job)
-        allowed = self._allowed(job, reference)
+        items = allowed(self.catalogue, job, self.freedom)
         if job.is_guaranteed:
-            allowed = [item for item in allowed if item.assures(reference)]
-        options = fastest_by_placement(allowed)
+            items = tuple(item for item in items if item.assures(reference))
+        options = fastest_by_placement(items)
         return undominated(options) if self.freedom.resources else tuple(options)
-
-    def _allowed(self, job: JobSpec, reference: Configuration) -> Iterable[Configuration]:
-        if not self.freedom.plan and not self.freedom.resources:
-            return self.catalogue.as_requested(job)
-        return [
-            item
-            for item in self.catalogue.all(job.workload)
-            if (self.freedom.plan or keeps_plan(reference, item))
-            and (self.freedom.resources or item.n_gpus == job.n_gpus)
-        ]
 
 
 def undominated(items: Iterable[Configuration]) -> tuple[Configuration, ...]:

@@ -1,4 +1,4 @@
-"""Morphling's policies: clairvoyant or not, and what each loses with less to choose."""
+"""Our policies after Morphling: clairvoyant or not, and what each loses with less to choose."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from makespan.hardware import ClusterSpec
 from makespan.policies._placing import can_starve
 from makespan.policies.morphling._growth import grow
-from makespan.policies.morphling._options import FULL_FREEDOM, Freedom, OptionTable
+from makespan.policies.morphling._options import FULL_FREEDOM, LESS, Freedom, OptionTable
 from makespan.policies.morphling._preemption import preempt
 from makespan.policies.morphling._schedule import (
     Arrivals,
@@ -20,7 +20,7 @@ from makespan.policies.morphling._schedule import (
 from makespan.policies.morphling._tuning import CLAIRVOYANT, NON_CLAIRVOYANT, Tuning
 from makespan.sim import Catalogue, ClusterView, Decision, JobView
 
-__all__ = ["POLICIES", "Morphling", "MorphlingWork"]
+__all__ = ["POLICIES", "MorphlingLookahead", "MorphlingWork"]
 
 _REFERENCES = (
     "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
@@ -73,7 +73,7 @@ class _Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Morphling(_Variant):
+class MorphlingLookahead(_Variant):
     """Choose devices and plans together by sensitivity curves, expecting of jobs what they showed.
 
     Run times are heavy-tailed, so a job that has run for long will probably run on for as long again. Of jobs
@@ -95,8 +95,8 @@ class Morphling(_Variant):
     expected_s: float = 60.0
     expected_share: float = 0.25
     look_again_s: float = 900.0
-    name: str = "morphling"
-    title: str = "Morphling"
+    name: str = "morphling-lookahead"
+    title: str = "Morphling (lookahead)"
     interval_s: float | None = None
     is_clairvoyant: bool = False
     honours_guarantees: bool = True
@@ -137,22 +137,18 @@ class MorphlingWork(_Variant):
         return _decide(view, state, self.tuning, lambda job: job.steps_left)
 
 
-_LESS = {
-    "-e": (Freedom(resources=False), "plan only"),
-    "-r": (Freedom(plan=False), "resources only"),
-    "-n": (Freedom(plan=False, resources=False), "neither"),
-}
-
 POLICIES = (
-    Morphling(),
+    MorphlingLookahead(),
     MorphlingWork(),
     *(
-        Morphling(freedom, name=f"morphling{suffix}", title=f"Morphling ({title})")
-        for suffix, (freedom, title) in _LESS.items()
+        MorphlingLookahead(
+            freedom, name=f"morphling-lookahead{suffix}", title=f"Morphling (lookahead, {title})"
+        )
+        for suffix, (freedom, title) in LESS.items()
     ),
     *(
         MorphlingWork(freedom, name=f"morphling-work{suffix}", title=f"Morphling (work-aware, {title})")
-        for suffix, (freedom, title) in _LESS.items()
+        for suffix, (freedom, title) in LESS.items()
     ),
 )
 """Both variants, each also with less to choose."""

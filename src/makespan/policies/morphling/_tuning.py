@@ -75,4 +75,4 @@ CLAIRVOYANT = Tuning()
 NON_CLAIRVOYANT = Tuning(
     ageing_s=1e5, critical_ratio=math.inf, last_weight=0.0, max_preempting=2, gate_share=0.97
 )
-"""Parameters of `morphling`: no job is called critical and no end foreseen by estimates alone."""
+"""Parameters of `morphling-lookahead`: no job is called critical and no end foreseen by estimates alone."""
