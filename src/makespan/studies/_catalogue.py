@@ -139,8 +139,8 @@ class TableCatalogue:
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
         """Return all configurations with plan and devices of `requested`, fewest nodes first.
 
-        One for each placement and type of device, with the most CPU threads that do not exceed the request, or
-        the fewest that are measured; policies that take the user's plan choose from these.
+        One for each placement and type of device, with the most CPU threads that do not exceed the
+        request, or the fewest that are measured; policies that take the user's plan choose from these.
         """
         key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
         found = self._as_requested.get(key)
@@ -180,7 +180,7 @@ def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int, tu
 
 
 def _by_placement(items: Sequence[Configuration], n_threads: int) -> tuple[Configuration, ...]:
-    """One of some configurations for each placement: that with the number of CPU threads asked for, or near."""
+    """One of some configurations for each placement, by the number of CPU threads asked for."""
 
     def distance(item: Configuration) -> tuple[bool, int]:
         return (item.cpu_threads > n_threads, abs(item.cpu_threads - n_threads))

@@ -9,6 +9,7 @@ import pandas as pd
 from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, job_metrics
 from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
+from makespan.papers.morphling._rivals import sweep_rivals
 from makespan.papers.morphling._studies import STUDIES, scale_study
 from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
@@ -131,6 +132,10 @@ def run_experiment(
         chosen = dict(options)
         jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
         return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
+    if name == "rivals":
+        chosen = dict(options)
+        jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
+        return {name: sweep_rivals(scenarios, drawn_lists(jobs, times, **drawn), **chosen)}
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}
     return {name: getting_started(scenarios, **options)}

@@ -21,6 +21,7 @@ __all__ = [
     "LISTS_SUMMARY",
     "LOAD",
     "PUBLISHED",
+    "RIVALS",
     "ROUNDS",
     "SCALE",
     "SCHEMAS",
@@ -177,6 +178,21 @@ LISTS_PAIRS = table_schema(
     ("makespan_wins", "int", "1", "lists on which the makespan of the policy is shorter"),
     ("rival_sla_attainment", "float", "1", "share of guarantees that the rival keeps, the least", True),
 )
+RIVALS = table_schema(
+    "rivals",
+    _POLICY,
+    ("parameter", "text", "", "parameter that is varied; empty for what is shipped", True),
+    ("value", "text", "", "its value, none where it sets no limit", True),
+    ("runs", "int", "1", "simulations: lists times restart delays"),
+    ("jct_mean_s", "float", "s", f"{_JCT}, geometric mean"),
+    ("makespan_mean_s", "float", "s", f"{_MAKESPAN}, geometric mean"),
+    *_interval(
+        "ratio",
+        "1",
+        "what the policy makes small, mean completion time or makespan, over that of the "
+        "shipped values on the same list",
+    ),
+)
 LOAD = table_schema(
     "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
 )
@@ -239,7 +255,19 @@ FIG9_SUMMARY = table_schema(
 
 SCHEMAS = (
     *(TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, FIG7, FIG8, TABLE4, JCT, ALLOCATION),
-    *(LISTS, LISTS_SUMMARY, LISTS_PAIRS, LOAD, LARGE_MODELS, ROUNDS, STUDY, SCALE, FIG9, FIG9_SUMMARY),
+    *(
+        LISTS,
+        LISTS_SUMMARY,
+        LISTS_PAIRS,
+        RIVALS,
+        LOAD,
+        LARGE_MODELS,
+        ROUNDS,
+        STUDY,
+        SCALE,
+        FIG9,
+        FIG9_SUMMARY,
+    ),
 )
 """All of the above, in the order in which a run writes them."""
 
