@@ -10,7 +10,7 @@ from makespan.papers.morphling import (
     TABLE2,
     TABLE2_ROWS,
     TABLE2_SUMMARY,
-    fit_workload,
+    fit_workloads,
     measured_fig7,
 )
 from makespan.papers.morphling._performance import measured_table2
@@ -61,7 +61,7 @@ def record(throughput):
 
 
 def test_errors_stand_beside_the_repeatability_of_their_points(throughput, record, environment):
-    _, rows = fit_workload(throughput, environment)
+    [(_, rows)] = fit_workloads([throughput], environment)
     joined, errors, summary = measured_table2([rows], [throughput], [record])
     TABLE2_ROWS.validate(joined, where="test")
     TABLE2.validate(errors, where="test")
@@ -74,16 +74,33 @@ def test_errors_stand_beside_the_repeatability_of_their_points(throughput, recor
 
 
 def test_regular_times_are_predicted_from_an_environment_file(throughput, record, environment):
-    _, rows = fit_workload(throughput, environment, ["extended"])
+    [(_, rows)] = fit_workloads([throughput], environment, ["extended"])
     _, _, summary = measured_table2([rows], [throughput], [record])
     assert summary["n_validate"].min() >= 4
     assert summary["avg_error_pct"].max() < 15
 
 
+def test_no_kind_of_plan_is_fitted_for_every_workload(throughput, environment):
+    """Of kinds with one row on two processes every second is judged, for the next workload the others."""
+    second = throughput.assign(workload="tiny-llama")
+    found = fit_workloads([throughput, second], environment, ["extended"], holds_out_kinds=True)
+    fitted = [set(rows.loc[rows["fitted"] & (rows["placement"] == "2"), "exec_plan"]) for _, rows in found]
+    assert fitted == [{"ga", "zero-offload", "121"}, {"ga", "zero-dp", "zero-offload+gc", "211"}]
+    assert [rows["fitted"].sum() for _, rows in found] == [5, 6]
+    [(_, alone)] = fit_workloads([throughput], environment, ["extended"])
+    assert set(alone.loc[alone["fitted"] & (alone["placement"] == "2"), "exec_plan"]) == set.union(*fitted)
+
+
+def test_constants_that_were_measured_apart_have_seen_no_model(throughput, environment):
+    [(_, rows)] = fit_workloads([throughput], environment)
+    assert load_environment(environment).unseen_by("gpt2-1.5b").name == environment
+    assert (rows["predicted_s"] == rows["predicted_shipped_s"]).all()
+
+
 def test_a_point_that_ran_once_has_no_repeatability(throughput, record, environment):
     for point in record["points"]:
         point["repeatability_pct"] = None
-    _, rows = fit_workload(throughput, environment, ["extended"])
+    [(_, rows)] = fit_workloads([throughput], environment, ["extended"])
     _, errors, _ = measured_table2([rows], [throughput], [record])
     assert errors["repeatability_pct"].isna().all()
 

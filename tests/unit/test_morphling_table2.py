@@ -33,7 +33,7 @@ def predictions(rows):
     frame = pd.DataFrame(rows, columns=columns)
     frame["form"] = "extended"
     frame["error_pct"] = 100 * (frame["predicted_s"] / frame["measured_s"] - 1).abs()
-    return frame.assign(flag="", cpu_threads=8)
+    return frame.assign(flag="", cpu_threads=8, predicted_shipped_s=frame["measured_s"])
 
 
 VIT = predictions(
@@ -87,6 +87,7 @@ def test_errors_are_over_held_out_clean_rows_and_the_average_of_all_stands_besid
     assert found["max_error_pct"] == pytest.approx(4.0)
     assert found["p95_error_pct"] == pytest.approx(3.9)
     assert found["avg_error_all_rows_pct"] == pytest.approx((2 + 4 + 60) / 3)
+    assert (found["avg_error_shipped_pct"], found["max_error_shipped_pct"]) == (0.0, 0.0)
     assert (found["published_avg_error_pct"], found["published_max_error_pct"]) == (3.6, 6.8)
     assert cell(table, "vit", "DP", "published")["avg_error_pct"] == pytest.approx(50.0)
 
@@ -133,6 +134,7 @@ def test_summary_says_what_the_choice_of_plan_loses(rows):
     assert found["best_plan_found_pct"] == 0.0
     assert found["regret_mean_pct"] == pytest.approx(10.0)
     assert found["regret_max_pct"] == pytest.approx(10.0)
+    assert (found["regret_mean_shipped_pct"], found["regret_max_shipped_pct"]) == (0.0, 0.0)
     assert summary.loc["t5", "extended"]["n_placements"] == 0
     assert np.isnan(summary.loc["t5", "extended"]["regret_mean_pct"])
 

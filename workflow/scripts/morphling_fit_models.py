@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from makespan.files import read_json
 from makespan.logs import logged_to
-from makespan.papers.morphling import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, fit_workload, table2_results
+from makespan.papers.morphling import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, fit_workloads, table2_results
 from makespan.tables import FIT, THROUGHPUT, read_csv, write_result
 
 
@@ -14,7 +14,7 @@ def main(
 ) -> None:  # fmt: skip
     """Fit every form to every workload, predict every row and summarise the errors."""
     throughput = [read_csv(table, THROUGHPUT) for table in tables]
-    fitted = [fit_workload(table, cluster, forms) for table in throughput]
+    fitted = fit_workloads(throughput, cluster, forms, holds_out_kinds=published is None)
     for (parameters, _), path in zip(fitted, fits, strict=True):
         write_result(parameters, path, FIT)
     noise = [read_json(record) for record in records]

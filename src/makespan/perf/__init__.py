@@ -18,6 +18,7 @@ from makespan.perf._fit import FORMS, Fit, fit
 from makespan.perf._learning import Learner, TableFit, fit_table, regret, sampling_design
 from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
 from makespan.perf._search import best_plan, envelope, rank_plans, sensitivity_curve, sensitivity_families
+from makespan.perf._shared import fit_shared
 
 __all__ = [
     "Environment",
@@ -31,6 +32,7 @@ __all__ = [
     "envelope",
     "environment_names",
     "fit",
+    "fit_shared",
     "fit_table",
     "load_cluster",
     "load_environment",

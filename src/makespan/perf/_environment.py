@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from makespan.presets import preset_entry, read_preset
 
 __all__ = ["Constants", "Environment", "Prior", "environment_names", "load_cluster", "load_environment"]
 _PACKAGE = "makespan.perf"
+_OPEN_FORM = "extended"  # whose priors may have been centred with measured rows in view
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class Constants:
     phase_weight: float
 
 
+_CONSTANT_NAMES = frozenset(field.name for field in fields(Constants))
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """Everything that the models fitted on one cluster have in common.
@@ -74,17 +78,42 @@ class Environment:
         Key in the presets, or path of the file; and the cluster, whose nodes are equal.
     constants, priors
         Shared constants, and the prior of every fitted parameter, by form and name.
+    neutral
+        What is known without measured rows of constants, and of centres of the priors of the form
+        ``extended``, that were chosen with the rows of all models in view; by name. Empty where
+        nothing was chosen in that way.
+    without
+        By model, values of the same names that were fitted to the rows of the other models alone.
     """
 
     name: str
     cluster: ClusterSpec
     constants: Constants
     priors: Mapping[str, Mapping[str, Prior]]
+    neutral: Mapping[str, Prior]
+    without: Mapping[str, Mapping[str, float]]
 
     @property
     def node(self) -> NodeSpec:
         """Kind of node: decides memory feasibility and which GPUs share a network card."""
         return self.cluster.node
+
+    def with_shared(self, values: Mapping[str, float]) -> "Environment":
+        """Return the environment with other constants and centres of priors, by name."""
+        constants = {name: value for name, value in values.items() if name in _CONSTANT_NAMES}
+        centred = {
+            name: replace(prior, median=values[name]) if name in values else prior
+            for name, prior in self.priors[_OPEN_FORM].items()
+        }
+        return replace(
+            self,
+            constants=replace(self.constants, **constants),
+            priors=MappingProxyType({**self.priors, _OPEN_FORM: MappingProxyType(centred)}),
+        )
+
+    def unseen_by(self, model: str) -> "Environment":
+        """Return the environment as it is without the rows of a model; itself if none of it saw them."""
+        return self.with_shared(self.without[model]) if model in self.without else self
 
 
 def environment_names() -> tuple[str, ...]:
@@ -118,7 +147,8 @@ def load_cluster(name: str) -> ClusterSpec:
 @cache
 def _from_presets(name: str) -> Environment:
     entry = preset_entry(_PACKAGE, "environments", "environment", name)
-    return _environment(name, cluster(entry["cluster"]), entry)
+    without = read_preset(_PACKAGE, "unseen").get(name, {})
+    return _environment(name, cluster(entry["cluster"]), {**entry, "without": without})
 
 
 def _from_file(path: str) -> Environment:
@@ -133,10 +163,10 @@ def _from_file(path: str) -> Environment:
 
 def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Environment:
     values = {key: float(item["value"]) for key, item in entry["constants"].items()}
-    names = {field.name for field in fields(Constants)}
-    if values.keys() != names:
+    if values.keys() != _CONSTANT_NAMES:
         raise InputError(
-            f"environment {name!r}: constants {sorted(values.keys() ^ names)} are missing or not known"
+            f"environment {name!r}: constants {sorted(values.keys() ^ _CONSTANT_NAMES)} are missing or "
+            "not known"
         )
     if wrong := [key for key, value in values.items() if not 0 <= value < math.inf]:
         raise InputError(f"environment {name!r}: {', '.join(wrong)}: accepted: numbers, 0 or more")
@@ -144,6 +174,17 @@ def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Envi
         form: MappingProxyType({key: Prior(**item) for key, item in table.items()})
         for form, table in entry["priors"].items()
     }
+    neutral = {key: Prior(**item) for key, item in entry.get("neutral", {}).items()}
+    without = entry.get("without", {})
+    open_names = _CONSTANT_NAMES | priors.get(_OPEN_FORM, {}).keys()
+    for where, table in {"neutral": neutral, **without}.items():
+        if unknown := sorted(set(table) - open_names):
+            raise InputError(f"environment {name!r}: {where}: {', '.join(unknown)} are not known")
     return Environment(
-        name=name, cluster=spec, constants=Constants(**values), priors=MappingProxyType(priors)
+        name=name,
+        cluster=spec,
+        constants=Constants(**values),
+        priors=MappingProxyType(priors),
+        neutral=MappingProxyType(neutral),
+        without=MappingProxyType(without),
     )

@@ -157,7 +157,14 @@ class TableFit:
         }
 
 
-def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Environment) -> TableFit:
+def fit_table(
+    frame: pd.DataFrame,
+    workload: str,
+    form: str,
+    environment: Environment,
+    *,
+    sampled: Bools | None = None,
+) -> TableFit:
     """Sample, fit and predict the rows of one workload in a throughput table.
 
     Parameters
@@ -166,6 +173,8 @@ def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Enviro
         Schema `makespan.tables.THROUGHPUT`; other workloads and infeasible rows are left out.
     workload, form
         Key of the workload, and a key of `FORMS`.
+    sampled
+        Rows to fit, (n_rows,); those of `sampling_design` if not given.
 
     Raises
     ------
@@ -173,8 +182,10 @@ def fit_table(frame: pd.DataFrame, workload: str, form: str, environment: Enviro
         No clean feasible row can be sampled.
     """
     spec = load_workload(workload)
-    kept = frame[(frame["workload"] == spec.key) & frame["feasible"].astype(bool)].reset_index(drop=True)
-    measured, fitted = measured_from_table(kept), sampling_design(kept, spec.key)
+    usable = ((frame["workload"] == spec.key) & frame["feasible"].astype(bool)).to_numpy()
+    kept = frame[usable].reset_index(drop=True)
+    measured = measured_from_table(kept)
+    fitted = sampling_design(kept, spec.key) if sampled is None else sampled[usable]
     candidates = []
     for variant in _micro_batch_variants(spec):
         points = points_from_table(kept, variant, environment)

@@ -2,7 +2,7 @@
 
 Below ``results/<source>/morphling/`` a run writes
 
-- of `fit_workload`: ``fits/<workload>.csv`` and the predictions of its rows
+- of `fit_workloads`: ``fits/<workload>.csv`` and the predictions of its rows
 - of `table2_rows`, `table2`, `table2_summary`: tables of these names, of predictions and the paper's cells
 - of `sensitivity`: ``sensitivity.csv`` and ``sensitivity_families.csv``
 - of `fig7`, `fig8`: one throughput table, or those of the jobs, with the paper's cells
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING, fig9, fig9_summary
     from makespan.papers.morphling._page import page
     from makespan.papers.morphling._performance import (
-        fit_workload,
+        fit_workloads,
         sensitivity,
         table2,
         table2_results,
@@ -71,7 +71,7 @@ __all__ = [
     "fig8",
     "fig9",
     "fig9_summary",
-    "fit_workload",
+    "fit_workloads",
     "generated_workloads",
     "measured_fig7",
     "page",

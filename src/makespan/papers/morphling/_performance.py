@@ -5,16 +5,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from makespan.hardware import cluster
 from makespan.papers.morphling._tables import TABLE2, TABLE2_ROWS, TABLE2_SUMMARY, read_published
-from makespan.perf import FORMS, TableFit, envelope, fit_table, load_environment, regret, sensitivity_families
+from makespan.perf import (
+    FORMS,
+    Environment,
+    TableFit,
+    envelope,
+    fit_table,
+    load_environment,
+    regret,
+    sampling_design,
+    sensitivity_families,
+)
 from makespan.plans import Placement, PlanFamily, read_plan
 from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES
+from makespan.workloads import workload as load_workload
 
 __all__ = [
-    "fit_workload",
+    "fit_workloads",
     "measured_table2",
     "sensitivity",
     "table2",
@@ -23,46 +35,104 @@ __all__ = [
     "table2_summary",
 ]
 
+Bools = npt.NDArray[np.bool_]
 _FAMILIES = [family.title for family in PlanFamily]
 _OFFLOAD, _OFFLOAD_GC = PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title
 _GROUP = ["model", "plan_family", "form"]
 _PRINTED = ["published_avg_error_pct", "published_max_error_pct"]
-_CHOICE = ("best_plan_found_pct", "regret_mean_pct", "regret_max_pct")
+_CHOICE = (
+    "best_plan_found_pct", "regret_mean_pct", "regret_max_pct", "regret_mean_shipped_pct",
+    "regret_max_shipped_pct",
+)  # fmt: skip
 
 
-def fit_workload(
-    throughput: pd.DataFrame, environment: str, forms: Iterable[str] = FORMS
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Fit each form to the sampled rows of one workload and predict all of its rows.
+def fit_workloads(
+    throughput: Iterable[pd.DataFrame],
+    environment: str,
+    forms: Sequence[str] = tuple(FORMS),
+    *,
+    holds_out_kinds: bool = False,
+) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Fit each form to the sampled rows of each workload and predict all of its rows.
+
+    A workload is predicted twice: with the shared constants of the environment, some of which may have been
+    chosen with all models in view, and with those that have not seen its model.
 
     Parameters
     ----------
     throughput
-        Schema `makespan.tables.THROUGHPUT`, one workload.
+        Schema `makespan.tables.THROUGHPUT`, one table a workload.
     environment
         Name of the constants that all models of a cluster share, or path of a file with them.
+    holds_out_kinds
+        Whether kinds of plans of which every row on several devices would be sampled are in turn kept out
+        of the fits: with two workloads, each such kind is fitted for the one and judged for the other.
 
     Returns
     -------
-    tuple of pandas.DataFrame
-        Fitted parameters (schema `makespan.tables.FIT`, then further columns, of the fitted rows
-        ``n_observations``, ``residual_rms_pct`` and ``residual_max_pct`` [%]), and one row a feasible row and
-        form (schema `TABLE2_ROWS`, then ``plan_family``, ``flag`` and ``cpu_threads``).
+    list of tuple of pandas.DataFrame
+        For each workload: fitted parameters with the constants as shipped (schema `makespan.tables.FIT`,
+        then further columns, of the fitted rows ``n_observations``, ``residual_rms_pct`` and
+        ``residual_max_pct`` [%]), and one row a feasible row and form (schema `TABLE2_ROWS`, then
+        ``plan_family``, ``flag`` and ``cpu_threads``).
 
     Raises
     ------
     FitError
         The rows do not suffice for a fit.
     """
-    workload = str(throughput["workload"].iloc[0])
-    constants = load_environment(environment)
-    parameters, rows = [], []
-    for form in forms:
-        result = fit_table(throughput, workload, form, constants)
-        parameters.append(_parameters(result))
-        rows.append(_rows(result))
-    fits = FIT.validate(pd.concat(parameters, ignore_index=True), where=f"fit of {workload}")
-    return fits, TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where=f"rows of {workload}")
+    tables, shipped = list(throughput), load_environment(environment)
+    keys = [str(table["workload"].iloc[0]) for table in tables]
+    sampled = [sampling_design(table, key) for table, key in zip(tables, keys, strict=True)]
+    if holds_out_kinds:
+        sampled = [
+            _without_kinds(*both, number) for number, both in enumerate(zip(tables, sampled, strict=True))
+        ]
+    return [
+        _both_ways(table, key, forms, (shipped, shipped.unseen_by(load_workload(key).model.key)), rows)
+        for table, key, rows in zip(tables, keys, sampled, strict=True)
+    ]
+
+
+def _both_ways(
+    table: pd.DataFrame, key: str, forms: Iterable[str], environments: Iterable[Environment], rows: Bools
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    results = [[fit_table(table, key, form, one, sampled=rows) for one in environments] for form in forms]
+    parameters = pd.concat([_parameters(shipped) for shipped, _ in results], ignore_index=True)
+    predictions = pd.concat([_rows(unseen, shipped) for shipped, unseen in results], ignore_index=True)
+    return (
+        FIT.validate(parameters, where=f"fit of {key}"),
+        TABLE2_ROWS.validate(predictions, where=f"rows of {key}"),
+    )
+
+
+def _without_kinds(throughput: pd.DataFrame, sampled: Bools, number: int) -> Bools:
+    """Keep every second kind out of the sample, of those that would be fitted wherever they span devices.
+
+    Plain data parallelism stays. Kinds are taken in the order of the table, from the first for the workloads
+    with an even ``number`` and from the second for the others.
+    """
+    kinds = [_kind(*cell) for cell in _cells(throughput)]
+    judged = throughput["feasible"].to_numpy(dtype=bool) & ~sampled
+    left = {kind for kind, is_judged in zip(kinds, judged, strict=True) if is_judged}
+    fitted = dict.fromkeys(kind for kind, chosen in zip(kinds, sampled, strict=True) if kind and chosen)
+    kept_out = [kind for kind in fitted if kind not in left][number % 2 :: 2]
+    return np.asarray(sampled & np.array([kind not in kept_out for kind in kinds]))
+
+
+def _kind(plan: str, placement: str, batch: int) -> tuple[str, bool, bool] | None:
+    """Family of a plan on several devices, and whether it divides tensors and layers."""
+    n_gpus = Placement.parse(placement).n_gpus
+    read = read_plan(plan, n_gpus=n_gpus, global_batch_size=batch)
+    if n_gpus == 1 or read.plan_family is PlanFamily.DP:
+        return None
+    return read.plan_family.title, read.tp > 1, read.pp > 1
+
+
+def _cells(frame: pd.DataFrame) -> Iterable[tuple[str, str, int]]:
+    return zip(
+        frame["exec_plan"], frame["placement"], frame["global_batch_size"].astype(int).tolist(), strict=True
+    )
 
 
 def _parameters(result: TableFit) -> pd.DataFrame:
@@ -74,9 +144,8 @@ def _parameters(result: TableFit) -> pd.DataFrame:
     )
 
 
-def _rows(result: TableFit) -> pd.DataFrame:
+def _rows(result: TableFit, shipped: TableFit) -> pd.DataFrame:
     frame = result.frame
-    cells = zip(frame["exec_plan"], frame["placement"], frame["global_batch_size"], strict=True)
     return pd.DataFrame(
         {
             "model": frame["workload"],
@@ -88,7 +157,8 @@ def _rows(result: TableFit) -> pd.DataFrame:
             "measured_s": frame["iter_time_s"],
             "predicted_s": result.predicted_s,
             "error_pct": result.error_pct,
-            "plan_family": [_family(*cell) for cell in cells],
+            "predicted_shipped_s": shipped.predicted_s,
+            "plan_family": [_family(*cell) for cell in _cells(frame)],
             "flag": frame["flag"],
             "cpu_threads": frame["cpu_threads"],
         }
@@ -97,13 +167,13 @@ def _rows(result: TableFit) -> pd.DataFrame:
 
 def _family(plan: str, placement: str, batch: int) -> str:
     n_gpus = Placement.parse(placement).n_gpus
-    return read_plan(plan, n_gpus=n_gpus, global_batch_size=int(batch)).plan_family.title
+    return read_plan(plan, n_gpus=n_gpus, global_batch_size=batch).plan_family.title
 
 
 def table2_rows(rows: Iterable[pd.DataFrame], published: pd.DataFrame) -> pd.DataFrame:
     """Join the rows of several workloads, with plan families called as in the paper.
 
-    Takes the second tables of `fit_workload`; models of which the paper has no cells are left out. Returns
+    Takes the second tables of `fit_workloads`; models of which the paper has no cells are left out. Returns
     schema `TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``.
     """
     joined = pd.concat(list(rows), ignore_index=True)
@@ -145,14 +215,18 @@ def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 def _errors(part: pd.DataFrame) -> dict[str, float]:
     """Errors [%] over held-out rows: clean ones, and all."""
     held_out = part[~part["fitted"]]
-    clean = held_out.loc[held_out["clean"], "error_pct"]
-    return {
+    judged = held_out[held_out["clean"].astype(bool)]
+    clean = judged["error_pct"]
+    shipped = 100.0 * (judged["predicted_shipped_s"] / judged["measured_s"] - 1.0).abs()
+    return {  # of no rows pandas makes NaN
         "n_fit": int(part["fitted"].sum()),
-        "n_validate": len(clean),
-        "avg_error_pct": clean.mean() if len(clean) else math.nan,
-        "p95_error_pct": clean.quantile(0.95) if len(clean) else math.nan,
-        "max_error_pct": clean.max() if len(clean) else math.nan,
-        "avg_error_all_rows_pct": held_out["error_pct"].mean() if len(held_out) else math.nan,
+        "n_validate": len(judged),
+        "avg_error_pct": float(clean.mean()),
+        "p95_error_pct": float(clean.quantile(0.95)),
+        "max_error_pct": float(clean.max()),
+        "avg_error_all_rows_pct": float(held_out["error_pct"].mean()),
+        "avg_error_shipped_pct": float(shipped.mean()),
+        "max_error_shipped_pct": float(shipped.max()),
     }
 
 
@@ -179,15 +253,19 @@ def table2_summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _regret(rows: pd.DataFrame) -> pd.DataFrame:
     frame = rows.rename(columns={"model": "workload", "measured_s": "iter_time_s"}).assign(feasible=True)
-    return regret(frame, frame["predicted_s"].to_numpy(dtype=float))
+    unseen, shipped = (
+        regret(frame, frame[name].to_numpy(dtype=float)) for name in ("predicted_s", "predicted_shipped_s")
+    )
+    return unseen.assign(regret_shipped_pct=shipped["regret_pct"])
 
 
 def _choice(lost: pd.DataFrame) -> dict[str, float]:
     if lost.empty:
         return {"n_placements": 0} | dict.fromkeys(_CHOICE, math.nan)
-    found = (lost["best_plan"] == lost["chosen_plan"]).mean()
-    values = (100.0 * float(found), float(lost["regret_pct"].mean()), float(lost["regret_pct"].max()))
-    return {"n_placements": len(lost)} | dict(zip(_CHOICE, values, strict=True))
+    found = 100.0 * (lost["best_plan"] == lost["chosen_plan"]).mean()
+    losses = [lost[name] for name in ("regret_pct", "regret_shipped_pct")]
+    values = [found, *(value for loss in losses for value in (loss.mean(), loss.max()))]
+    return {"n_placements": len(lost)} | dict(zip(_CHOICE, map(float, values), strict=True))
 
 
 def table2_results(
@@ -201,7 +279,7 @@ def table2_results(
     Parameters
     ----------
     rows, throughput
-        Second tables of `fit_workload`, and the throughput table, of each workload.
+        Second tables of `fit_workloads`, and the throughput table, of each workload.
     published
         Path of the paper's cells.
     records
