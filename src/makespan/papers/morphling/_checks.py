@@ -220,12 +220,12 @@ def _at_delay(row: _Row) -> str:
 
 
 def _rivals_at_their_best(tables: Tables, claim: Claim) -> Finding | None:
-    """Options: ``runs``, how many simulations decide; the limit is a ratio to what is shipped."""
+    """Subject: how many simulations decide; the limit is a ratio to what is shipped."""
     table = tables["rivals"]
     varied = table[table["parameter"].fillna("") != ""]
     if varied.empty:
         return None
-    n_runs, least_runs = int(varied["runs"].min()), int(claim.options["runs"])
+    n_runs, least_runs = int(varied["runs"].min()), int(claim.subject)
     better = varied[number(varied, "ratio_high") < claim.limit].sort_values("ratio_mean")
     notes = [f"at least {least_runs} simulations decide"] if n_runs < least_runs else []
     notes += [

@@ -16,6 +16,7 @@ from makespan.papers.morphling._tables import (
     LISTS,
     LISTS_SUMMARY,
     LOAD,
+    RIVALS,
     ROUNDS,
     SCALE,
     TABLE4,
@@ -34,6 +35,7 @@ from makespan.plots import (
     plot_grouped_bars,
     plot_intervals,
     plot_ratio_bars,
+    plot_variants,
 )
 from makespan.tables import EVENTS, read_csv
 
@@ -45,6 +47,7 @@ __all__ = [
     "large_models",
     "lists",
     "load",
+    "rivals",
     "rounds",
     "scale",
     "table4",
@@ -83,6 +86,10 @@ _ABLATED = {
     if ending.startswith("-")
 }
 LOOKS = _WHOLE | _ABLATED | POLICIES
+_OBJECTIVES = {
+    "gavel-ftf": replace(POLICIES["gavel"], title="Gavel, finish-time fairness"),
+    "gavel-makespan": replace(POLICIES["gavel"], title="Gavel, makespan"),
+}
 _TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
 
 
@@ -128,6 +135,22 @@ def lists(paths: Paths, source: str) -> Drawn:
     )
     figure = plot_intervals(pd.concat(parts), source, heading, "breaks guarantees", LOOKS)
     return figure, rows
+
+
+def rivals(paths: Paths, source: str) -> Drawn:
+    """Every other value of one parameter of each rival, beside what is shipped."""
+    rows = read_csv(paths["rivals"], RIVALS)
+    varied = rows[rows["parameter"].fillna("") != ""]
+    values = varied["parameter"].str.removesuffix("_gpu_s") + " " + varied["value"].str.replace(" ", ", ")
+    shown = pd.DataFrame(
+        {"policy": varied["policy"], "variant": values}
+        | {end: varied[f"ratio_{end}"] for end in ("mean", "low", "high")}
+    )
+    heading = (
+        f"average JCT, of Gavel for makespan makespan, over that of the shipped values; {rows['runs'].min()} "
+        "simulations each"
+    )
+    return plot_variants(shown, source, heading, LOOKS | _OBJECTIVES), rows
 
 
 def ablation(paths: Paths, source: str) -> Drawn:
