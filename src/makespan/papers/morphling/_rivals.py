@@ -107,6 +107,5 @@ def _compared(rows: pd.DataFrame) -> pd.DataFrame:
     ratios = joined["avg_jct_s"] / joined["avg_jct_s_shipped"]
     joined["ratio"] = ratios.mask(is_makespan, joined["makespan_s"] / joined["makespan_s_shipped"])
     table = intervals(joined, ["policy", "parameter", "value"], ["avg_jct_s", "makespan_s", "ratio"])
-    return table.rename(
-        columns={"n": "runs", "avg_jct_s_mean": "jct_mean_s", "makespan_s_mean": "makespan_mean_s"}
-    )
+    names = {"n": "runs", "avg_jct_s_mean": "jct_mean_s", "makespan_s_mean": "makespan_mean_s"}
+    return table.rename(columns=names)[list(RIVALS.names)]
