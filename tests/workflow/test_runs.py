@@ -24,7 +24,7 @@ FURTHER = [
     for name, entry in figures(paper).items()
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables(source, is_profiled=False))
 ]
-N_SIMULATED_FIGURES = 10
+N_SIMULATED_FIGURES = 11
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
     "sensitivity": tables.SENSITIVITY,
@@ -36,14 +36,14 @@ SCHEMAS = {
     name: OF_PAPER.get(name, OF_PAPER["study"])
     for name in (
         *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
-        *("lists", "lists_summary", "lists_pairs"),
+        *("lists", "lists_summary", "lists_pairs", "rivals"),
         *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
     )
 }
 FIT_RULES = {"morphling_fit_models"}
 SIMULATION_RULES = {
     f"morphling_{name}"
-    for name in ("getting_started", "table4", "lists", "load", "large_models", "rounds", "scale")
+    for name in ("getting_started", "table4", "lists", "rivals", "load", "large_models", "rounds", "scale")
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES
 EXPERIMENT_RULES = {

@@ -245,7 +245,8 @@ def plot_variants(
         _log_ticks(axes.xaxis, *limits)
         axes.set_xlim(*limits)
         axes.set_title(look.title)
-    figure.supxlabel(heading)
+    figure.suptitle(heading)
+    figure.supxlabel("ratio")
     return finished(figure, source, strip=False)
 
 

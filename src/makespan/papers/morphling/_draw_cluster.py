@@ -146,9 +146,9 @@ def rivals(paths: Paths, source: str) -> Drawn:
         {"policy": varied["policy"], "variant": values}
         | {end: varied[f"ratio_{end}"] for end in ("mean", "low", "high")}
     )
+    n_runs = rows["runs"].min()
     heading = (
-        f"average JCT, of Gavel for makespan makespan, over that of the shipped values; {rows['runs'].min()} "
-        "simulations each"
+        f"average JCT, or makespan where that is the aim, over that of shipped values; {n_runs} runs each"
     )
     return plot_variants(shown, source, heading, LOOKS | _OBJECTIVES), rows
 

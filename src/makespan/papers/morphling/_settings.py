@@ -47,6 +47,7 @@ _CONTENTS = {
     "lists": "policies on many other job lists: shifted, subsampled, generated",
     "lists_summary": "means over these lists with confidence intervals",
     "lists_pairs": "every policy beside each that knows no more, list by list",
+    "rivals": "what other values of their parameters do to rivals, on lists of their own",
     "load": "completion time and makespan against the arrival rate",
     "load_summary": "means over job lists with confidence intervals",
     "large_models": "completion time and makespan against the share of large models",
