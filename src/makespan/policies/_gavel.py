@@ -308,6 +308,7 @@ POLICIES = (
         turn_s=1440.0,
         turn_delays=12.0,
         advantage=8.0,
+        max_slowdown=1.0,
         name="gavel-makespan",
         title="Gavel, makespan",
         is_clairvoyant=True,

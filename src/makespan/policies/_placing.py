@@ -139,7 +139,8 @@ class Room:
                     nodes.append(bit.bit_length() - 1)
                     break
             else:
-                self._refused.add(item)
+                if not self._kept:  # else it may fit once fewer devices have threads to keep
+                    self._refused.add(item)
                 return None
         return tuple(nodes)
 
@@ -155,9 +156,9 @@ class Room:
             if nodes is not None:
                 found = item, nodes
                 break
-        self._kept = 0
-        if found is None:
+        if found is None and not self._kept:
             self._refused.add(items)
+        self._kept = 0
         return found
 
     def take(self, item: Configuration, nodes: Sequence[int]) -> None:

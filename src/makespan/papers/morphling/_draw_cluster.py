@@ -20,8 +20,10 @@ from makespan.papers.morphling._tables import (
     ROUNDS,
     SCALE,
     TABLE4,
+    THREADS,
     read_published,
 )
+from makespan.papers.morphling._threads import threads_worth
 from makespan.plots import (
     PALETTE,
     POLICIES,
@@ -51,6 +53,7 @@ __all__ = [
     "rounds",
     "scale",
     "table4",
+    "threads",
 ]
 
 Paths = Mapping[str, str]
@@ -151,6 +154,19 @@ def rivals(paths: Paths, source: str) -> Drawn:
         f"average JCT, or makespan where that is the aim, over that of shipped values; {n_runs} runs each"
     )
     return plot_variants(shown, source, heading, LOOKS | _OBJECTIVES), rows
+
+
+def threads(paths: Paths, source: str) -> Drawn:
+    """Worth of choosing CPU threads to each policy at each share of jobs that offload."""
+    rows = read_csv(paths["threads"], THREADS)
+    worth = threads_worth(rows)
+    variants = [f"{100 * share:g} % offload" for share in worth["offload_share"]]
+    shown = pd.DataFrame(
+        {"policy": worth["policy"], "variant": variants}
+        | {end: worth[f"ratio_{end}"] for end in ("mean", "low", "high")}
+    )
+    heading = f"average JCT with requested over that with chosen CPU threads, {worth['n'].min()} lists"
+    return plot_variants(shown, source, heading, LOOKS), rows
 
 
 def ablation(paths: Paths, source: str) -> Drawn:

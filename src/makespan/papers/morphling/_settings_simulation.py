@@ -35,6 +35,7 @@ Seed = Annotated[int, Field(ge=0)]
 _chosen = partial(option, source="a choice")
 _seeds = partial(_chosen, changes="lists", min_length=1)
 _of_lists = partial(_chosen, changes="lists")
+_of_threads = partial(_chosen, changes="threads")
 _of_rivals = partial(_chosen, changes="rivals")
 _study_seeds = partial(_chosen, "seeds of the job lists", min_length=1)
 _policies = partial(_chosen, "policies", min_length=1)
@@ -102,6 +103,19 @@ class Rivals(Block):
         "time without progress after every start and change", unit="s", min_length=1
     )
     policies: tuple[RivalName, ...] = _of_rivals("rivals", min_length=1)
+
+
+class Threads(Block):
+    """Mixes of jobs whose speed depends on CPU threads and others."""
+
+    workloads: tuple[str, ...] = _of_threads("workloads that jobs train", min_length=1)
+    cpu_threads: tuple[Count, ...] = _of_threads(
+        "CPU threads a GPU among which policies may choose; jobs request 8", min_length=2
+    )
+    shares: tuple[Share, ...] = _of_threads("shares of jobs that offload", min_length=1)
+    seeds: tuple[Seed, ...] = _of_threads("seeds of the job lists", min_length=1)
+    jobs: Count = _of_threads("jobs of each list")
+    policies: tuple[PolicyName, ...] = _of_threads("policies that are compared", min_length=1)
 
 
 class Load(Block):
@@ -186,6 +200,7 @@ class Simulation(Block):
     job_lists: JobLists = option("generated job lists")
     lists: Lists = option("comparison on many job lists")
     rivals: Rivals = option("parameters of rivals")
+    threads: Threads = option("study of CPU threads")
     load: Load = option("load study")
     large_models: LargeModels = option("study of large models")
     rounds: Rounds = option("study of round lengths")
@@ -215,6 +230,13 @@ class Simulation(Block):
             "rounds": delay | self.rounds.model_dump(exclude={"seeds"}),
             "scale": study | {"policies": list(self.scale.policies), "sizes": sizes},
         }
+
+    def of_threads(self, form: str) -> dict[str, Any]:
+        """Return the options of the study of CPU threads as its function takes them."""
+        chosen = self.threads.model_dump(exclude={"cpu_threads", "jobs"})
+        study = {"delay_s": self.restart_delays_s[0], "interval_s": self.interval_s}
+        given = {"form": form, "mode": self.predictions, "n_jobs": self.threads.jobs}
+        return {name: list(one) for name, one in chosen.items()} | study | given
 
     def _compared_on_lists(self) -> dict[str, Any]:
         chosen = self.lists.model_dump(exclude={"seeds", "std_s", "share"})

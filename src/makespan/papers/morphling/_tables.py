@@ -30,6 +30,7 @@ __all__ = [
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",
     "TABLE4",
+    "THREADS",
     "read_published",
 ]
 
@@ -200,6 +201,15 @@ RIVALS = table_schema(
         "shipped values on the same list",
     ),
 )
+THREADS = table_schema(
+    "threads",
+    _POLICY,
+    ("offload_share", "float", "1", "share of jobs that offload a large model on few GPUs"),
+    _RUN[0],
+    ("threads", "text", "", "CPU threads: requested, the same for all, or chosen by the policy"),
+    *_RUN[1:],
+    ("threads_per_gpu", "float", "1", "CPU threads held for each GPU held, mean over time"),
+)
 LOAD = table_schema(
     "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
 )
@@ -267,6 +277,7 @@ SCHEMAS = (
         LISTS_SUMMARY,
         LISTS_PAIRS,
         RIVALS,
+        THREADS,
         LOAD,
         LARGE_MODELS,
         ROUNDS,
