@@ -16,10 +16,11 @@ from makespan.emulator import (
     observe,
     validate,
 )
+from makespan.emulator._observations import PLAN_CLASSES
 from makespan.emulator._points import points_from_frame
 from makespan.emulator._protocols import anchor_rows, anchored, leave_out
 from makespan.emulator._timemodel import predict_terms
-from makespan.emulator._validate import Validation, targets
+from makespan.emulator._validate import Validation, agreement, targets
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.plans import memory_estimate, resolve_micro_batch
@@ -112,6 +113,12 @@ def test_the_page_has_these_errors_by_software_and_by_model(result: Validation, 
     ]
     models = {name: f"{error:.1f} %" for name, error in result.by_model.loc["LOMO"].items()}
     assert dict(table_rows(PAGE, "models")) == models
+    predicted = leave_out(data, data.plan_class).predicted_s
+    found = {name: data.clean & (data.plan_class == name) for name in PLAN_CLASSES}
+    assert table_rows(PAGE, "classes") == [
+        [name, str(rows.sum()), f"{agreement(data, predicted, rows).mape_pct:.1f} %"]
+        for name, rows in found.items()
+    ]
 
 
 def test_variants_of_one_training_software_leave_together(data: Observations) -> None:

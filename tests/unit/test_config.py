@@ -308,3 +308,19 @@ def test_a_policy_of_ones_own_is_found_in_the_registry(defaults, monkeypatch):
     monkeypatch.setitem(_registry._MODULES, "mine", "somewhere")
     settings = check_settings(changed(defaults, "morphling.simulation.rounds.policies", ["mine"]))
     assert settings.morphling.simulation.rounds.policies == ("mine",)
+
+
+def test_statements_rest_on_ten_lists_that_no_search_has_seen():
+    default = load_settings(root=ROOT).morphling.simulation
+    full = load_settings([ROOT / "config/morphling-full.yaml"], ROOT).morphling.simulation
+    for simulation in (default, full):
+        seeds = simulation.lists.seeds
+        assert min(len(seeds.shifted) + len(seeds.subsampled), len(seeds.generated)) >= 10
+        for study in (simulation.load, simulation.large_models):
+            assert len(set(study.seeds)) >= 10 and set(study.policies) >= set(default.lists.policies)
+        drawn = {*seeds.shifted, *seeds.subsampled, *seeds.generated, *simulation.load.seeds}
+        assert drawn | {*simulation.large_models.seeds, *simulation.rounds.seeds} <= set(range(201, 211))
+    assert len(full.lists.seeds.shifted) + len(full.lists.seeds.subsampled) == 20
+    assert set(full.lists.gpus) == {32, 64, 128} and set(full.lists.restart_delays_s) == {260.0, 78.0}
+    others = {name for name in _registry.REGISTRY if not name.startswith(("morphling", "easyscale", "fifo-"))}
+    assert others <= set(full.lists.policies)

@@ -122,10 +122,95 @@ def test_files_without_jobs_or_columns_are_refused(write):
 
 
 def test_a_row_of_another_length_is_refused(write):
-    with pytest.raises(TraceError, match="line 3"):
-        read_morphling_jobs(write(HEAD + "a,0,1,vit,1,8,0,ga,1,0\nb,0,1,vit,1,8,0,ga,1,0,7\n"))
-    with pytest.raises(TraceError, match="cannot be read as CSV"):
-        read_morphling_jobs(write(HEAD + "a,0,1,vit,1,8,0,ga,1,0,7\n"))
+    good = "a,0,1,vit,1,8,0,ga,1,0\n"
+    for rows, message in [
+        (
+            good + "\nb,0,1,vit,1,8,0,ga,1,0,7\n",
+            "row 2, column 'number 11': found '7'; accepted: 10 cells a row",
+        ),
+        ("a,0,1,vit,1,8,0,ga,1,0,7\n" + good, "row 1, column 'number 11': found '7'"),
+        (good.replace("\n", ",\n"), "row 1, column 'number 11': found ''"),
+        (
+            good + "b,0,1,vit,1,8,ga,1,0\n",
+            "row 2, column 'is_sla': found 'nothing'; accepted: 10 cells a row",
+        ),
+        (good + '"b,0,1,vit,1,8,0,ga,1,0\n', "cannot be read as CSV: .*EOF inside string"),
+    ]:
+        with pytest.raises(TraceError, match=message):
+            read_morphling_jobs(write(HEAD + rows))
+
+
+def refused(read, path):
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    return str(caught.value)
+
+
+def test_rows_of_another_length_are_refused_in_every_list(write):
+    quota, pod = "2020-09-01,8,24", "p0,12500,1,8,1000,,LS,Failed,100,400"
+    for read, text, message in [
+        (read_helios_jobs, HELIOS + helios() + helios()[2:], "row 2, column 'queue': found 'nothing'"),
+        (read_helios_jobs, HELIOS + helios()[:-1] + ",9\n", "row 1, column 'number 13': found '9'"),
+        (read_helios_quota, f"date,vca,vcb,total\n{quota}\n", "row 1, column 'total': found 'nothing'"),
+        (read_openb_pods, f"{PODS.split()[0]}\n{pod}\n", "row 1, column 'scheduled_time': found 'nothing'"),
+        (read_openb_nodes, NODES + "n2,1,1,0\n", "row 3, column 'model': found 'nothing'"),
+        (read_philly_machines, "m1,8,24GB\nm2,8\n", "row 2, column 'single GPU mem': found 'nothing'"),
+        (read_pai_machines, "m1,T4,96,512,8,1\n", "row 1, column 'number 6': found '1'"),
+        (read_oobleck_nodes, "0,add,a\n1,add\n", "row 2, column 'node': found 'nothing'"),
+        (read_oobleck_nodes, "0,add,a,b\n", "row 1, column 'number 4': found 'b'"),
+        (
+            read_easyscale_jobs,
+            EASY_HEAD + "a,0,x,4,8,1,1\n",
+            "row 1, column 'preferred_gpu': found 'nothing'",
+        ),
+    ]:
+        path = write(text)
+        assert refused(read, path).startswith(f"{path}: {message}; accepted: ")
+
+
+def test_short_rows_are_found_in_later_pieces(pai, monkeypatch):
+    monkeypatch.setattr("makespan.traces._nested_lists._CHUNK_ROWS", 1)
+    short = INSTANCE_TABLE + "j2,tensorflow,d,w4,i2,Failed,0,0\n"
+    with pytest.raises(TraceError, match=r"instances\.csv: row 4, column 'machine': found 'nothing'"):
+        pai(instances=short)
+
+
+def test_a_column_that_occurs_twice_is_refused_if_it_is_read(write):
+    message = refused(read_helios_jobs, write(HELIOS.replace("queue", "vc") + helios()))
+    assert "column(s) vc occur twice; accepted: each name once" in message
+    unread = HELIOS.replace("queue", "queue,queue") + helios()[:-1] + ",0\n"
+    assert len(read_helios_jobs(write(unread)).table) == 1
+
+
+def test_names_and_whole_numbers_are_asked_for_in_every_list(write):
+    for read, text, message in [
+        (read_helios_jobs, HELIOS + helios(job=""), "row 1, column 'job_id': found ''; accepted: a name"),
+        (read_philly_machines, ",8,24GB\n", "row 1, column 'machineId': found ''; accepted: a name"),
+        (read_openb_nodes, NODES + ",1,1,0,\n", "row 3, column 'sn': found ''; accepted: a name"),
+        (read_openb_nodes, NODES + "n2,1,1,0.5,\n", "row 3, column 'gpu': found '0.5'; accepted: a whole"),
+        (read_helios_quota, "date,vca,total\n2020-09-01,1.5,2\n", "row 1, column 'vca': found '1.5'"),
+        (read_helios_quota, "date,vca,total\n2020-09-99,1,2\n", "row 1, column 'date': found '2020-09-99'"),
+        (read_philly_jobs, json.dumps([philly(jobid=None)]), "row 1, column 'jobid': found None"),
+        (
+            read_easyscale_jobs,
+            EASY_HEAD + "a,0,x,4.5,8,1,1,v\n",
+            "row 1, column 'max_parallelism': found '4.5'",
+        ),
+    ]:
+        assert message in refused(read, write(text))
+
+
+def test_times_of_iso_8601_are_read_in_either_form(write):
+    plain, iso = HELIOS + helios(), HELIOS + helios().replace("2020-06-09 ", "2020-06-09T")
+    assert read_helios_jobs(write(iso)).table.equals(read_helios_jobs(write(plain)).table)
+    both = [json.dumps([philly(submitted_time=f"2017-10-07{one}01:00:00")]) for one in " T"]
+    first, second = (read_philly_jobs(write(text)).table for text in both)
+    assert first.equals(second)
+    for wrong in ("2020-06-09", "2020-06-09T00:01:00Z", "2020-06-31T00:01:00"):
+        row = helios().replace("2020-06-09 00:01:00", wrong)
+        accepted = "accepted: a time without zone such as 2020-06-09 18:41:01 or 2020-06-09T18:41:01, or n"
+        assert accepted in refused(read_helios_jobs, write(HELIOS + row))
+        assert accepted in refused(read_philly_jobs, write(json.dumps([philly(submitted_time=wrong)])))
 
 
 def test_bytes_that_are_no_text_are_refused(write):
@@ -150,9 +235,12 @@ def test_missing_files_are_named(tmp_path):
 
 # --- EasyScale --------------------------------------------------------------------------------
 
+EASY_HEAD = (
+    "name,time,application,max_parallelism,batch_size,epochs,"
+    "enable_heterogeneous_deterministic,preferred_gpu,\n"
+)
 EASY = (
-    "name,time,application,max_parallelism,batch_size,epochs,enable_heterogeneous_deterministic,preferred_gpu,\n"
-    "bert-0,115,bert,16,8,4,40,v100,0.4\n"
+    EASY_HEAD + "bert-0,115,bert,16,8,4,40,v100,0.4\n"
     "vgg-1,230,vgg19,4,4,200,1,V100\n"
     "bert-0,100,bert,8,16,3,0,p100,0.1\n"
 )
@@ -223,7 +311,7 @@ def test_broken_node_traces_are_refused_with_row_and_column(write):
         ("0,add,a\n1,remove,b\n", "row 2, column 'node': found 'b'; accepted: a node that is there: a"),
         ("0,remove,b\n", "a node that is there: none"),
         ("0,explode,a\n", "column 'event': found 'explode'; accepted: add, remove"),
-        ("0,add\n", "three cells"),
+        ("0,add\n", "row 1, column 'node': found 'nothing'; accepted: 3 cells a row"),
         ("0,add,\n", "column 'node': found ''; accepted: a name"),
         ("", "file is empty"),
     ]:

@@ -18,6 +18,7 @@ from makespan.traces._cells import (
     ROW,
     Finding,
     ReadReport,
+    check_length,
     drop,
     finish_report,
     in_order,
@@ -43,6 +44,7 @@ EASYSCALE_JOBS = table_schema(
     ("home_gpu", "text", "", "GPU type that it prefers"),
 )
 
+_COUNT = "a whole number, 1 or more"
 _EASYSCALE = (
     "name", "time", "application", "max_parallelism", "batch_size", "epochs",
     "enable_heterogeneous_deterministic", "preferred_gpu",
@@ -89,8 +91,7 @@ def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
     if stray:
         findings.append(Finding("repaired", "cells beyond the last named column; ignored", tuple(stray)))
     for row, line in enumerate(lines[1:], 1):
-        if len(line) < n:
-            raise cell_error(where, row, _EASYSCALE[len(line)], "nothing", f"{n} cells a row")
+        check_length(row, line[:n], _EASYSCALE, where)
     body = [[cell.strip() for cell in line[:n]] for line in lines[1:]]
     return pd.DataFrame(body, columns=list(_EASYSCALE)).assign(**{ROW: range(1, len(body) + 1)})
 
@@ -107,8 +108,8 @@ def _easyscale_frame(cells: pd.DataFrame, where: str, findings: list[Finding]) -
             "job_id": cells["name"],
             "submit_time_s": numbers(cells, "time", where, accepted, least=0),
             "workload": cells["application"],
-            "max_parallelism": numbers(cells, "max_parallelism", where, "1 or more", least=1),
-            "micro_batch_size": numbers(cells, "batch_size", where, "1 or more", least=1),
+            "max_parallelism": numbers(cells, "max_parallelism", where, _COUNT, least=1, is_whole=True),
+            "micro_batch_size": numbers(cells, "batch_size", where, _COUNT, least=1, is_whole=True),
             "epochs": numbers(cells, "epochs", where, accepted, least=0),
             "is_heterogeneous": flag > 0,
             "home_gpu": cells["preferred_gpu"].str.lower(),
@@ -117,6 +118,7 @@ def _easyscale_frame(cells: pd.DataFrame, where: str, findings: list[Finding]) -
     )
 
 
+_OOBLECK = ("time", "event", "node")
 _EVENTS = {"add": "joined", "remove": "failed"}
 
 
@@ -150,8 +152,7 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
 
 def _event(line: str, row: int, where: str) -> tuple[int, str, str]:
     cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != 3:
-        raise cell_error(where, row, "row", line, "three cells: time in ms, add or remove, node")
+    check_length(row, cells, _OOBLECK, where)
     time, event, node = cells
     if not (time.isascii() and time.isdigit()):
         raise cell_error(where, row, "time", time, "a whole number of ms, 0 or more")

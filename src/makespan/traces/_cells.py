@@ -1,8 +1,11 @@
 """Cells of job traces as they come, and the account of what was dropped or repaired: never silent."""
 
 import codecs
+import csv
 import io
+import itertools
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +22,18 @@ from makespan.tables import parse_csv, read_sealed
 
 __all__ = [
     "ROW",
+    "TIME",
     "Finding",
     "ReadReport",
+    "check_length",
     "datetimes",
     "drop",
     "finish_report",
     "in_order",
     "is_missing",
+    "is_time",
     "iter_cells",
+    "names",
     "numbers",
     "one_of",
     "read_cells",
@@ -43,11 +50,15 @@ _LARGEST = 2.0**53
 _EXPECTED = "a job trace"
 _AS_TEXT: dict[str, Any] = {"dtype": str, "keep_default_na": False}
 _MISSING = ("", "none", "nan", "null", "unknown", "na")
+_TIME = r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?"
 
 Required = Sequence[str] | Callable[[list[str]], Sequence[str]]
 
 ROW = "_row"
 """Column that carries the row number of the file, counted from one, through the cleaning."""
+
+TIME = "a time without zone such as 2020-06-09 18:41:01 or 2020-06-09T18:41:01"
+"""What `is_time` accepts, for messages."""
 
 
 # --- the account ------------------------------------------------------------------------------------
@@ -179,18 +190,19 @@ def iter_cells(
     with _opened(path, chunk_rows) as stream:
         first = _first_line(stream, where, findings)
         has_header = header is None or first == list(header)
-        names = _column_names(stream, where) if has_header else list(header or ())
-        chosen = required(names) if callable(required) else required
-        _require(names, chosen, where)
+        columns = first if has_header else list(header or ())
+        chosen = required(columns) if callable(required) else required
+        _require(columns, chosen, where)
         options = {
             "skipinitialspace": True,
             "index_col": False,
-            "header": 0 if has_header else None,
-            "names": None if has_header else names,
+            "header": None,
+            "skiprows": 1 if has_header else 0,
+            "names": range(len(columns)),  # a name may occur twice where it is not read
             "iterator": True,
             "chunksize": chunk_rows,
         }
-        read_rows = 0
+        read_rows, is_even = 0, False
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -198,9 +210,16 @@ def iter_cells(
                 for piece in [pieces.read()] if chunk_rows is None else pieces:
                     if piece.empty and read_rows == 0:
                         raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
-                    yield _cells(piece, chosen, read_rows)
+                    # Cells that are not there are read as empty ones, and the last one is among them.
+                    if not is_even and bool((piece[len(columns) - 1] == "").any()):
+                        _refuse_uneven_rows(stream, columns, where, has_header)
+                        is_even = True
+                    yield _cells(piece, columns, chosen, read_rows)
                     read_rows += len(piece)
-        except (pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError) as error:
+        except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+            _refuse_uneven_rows(stream, columns, where, has_header)
+            raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
+        except UnicodeDecodeError as error:
             raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
 
 
@@ -214,10 +233,36 @@ def _opened(path: str | Path, chunk_rows: int | None) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def _cells(piece: pd.DataFrame, required: Sequence[str], offset: int) -> pd.DataFrame:
-    frame = piece.rename(columns=str.strip)[list(required)].fillna("")
-    stripped = pd.DataFrame({name: frame[name].str.strip() for name in required}).reset_index(drop=True)
+def _cells(piece: pd.DataFrame, columns: Sequence[str], required: Sequence[str], offset: int) -> pd.DataFrame:
+    kept = {name: piece[columns.index(name)].str.strip() for name in required}
+    stripped = pd.DataFrame(kept).reset_index(drop=True)
     return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
+
+
+def check_length(row: int, cells: Sequence[str], columns: Sequence[str], where: str) -> None:
+    """Raise for a row that has fewer cells than columns, or more."""
+    n = len(columns)
+    if len(cells) < n:
+        raise cell_error(where, row, columns[len(cells)], "nothing", f"{n} cells a row, not {len(cells)}")
+    if len(cells) > n:
+        raise cell_error(where, row, f"number {n + 1}", cells[n], f"{n} cells a row, not {len(cells)}")
+
+
+def _refuse_uneven_rows(stream: IO[bytes], columns: Sequence[str], where: str, has_header: bool) -> None:
+    """Raise for the first row of another length, which the parser fills up or refuses without its number."""
+    position = stream.tell()
+    stream.seek(0)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+    read = csv.reader(text, skipinitialspace=True, strict=True)
+    lines = (cells for cells in read if any(map(str.strip, cells)))
+    try:
+        for row, cells in enumerate(itertools.islice(lines, int(has_header), None), 1):
+            check_length(row, cells, columns, where)
+    except csv.Error:
+        pass  # no CSV for this reader either; the parser has its own words
+    finally:
+        text.detach()
+        stream.seek(position)
 
 
 def _first_line(stream: IO[bytes], where: str, findings: list[Finding]) -> list[str]:
@@ -232,19 +277,16 @@ def _first_line(stream: IO[bytes], where: str, findings: list[Finding]) -> list[
     return [str(name).strip() for name in first.iloc[0]]
 
 
-def _column_names(stream: IO[bytes], where: str) -> list[str]:
-    names: pd.DataFrame = parse_csv(stream, where, "CSV", nrows=0, **_AS_TEXT)
-    stream.seek(0)
-    return [str(name).strip() for name in names.columns]
-
-
-def _require(names: Sequence[str], required: Sequence[str], where: str) -> None:
-    missing = [name for name in required if name not in names]
+def _require(columns: Sequence[str], required: Sequence[str], where: str) -> None:
+    missing = [name for name in required if name not in columns]
     if missing:
         raise TraceError(
-            f"{where}: lacks column(s) {', '.join(missing)}; found: {', '.join(names) or 'none'}; "
+            f"{where}: lacks column(s) {', '.join(missing)}; found: {', '.join(columns) or 'none'}; "
             f"required: {', '.join(required)}"
         )
+    twice = [name for name in required if columns.count(name) > 1]
+    if twice:
+        raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; accepted: each name once")
 
 
 # --- cells ------------------------------------------------------------------------------------------
@@ -270,32 +312,53 @@ def one_of(cells: pd.DataFrame, column: str, accepted: Sequence[str], where: str
     return names
 
 
+def names(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[str]":
+    """Read a column of names, none of which may be missing."""
+    refuse(cells, cells[column] == "", column, "a name", where)
+    return cells[column]
+
+
 def numbers(
-    cells: pd.DataFrame, column: str, where: str, accepted: str, *, least: float = -np.inf
+    cells: pd.DataFrame,
+    column: str,
+    where: str,
+    accepted: str,
+    *,
+    least: float = -np.inf,
+    is_whole: bool = False,
 ) -> "pd.Series[float]":
     """Read a column of numbers, from ``least`` to the largest that is kept exactly; missing ones are NaN."""
     missing = is_missing(cells[column])
     values = pd.to_numeric(cells[column].mask(missing), errors="coerce").astype("float64")
-    refuse(cells, ~missing & ~((values <= _LARGEST) & (values >= least)), column, accepted, where)
+    right = (values <= _LARGEST) & (values >= least)
+    refuse(cells, ~missing & ~right, column, accepted, where)
+    if is_whole:
+        refuse(cells, ~missing & (values % 1 != 0), column, accepted, where)
     return values
+
+
+def is_time(text: str) -> bool:
+    """Say whether a text is a date and a time of day, see `TIME`, as far as its form says."""
+    return re.fullmatch(_TIME, text) is not None
 
 
 def datetimes(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
     """Read a column of dates with time of day as seconds; missing cells become NaN."""
     missing = is_missing(cells[column])
-    parsed = pd.to_datetime(cells[column].mask(missing), format="%Y-%m-%d %H:%M:%S", errors="coerce")
-    wrong = ~missing & parsed.isna()
-    refuse(cells, wrong, column, "a time such as 2020-06-09 18:41:01, or nothing", where)
-    seconds = parsed.to_numpy(dtype="datetime64[s]").astype("float64")
+    formed = cells[column].str.fullmatch(_TIME)
+    parsed = pd.to_datetime(cells[column].where(formed), format="ISO8601", errors="coerce")
+    refuse(cells, ~missing & parsed.isna(), column, f"{TIME}, or nothing", where)
+    seconds = parsed.to_numpy(dtype="datetime64[us]").astype("float64") / 1e6
     return pd.Series(seconds, index=cells.index).mask(missing)
 
 
 def unique_counts(cells: pd.DataFrame, name_column: str, column: str, where: str) -> dict[str, int]:
     """Return the GPUs of each machine, refusing parts of one and machines with two different counts."""
-    counts = numbers(cells, column, where, "a number of GPUs, 0 or more", least=0).fillna(0)
-    refuse(cells, counts % 1 != 0, column, "a whole number of GPUs", where)
+    accepted = "a whole number of GPUs, 0 or more"
+    counts = numbers(cells, column, where, accepted, least=0, is_whole=True).fillna(0)
     found: dict[str, int] = {}
-    for row, name, count in zip(cells[ROW], cells[name_column], counts.astype("int64"), strict=True):
+    machines = names(cells, name_column, where)
+    for row, name, count in zip(cells[ROW], machines, counts.astype("int64"), strict=True):
         if found.setdefault(str(name), int(count)) != int(count):
             accepted = f"{found[str(name)]} as in an earlier row of {name!r}"
             raise cell_error(where, int(row), column, int(count), accepted)

@@ -6,7 +6,6 @@ shares of a GPU in thousandths, memory in MiB, times in seconds from an undisclo
 daily quotas of Helios and the nodes of openb.
 """
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from makespan.traces._cells import (
     drop,
     finish_report,
     is_missing,
+    names,
     numbers,
     one_of,
     read_cells,
@@ -41,8 +41,9 @@ _HELIOS = (
 _STATES = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "RUNNING", "PENDING", "SUSPENDED")
 _UNFINISHED = {"RUNNING": "running at the end of the trace", "PENDING": "never started"}
 _DURATION_TOLERANCE_S = 1.0
-_DATE = r"\d{4}-\d{2}-\d{2}"
+_DATE_LENGTH = len("2020-09-01")
 _GPUS = "a number of GPUs, 0 or more"
+_WHOLE_GPUS = "a whole number of GPUs, 0 or more"
 
 _PODS = (
     "name", "cpu_milli", "num_gpu", "gpu_milli", "qos", "pod_phase",
@@ -84,7 +85,7 @@ def read_helios_jobs(path: str | Path, *, keep_cancelled: bool = False) -> Reque
     cells = read_cells(path, _HELIOS, findings)
     frame = pd.DataFrame(
         {
-            "job_id": cells["job_id"],
+            "job_id": names(cells, "job_id", where),
             "status": one_of(cells, "state", _STATES, where),
             "submit_time_s": datetimes(cells, "submit_time", where),
             "start_s": datetimes(cells, "start_time", where),
@@ -117,14 +118,18 @@ def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     tenants = _tenants(cells.columns)
     if not tenants:
         raise TraceError(f"{path}: no virtual cluster; accepted: columns date, one a virtual cluster, total")
-    is_date = cells["date"].map(lambda text: re.fullmatch(_DATE, text) is not None)
-    refuse(cells, ~is_date.astype(bool), "date", "a date such as 2020-09-01", where)
+    dates = pd.to_datetime(cells["date"], format="%Y-%m-%d", errors="coerce")
+    wrong = dates.isna() | (cells["date"].str.len() != _DATE_LENGTH)
+    refuse(cells, wrong, "date", "a date such as 2020-09-01", where)
     refuse(cells, cells["date"].duplicated(), "date", "one row a day", where)
     quota = pd.DataFrame(
-        {name: numbers(cells, name, where, _GPUS, least=0).fillna(0) for name in (*tenants, "total")}
+        {
+            name: numbers(cells, name, where, _WHOLE_GPUS, least=0, is_whole=True).fillna(0)
+            for name in (*tenants, "total")
+        }
     )
-    wrong = quota.pop("total") != quota.sum(axis=1)
-    repair(cells, wrong, "total differs from the sum of the virtual clusters, which is taken", findings)
+    differs = quota.pop("total") != quota.sum(axis=1)
+    repair(cells, differs, "total differs from the sum of the virtual clusters, which is taken", findings)
     table = quota.assign(date=cells["date"]).melt("date", var_name="tenant", value_name="n_gpus")
     report = finish_report(where, len(cells), len(cells), findings)
     return table.astype({"n_gpus": "int64"}).sort_values(["date", "tenant"], ignore_index=True), report
@@ -145,7 +150,7 @@ def read_openb_pods(path: str | Path) -> RequestTrace:
     cpus = numbers(cells, "cpu_milli", where, "thousandths of a CPU, 0 or more", least=0).fillna(0)
     frame = pd.DataFrame(
         {
-            "job_id": cells["name"],
+            "job_id": names(cells, "name", where),
             "status": one_of(cells, "pod_phase", _PHASES, where),
             "submit_time_s": numbers(cells, "creation_time", where, _SECONDS, least=0),
             "start_s": numbers(cells, "scheduled_time", where, _SECONDS, least=0),
@@ -173,13 +178,14 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _NODES, findings)
-    gpus, cpus, mebibytes = (
+    gpus = numbers(cells, "gpu", where, _WHOLE_GPUS, least=0, is_whole=True).fillna(0)
+    cpus, mebibytes = (
         numbers(cells, name, where, "a number, 0 or more", least=0).fillna(0)
-        for name in ("gpu", "cpu_milli", "memory_mib")
+        for name in ("cpu_milli", "memory_mib")
     )
     table = pd.DataFrame(
         {
-            "node_id": cells["sn"],
+            "node_id": names(cells, "sn", where),
             "n_gpus": gpus,
             "n_cpus": np.floor(cpus / _MILLI),
             "memory_bytes": mebibytes * _MIB,

@@ -40,7 +40,6 @@ _MORPHLING = {
 }
 _CANONICAL = {name: name for name in JOBS.names}
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
-_LARGEST_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +129,15 @@ def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
 
 
 def _required(
-    cells: pd.DataFrame, column: str, where: str, accepted: str, least: float
+    cells: pd.DataFrame, column: str, where: str, accepted: str, least: float, *, is_whole: bool = False
 ) -> "pd.Series[float]":
     refuse(cells, is_missing(cells[column]), column, accepted, where)
-    return numbers(cells, column, where, accepted, least=least)
+    return numbers(cells, column, where, accepted, least=least, is_whole=is_whole)
 
 
 def _counts(cells: pd.DataFrame, column: str, where: str, least: int) -> "pd.Series[int]":
     accepted = f"a whole number, {least} or more"
-    values = _required(cells, column, where, accepted, least)
-    refuse(cells, (values % 1 != 0) | (values > _LARGEST_COUNT), column, accepted, where)
-    return values.astype("int64")
+    return _required(cells, column, where, accepted, least, is_whole=True).astype("int64")
 
 
 def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":

@@ -18,11 +18,14 @@ import pandas as pd
 from makespan.errors import TraceError, cell_error
 from makespan.traces._cells import (
     ROW,
+    TIME,
     Finding,
     ReadReport,
     drop,
     finish_report,
+    is_time,
     iter_cells,
+    names,
     numbers,
     one_of,
     read_cells,
@@ -107,6 +110,8 @@ def _row(row: int, entry: Any, machines: Mapping[str, int] | None, where: str) -
     for key in ("jobid", "status", "submitted_time", "attempts"):
         if key not in entry:
             raise cell_error(where, row, key, "nothing", _JOB_KEYS)
+    if not isinstance(entry["jobid"], str | int) or entry["jobid"] == "":
+        raise cell_error(where, row, "jobid", entry["jobid"], "a name")
     if entry["status"] not in _PASSED:
         raise cell_error(where, row, "status", entry["status"], ", ".join(_PASSED))
     attempts = entry["attempts"] or []
@@ -165,11 +170,12 @@ def _time(row: int, column: str, value: object, where: str) -> float:
     """Return a time of the trace in seconds, NaN where it is missing."""
     if value in _MISSING:
         return math.nan
-    try:
-        return (datetime.fromisoformat(str(value)) - datetime(1970, 1, 1)).total_seconds()
-    except (ValueError, TypeError):
-        accepted = "a time such as 2017-10-07 01:12:09, or null"
-        raise cell_error(where, row, column, value, accepted) from None
+    if isinstance(value, str) and is_time(value):
+        try:
+            return (datetime.fromisoformat(value) - datetime(1970, 1, 1)).total_seconds()
+        except ValueError:
+            pass  # formed like a time, but there is no such day or hour
+    raise cell_error(where, row, column, value, f"{TIME}, or null")
 
 
 def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
@@ -211,7 +217,7 @@ def read_pai_jobs(
     spans = _spans(instances, _INSTANCE, findings) if instances else _spans(tasks, _TASK, [])
     frame = pd.DataFrame(
         {
-            "job_id": cells["job_name"],
+            "job_id": names(cells, "job_name", where),
             "submit_time_s": numbers(cells, "start_time", where, _SECONDS, least=0),
             "end_s": numbers(cells, "end_time", where, _SECONDS, least=0),
             "tenant": cells["user"],

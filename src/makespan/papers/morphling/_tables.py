@@ -315,7 +315,6 @@ _CELLS = {
         _POLICY,
         ("restart_delay_s", "float", "s", "restart delay"),
         ("interval_s", "float", "s", "length of a round"),
-        ("reading", "text", "", "printed by the released simulator, or possible: without its error"),
         ("published_avg_jct_s", "float", "s", _JCT),
         ("published_makespan_s", "float", "s", _MAKESPAN),
     ),

@@ -1,0 +1,159 @@
+"""The tables of the page of the paper: made from results, and in step with what the project states."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pages import generator
+
+from makespan.papers.morphling import LEDGER, page, read_published
+from makespan.papers.morphling._page import BLOCKS, STATEMENTS
+from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
+from makespan.policies import policy_names
+from makespan.tables import JOINED_CLAIMS, write_csv
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "papers" / "morphling.md"
+UNFILLED = "*Not filled yet: `make pages` does it once the results are built.*"
+VERDICTS = ("holds", "fails", "undecided", "not run")
+
+
+def cells(text):
+    """Return the cells of the tables of a block, heads first, without the lines between."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [line for line in lines if set("".join(line)) != {"-"}]
+
+
+def block(mark):
+    """Return the text of a block; one that no run has filled yet says so, and nothing else."""
+    (found,) = re.findall(rf"<!-- {re.escape(mark)} -->\n(.*?)<!-- end of", PAGE.read_text(), re.DOTALL)
+    if found.strip() == UNFILLED:
+        pytest.skip(f"{mark}: not filled yet")
+    return found
+
+
+def frame(schema, rows):
+    """Return a table with every column of a schema, 0 or a letter where nothing is given."""
+    filler = {"text": "x", "int": 1, "float": 0.0, "bool": True}
+    given = [{one.name: filler[one.kind] for one in schema.columns} | row for row in rows]
+    return schema.validate(pd.DataFrame(given), where=schema.name)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Return a directory of results with small tables."""
+    claims = LEDGER.statements()[["artifact", "statement", "published", "tolerance"]]
+    claims = claims.assign(paper="Morphling", verdict="holds", note="why", reproduced_emulated="3 of 3")
+    claims = claims.assign(verdict_emulated="holds", reproduced_published="", verdict_published="not run")
+    claims.loc[claims.index[0], ["verdict", "verdict_emulated", "note"]] = ["fails", "fails", "too slow"]
+    write_csv(JOINED_CLAIMS.validate(claims, where="claims"), tmp_path / "claims.csv")
+    errors = [{"scope": scope, "form": "extended", "avg_error_pct": 3.14} for scope in ("all", "vit")]
+    times = [
+        {
+            "policy": policy,
+            "trace": trace,
+            "restart_delay_s": delay,
+            "avg_jct_s": 1179.6,
+            "makespan_s": 63700.0,
+        }
+        | {"sla_attainment": 0.9 if trace == "mt" else None}
+        for policy in ("morphling", "sia")
+        for trace in ("base", "bp", "mt")
+        for delay in (260.0, 78.0)
+    ]
+    means = [
+        {"policy": policy, "trace": trace, "gpus": gpus, "restart_delay_s": 260.0, "lists": 10}
+        | {"jct_mean_s": 1500.4, "jct_low_s": 1400.0, "jct_high_s": 1600.0}
+        | {"makespan_mean_s": 64000.0, "makespan_low_s": 63000.0, "makespan_high_s": 65000.0}
+        | {"sla_attainment": 1.0 if trace == "mt" else None}
+        for gpus in (64, 32)
+        for policy, traces in (("morphling", ("base", "mt")), ("morphling-n", ("base",)))
+        for trace in traces
+    ]
+    losses = [
+        {"run": run, "kind": kind, "mean_abs_difference": mean, "max_abs_difference": 2 * mean}
+        for run, kind, mean in (
+            *(("GA", "plan", 1e-7), ("TP", "plan", 3e-7), ("switching", "switching", 1e-8)),
+            *(("other seed", "other seed", 0.03), ("Morphling PP2/TP4", "published plan", 0.042)),
+        )
+    ]
+    for source, schema, rows in (
+        ("emulated", TABLE2_SUMMARY, errors),
+        ("published", TABLE4, times),
+        ("published", LISTS_SUMMARY, means),
+        ("measured", FIG9_SUMMARY, losses),
+    ):
+        path = tmp_path / source / "morphling" / f"{schema.name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_csv(frame(schema, rows), path, schema)
+    return tmp_path
+
+
+def test_blocks_are_made_from_the_tables_that_are_built(results):
+    found = page(results)
+    assert set(BLOCKS) - set(found) == {"many lists, emulated"}
+    assert cells(found["errors over all models"])[1][:5] == ["emulated", "extended", "all", "1", "3.1 %"]
+    assert cells(found["the lists of the authors"])[1:] == [
+        ["`morphling`", *["1180 / 63.7"] * 4, "90 %"],
+        ["`sia`", *["1180 / 63.7"] * 4, "90 %"],
+    ]
+    assert found["many lists, published"].count("GPUs, restart delay 260 s, 10 lists of each trace:") == 2
+    many = cells(found["many lists, published"])
+    assert many[1] == ["`morphling`", *["1500 (1400 to 1600)", "64.0 (63.0 to 65.0)"] * 2, "100 %"]
+    assert many[2][3:] == ["–", "–", "–"]
+    assert cells(found["losses"])[1:] == [
+        ["2 of the plans", "3e-07", "6e-07"],
+        ["the run that switches", "1e-08", "2e-08"],
+        ["other seed", "0.03", "0.06"],
+        ["paper, PP2/TP4", "0.042", "0.084"],
+    ]
+    assert page(results / "nothing") == {}
+
+
+def test_statements_show_the_sources_that_judge_and_the_note_of_those_that_do_not_hold(results):
+    head, first, second, *_ = cells(page(results)["statements of Table 2"])
+    assert head == ["statement", "paper", "emulated", "note, unless it holds"]
+    assert first[2:] == ["fails: 3 of 3", "too slow"] and second[2:] == ["holds: 3 of 3", "–"]
+
+
+def test_the_page_is_filled_between_its_marks_and_nowhere_else(results):
+    (name, text), *others = generator().filled_pages(results).items()
+    assert (name, others) == ("docs/papers/morphling.md", [])
+    outside = re.compile(r"(<!-- (.+?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+    assert outside.sub("", text) == outside.sub("", PAGE.read_text())
+    assert {match[1] for match in outside.findall(text)} == set(BLOCKS)
+
+
+@pytest.mark.parametrize("mark", STATEMENTS)
+def test_the_statements_on_the_page_are_those_of_the_ledger(mark):
+    (head, *rows), ledger = cells(block(mark)), LEDGER.statements()
+    own = ledger[ledger["artifact"] == STATEMENTS[mark]]
+    assert [row[:2] for row in rows] == [
+        [statement, published or "–"]
+        for statement, published in zip(own["statement"], own["published"], strict=True)
+    ]
+    for row, known in zip(rows, own["fails_on"].str.split(), strict=True):
+        for source, cell in zip(head[2:-1], row[2:-1], strict=True):
+            verdict = cell.partition(":")[0]
+            assert verdict in VERDICTS
+            if source != "measured":
+                assert (verdict == "fails") == (source in known), (row[0], source)
+
+
+@pytest.mark.parametrize(
+    "mark", ["the lists of the authors", "many lists, published", "many lists, emulated"]
+)
+def test_the_policies_on_the_page_are_registered(mark):
+    names = [row[0].strip("`") for row in cells(block(mark)) if row[0] != "policy"]
+    assert names and set(names) <= set(policy_names())
+
+
+def test_the_printed_losses_on_the_page_are_those_of_the_paper():
+    printed = read_published("fig9", ROOT / "config/published/morphling_fig9.csv")
+    shown = {row[0]: row[1:] for row in cells(block("losses"))}
+    for row in printed.to_dict("records"):
+        assert shown[f"paper, {row['run']}"] == [
+            f"{row['mean_abs_difference']:g}",
+            f"{row['max_abs_difference']:g}",
+        ]
