@@ -35,7 +35,7 @@ __all__ = ["plot_bands", "plot_cdf", "plot_costs", "plot_intervals", "plot_varia
 
 _MARGIN = 1.25
 _PANELS_IN_ROW, _LINE_IN = 4, 0.15
-_VARIANTS_IN_ROW, _MOST_RATIO = 3, 4.0
+_VARIANTS_IN_ROW, _MOST_RATIO, _WIDE_RATIO = 3, 4.0, 2.0
 _COARSE_RANGE = 12.0
 _LEGEND_COLUMNS = 6
 _TOGETHER = 3  # policies whose bands can be told apart in one panel
@@ -241,8 +241,9 @@ def plot_variants(
         axes.set_yticks(range(len(own)), own["variant"].tolist())
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(own) - 0.5, -0.5)
-        axes.set_xscale("log")
-        _log_ticks(axes.xaxis, *limits)
+        if limits[1] > _WIDE_RATIO * limits[0]:
+            axes.set_xscale("log")
+            _log_ticks(axes.xaxis, *limits)
         axes.set_xlim(*limits)
         axes.set_title(look.title)
     figure.suptitle(heading)
