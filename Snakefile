@@ -78,4 +78,4 @@ rule claims:
 
 rule live:
     input:
-        [live_tables(run) for run in SETTINGS.live],
+        LIVE_TABLES,

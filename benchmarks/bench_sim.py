@@ -43,7 +43,7 @@ def trace(n_jobs: int, n_gpus: int, rng: np.random.Generator) -> list[JobSpec]:
     for number, (index, length_s, at_s) in enumerate(zip(chosen, lengths_s, submit_s, strict=True)):
         key, plan, size = REQUESTS[index]
         job = JobSpec(f"job-{number}", float(at_s), key, size, 4 * size, plan, 1)
-        steps = int(length_s / catalogue.requested(job).iter_time_s)
+        steps = max(int(length_s / catalogue.requested(job).iter_time_s), 1)
         jobs.append(JobSpec(job.job_id, job.submit_time_s, key, size, 4 * size, plan, steps))
     return jobs
 

@@ -25,6 +25,7 @@ CPU = "../envs/cpu.yaml"
 GPU = "../envs/gpu.yaml"
 SOURCES = ["emulated", "published", "measured"]
 WORKLOADS = SETTINGS.throughput_workloads()
+LIVE_TABLES = [f"results/measured/live/{name}.csv" for name in ("live", "live_summary")]
 FIGURES = {paper: figures(paper) for paper in PAPERS}
 
 # The source that is a profile of small workloads, made here, if the user has no tables to take its place.
@@ -126,9 +127,8 @@ def deciding_tables(wildcards):
         if table not in paper.unjudged
         if source != PROFILED or table in paper.judged_on_profile
     }
-    for run in SETTINGS.live:
-        if source == "measured" and run.in_all and run.policy == paper.live_policy:
-            files["live"] = live_tables(run)[0]
+    if source == "measured" and SETTINGS.live.in_all and paper.judges_live:
+        files["live"] = LIVE_TABLES[0]
     return files | {
         f"{cells}_published": f"config/published/{name}_{cells}.csv" for cells in paper.judged_cells
     }
@@ -137,14 +137,8 @@ def deciding_tables(wildcards):
 def products(source):
     """Return everything that is built for a source."""
     shared = [*throughput_tables(source), f"results/{source}/provenance.json"]
-    shared += [live_tables(run) for run in SETTINGS.live if run.in_all and source == "measured"]
+    shared += LIVE_TABLES if SETTINGS.live.in_all and source == "measured" else []
     return shared + [paper_products(paper, source) for paper in PAPERS]
-
-
-def live_tables(run):
-    """Return the tables of a live run: its comparison with the simulation, and its jobs."""
-    stem = f"results/measured/live/{run.policy}-{run.workload}"
-    return [f"{stem}.csv", f"{stem}_jobs.csv"]
 
 
 def registered(find, *arguments):

@@ -219,7 +219,7 @@ rule morphling_predictions:
         **asks(minutes=10),
     params:
         workloads=list(SIM.workloads),
-        options={"cluster": SETTINGS.cluster, "form": FORM, "mode": SIM.predictions},
+        options={"cluster": SETTINGS.cluster, "form": FORM},
         code=code_hash("morphling_predictions"),
     script:
         "../workflow/scripts/morphling_predictions.py"

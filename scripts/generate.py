@@ -121,11 +121,8 @@ def _result_list() -> str:
             trained = "; measured only" if _built(package, name) == [PROFILED] else ""
             what = SETTINGS.papers()[package].contents[name] + trained
             rows.append(("", what, f"`{package}/{name}.csv`", ", ".join(shown)))
-    for run in SETTINGS.live:
-        what = f"`{run.workload}` under `{run.policy}` beside its simulation"
-        rows.append(
-            ("live runs", what + _built_when(run.in_all), f"`live/{run.policy}-{run.workload}.csv`", "")
-        )
+    for name, what in _live_files():
+        rows.append(("live runs", what, f"`live/{name}.csv`", ""))
     return _table(("paper", "what", "table below `results/<source>/`", "figures"), [*rows, *missing])
 
 
@@ -141,9 +138,7 @@ def _file_list() -> str:
             built = [source for source in SOURCES if one.is_drawn(source, tables(source, source == PROFILED))]
             what = f"{one.title}, of {', '.join(one.tables)}{_only(built)}"
             lines.append((f"        figures/{one.name}.*", what))
-    for run in SETTINGS.live:
-        what = f"{run.workload} under {run.policy} beside its simulation{_built_when(run.in_all)}"
-        lines.append((f"    live/{run.policy}-{run.workload}.csv", what))
+    lines += [(f"    live/{name}.csv", what) for name, what in _live_files()]
     return "\n```text\n" + "".join(f"{path:<38} {what}".rstrip() + "\n" for path, what in lines) + "```\n\n"
 
 
@@ -161,8 +156,12 @@ def _only(sources: Sequence[str]) -> str:
     return "" if set(sources) == set(SOURCES) else f"; {' and '.join(sources)} only"
 
 
-def _built_when(is_default: bool) -> str:
-    return "; measured only" if is_default else "; measured only, on request"
+def _live_files() -> list[tuple[str, str]]:
+    """Return the tables of the live runs with what they hold."""
+    live = SETTINGS.live
+    when = "measured only" if live.in_all else "measured only, on request"
+    what = f"{live.workload} under {len(live.policies)} policies, {len(live.seeds)} seeds, beside predictions"
+    return [("live", f"{what}; {when}"), ("live_summary", f"mean and worst error of these; {when}")]
 
 
 def _layers() -> list[list[str]]:

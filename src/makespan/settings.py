@@ -39,8 +39,8 @@ class PaperSettings(Block):
         Sources of which its tables need no file of authors, so that they are built by default.
     judged_cells
         Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
-    live_policy
-        Policy whose live run its checks read, if one is part of what is built by default.
+    judges_live
+        Whether its checks read the live runs, if those are part of what is built by default.
     contents
         What each of its files holds, by path below ``results/<source>/<paper>/`` without the ending.
     """
@@ -50,7 +50,7 @@ class PaperSettings(Block):
     untimed: ClassVar[frozenset[str]] = frozenset()
     self_contained: ClassVar[frozenset[str]] = frozenset()
     judged_cells: ClassVar[tuple[str, ...]] = ()
-    live_policy: ClassVar[str | None] = None
+    judges_live: ClassVar[bool] = False
     contents: ClassVar[Mapping[str, str]] = {}
 
     def tables(self, source: str, is_profiled: bool) -> list[str]:

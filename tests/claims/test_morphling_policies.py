@@ -34,7 +34,7 @@ def scenarios(directory: Path) -> dict[str, Scenario]:
     tables = {key: source.load(key) for key in ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30")}
     folder = directory / "morphling" / "workloads"
     jobs = {name: read_morphling_jobs(folder / f"workload-{name}.csv").jobs for name in ("base", "bp", "mt")}
-    knowledge = predictions(tables, SPEC.name, "extended", "sampled")
+    knowledge = predictions(tables, SPEC.name, "extended")
     catalogue = predicted_catalogue(tables, knowledge, SPEC.nodes[0])
     return {name: Scenario(name, jobs[name], SPEC, catalogue, interval_s=ROUND_S) for name in jobs}
 

@@ -28,7 +28,7 @@ def test_jobs_run_as_steps_of_an_allocation_at_the_same_time(slurm, tmp_path):
     ]
     tables = {"tiny-gpt": throughput_rows("tiny-gpt", rows, 1)}
     setting = live.LiveSetting(
-        "fifo", "live-smoke", 2, 0, 5.0, 15.0, tuple(jobs), dict.fromkeys("abc", 1), tables
+        "fifo", "live-smoke", 2, 0, 5.0, 5.0, 15.0, tuple(jobs), dict.fromkeys("abc", 1), tables
     )
     setting.save(tmp_path / "work")
     command = COMMAND.format(python=sys.executable, output=tmp_path, work=tmp_path / "work")

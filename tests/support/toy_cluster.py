@@ -153,7 +153,7 @@ def traces(draw: Any, n_gpus: int, max_jobs: int = 7, distinct_times: bool = Fal
                 workload=key,
                 n_gpus=draw(st.sampled_from(sizes)),
                 plan=draw(st.sampled_from(_PLANS[key])),
-                steps=draw(st.integers(0, 120)),
+                steps=draw(st.integers(1, 120)),
                 is_guaranteed=draw(st.booleans()),
                 tenant=draw(st.sampled_from(("x", "y"))),
             )

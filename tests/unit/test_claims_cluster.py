@@ -34,6 +34,7 @@ def table4(**changes):
             "avg_jct_s": value,
             "makespan_s": 64_000.0 * (1.0 if policy.startswith("morphling") else 1.2),
             "sla_attainment": 1.0 if trace == "mt" else float("nan"),
+            "idle_s": 1700.0 if trace == "mt" else 60.0,
             "n_repeats": str(int(policy == "morphling-lookahead")),
             "n_identical": str(int(policy == "morphling-lookahead")),
         }
@@ -69,6 +70,15 @@ def lists(n_lists=10, **changes):
         "lists": table,
         "lists_pairs": paired(table, ["trace", "gpus", "restart_delay_s"], ["draw", "seed"]),
     }
+
+
+def knowledge(requests=0.99, exact=0.96, lists=10):
+    rows = [
+        {"trace": trace, "policy": "sia", "mode": mode, "lists": lists, "jct_ratio_mean": str(ratio)}
+        for trace in ("base", "mt")
+        for mode, ratio in (("sampled", 1.0), ("requests", requests), ("exact", exact))
+    ]
+    return {"knowledge": pd.DataFrame(rows)}
 
 
 def study(parameter, **changes):
@@ -173,6 +183,16 @@ def test_the_lead_in_a_study_is_judged_at_every_point(name, parameter):
     assert verdict("leads", f"{name} morphling-lookahead", few)[0] == "undecided"
 
 
+def test_half_a_cluster_may_be_idle_for_half_an_hour():
+    tables = {"table4": table4()}
+    found, text, note = verdict("no_idle_devices", "morphling-work", tables)
+    assert (found, text) == ("holds", "28 min at most, 6 schedules") and "longest on mt" in note
+    longer = table4().assign(idle_s=lambda rows: rows["idle_s"] * 2)
+    assert verdict("no_idle_devices", "morphling-work", {"table4": longer})[0] == "fails"
+    unseen = {"table4": table4().assign(idle_s=math.nan)}
+    assert verdict("no_idle_devices", "morphling-work", unseen)[0] == "not run"
+
+
 def test_what_the_released_simulator_prints_is_undercut():
     tables = {
         "table4": table4(),
@@ -187,3 +207,21 @@ def test_what_the_released_simulator_prints_is_undercut():
     assert (
         verdict("undercuts_released", "mt", tables | {"table4_published": cells().iloc[:0]})[0] == "not run"
     )
+
+
+@pytest.mark.parametrize(
+    ("subject", "values", "expected", "text"),
+    [
+        ("more", {}, "holds", "0.990x at worst"),
+        ("more", {"requests": 1.06}, "fails", "1.060x at worst"),
+        ("more", {"exact": 1.06}, "fails", "1.060x at worst"),
+        ("more", {"lists": 9}, "undecided", "0.990x at worst"),
+        ("less", {"requests": 2.0}, "holds", "1.042x at worst"),
+        ("less", {"exact": 0.8}, "fails", "1.250x at worst"),
+    ],
+)
+def test_what_knowing_more_or_less_costs_is_judged_at_its_worst(subject, values, expected, text):
+    found = verdict("knowledge", subject, knowledge(**values))
+    assert found[:2] == (expected, text)
+    assert "sia on base" in found[2] and f"{values.get('lists', 10)} lists" in found[2]
+    assert verdict("knowledge", subject, {"knowledge": knowledge()["knowledge"].iloc[:1]})[0] == "not run"

@@ -1,5 +1,7 @@
 """Live scheduling with a stand-in for training: the loop, losses, interrupts, and taking a run over."""
 
+import hashlib
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +14,8 @@ from makespan import live
 from makespan.claims import judge
 from makespan.cli._live_run import _EventLines
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
+from makespan.leftovers import temporary_directory
+from makespan.metrics import live_summary
 from makespan.papers.morphling import LEDGER
 from makespan.policies import policy
 from makespan.sim import Allocation, Decision, Event, PolicyError
@@ -42,7 +46,8 @@ def driven(monkeypatch):
 
 def setting(jobs, name="fifo", delay_wall_s=0.02):
     tables = {"tiny-gpt": throughput_rows("tiny-gpt", [(p, n, t / SPEED) for p, n, t in ROWS], 1)}
-    return live.LiveSetting(name, "test", 2, 0, delay_wall_s, SPEED, tuple(jobs), {}, tables)
+    delays_s = (delay_wall_s, delay_wall_s)
+    return live.LiveSetting(name, "test", 2, 0, *delays_s, SPEED, tuple(jobs), {}, tables)
 
 
 def job(name, submit_s, steps, n_gpus=1, plan="ga", **more):
@@ -52,8 +57,11 @@ def job(name, submit_s, steps, n_gpus=1, plan="ga", **more):
 def run(jobs, name="fifo", chosen=None, trainer=None, **more):
     trainer = trainer or FakeTrainer(SPEED)
     what, where = setting(jobs, name), live.slot_cluster(2)
-    engine = live.run_live(what, chosen or policy(name), where, trainer, **more)
-    return live.compare_live(what, chosen or policy(name), where, engine), trainer
+    chosen = chosen or policy(name)
+    engine = live.run_live(what, chosen, where, trainer, **more)
+    with temporary_directory("prediction") as folder:  # afterwards, so that a policy is asked live first
+        prediction = live.predict_live(what, chosen, where, folder / "prediction.json")
+    return live.compare_live(what, chosen, where, engine, prediction), trainer
 
 
 class Scripted:
@@ -113,7 +121,7 @@ def test_a_policy_that_raises_or_never_returns_ends_a_run_with_what_was_done_kep
 
 def test_lines_of_events_say_when_all_is_expected_to_be_done(capsys):
     jobs = [job("a", 0, 100), job("b", 50, 400), job("c", 3000, 10)]
-    lines = _EventLines(setting(jobs), [10.0, 50.0, 80.0])  # as simulated, on the wall
+    lines = _EventLines(setting(jobs), [10.0, 50.0, 80.0])  # as predicted, on the wall
     a, b, c = (SimpleNamespace(spec=spec) for spec in jobs)
 
     def left(wall_s, kind, running, pending=()):
@@ -133,7 +141,7 @@ def test_an_expected_end_comes_true_without_disturbance(capsys, tmp_path):
     jobs = [job("a", 0, 60), job("b", 5, 40), job("c", 6, 30, 2, "ga")]
     what, where = setting(jobs), live.slot_cluster(2)
     result, _ = run(jobs)
-    ends_s = sorted(result.simulated_outcomes["finish_time_s"])
+    ends_s = sorted(result.prediction.jobs["finish_time_s"])
     lines = _EventLines(what, ends_s)
     engine = live.run_live(what, policy("fifo"), where, FakeTrainer(SPEED), observers=[lines])
     assert engine.view.time_s / SPEED == pytest.approx(ends_s[-1], abs=1e-3)
@@ -371,7 +379,10 @@ def test_two_profiles_are_averaged_point_by_point():
     (key,) = what.tables
     table = what.tables[key]
     other = table.iloc[::-1].iloc[: len(table) - 1].assign(iter_time_s=lambda t: 3 * t["iter_time_s"])
-    mean = what.averaged({key: other.reset_index(drop=True)}, 3 * what.restart_delay_s)
+    mean = what.averaged(
+        {key: other.reset_index(drop=True)}, 5 * what.first_start_s, 3 * what.restart_delay_s
+    )
+    assert mean.first_start_s == pytest.approx(3 * what.first_start_s)
     ratio = (mean.tables[key]["iter_time_s"] / table["iter_time_s"]).tolist()
     assert ratio == pytest.approx([1.0] + [2.0] * (len(table) - 1))
     assert mean.restart_delay_s == pytest.approx(2 * what.restart_delay_s)
@@ -414,17 +425,120 @@ def test_requests_for_more_slots_than_there_are_are_left_out():
     assert len(jobs) == 10
 
 
+# --- the prediction ---------------------------------------------------------------------------------
+
+
+def test_a_prediction_is_what_the_setting_says_and_stays_as_it_was_first_written(tmp_path):
+    path, where = tmp_path / "prediction.json", live.slot_cluster(2)
+    jobs = [job("a", 0, 60), job("b", 5, 40), job("c", 6, 30, 2, "ga")]
+    first = live.predict_live(setting(jobs), policy("fifo"), where, path)
+    assert first.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    a, b, c = first.jobs.to_dict("records")
+    assert a["finish_time_s"] == pytest.approx(0.02 + 60 / SPEED)  # a start, and steps of a second
+    assert b["finish_time_s"] == pytest.approx(0.05 + 0.02 + 40 / SPEED)
+    assert c["first_start_s"] == pytest.approx(a["finish_time_s"])
+    assert c["finish_time_s"] == pytest.approx(c["first_start_s"] + 0.02 + 0.6 * 30 / SPEED)
+    values = first.values
+    assert values["makespan_s"] == pytest.approx(c["finish_time_s"])
+    ends = first.jobs["finish_time_s"] - first.jobs["submit_time_s"]
+    assert values["avg_jct_s"] == pytest.approx(ends.mean())
+    again = live.predict_live(setting(jobs, delay_wall_s=5.0), policy("fifo"), where, path)
+    assert again == first
+
+
+def test_a_run_is_judged_by_its_prediction_and_not_by_what_is_profiled_later(tmp_path):
+    jobs, where = [job("a", 0, 100)], live.slot_cluster(2)
+    what, chosen = setting(jobs), policy("fifo")
+    prediction = live.predict_live(what, chosen, where, tmp_path / "prediction.json")
+    engine = live.run_live(what, chosen, where, FakeTrainer(SPEED / 2))  # half as fast as profiled
+    tables = {"tiny-gpt": what.tables["tiny-gpt"].assign(iter_time_s=lambda t: 3 * t["iter_time_s"])}
+    profiled = what.averaged(
+        tables, what.first_start_s, what.restart_delay_s
+    )  # the mean is the speed of the run
+    result = live.compare_live(what, chosen, where, engine, prediction, profiled)
+    row = result.comparison.iloc[0]
+    assert row["predicted_avg_jct_s"] == pytest.approx(1.02)
+    assert row["live_avg_jct_s"] == pytest.approx(2.02, rel=1e-3)
+    assert row["jct_difference_pct"] == pytest.approx(100 * (1.02 / 2.02 - 1), abs=0.1)
+    assert row["retrodiction_jct_difference_pct"] == pytest.approx(0, abs=0.1)
+    assert row["profile_drift_pct"] == pytest.approx(200)
+    assert row["predicted_at"] <= row["began_at"]
+    assert row["prediction_sha256"] == prediction.sha256
+    assert result.jobs["retrodiction_jct_s"].tolist() == pytest.approx([2.02])
+
+
+def test_a_run_that_is_taken_over_still_says_when_its_first_job_began(tmp_path):
+    jobs = [job("a", 0, 20), job("b", 0, 60)]
+    first = FakeTrainer(SPEED)
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs, trainer=first, directory=tmp_path, observers=[Interrupts()])
+    began_at = json.loads((tmp_path / "state.json").read_text())["began_at"]
+    second = FakeTrainer(SPEED)
+    second.saved = dict(first.saved)
+    result, _ = run(jobs, trainer=second, directory=tmp_path)
+    assert result.comparison["began_at"].tolist() == [began_at]
+
+
+def test_a_first_start_and_a_continuation_take_what_was_profiled_of_each(tmp_path):
+    jobs = [job("a", 0, 60)]
+    what = replace(setting(jobs), first_start_s=0.01, restart_delay_s=0.04)
+    script = Scripted({0: {"a": ("ga", 1)}, 1: {"a": ("gc", 1)}}, wake_ups=(21.0,))
+    prediction = live.predict_live(what, script, live.slot_cluster(2), tmp_path / "prediction.json")
+    (one,) = prediction.jobs.to_dict("records")
+    assert one["n_restarts"] == 1
+    assert one["finish_time_s"] == pytest.approx(0.21 + 0.04 + 40 * 1.3 / SPEED)  # 20 steps came before
+    engine = live.run_live(what, script, live.slot_cluster(2), FakeTrainer(SPEED))
+    row = live.compare_live(what, script, live.slot_cluster(2), engine, prediction).comparison.iloc[0]
+    assert row["restart_delay_s"] == pytest.approx((0.01 + 0.04) / 2)
+
+
 # --- the claim --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("difference", "verdict"), [(-4.2, "holds"), (9.0, "fails")])
-def test_the_claim_on_fidelity_is_decided_by_the_size_of_the_difference(difference, verdict):
-    row = dict.fromkeys(LIVE.names, 1.0) | {
-        "policy": "morphling-lookahead",
+def live_run(difference_pct, name="morphling", began_at="2026-01-01T00:00:01.000+00:00"):
+    """Return a run of schema LIVE whose prediction was written a second after midnight at the latest."""
+    return dict.fromkeys(LIVE.names, 1.0) | {
+        "policy": name,
+        "workload": "live-small",
+        "seed": 1,
         "jobs": 10,
-        "jct_difference_pct": difference,
+        "n_restarts": 1,
+        "predicted_n_restarts": 1,
+        "jct_difference_pct": difference_pct,
+        "retrodiction_jct_difference_pct": -difference_pct / 2,
+        "predicted_at": "2026-01-01T00:00:00.000+00:00",
+        "began_at": began_at,
+        "prediction_sha256": "0" * 64,
     }
-    claims = judge(LEDGER, {"live": pd.DataFrame([row])}, "measured", {"form": "extended"})
+
+
+@pytest.mark.parametrize(
+    ("differences", "began_at", "verdict"),
+    [
+        ((-4.2, 6.0), "2026-01-01T00:00:01.000+00:00", "holds"),
+        ((-9.0, 9.0), "2026-01-01T00:00:01.000+00:00", "fails"),
+        ((-4.2, 6.0), "2025-12-31T23:59:59.000+00:00", "fails"),
+    ],
+)
+def test_the_claim_on_fidelity_judges_the_mean_size_of_what_was_predicted_before(
+    differences, began_at, verdict
+):
+    table = pd.DataFrame([live_run(one, began_at=began_at) for one in differences])
+    claims = judge(LEDGER, {"live": table}, "measured", {"form": "extended"})
     own = claims[claims["artifact"] == "Live run"]
     assert own["verdict"].tolist() == [verdict]
-    assert own["reproduced"].iloc[0] == f"{abs(difference):.1f} %"
+    sizes = [abs(one) for one in differences]
+    assert own["reproduced"].iloc[0] == f"{sum(sizes) / 2:.1f} %"
+    assert f"worst {max(sizes):.1f} %" in own["note"].iloc[0]
+
+
+def test_a_summary_of_runs_averages_sizes_and_keeps_the_worst():
+    late = live_run(10.0, "srtf", "2025-12-31T00:00:00.000+00:00")
+    runs = LIVE.validate(pd.DataFrame([live_run(-6.0), live_run(2.0), late]), where="test")
+    summary = live_summary(runs).set_index("policy")
+    assert summary["runs"].to_dict() == {"morphling": 2, "srtf": 1, "all": 3}
+    assert summary["mean_jct_difference_pct"].to_dict() == {"morphling": 4.0, "srtf": 10.0, "all": 6.0}
+    assert summary["worst_jct_difference_pct"].to_dict() == {"morphling": 6.0, "srtf": 10.0, "all": 10.0}
+    assert summary["bias_jct_difference_pct"].to_dict() == {"morphling": -2.0, "srtf": 10.0, "all": 2.0}
+    assert summary["mean_retrodiction_jct_difference_pct"]["all"] == 3.0
+    assert summary["all_predicted_before"].to_dict() == {"morphling": True, "srtf": False, "all": False}

@@ -1,10 +1,12 @@
 """Live scheduling with real processes: kill -9, an interrupt from the keyboard, a short profile."""
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from makespan import live
 from makespan.cli import main
 from makespan.cli._live_run import live_command
 from makespan.live import _prepare
-from makespan.live._prepare import measure_restarts_s, measure_tables
+from makespan.live._prepare import Profiler
 from makespan.live._segments import configuration_plan, slots_of
 from makespan.policies import policy
 from makespan.profiling import _measurements
@@ -44,7 +46,7 @@ def setting(jobs, name="fifo"):
     rows = [("ga", "1", 0.1), ("gc", "1", 0.13), ("ga", "2", 0.06), ("zero-dp", "2", 0.07)]
     tables = {"tiny-gpt": throughput_rows("tiny-gpt", rows, 1)}
     return live.LiveSetting(
-        name, "live-smoke", 2, 0, 3.0, 26.0, tuple(jobs), {job.job_id: 3 for job in jobs}, tables
+        name, "live-smoke", 2, 0, 3.0, 3.0, 26.0, tuple(jobs), {job.job_id: 3 for job in jobs}, tables
     )
 
 
@@ -86,8 +88,9 @@ def test_a_job_killed_with_kill_9_finishes_with_the_loss_of_an_undisturbed_run(t
 
     settings = replace(SETTINGS, checkpoint_interval_s=0.6)  # ten steps
     trainer = live.process_trainer(tmp_path, what, WHERE, launch_on, settings)
+    prediction = live.predict_live(what, policy("fifo"), WHERE, tmp_path / "prediction.json")
     engine = live.run_live(what, policy("fifo"), WHERE, trainer, tmp_path)
-    result = live.compare_live(what, policy("fifo"), WHERE, engine)
+    result = live.compare_live(what, policy("fifo"), WHERE, engine, prediction)
     lost = result.live_events[result.live_events["kind"] == "interrupted"]
     assert lost["job_id"].tolist() == ["a"]
     assert "SIGKILL" in lost["reason"].iloc[0]
@@ -126,6 +129,9 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     comparison = read_csv(tmp_path / "live.csv", LIVE)
     jobs = read_csv(tmp_path / "live_jobs.csv", LIVE_JOBS).set_index("job_id")
     assert comparison["jobs"].tolist() == [3]
+    prediction = (tmp_path / "live_prediction.json").read_bytes()
+    assert comparison["prediction_sha256"].tolist() == [hashlib.sha256(prediction).hexdigest()]
+    assert (comparison["predicted_at"] <= comparison["began_at"]).all()
     assert jobs["n_restarts"].to_dict() == {"a": 0, "b": 1, "c": 0}
     assert jobs["final_loss"].notna().all()
     assert not work.exists()
@@ -134,7 +140,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
 def test_an_interrupted_profile_goes_on_where_it_was(tmp_path, monkeypatch):
     spec, counts, told = live.live_workload("live-smoke"), [], []
     settings = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=2, restart_steps=1)
-    restarts_s = _prepare._restarts_s
+    turns = Profiler._turns
 
     def prepare():
         counts.append([])
@@ -145,26 +151,37 @@ def test_an_interrupted_profile_goes_on_where_it_was(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_prepare, "_restarts_s", interrupted)
+    monkeypatch.setattr(Profiler, "_turns", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare()
-    assert counts[0][0] == (0, 12) and counts[0][-1] == (6, 12)  # two slots, and both: two runs each
-    monkeypatch.setattr(_prepare, "_restarts_s", restarts_s)
+    assert counts[0][0] == (0, 8) and counts[0][-1] == (4, 8)  # on one slot, and on both: two runs each
+    monkeypatch.setattr(Profiler, "_turns", turns)
     monkeypatch.setattr(_measurements, "train_all", interrupted)  # nothing is left to train
     setting = prepare()
-    assert f"{tmp_path / 'profile.jsonl'}: 6 of 12 runs are measured, going on" in told
-    assert counts[1][0] == (6, 12) and counts[1][-1] == (12, 12)
+    assert f"{tmp_path / 'profile.jsonl'}: 4 of 8 runs are measured, going on" in told
+    assert counts[1][0] == (4, 8) and counts[1][-1] == (8, 8)
     assert [path.name for path in tmp_path.iterdir()] == ["setting.json"]
     table = setting.tables["tiny-gpt"]
     assert table["placement"].tolist() == ["1", "2"] and (table["iter_time_s"] > 0).all()
 
 
-def test_the_profile_measures_every_plan_and_what_a_restart_costs():
-    spec = live.live_workload("live-smoke")
-    tables = measure_tables(spec, 2, WHERE.nodes[0], HERE, QUICK)
-    table = tables["tiny-gpt"]
+def test_the_profile_measures_every_plan_and_what_a_restart_costs(monkeypatch):
+    spec, beside = live.live_workload("live-smoke"), []
+    profiler, neighbours = Profiler(spec, 2, WHERE.nodes[0], HERE, QUICK), Profiler._neighbours
+
+    @contextmanager
+    def watched(self, places):
+        with neighbours(self, places):
+            beside.append(places)
+            yield
+
+    monkeypatch.setattr(Profiler, "_neighbours", watched)
+    table = profiler.tables()["tiny-gpt"]
     assert set(zip(table["exec_plan"], table["placement"], strict=True)) == {("ga", "1"), ("ga", "2")}
     assert (table["iter_time_s"] > 0).all()
-    overheads_s = measure_restarts_s(replace(spec, slots={1: 1.0}), 1, WHERE.nodes[0], HERE, QUICK)
-    assert len(overheads_s) == 2
-    assert min(overheads_s) > 0
+    assert beside == [{(1,): "tiny-gpt"}, {}]  # one slot is measured while the other one trains
+    restarts = profiler.restarts()
+    assert [one.is_first for one in restarts] == [True, False] * 2
+    assert min(one.overhead_s for one in restarts) > 0
+    assert min(one.save_s for one in restarts) > 0
+    assert beside[2:] == beside[:2]

@@ -14,6 +14,7 @@ from makespan.metrics import (
     fragmentation_ratio,
     gpu_allocation_ratio,
     guarantee_breaches,
+    idle_spells,
     job_metrics,
     sla_attainment,
     summary,
@@ -250,3 +251,96 @@ def test_the_summary_collects_the_metrics_of_a_schedule() -> None:
 def test_metrics_refuse_a_table_of_another_kind() -> None:
     with pytest.raises(TraceError, match="lacks column"):
         job_metrics(TWO, n_gpus=4, restart_delay_s=1.0)
+
+
+# --- idle devices ---------------------------------------------------------------------------
+
+
+def idle(*rows, known=None, delay_s=100.0, n_nodes=1, **options):
+    """Spells of one or two jobs on nodes of eight devices, 8 s a step on one device and 1 s on eight."""
+    marks = None if known is None else {"roberta": known}
+    catalogue = TableCatalogue.from_tables(
+        [throughput_rows("roberta", [("ga", "1", 8.0), ("ga", "4", 2.5), ("ga", "8", 1.0)])], known=marks
+    )
+    jobs = [toy_job(name) for name in "ab"]
+    columns = [
+        (time_s, seq, kind, job, nodes, n, "ga" if n else "", "", "", 4 if n else 0, math.nan, left)
+        for seq, (time_s, kind, job, nodes, n, left) in enumerate(rows)
+    ]
+    table = pd.DataFrame(columns, columns=list(EVENTS.names))
+    spells = idle_spells(table, jobs, toy_nodes(n_nodes, 8), catalogue, delay_s, **options)
+    return [(spell.start_s, spell.end_s, spell.gpus_free, spell.job_id) for spell in spells]
+
+
+def lone(delay_s=100.0):
+    """Return the schedule of one job of a thousand steps on one of eight devices."""
+    return (
+        (0.0, "submitted", "a", "", 0, 1000.0),
+        (0.0, "started", "a", "0:1", 1, 1000.0),
+        (delay_s, "ready", "a", "0:1", 1, 1000.0),
+        (delay_s + 8000.0, "finished", "a", "", 0, 0.0),
+    )
+
+
+LONE = lone()
+
+
+def test_a_job_beside_idle_devices_gains_until_the_restart_no_longer_pays():
+    ((start_s, end_s, free, job),) = idle(*LONE)
+    assert (start_s, free, job) == (0.0, 7, "a")
+    left_s = 8100.0 - end_s  # then restart and an eighth of the time take nine tenths of what is left
+    assert 100.0 + left_s / 8 == pytest.approx(0.9 * left_s)
+    ((_, never_s, _, _),) = idle(*lone(0.0), delay_s=0.0)
+    assert never_s == pytest.approx(8000.0)
+    ((_, early_s, _, _),) = idle(*LONE, saving=0.5)
+    assert early_s < end_s
+    assert idle(*LONE, saving=0.9) == []
+
+
+def test_before_a_job_is_ready_waiting_costs_it_nothing_but_time():
+    ((_, end_s, _, _),) = idle(*lone(7000.0), delay_s=7000.0)
+    assert 0.0 < end_s < 7000.0
+    # A restart and a thousand steps of 1 s against nine tenths of what is left.
+    assert pytest.approx(0.9 * (15_000.0 - end_s)) == 7000.0 + 1000.0
+
+
+def test_only_what_could_be_known_counts():
+    assert idle(*LONE, known=[True, False, False]) == []
+    ((_, four_s, _, _),) = idle(*LONE, known=[False, True, False])
+    ((_, eight_s, _, _),) = idle(*LONE)
+    assert four_s < eight_s
+    shrunk = (
+        (0.0, "submitted", "a", "", 0, 1000.0),
+        (0.0, "started", "a", "0:8", 8, 1000.0),
+        (100.0, "ready", "a", "0:8", 8, 1000.0),
+        (200.0, "reconfigured", "a", "0:1", 1, 900.0),
+        (300.0, "ready", "a", "0:1", 1, 900.0),
+        (7500.0, "finished", "a", "", 0, 0.0),
+    )
+    ((start_s, _, free, _),) = idle(*shrunk, known=[False, False, False])  # it has run on eight devices
+    assert (start_s, free) == (200.0, 7)
+
+
+def test_spells_need_most_devices_and_room_and_join_without_a_break():
+    beside = (
+        (0.0, "submitted", "a", "", 0, 1000.0),
+        (0.0, "started", "a", "0:1", 1, 1000.0),
+        (100.0, "ready", "a", "0:1", 1, 1000.0),
+        (200.0, "submitted", "b", "", 0, 100.0),
+        (200.0, "started", "b", "0:4", 4, 100.0),
+        (300.0, "ready", "b", "0:4", 4, 100.0),
+        (550.0, "finished", "b", "", 0, 0.0),
+        (8100.0, "finished", "a", "", 0, 0.0),
+    )
+    spells = idle(*beside)  # three of eight devices are free while the second job runs
+    assert [(start_s, free) for start_s, _, free, _ in spells] == [(0.0, 7), (550.0, 7)]
+    assert spells[0][1] == 200.0
+    assert len(idle(*beside, share=0.3)) == 1
+    spread = [(*row[:3], row[3].replace("0:4", "1:4"), *row[4:]) for row in beside]
+    assert len(idle(*spread, n_nodes=2)) == 1  # more than half are free throughout, and a node has room
+
+
+def test_a_schedule_that_is_not_of_the_catalogue_is_refused():
+    odd = [(*row[:3], row[3].replace("0:1", "0:2"), row[4] * 2, row[5]) for row in LONE]
+    with pytest.raises(TraceError, match="accepted: a configuration of the catalogue"):
+        idle(*odd)

@@ -13,6 +13,7 @@ from makespan.hardware import cluster
 from makespan.papers import morphling as paper
 from makespan.papers.morphling._draw_cluster import allocation_by_family
 from makespan.papers.morphling._experiments import compare_policies, getting_started
+from makespan.papers.morphling._knowledge import knowledge_study
 from makespan.papers.morphling._lists import compare_on_lists, drawn_lists, of_size, paired
 from makespan.papers.morphling._studies import (
     large_models_study,
@@ -21,7 +22,7 @@ from makespan.papers.morphling._studies import (
     scale_study,
 )
 from makespan.policies import REGISTRY
-from makespan.studies import Scenario, predictions, read_scenarios, run
+from makespan.studies import Scenario, knowing, predictions, read_scenarios, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
 
@@ -48,7 +49,7 @@ def files(tables, lists, tmp_path_factory):
     for name, frame in {**tables, **lists}.items():
         write_csv(frame, folder / f"{name}.csv")
     paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
-    knowledge = predictions(tables, "a800-64", "extended", "sampled")
+    knowledge = predictions(tables, "a800-64", "extended")
     write_csv(knowledge, folder / "predictions.csv", PREDICTIONS)
     return SimpleNamespace(
         tables={key: paths[key] for key in tables},
@@ -101,8 +102,6 @@ def paper_workloads():
 
 def test_what_was_sampled_is_known_and_the_rest_is_predicted(tables, files):
     knowledge = pd.read_csv(files.knowledge, keep_default_na=False, dtype={"placement": str})
-    assert set(knowledge["reason"]) == {"", "sampled"}
-    assert (knowledge["known"] == (knowledge["reason"] != "")).all()
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     error = np.abs(knowledge["predicted_iter_time_s"] / truth["iter_time_s"] - 1)
     assert error[knowledge["known"]].max() < 1e-12
@@ -110,11 +109,33 @@ def test_what_was_sampled_is_known_and_the_rest_is_predicted(tables, files):
     assert 1 <= knowledge.groupby("workload")["known"].sum().max() <= 10
 
 
-def test_exact_knowledge_is_the_truth(tables):
-    exact = predictions(tables, "a800-64", "extended", "exact")
-    truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
-    assert exact["known"].all() and set(exact["reason"]) == {"trusted"}
-    assert exact["predicted_iter_time_s"].tolist() == truth["iter_time_s"].tolist()
+def test_knowing_everything_is_knowing_the_truth(scenarios):
+    less = scenarios["base"]
+    stated, everything = knowing(less, "requests"), knowing(less, "exact")
+    assert stated.catalogue is less.catalogue
+    assert [told.predictions for told in (less, stated, everything)] == ["sampled", "requests", "exact"]
+    for key in KEYS:
+        for known, item in zip(everything.catalogue.all(key), less.catalogue.all(key), strict=True):
+            assert known.is_known and known.predicted_iter_time_s == known.iter_time_s == item.iter_time_s
+
+
+def test_the_study_of_knowledge_compares_modes_on_the_same_lists(scenarios, tables):
+    jobs = {"mt": scenarios["mt"].jobs}
+    seeds = {"shifted": [1, 2], "subsampled": [], "generated": [3]}
+    lists = drawn_lists(jobs, ReferenceTimes(tables), seeds, False, 300.0, 0.8)
+    table = knowledge_study(scenarios, lists, ["fifo", "sjf"], 260.0, 60.0)
+    assert list(zip(table["policy"], table["mode"], strict=True)) == [
+        (policy, mode) for mode in ("sampled", "requests", "exact") for policy in ("fifo", "sjf")
+    ]
+    assert (table["lists"] == 2).all()
+    sampled = table[table["mode"] == "sampled"]
+    assert (sampled["jct_ratio_mean"] == 1).all() and (sampled["jct_ratio_high"] == 1).all()
+    fifo = table[table["policy"] == "fifo"].set_index("mode")
+    assert fifo["jct_mean_s"].nunique() == 1  # it decides by no time
+    assert fifo.loc["sampled", "known_starts"] < fifo.loc["requests", "known_starts"] == 1.0
+    assert (table[table["mode"] == "exact"]["known_starts"] == 1).all()
+    logs = table["jct_mean_s"].to_numpy() / table["jct_ratio_mean"].to_numpy()
+    assert logs[4:] == pytest.approx(logs[:2])
 
 
 def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, tables, files):

@@ -152,12 +152,12 @@ def test_with_rounds_it_is_asked_at_multiples_and_quiet_rounds_are_skipped():
 
 
 def test_a_policy_that_wants_it_is_asked_in_every_round_with_jobs():
-    jobs = [toy_job("a", 1.0, steps=20), toy_job("b", 101.0, steps=0)]
+    jobs = [toy_job("a", 1.0, steps=20), toy_job("b", 101.0, steps=1)]
     assert asked_at(jobs, interval_s=10.0, asks_every_round=True) == [10.0, 20.0, 30.0, 110.0]
 
 
 def test_the_experiment_overrules_the_round_of_the_policy():
-    jobs = [toy_job("a", 1.0, steps=0)]
+    jobs = [toy_job("a", 1.0, steps=1)]
     assert asked_at(jobs, extra_steps=0) == [1.0]
     times = []
 

@@ -244,7 +244,7 @@ def test_a_scenario_without_options_is_that_of_the_workflow(tables_of_the_workfl
         write_csv(table, tmp_path / f"{name}.csv", JOBS)
     jobs = {name: read_jobs(tmp_path / f"{name}.csv").jobs for name in lists}
     form = settings.performance_model.experiment_form
-    known = predictions(tables, settings.cluster, form, simulation.predictions)
+    known = predictions(tables, settings.cluster, form)
     for name in ("naive", "mt"):
         found = scenario(name)
         assert found.jobs == jobs[name]
@@ -294,13 +294,13 @@ def test_a_load_divides_the_times_of_arrival_and_nothing_else():
 def test_equal_tables_are_fitted_once(tables_of_the_workflow, monkeypatch):
     _, tables = tables_of_the_workflow
     few = {"vit": tables["vit"]}
-    first = predictions(few, "a800-64", "extended", "sampled")
+    first = predictions(few, "a800-64", "extended")
     monkeypatch.setattr("makespan.studies._predictions.Learner", None)
-    again = predictions({"vit": tables["vit"].copy()}, "a800-64", "extended", "sampled")
+    again = predictions({"vit": tables["vit"].copy()}, "a800-64", "extended")
     pd.testing.assert_frame_equal(first, again)
     other = tables["vit"].assign(iter_time_s=tables["vit"]["iter_time_s"] * 2.0)
     with pytest.raises(AttributeError):
-        predictions({"vit": other}, "a800-64", "extended", "sampled")
+        predictions({"vit": other}, "a800-64", "extended")
 
 
 def test_a_request_means_the_threads_that_it_names_or_the_most_below() -> None:

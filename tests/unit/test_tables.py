@@ -8,6 +8,7 @@ import pytest
 from makespan.errors import MissingDataError, TraceError
 from makespan.tables import (
     PREDICTIONS,
+    REQUESTS,
     SENSITIVITY,
     THROUGHPUT,
     Column,
@@ -51,6 +52,21 @@ def test_equal_tables_give_equal_bytes_and_unix_line_ends(tmp_path: Path) -> Non
 def test_columns_come_in_schema_order_with_further_ones_after() -> None:
     frame = example().assign(extra=1.0)[["extra", "clean", "time_s", "gpus", "name"]]
     assert list(SCHEMA.validate(frame, "here").columns) == [*SCHEMA.names, "extra"]
+
+
+def test_a_table_that_has_its_types_is_checked_like_any_other() -> None:
+    typed = SCHEMA.validate(example().assign(name=["a", None]), "here")
+    assert typed["name"].tolist() == ["a", ""]
+    again = SCHEMA.validate(typed, "here")
+    pd.testing.assert_frame_equal(again, typed)
+    again.loc[0, "gpus"] = 9
+    assert typed["gpus"].tolist() == [1, 2]  # a copy all the same
+    strict = TableSchema("strict", (Column("time_s", "float", "s", "a time"),))
+    with pytest.raises(TraceError, match="row 2, column 'time_s': found nan; accepted: a number in s"):
+        strict.validate(typed[["time_s"]], "here")
+    missing = pd.DataFrame({"name": pd.Series(["a", None], dtype="str")})
+    text = TableSchema("text", (Column("name", "text", "", "a name"),))
+    assert text.validate(missing, "here")["name"].tolist() == ["a", ""]
 
 
 def test_a_missing_column_is_named_with_the_file() -> None:
@@ -188,3 +204,19 @@ def test_a_prediction_is_a_positive_time() -> None:
     frame = pd.DataFrame([row_of(PREDICTIONS) | {"predicted_iter_time_s": 0.0}])
     with pytest.raises(TraceError, match=r"row 1, column 'predicted_iter_time_s': found 0\.0"):
         PREDICTIONS.validate(frame, "here")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,0,1,8,10,v,ok,7\n", "row 1, column 'number 8': found '7'; accepted: 7 cells a row, not 8"),
+        ("a,0,1,8,10,v,ok\n\nb,0,1,8,10,v,ok,7\n", "row 2, column 'number 8': found '7'"),
+        ("a,0,1,8,10,v\n", "row 1, column 'status': found 'nothing'; accepted: 7 cells a row, not 6"),
+    ],
+)
+def test_rows_of_another_length_are_named(tmp_path, rows, message):
+    path = tmp_path / "requests.csv"
+    path.write_text(",".join(REQUESTS.names) + "\n" + rows)
+    with pytest.raises(TraceError) as caught:
+        read_csv(path, REQUESTS)
+    assert str(caught.value).startswith(f"{path}: {message}")

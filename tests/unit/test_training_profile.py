@@ -110,7 +110,7 @@ def test_a_procedure_that_measures_nothing_is_refused(field):
 
 def result(*steps):
     times = tuple(PhaseTimes(s, 0.3 * s, 0.6 * s, 0.1 * s) for s in steps)
-    return RunResult(0, (1.0,) * len(steps), times, False, "cpu", 0.1, 0.1, (), None, None, None, 1)
+    return RunResult(0, (1.0,) * len(steps), times, steps, False, "cpu", 0.1, 0.1, (), None, None, None, 1)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ FURTHER = [
     for name, entry in figures(paper).items()
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables(source, is_profiled=False))
 ]
-N_SIMULATED_FIGURES = 11
+N_SIMULATED_FIGURES = 12
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
     "sensitivity": tables.SENSITIVITY,
@@ -38,14 +38,24 @@ SCHEMAS = {
     name: OF_PAPER.get(name, OF_PAPER["study"])
     for name in (
         *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
-        *("lists", "lists_summary", "lists_pairs", "rivals", "threads"),
+        *("lists", "lists_summary", "lists_pairs", "rivals", "threads", "knowledge"),
         *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
     )
 }
 FIT_RULES = {"morphling_fit_models"}
 SIMULATION_RULES = {
     f"morphling_{name}"
-    for name in ("getting_started", "table4", "lists", "rivals", "load", "large_models", "rounds", "scale")
+    for name in (
+        "getting_started",
+        "table4",
+        "lists",
+        "rivals",
+        "knowledge",
+        "load",
+        "large_models",
+        "rounds",
+        "scale",
+    )
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES
 EXPERIMENT_RULES = {
@@ -172,7 +182,7 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
 def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
     append(finished.root / "src/makespan/policies/_fifo.py", "\n# changed\n")
     planned = finished.planned()
-    without = {"morphling_rounds", "morphling_rivals"}
+    without = {"morphling_knowledge", "morphling_rivals", "morphling_rounds"}
     again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
     assert set(planned) == again - without
     # Training beside serving runs without FIFO.

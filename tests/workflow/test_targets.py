@@ -23,6 +23,12 @@ def test_a_named_target_can_be_planned_from_nothing(project, target):
     assert planned[target] == 1
 
 
+def test_every_live_run_can_be_planned_and_none_is_made_by_default(project):
+    planned = project.planned("live", small=False)
+    assert planned == {"run_live": 2 * 5, "join_live": 1, "live": 1}
+    assert not {"run_live", "join_live"} & set(project.planned(small=False))
+
+
 def test_the_default_target_is_all(project):
     assert project.planned()["all"] == 1
 

@@ -11,10 +11,9 @@ from makespan.tables import write_result
 
 def main(name: str, inputs: Mapping[str, Any], paths: Mapping[str, str], given: Mapping[str, Any]) -> None:
     """Write the tables of an experiment."""
-    files = inputs["tables"], inputs["predictions"], inputs["lists"]
-    scenarios = read_scenarios(*files, given["cluster"], given["mode"])
-    times = read_times(inputs["tables"])
-    for table, rows in run_experiment(name, scenarios, times, given["drawn"], given["options"]).items():
+    scenarios = read_scenarios(inputs["tables"], inputs["predictions"], inputs["lists"], given["cluster"])
+    times, settings = read_times(inputs["tables"]), (given["mode"], given["drawn"], given["options"])
+    for table, rows in run_experiment(name, scenarios, times, *settings).items():
         write_result(rows, paths[table])
 
 

@@ -1,4 +1,4 @@
-"""``makespan live``: run a small workload for real under a policy, and compare with its simulation."""
+"""``makespan live``: run a small workload for real under a policy, and compare with its prediction."""
 
 import time
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from makespan.cli._numbers import PROCESSES, SEED
 from makespan.cli._options import check_target, decision_limit_option
 from makespan.cli._output import say
 from makespan.cli._view import Countdown, clock
+from makespan.files import write_text
 from makespan.policies import policy
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.tables import LIVE, LIVE_JOBS, write_csv
@@ -22,7 +23,7 @@ __all__ = ["live_command"]
 class _EventLines:
     """An observer that writes a line an event, on the clock of the wall.
 
-    ``ends_s`` are the times at which jobs finish in the simulation, in order. The end is expected as much
+    ``ends_s`` are the times at which jobs finish in the prediction, in order. The end is expected as much
     later than there as the last job was that finished, or as the next one already is [s].
     """
 
@@ -81,7 +82,7 @@ class _EventLines:
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="Directory for live.csv and live_jobs.csv.",
+    help="Directory for live.csv, live_jobs.csv and live_prediction.json.",
 )
 @click.option(
     "--work-dir",
@@ -103,7 +104,7 @@ def live_command(
     decision_limit_s: float,
     quiet: bool,
 ) -> None:
-    """Train the jobs of a workload under a policy, and compare with the simulation of the same."""
+    """Predict how the jobs of a workload run under a policy, train them, and compare."""
     check_target(output, is_directory=True)
     began = time.monotonic()
     chosen = policy(policy_name)
@@ -138,6 +139,7 @@ def live_command(
         countdown.close()
     write_csv(result.comparison, output / "live.csv", LIVE)
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
+    write_text(result.prediction.text, output / "live_prediction.json")
     for violation in result.violations:
         say(f"not possible: {violation.job_id}: {violation.message}", err=True)
     say(_comparison_text(result.comparison, result.jobs))
@@ -146,20 +148,23 @@ def live_command(
 
 def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
     row = comparison.to_dict("records")[0]
-    titles = f"{'live JCT':>10} {'simulated':>10} {'difference':>11} {'restarts':>9}"
+    titles = f"{'live JCT':>10} {'predicted':>10} {'difference':>11} {'restarts':>9}"
     lines = [f"{'job':<16} {'steps':>6} {titles}"]
     for job in jobs.to_dict("records"):
-        live_s, simulated_s = job["live_jct_s"], job["simulated_jct_s"]
-        what, difference = f"{job['job_id']:<16} {job['steps']:>6}", 100 * (simulated_s / live_s - 1)
-        restarts = f"{job['n_restarts']:>4} ({job['simulated_n_restarts']})"
-        lines.append(f"{what} {live_s:>8.1f} s {simulated_s:>8.1f} s {difference:>+9.1f} % {restarts}")
+        live_s, predicted_s = job["live_jct_s"], job["predicted_jct_s"]
+        what, difference = f"{job['job_id']:<16} {job['steps']:>6}", 100 * (predicted_s / live_s - 1)
+        restarts = f"{job['n_restarts']:>4} ({job['predicted_n_restarts']})"
+        lines.append(f"{what} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} % {restarts}")
     for title, name, what in (("average JCT", "avg_jct", "jct"), ("makespan", "makespan", "makespan")):
-        live_s, simulated_s = row[f"live_{name}_s"], row[f"simulated_{name}_s"]
+        live_s, predicted_s = row[f"live_{name}_s"], row[f"predicted_{name}_s"]
         difference = row[f"{what}_difference_pct"]
-        lines.append(f"{title:<23} {live_s:>8.1f} s {simulated_s:>8.1f} s {difference:>+9.1f} %")
+        lines.append(f"{title:<23} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} %")
     lines.append(
         f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
         f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
     )
-    lines.append(f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it")
+    lines.append(
+        f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it; by the "
+        f"mean of both, average JCT {row['retrodiction_jct_difference_pct']:+.1f} %"
+    )
     return "\n".join(lines)

@@ -71,19 +71,34 @@ def shipped_live_workloads() -> list[str]:
     return [name for name, entry in read_preset("makespan.live", "live").items() if "jobs" in entry]
 
 
-class LiveRun(Block):
-    """A policy on real training processes, beside its simulation."""
+class LiveRuns(Block):
+    """Live runs of several policies, each on jobs drawn with several seeds, beside their predictions."""
 
-    policy: Annotated[str, taken_from(policy_names)] = option("name of the policy", changes="live")
+    policies: Annotated[tuple[Annotated[str, taken_from(policy_names)], ...], unlike("each policy once")] = (
+        option("names of the policies", source="a choice", changes="live", min_length=1)
+    )
     workload: Annotated[str, taken_from(shipped_live_workloads)] = option(
         "name of the live workload", source="docs/guides/schedule-live.md", changes="live"
     )
     slots: Count = option("slots that the jobs share", unit="slots", source="two cores", changes="live")
+    seeds: Annotated[tuple[int, ...], unlike("each seed once")] = option(
+        "with which the jobs are drawn, one run each", source="fixed before the first run", changes="live",
+        min_length=1,
+    )  # fmt: skip
     in_all: bool = option(
-        "whether the target all runs it, and the ledger rests on it; it needs all cores for minutes",
+        "whether the target all runs them, and the ledger rests on them; each needs all cores for minutes",
         source="a choice",
         changes="live, claims",
     )
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Return what `makespan.live.live_experiment` is asked for, by the name of the run."""
+        shared = {"workload": self.workload, "slots": self.slots}
+        return {
+            f"{policy}-{self.workload}-{seed}": {"policy": policy, "seed": seed, **shared}
+            for policy in self.policies
+            for seed in self.seeds
+        }
 
 
 class Settings(Block):
@@ -96,7 +111,7 @@ class Settings(Block):
     )
     throughput: Throughput = option("where iteration times come from")
     performance_model: PerformanceModel = option("how iteration times are fitted")
-    live: tuple[LiveRun, ...] = option("live runs")
+    live: LiveRuns = option("live runs")
 
     def papers(self) -> dict[str, PaperSettings]:
         """Return the options of each paper by its name."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from makespan.errors import MakespanError, WorkerError
 from makespan.hardware import ClusterSpec
@@ -16,7 +17,7 @@ from makespan.sim import (
     JobView,
     NodeEvent,
     Policy,
-    restart_cost,
+    RestartCost,
 )
 from makespan.workloads import JobSpec
 
@@ -64,7 +65,8 @@ class LiveEngine(Engine):
 
     Arrivals and requests for decisions wait in the queue of the simulator. What the simulator
     foresees, restarts that are over and last steps, comes from the processes. ``overheads_s`` is, of each
-    segment that ended well, the time that its job held devices for it, less that of as many warm steps [s].
+    segment that ended well, the time that its job held devices for it, less that of as many warm steps [s];
+    ``began_at`` is the time of day before the first job started.
     """
 
     def __init__(
@@ -72,15 +74,15 @@ class LiveEngine(Engine):
         cluster: ClusterSpec,
         catalogue: Catalogue,
         policy: Policy,
-        restart_delay_s: float,
+        restart_cost: RestartCost,
         interval_s: float | None,
         executor: Executor,
         clock: LiveClock,
         save: Callable[["LiveEngine"], None] = lambda engine: None,
         decision_limit_s: float | None = DECISION_LIMIT_S,
     ) -> None:
-        cost = restart_cost(restart_delay_s)
-        super().__init__(cluster, catalogue, policy, cost, interval_s, None, decision_limit_s)
+        super().__init__(cluster, catalogue, policy, restart_cost, interval_s, None, decision_limit_s)
+        self.began_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.overheads_s: list[float] = []
         self.jobs: dict[str, LiveJob] = {}
         self.final_losses: dict[str, float] = {}

@@ -1,12 +1,15 @@
 """What a live run begins with: the slots as a cluster, and a profile of them with all slots busy."""
 
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import mean
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
@@ -26,18 +29,19 @@ from makespan.profiling import (
     profile_table,
 )
 from makespan.runtime import memory_bytes
-from makespan.training import TrainingJob, train
+from makespan.training import TrainingJob, read_progress, request_stop, train
 from makespan.workloads import workload
 
 __all__ = [
-    "measure_restarts_s", "measure_tables", "prepare_setting", "process_trainer", "profile", "slot_cluster",
+    "Profiler", "prepare_setting", "process_trainer", "profile", "slot_cluster", "warm_up",
 ]  # fmt: skip
 
 Slots = tuple[int, ...]
-Result = TypeVar("Result")
 
 _PATTERN = "a800-64"
 _TURNS = 2  # a start, and a continuation under another plan
+_ENDLESS = 1_000_000  # steps of a neighbour, which trains until it is asked to stop
+_POLL_WALL_S = 0.05
 _SMALL_BYTES = 2e9  # of a slot where memory cannot be divided into something sensible
 
 
@@ -80,13 +84,14 @@ def prepare_setting(
         tell("continuing the run that was left")
         return left
     kept = directory / "profile.jsonl"
-    tables, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
+    tables, first_start_s, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
     jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
     setting = LiveSetting(
         policy=policy,
         workload=spec.name,
         n_slots=where.n_gpus,
         seed=seed,
+        first_start_s=first_start_s,
         restart_delay_s=delay_s,
         scale=settings.policy_restart_delay_s / delay_s,
         jobs=tuple(jobs),
@@ -106,39 +111,66 @@ def profile(
     tell: Callable[[str], None],
     path: Path,
     progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, pd.DataFrame], float]:
-    """Measure the tables of a live workload and what a restart takes [s]; ``path`` as for `Measurements`."""
-    n_slots, node, launcher = where.n_gpus, where.node, launch_on((0,))
+) -> tuple[dict[str, pd.DataFrame], float, float]:
+    """Measure the tables of a live workload, and what a first start and a continuation take [s].
+
+    Checkpoints on the way count as a part of each step. The ``path`` is that of `Measurements`.
+    """
+    n_slots, launcher = where.n_gpus, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
     how = measured_by(map(workload, spec.workloads), _procedure(settings)) | {
         "processes": [type(launcher).__name__, launcher.device, n_slots],
         "plans": dict(spec.plans),
         "restart_steps": settings.restart_steps,
     }
-    kept = Measurements(path, how, _n_runs(spec, n_slots, settings), progress, tell)
-    tables = measure_tables(spec, n_slots, node, launch_on, settings, kept)
-    delay_s = mean(measure_restarts_s(spec, n_slots, node, launch_on, settings, kept))
-    tell(f"a start or a change takes {delay_s:.2f} s")
-    return tables, delay_s
+    kept = Measurements(path, how, _n_runs(spec, settings), progress, tell)
+    profiler = Profiler(spec, n_slots, where.node, launch_on, settings, kept)
+    tables, restarts = profiler.tables(), profiler.restarts()
+    for key, table in tables.items():
+        save_s = fmean(one.save_s for one in restarts if one.workload == key)
+        table["iter_time_s"] += save_s / _checkpoint_every(table, settings)
+    first_start_s, delay_s = (
+        fmean(one.overhead_s for one in restarts if one.is_first == is_first) for is_first in (True, False)
+    )
+    tell(f"a first start takes {first_start_s:.2f} s, a continuation {delay_s:.2f} s")
+    return tables, first_start_s, delay_s
 
 
 def _procedure(settings: LiveSettings) -> Procedure:
-    return Procedure(settings.warmup_steps, settings.steps, settings.repetitions)
+    return Procedure(settings.warmup_steps, settings.steps, settings.repetitions, is_paced=True)
 
 
-def _n_runs(spec: LiveWorkload, n_slots: int, settings: LiveSettings) -> int:
-    """Count the runs of a profile: points and, on each group of slots, a start and a continuation."""
-    runs = {size: len(spec.workloads) * len(spec.plans[size]) * settings.repetitions for size in spec.slots}
-    return sum(_n_lanes(size, n_slots) * (runs[size] + _TURNS) for size in spec.slots)
-
-
-def _n_lanes(size: int, n_slots: int) -> int:
-    return max(n_slots // size, 1)
+def _n_runs(spec: LiveWorkload, settings: LiveSettings) -> int:
+    """Count the runs of a profile: points and, of each workload, a start and a continuation."""
+    each = (len(spec.plans[size]) * settings.repetitions + _TURNS for size in spec.slots)
+    return len(spec.workloads) * sum(each)
 
 
 def _time_s(table: pd.DataFrame, n_slots: int, plan: str) -> float:
     rows = table[(table["exec_plan"] == plan) & (table["placement"] == str(n_slots))]
     return float(rows["iter_time_s"].iloc[0])
+
+
+def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
+    """Return the steps between checkpoints of a workload."""
+    return max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
+
+
+def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
+    """Train one step on as many slots as any job may have.
+
+    What starts processes loads libraries when it is first asked, which no later start pays for. It begins
+    here, with interrupts from the keyboard blocked, as they then are in all that it starts: the scheduler
+    alone hears of them, and lets the processes write their checkpoints.
+    """
+    key, size = next(iter(spec.workloads)), max(spec.slots)
+    point = ProfilePoint(spec.plans[size][0], Placement((size,)), 1)
+    job = TrainingJob(model_of(workload(key)), point_plan(point, workload(key), where.node), 1)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        train(job, launcher=launch_on(tuple(range(size))))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def process_trainer(
@@ -151,101 +183,127 @@ def process_trainer(
     is_here: bool = True,
 ) -> ProcessTrainer:
     """Return the trainer of a setting, with checkpoints at about equal times."""
-    every = {
-        key: max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
-        for key, table in setting.tables.items()
-    }
+    every = {key: _checkpoint_every(table, settings) for key, table in setting.tables.items()}
     jobs, node = directory / "jobs", where.node
     return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
 
 
-def measure_tables(
-    spec: LiveWorkload,
-    n_slots: int,
-    node: NodeSpec,
-    launch_on: LaunchOn,
-    settings: LiveSettings,
-    kept: Measurements | None = None,
-) -> dict[str, pd.DataFrame]:
-    """Profile every plan of a live workload, side by side on all slots, because so the jobs will run."""
-    parts: dict[str, list[dict[str, Any]]] = {key: [] for key in spec.workloads}
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """What a start or a continuation cost beside its warm steps, and the checkpoint at its end alone [s]."""
 
-    def measure(key: str, slots: Slots) -> dict[str, Any]:
-        size = len(slots)
-        points = [ProfilePoint(plan, Placement((size,)), 1) for plan in spec.plans[size]]
-        where = f", slots {_listed(slots)}"
-        procedure = _procedure(settings)
-        return measure_points(
-            workload(key), points, node, launch_on(slots), procedure, kept=kept, where=where
+    workload: str
+    is_first: bool
+    overhead_s: float
+    save_s: float
+
+
+class Profiler:
+    """Measures the plans of a live workload while other models of it train on all other slots.
+
+    So the jobs will run. Where a workload is measured moves from slot to slot.
+    """
+
+    def __init__(
+        self,
+        spec: LiveWorkload,
+        n_slots: int,
+        node: NodeSpec,
+        launch_on: LaunchOn,
+        settings: LiveSettings,
+        kept: Measurements | None = None,
+    ) -> None:
+        self._spec, self._n_slots, self._node = spec, n_slots, node
+        self._launch_on, self._settings, self._kept = launch_on, settings, kept or Measurements()
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Measure the steps of every plan; a table of schema `makespan.tables.THROUGHPUT` a workload."""
+        parts = {
+            key: [self._points(key, size) for size in sorted(self._spec.slots)]
+            for key in self._spec.workloads
+        }
+        return {key: profile_table(found, workload(key)) for key, found in parts.items()}
+
+    def restarts(self) -> list[_Restart]:
+        """Measure, of every workload, a start and a continuation under another plan."""
+        found = []
+        for size in sorted(self._spec.slots):
+            for key in self._spec.workloads:
+                slots, beside = self._places(key, size)
+                how = partial(self._turns, key, slots, beside)
+                turns = self._kept.measure(f"restarts of {key}, slots {_listed(slots)}", how, _TURNS)
+                found += [_Restart(key, not turn, *cost) for turn, cost in enumerate(turns)]
+        return found
+
+    def _points(self, key: str, size: int) -> dict[str, Any]:
+        slots, beside = self._places(key, size)
+        points = [ProfilePoint(plan, Placement((size,)), 1) for plan in self._spec.plans[size]]
+        launcher, procedure, where = (
+            self._launch_on(slots),
+            _procedure(self._settings),
+            f", slots {_listed(slots)}",
         )
+        return measure_points(
+            workload(key), points, self._node, launcher, procedure, kept=self._kept, where=where,
+            beside=lambda: self._neighbours(beside),
+        )  # fmt: skip
 
-    for size in sorted(spec.slots):
-        for part in _side_by_side(measure, list(spec.workloads), size, n_slots):
-            parts[part["workload"]].append(part)
-    return {key: profile_table([_joined(found)], workload(key)) for key, found in parts.items()}
+    def _places(self, key: str, size: int) -> tuple[Slots, dict[Slots, str]]:
+        """Slots on which a workload is measured, and which ones train on the other groups of so many."""
+        keys, n_lanes = list(self._spec.workloads), max(self._n_slots // size, 1)
+        turn = keys.index(key)
+        groups = [tuple(range(lane * size, (lane + 1) * size)) for lane in range(n_lanes)]
+        others = {
+            groups[(turn + step) % n_lanes]: keys[(turn + step) % len(keys)] for step in range(1, n_lanes)
+        }
+        return groups[turn % n_lanes], others
+
+    @contextmanager
+    def _neighbours(self, beside: dict[Slots, str]) -> Iterator[None]:
+        """Let workloads train on slots, warm from the beginning of the block to its end."""
+        with temporary_directory("neighbours") as name, ThreadPoolExecutor(len(beside) or 1) as pool:
+            places = {Path(name, _listed(slots)): (slots, key) for slots, key in beside.items()}
+            ends = {
+                place: pool.submit(self._train, key, slots, place) for place, (slots, key) in places.items()
+            }
+            try:
+                for place, end in ends.items():
+                    while not (end.done() or _trains(place)):
+                        time.sleep(_POLL_WALL_S)
+                yield
+            finally:
+                for place in filter(Path.exists, places):
+                    request_stop(place)
+            for end in ends.values():
+                end.result()
+
+    def _train(self, key: str, slots: Slots, place: Path) -> None:
+        job = self._job(key, self._spec.plans[len(slots)][0], len(slots), _ENDLESS)
+        train(job, launcher=self._launch_on(slots), run_dir=place)
+
+    def _job(self, key: str, plan: str, size: int, n_steps: int) -> TrainingJob:
+        point = ProfilePoint(plan, Placement((size,)), 1)
+        return TrainingJob(model_of(workload(key)), point_plan(point, workload(key), self._node), n_steps)
+
+    def _turns(self, key: str, slots: Slots, beside: dict[Slots, str]) -> list[tuple[float, float]]:
+        """Overhead of each turn, and the time of its checkpoint [s]."""
+        found, plans, size = [], self._spec.plans[len(slots)], len(slots)
+        with self._neighbours(beside), temporary_directory("restart") as directory:
+            for turn in range(_TURNS):
+                n_steps = self._settings.restart_steps * (turn + 1)
+                job = self._job(key, plans[turn % len(plans)], size, n_steps)
+                began, source = time.monotonic(), directory if turn else None
+                result = train(job, launcher=self._launch_on(slots), checkpoint_dir=directory, resume=source)
+                overhead_s = time.monotonic() - began - steady_wall_s(result)
+                found.append((overhead_s, sum(result.save_s)))
+        return found
 
 
-def _side_by_side(
-    measure: Callable[[str, Slots], Result], items: Sequence[str], size: int, n_slots: int
-) -> list[Result]:
-    """Measure every item once on each group of slots, all groups at once, each with another item."""
-    n_lanes = _n_lanes(size, n_slots)
-    results: list[Result] = []
-    with ThreadPoolExecutor(n_lanes) as pool:
-        for turn in range(len(items)):
-            chosen = [items[(turn + lane) % len(items)] for lane in range(n_lanes)]
-            groups = [tuple(range(lane * size, (lane + 1) * size)) for lane in range(n_lanes)]
-            results += pool.map(measure, chosen, groups)
-    return results
+def _trains(place: Path) -> bool:
+    """Whether the run in a directory has a step behind it."""
+    progress = read_progress(place)
+    return progress is not None and progress.step > 0
 
 
 def _listed(slots: Slots) -> str:
     return ",".join(map(str, slots))
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the runs of each point; parts of one size hold the same points in the same order."""
-    by_key: dict[tuple[str, str], dict[str, Any]] = {}
-    for part in parts:
-        for point in part["points"]:
-            key = (point["exec_plan"], point["placement"])
-            by_key.setdefault(key, {**point, "runs": []})["runs"].extend(point["runs"])
-    return {**parts[0], "points": list(by_key.values())}
-
-
-def measure_restarts_s(
-    spec: LiveWorkload,
-    n_slots: int,
-    node: NodeSpec,
-    launch_on: LaunchOn,
-    settings: LiveSettings,
-    kept: Measurements | None = None,
-) -> list[float]:
-    """Measure what a start, a stop and a continuation under another plan cost."""
-    known = kept or Measurements()
-
-    def measure(key: str, slots: Slots) -> list[float]:
-        def restarts_s() -> list[float]:
-            return _restarts_s(key, spec.plans[len(slots)], slots, node, launch_on, settings.restart_steps)
-
-        found: list[float] = known.measure(f"restarts of {key}, slots {_listed(slots)}", restarts_s, _TURNS)
-        return found
-
-    first = list(spec.workloads)[:1]
-    found = (_side_by_side(measure, first, size, n_slots) for size in sorted(spec.slots))
-    return [overhead_s for results in found for result in results for overhead_s in result]
-
-
-def _restarts_s(
-    key: str, plans: Sequence[str], slots: Slots, node: NodeSpec, launch_on: LaunchOn, n_steps: int
-) -> list[float]:
-    overheads_s = []
-    with temporary_directory("restart") as directory:
-        for turn in range(_TURNS):
-            point = ProfilePoint(plans[turn % len(plans)], Placement((len(slots),)), 1)
-            plan = point_plan(point, workload(key), node)
-            job = TrainingJob(model_of(workload(key)), plan, n_steps * (turn + 1))
-            began, source = time.monotonic(), directory if turn else None
-            result = train(job, launcher=launch_on(slots), checkpoint_dir=directory, resume=source)
-            overheads_s.append(time.monotonic() - began - steady_wall_s(result))
-    return overheads_s

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Literal, Protocol
 
 from makespan.errors import unknown_name
@@ -48,7 +48,8 @@ class SegmentResult:
     """What a segment did.
 
     Steps of the job that are done, counted from its very first one; steps of this segment, wall time
-    that so many take once they are warm [s], and loss of the last of them, NaN without any.
+    that so many take once they are warm, with checkpoints between them [s], and loss of the last of them,
+    NaN without any.
     """
 
     steps_done: int
@@ -203,8 +204,12 @@ def slots_of(launcher: str, device: str) -> LaunchOn:
 
 
 def steady_wall_s(result: RunResult) -> float:
-    """Wall time of as many steps once they are warm [s]; a slow first one belongs to the restart."""
-    return len(result.times) * median(step.step_s for step in result.times) if result.times else 0.0
+    """Wall time of as many steps once they are warm, with checkpoints between them [s].
+
+    A slow first step, and the checkpoint at the end, belong to the restart.
+    """
+    warm = result.paces_s[1:] or result.paces_s
+    return len(result.paces_s) * fmean(warm) + sum(result.save_s[:-1]) if warm else 0.0
 
 
 def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:

@@ -20,6 +20,7 @@ def save_state(engine: LiveEngine, path: Path) -> None:
         "version": _VERSION,
         "time_s": engine.view.time_s,
         "rows": engine.rows,
+        "began_at": engine.began_at,
         "overheads_s": engine.overheads_s,
         "jobs": {
             name: _snapshot(job, ends.get(name)) | {"final_loss": engine.final_losses[name]}
@@ -62,6 +63,7 @@ def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
     if set(state["jobs"]) != set(engine.jobs):
         raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
     engine.rows[:] = [tuple(row) for row in state["rows"]]
+    engine.began_at = state["began_at"]
     engine.overheads_s[:] = state["overheads_s"]
     engine.cluster_state.advance(state["time_s"])
     submitted = {row[3] for row in engine.rows if row[2] == EventKind.SUBMITTED.value}

@@ -1,7 +1,7 @@
 """What is run live: workloads of the packaged preset, their jobs, and the setting of one run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -12,15 +12,15 @@ import pandas as pd
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_json, write_json
 from makespan.presets import read_preset
-from makespan.sim import Catalogue
+from makespan.sim import Catalogue, RestartDelays
 from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
 from makespan.traces import apportion
 from makespan.workloads import JobSpec
 
 __all__ = [
-    "LiveSetting", "LiveSettings", "LiveWorkload", "live_jobs", "live_settings", "live_workload",
-    "live_workloads",
+    "LiveSetting", "LiveSettings", "LiveWorkload", "live_jobs", "live_settings",
+    "live_workload", "live_workloads",
 ]  # fmt: skip
 
 _PACKAGE, _PRESET, _SETTINGS = "makespan.live", "live", "measurement"
@@ -35,7 +35,6 @@ class LiveWorkload:
 
     name: str
     jobs: int
-    seed: int
     workloads: Mapping[str, float]  # share of the jobs that train each
     slots: Mapping[int, float]  # share of the jobs that ask for so many
     plans: Mapping[int, tuple[str, ...]]  # asked for in turn, by number of slots
@@ -93,7 +92,7 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
     Shares are apportioned and quantiles of the durations stratified, so that a seed decides which
     job gets what, and not how much work there is.
     """
-    rng = np.random.default_rng([spec.seed, seed])
+    rng = np.random.default_rng(seed)
     keys = rng.permutation(_shared_out(spec.workloads, spec.jobs))
     slots = rng.permutation(_shared_out(spec.slots, spec.jobs))
     normal = NormalDist(sigma=spec.duration_log_sd)
@@ -129,8 +128,8 @@ class LiveSetting:
     ----------
     policy, workload, n_slots, seed
         Names of policy and live workload, how many slots jobs run on, and what the job list was drawn with.
-    restart_delay_s
-        Measured mean of a start or a change [s].
+    first_start_s, restart_delay_s
+        Measured means of the first start of a job, and of a continuation from a checkpoint [s].
     scale
         Seconds that policies see in a second on the wall.
     jobs, seeds
@@ -143,6 +142,7 @@ class LiveSetting:
     workload: str
     n_slots: int
     seed: int
+    first_start_s: float
     restart_delay_s: float
     scale: float
     jobs: tuple[JobSpec, ...]
@@ -151,7 +151,7 @@ class LiveSetting:
 
     def save(self, directory: Path) -> None:
         """Write the setting where the run keeps its state."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         values["jobs"] = [asdict(job) for job in self.jobs]
         tables = self.tables.items()  # to every digit: a schedule is checked with what was read back
         values["tables"] = {key: table.to_dict(orient="split", index=False) for key, table in tables}
@@ -171,6 +171,11 @@ class LiveSetting:
         }
         return cls(**values)
 
+    def scaled_delays(self) -> RestartDelays:
+        """Return the restart delays as policies see them."""
+        again_s = self.restart_delay_s * self.scale
+        return RestartDelays(self.first_start_s * self.scale, again_s, again_s)
+
     def catalogue(self) -> Catalogue:
         """Catalogue of what may run, with times as policies see them."""
         name, tables = "iter_time_s", self.tables.values()
@@ -180,7 +185,9 @@ class LiveSetting:
         """List the jobs with submission times as policies see them."""
         return [replace(job, submit_time_s=job.submit_time_s * self.scale) for job in self.jobs]
 
-    def averaged(self, tables: Mapping[str, pd.DataFrame], restart_delay_s: float) -> "LiveSetting":
+    def averaged(
+        self, tables: Mapping[str, pd.DataFrame], first_start_s: float, restart_delay_s: float
+    ) -> "LiveSetting":
         """Return the same with the mean of its profile and of another one; points lacking there stay."""
         means = {}
         for key, table in self.tables.items():
@@ -189,7 +196,12 @@ class LiveSetting:
             times = [name for name in table.columns if name.endswith("_s")]
             mean = {name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
             means[key] = table.assign(**mean)
-        return replace(self, tables=means, restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2)
+        return replace(
+            self,
+            tables=means,
+            first_start_s=(self.first_start_s + first_start_s) / 2,
+            restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2,
+        )
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
         """Check that a run which was left is the one that is asked for."""

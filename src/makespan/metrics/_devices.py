@@ -13,10 +13,12 @@ from makespan.tables import EVENTS
 from makespan.workloads import JobSpec
 
 __all__ = [
+    "NodeState",
     "allocation_by_family",
     "allocation_over_time",
     "fragmentation_over_time",
     "fragmentation_ratio",
+    "fits",
     "gpu_allocation_ratio",
 ]
 
@@ -135,7 +137,7 @@ def fragmentation_over_time(
     table = EVENTS.validate(events, where="events")
     fitting = catalogue.on(cluster)
     shapes = {job.job_id: tuple(c.counts for c in fitting.as_requested(job)) for job in jobs}
-    state = _State(table, cluster, shapes)
+    state = NodeState(table, cluster, shapes)
     rows = []
     for time_s, instant in table.groupby("time_s", sort=True):
         columns = (instant[name] for name in ("kind", "job_id", "nodes", "n_gpus"))
@@ -156,7 +158,7 @@ def fragmentation_ratio(series: pd.DataFrame) -> float:
     return time_average(times, series["fragmentation_ratio"], float(times[0]), float(times[-1]))
 
 
-class _State:
+class NodeState:
     """Free devices and waiting jobs while the events are read."""
 
     def __init__(self, table: pd.DataFrame, cluster: ClusterSpec, shapes: Mapping[str, Shapes]) -> None:
@@ -187,12 +189,16 @@ class _State:
         shapes = self._shapes[job_id]
         self._waiting[shapes] = self._waiting.get(shapes, 0) + int(waits) - int(waited)
 
+    def free(self) -> list[int]:
+        """Return the free devices of every node, 0 where it is down."""
+        return [count if up else 0 for count, up in zip(self._free, self._up, strict=True)]
+
     def free_and_fragmented(self) -> tuple[int, int, int]:
         """Return devices free, fragmented and present."""
-        free = [count for count, up in zip(self._free, self._up, strict=True) if up]
+        free = self.free()
         present = sum(size for size, up in zip(self._sizes, self._up, strict=True) if up)
         wanted = [shapes for shapes, number in self._waiting.items() if number]
-        usable = any(_fits(free, counts) for shapes in wanted for counts in shapes)
+        usable = any(fits(free, counts) for shapes in wanted for counts in shapes)
         total = sum(free)
         return total, total if wanted and not usable else 0, present
 
@@ -205,7 +211,7 @@ class _State:
             self._free[node] += signs[kind] * n_gpus
 
 
-def _fits(free: Sequence[int], counts: Sequence[int]) -> bool:
+def fits(free: Sequence[int], counts: Sequence[int]) -> bool:
     """Whether shares, largest first, fit on as many different nodes."""
     largest = np.sort(np.asarray(free))[::-1]
     return len(counts) <= len(largest) and bool((largest[: len(counts)] >= np.asarray(counts)).all())

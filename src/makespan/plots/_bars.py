@@ -138,7 +138,8 @@ def plot_grouped_bars(
     Parameters
     ----------
     table
-        Columns ``panel, group, series, value``; combinations without a row have no bar.
+        Columns ``panel, group, series, value``; combinations without a row have no bar. With ``text`` that
+        stands above the bars instead of the values, with ``low, high`` bars have whiskers, NaN for none.
     series
         Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
         its colour in the strength of the series.
@@ -151,13 +152,12 @@ def plot_grouped_bars(
     figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        values = table[table["panel"] == name].set_index(["group", "series"])["value"].to_dict()
         panel = looks.get(name)
         own = {
             key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
             for key, look in series.items()
         }
-        _bar_groups(axes, values, groups, own)
+        _bar_groups(axes, table[table["panel"] == name], groups, own)
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
@@ -168,14 +168,15 @@ def plot_grouped_bars(
     return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
 
 
-def _bar_groups(
-    axes: Axes, values: Mapping[tuple[str, str], float], groups: list[str], series: Mapping[str, Look]
-) -> None:
-    width = 0.88 / len(series)
-    for position, group in enumerate(groups):
-        for number, (key, look) in enumerate(series.items()):
-            if (group, key) in values:
-                value = float(values[group, key])
-                x = position + (number - (len(series) - 1) / 2) * width
-                axes.bar(x, value, 0.92 * width, fc=pale(look), ec=look.colour, lw=0.5, zorder=2)
-                axes.text(x, value, f"{value:.2f}", ha="center", va="bottom")
+def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mapping[str, Look]) -> None:
+    width, keys = 0.88 / len(series), list(series)
+    for row in rows.to_dict("records"):
+        value, look = float(row["value"]), series[row["series"]]
+        offset = (keys.index(row["series"]) - (len(keys) - 1) / 2) * width
+        x = groups.index(row["group"]) + offset
+        axes.bar(x, value, 0.92 * width, fc=pale(look), ec=look.colour, lw=0.5, zorder=2)
+        low, high = (float(row.get(end, np.nan)) for end in ("low", "high"))
+        if np.isfinite(low + high):
+            axes.vlines(x, low, high, color=PALETTE["black"], lw=0.8, zorder=3)
+        end = np.nanmax([value, high])
+        axes.text(x, end, str(row.get("text", f"{value:.2f}")), ha="center", va="bottom")

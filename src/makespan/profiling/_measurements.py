@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -144,8 +145,9 @@ def train_missing(
     launcher: Launcher,
     kept: Measurements,
     run_dir: str | Path | None = None,
+    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[Any]:
-    """Return what is read of the runs of named jobs; those that are not kept are trained and kept in turn."""
+    """Return what is read of the runs of named jobs; those not kept are trained, beside others, and kept."""
     missing = [name for name in jobs if name not in kept]
     names = iter(missing)
 
@@ -155,5 +157,6 @@ def train_missing(
         kept.beat()
 
     if missing:
-        train_all([jobs[name] for name in missing], launcher=launcher, run_dir=run_dir, on_beat=note)
+        with beside():
+            train_all([jobs[name] for name in missing], launcher=launcher, run_dir=run_dir, on_beat=note)
     return [kept[name] for name in jobs]

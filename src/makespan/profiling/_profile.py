@@ -3,10 +3,11 @@
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, mean, median
 from typing import TYPE_CHECKING, Any
 
 from makespan.errors import InputError
@@ -43,11 +44,15 @@ class Procedure:
         Steps of a run that are timed; the run counts with their median.
     repetitions
         Runs of each point, all points in turn, so that slow drifts of the machine show as noise.
+    is_paced
+        Whether an iteration counts with the mean pace at which the steps of a run follow each other, as the
+        end of a job depends on it, instead of the median of the steps alone.
     """
 
     warmup_steps: int = 1
     steps: int = 3
     repetitions: int = 5
+    is_paced: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -71,6 +76,7 @@ def measure_points(
     run_dir: str | Path | None = None,
     kept: Measurements | None = None,
     where: str = "",
+    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, Any]:
     """Train each point for a few steps and time it.
 
@@ -82,15 +88,15 @@ def measure_points(
     launcher, procedure, run_dir
         Starts the processes, once for all points; steps and repetitions; directory in which the
         processes meet, seen by all nodes, None for a temporary one.
-    kept, where
-        What an interrupted profile measured, to go on with, and where runs are kept as they end, None for
-        nowhere; the part of their names that tells devices apart on which points are measured several times.
+    kept, where, beside
+        Where runs are kept as they end, to go on with them after an interrupt, or None; the part
+        of their names that tells devices apart; what goes on meanwhile, begun only if a run is to be made.
 
     Returns
     -------
     dict
         Plain values: ``workload``, ``machine`` (see `describe_machine`), ``device``,
-        ``procedure``, and for each of the ``points`` the median times [s] of every run.
+        ``procedure``, and for each of the ``points`` the times of every run [s], as the procedure takes them.
     """
     plans = [point_plan(point, workload, node) for point in points]
     reasons = [unsupported_reasons(plan, model_of(workload), launcher.n_devices) for plan in plans]
@@ -104,7 +110,7 @@ def measure_points(
     ]
     able = {name: plan for name, plan, why in zip(names, plans, reasons, strict=True) if not why}
     jobs = _jobs(workload, able, procedure)
-    found = train_missing(jobs, lambda run: _medians(run, procedure), launcher, kept, run_dir)
+    found = train_missing(jobs, lambda run: _medians(run, procedure), launcher, kept, run_dir, beside)
     runs = {name: found[index :: len(able)] for index, name in enumerate(able)}
     return {
         "workload": workload.key,
@@ -138,6 +144,8 @@ def _jobs(
 def _medians(run: RunResult, procedure: Procedure) -> dict[str, Any]:
     timed = run.times[procedure.warmup_steps :]
     phases = {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
+    if procedure.is_paced:
+        phases["iter_time_s"] = fmean(run.paces_s[procedure.warmup_steps :])
     return {"device": run.device, **phases}
 
 

@@ -79,7 +79,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.finished: list[tuple[JobView, float]] = []
         self.policy_wall_s = 0.0
-        self.n_decisions = 0
+        self.n_decisions = self._n_starts = self._n_known_starts = 0
         self.queue: EventQueue[tuple[Callable[..., None], Any, Any]] = EventQueue()
         self.arrivals: list[JobView] = []
         self.n_arrived = 0
@@ -144,8 +144,15 @@ class Engine:
         self.push_arrival()
         self.request_decision()
 
+    @property
+    def known_starts(self) -> float:
+        """Share of all starts and changes to something whose time the job knew before [1]."""
+        return self._n_known_starts / self._n_starts if self._n_starts else _NAN
+
     def hold(self, job: JobView, allocation: Allocation) -> None:
         """Give devices to a job that has none."""
+        self._n_starts += 1
+        self._n_known_starts += job.knows(allocation.configuration)
         self.foresee(job, self.cluster_state.hold(job, allocation))
 
     def release(self, job: JobView) -> None:

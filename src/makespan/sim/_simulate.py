@@ -40,6 +40,8 @@ class SimulationResult:
         Tables of the schemas `EVENTS` and, a row a job in the order of submission, `OUTCOMES`.
     wall_s, policy_wall_s, n_decisions
         Wall time of it all and of the policy's share [s]; how often the policy was asked.
+    known_starts
+        Share of all starts and changes to something whose time the job knew before (`JobView.knows`) [1].
     """
 
     events: pd.DataFrame
@@ -47,6 +49,7 @@ class SimulationResult:
     wall_s: float
     policy_wall_s: float
     n_decisions: int
+    known_starts: float
 
 
 def simulate(
@@ -107,7 +110,7 @@ def simulate(
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
-    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions)
+    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
 
 
 def _run_to_the_end(engine: Engine) -> None:

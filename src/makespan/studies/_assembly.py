@@ -258,7 +258,7 @@ def _catalogue(
             f"{mode} predictions: no constants of the performance model for cluster {cluster_name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
-    found = predicted(tables, cluster_name, _FORM, mode)
+    found = predicted(tables, cluster_name, _FORM)
     return predicted_catalogue(tables, found, where.nodes[0])
 
 

@@ -7,35 +7,33 @@ submitted. No list of jobs teaches another one, and a trial costs its time like 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from makespan.hardware import NodeSpec
 from makespan.perf import Environment, Learner, load_environment, points_from_table
 from makespan.sim import Catalogue
 from makespan.studies._catalogue import TableCatalogue
+from makespan.studies._runs import Scenario
 from makespan.tables import PREDICTIONS
 
-__all__ = ["PREDICTION_MODES", "PredictionMode", "predicted_catalogue", "predictions"]
+__all__ = ["PREDICTION_MODES", "PredictionMode", "knowing", "predicted_catalogue", "predictions"]
 
 PredictionMode = Literal["sampled", "requests", "exact"]
 PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
 """What policies know of times: sampled rows, what users state of their requests too, or everything."""
 
-Floats = npt.NDArray[np.float64]
 _PAIR = ["exec_plan", "placement", "cpu_threads"]
-_TRUSTED = "trusted"
 
 
-def predictions(
-    tables: Mapping[str, pd.DataFrame], cluster: str, form: str, mode: PredictionMode
-) -> pd.DataFrame:
+def predictions(tables: Mapping[str, pd.DataFrame], cluster: str, form: str) -> pd.DataFrame:
     """Predict the time of every pair of plan and placement, and say which times are known beforehand.
+
+    These are the times of the rows to which the performance model is fitted.
 
     Parameters
     ----------
@@ -43,9 +41,6 @@ def predictions(
         Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
     cluster, form
         Name of the cluster, whose constants enter the performance model, and form of that.
-    mode
-        ``sampled`` and ``requests``: by the fitted model, and what was sampled for it is known, what users
-        state follows job by job; ``exact``: all times are known, which no scheduler could.
 
     Returns
     -------
@@ -56,18 +51,8 @@ def predictions(
     for table in tables.values():
         rows = table[table["feasible"]].reset_index(drop=True)
         given = _Given(rows, environment, _digest(rows), form, repr(environment))
-        parts.append(_exact(rows) if mode == "exact" else _predicted(given))
+        parts.append(_predicted(given))
     return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
-
-
-def _exact(rows: pd.DataFrame) -> pd.DataFrame:
-    return _table(rows, rows["iter_time_s"].to_numpy(dtype=np.float64), [_TRUSTED] * len(rows))
-
-
-def _table(rows: pd.DataFrame, predicted_s: Floats, reasons: list[str]) -> pd.DataFrame:
-    return rows[["workload", *_PAIR]].assign(
-        predicted_iter_time_s=predicted_s, known=[bool(reason) for reason in reasons], reason=reasons
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +77,10 @@ def _predicted(given: _Given) -> pd.DataFrame:
     fit = learner.fit()
     everywhere = fit.predict(points_from_table(given.rows, fit.points.workload, given.environment))
     is_sampled = np.array([bool(reason) for reason in learner.reasons])
-    return _table(given.rows, np.where(is_sampled, learner.times_s, everywhere), learner.reasons)
+    return given.rows[["workload", *_PAIR]].assign(
+        predicted_iter_time_s=np.where(is_sampled, learner.times_s, everywhere),
+        known=is_sampled,
+    )
 
 
 def predicted_catalogue(
@@ -107,3 +95,16 @@ def predicted_catalogue(
         predicted[key] = joined["predicted_iter_time_s"].tolist()
         known[key] = joined["known"].eq(True).tolist()
     return TableCatalogue.from_tables(tables, predicted, known=known, node=node)
+
+
+def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
+    """Return a scenario whose policies know sampled rows, with what they know in another mode instead."""
+    if mode != "exact":
+        return replace(scenario, predictions=mode)
+    catalogue = scenario.catalogue
+    items = (
+        replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
+        for key in catalogue.workloads
+        for item in catalogue.all(key)
+    )
+    return replace(scenario, catalogue=TableCatalogue(items), predictions=mode)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from makespan.hardware import cluster
-from makespan.studies._predictions import PredictionMode, predicted_catalogue
+from makespan.studies._predictions import predicted_catalogue
 from makespan.studies._runs import Scenario
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
@@ -13,21 +13,19 @@ __all__ = ["read_scenarios", "read_times"]
 
 
 def read_scenarios(
-    tables: Mapping[str, str],
-    predictions: str,
-    lists: Mapping[str, str],
-    cluster_name: str,
-    mode: PredictionMode = "sampled",
+    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
 ) -> dict[str, Scenario]:
     """Read a scenario for each job list from paths by name, without restart delay and rounds.
 
-    ``mode`` is that of the predictions.
+    Policies know the sampled rows; `knowing` tells them more.
     """
     frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
     hardware = cluster(cluster_name)
     catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
     jobs = {name: read_jobs(path).jobs for name, path in lists.items()}
-    return {name: Scenario(name, own, hardware, catalogue, predictions=mode) for name, own in jobs.items()}
+    return {
+        name: Scenario(name, own, hardware, catalogue, predictions="sampled") for name, own in jobs.items()
+    }
 
 
 def read_times(tables: Mapping[str, str]) -> ReferenceTimes:

@@ -17,6 +17,7 @@ __all__ = [
     "JOINED_CLAIMS",
     "LIVE",
     "LIVE_JOBS",
+    "LIVE_SUMMARY",
     "OUTCOMES",
     "PREDICTIONS",
     "REQUESTS",
@@ -119,7 +120,6 @@ PREDICTIONS = table_schema(
     ("cpu_threads", "int", "1", "CPU threads a GPU"),
     ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
     ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
-    ("reason", "text", "", "why it is known: sampled for the fit, trusted in mode exact; empty if it is not"),
     rule=_predicted,
 )
 
@@ -199,19 +199,50 @@ COMPARISON = table_schema(
 LIVE = table_schema(
     "live",
     ("policy", "text", "", "name of the policy"),
+    ("workload", "text", "", "name of the live workload"),
+    ("seed", "int", "1", "with which the jobs were drawn"),
     ("jobs", "int", "1", "jobs that finished"),
     ("live_avg_jct_s", "float", "s", "mean completion time of the live run"),
-    ("simulated_avg_jct_s", "float", "s", "mean completion time of the simulation"),
-    ("jct_difference_pct", "float", "%", "simulated over live mean completion time, less 100"),
+    ("predicted_avg_jct_s", "float", "s", "mean completion time as predicted before the first job"),
+    ("jct_difference_pct", "float", "%", "predicted over live mean completion time, less 100"),
+    (
+        "retrodiction_avg_jct_s",
+        "float",
+        "s",
+        "mean completion time, simulated by the profiles before and after",
+    ),
+    ("retrodiction_jct_difference_pct", "float", "%", "that over the live one, less 100"),
     ("live_makespan_s", "float", "s", "last finish minus first submission, live"),
-    ("simulated_makespan_s", "float", "s", "last finish minus first submission, simulated"),
-    ("makespan_difference_pct", "float", "%", "simulated over live makespan, less 100"),
-    ("restart_delay_s", "float", "s", "restart delay as profiled; used to simulate"),
+    ("predicted_makespan_s", "float", "s", "last finish minus first submission, predicted"),
+    ("makespan_difference_pct", "float", "%", "predicted over live makespan, less 100"),
+    ("retrodiction_makespan_s", "float", "s", "makespan, simulated by the profiles before and after"),
+    ("retrodiction_makespan_difference_pct", "float", "%", "that over the live one, less 100"),
+    ("restart_delay_s", "float", "s", "profiled before, mean over starts and restarts of the live run"),
     ("live_restart_delay_s", "float", "s", "mean of the live run: time held without steps", True),
     ("n_restarts", "int", "1", "restarts after first starts, live"),
-    ("simulated_n_restarts", "int", "1", "restarts after first starts, simulated"),
+    ("predicted_n_restarts", "int", "1", "restarts after first starts, predicted"),
     ("live_gpu_allocation_ratio", "float", "1", "slot time held over slot time present, live"),
     ("profile_drift_pct", "float", "%", "mean change of step times, profile after over before"),
+    ("predicted_at", "text", "", "time of day at which the prediction was written, UTC"),
+    ("began_at", "text", "", "time of day before the first job started, UTC"),
+    ("prediction_sha256", "text", "", "SHA-256 of the file with the prediction"),
+)
+
+LIVE_SUMMARY = table_schema(
+    "live_summary",
+    ("policy", "text", "", "name of the policy, or all"),
+    ("runs", "int", "1", "live runs"),
+    ("mean_jct_difference_pct", "float", "%", "mean size of the difference of the predicted completion time"),
+    ("worst_jct_difference_pct", "float", "%", "largest of them"),
+    ("bias_jct_difference_pct", "float", "%", "mean of the differences with their signs"),
+    ("mean_retrodiction_jct_difference_pct", "float", "%", "the mean size, of the retrodiction"),
+    ("worst_retrodiction_jct_difference_pct", "float", "%", "the largest, of the retrodiction"),
+    ("mean_makespan_difference_pct", "float", "%", "mean size of the difference of the predicted makespan"),
+    ("worst_makespan_difference_pct", "float", "%", "largest of them"),
+    ("mean_profile_drift_pct", "float", "%", "mean size of the change from the profile before to that after"),
+    ("restart_delay_s", "float", "s", "mean of the restart delays profiled before"),
+    ("live_restart_delay_s", "float", "s", "mean of those seen in the live runs", True),
+    ("all_predicted_before", "bool", "", "whether each prediction was written before the first job started"),
 )
 
 LIVE_JOBS = table_schema(
@@ -222,11 +253,12 @@ LIVE_JOBS = table_schema(
     ("steps", "int", "1", "optimiser steps"),
     ("submit_time_s", "float", "s", "submission"),
     ("live_first_start_s", "float", "s", "first time with slots, live"),
-    ("simulated_first_start_s", "float", "s", "first time with slots, simulated"),
+    ("predicted_first_start_s", "float", "s", "first time with slots, predicted"),
     ("live_jct_s", "float", "s", "completion time, live"),
-    ("simulated_jct_s", "float", "s", "completion time, simulated"),
+    ("predicted_jct_s", "float", "s", "completion time, predicted"),
+    ("retrodiction_jct_s", "float", "s", "completion time, simulated by the profiles before and after"),
     ("n_restarts", "int", "1", "restarts after the first start, live"),
-    ("simulated_n_restarts", "int", "1", "restarts after the first start, simulated"),
+    ("predicted_n_restarts", "int", "1", "restarts after the first start, predicted"),
     ("final_loss", "float", "1", "loss of the last step", True),
 )
 
@@ -262,6 +294,6 @@ JOINED_CLAIMS = table_schema(
 
 SCHEMAS = (
     THROUGHPUT, FIT, SENSITIVITY, SENSITIVITY_FAMILIES, REQUESTS, JOBS, PREDICTIONS, FAILURES,
-    EVENTS, OUTCOMES, JOB_METRICS, COMPARISON, LIVE, LIVE_JOBS, CLAIMS, JOINED_CLAIMS,
+    EVENTS, OUTCOMES, JOB_METRICS, COMPARISON, LIVE, LIVE_SUMMARY, LIVE_JOBS, CLAIMS, JOINED_CLAIMS,
 )  # fmt: skip
 """All of the above, in the order in which a run writes them."""

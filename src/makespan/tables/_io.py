@@ -1,20 +1,21 @@
 """Atomic writing, and reading with the schema and, of results, the checksum checked."""
 
+import csv
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import pandas as pd
 
-from makespan.errors import TraceError, unknown_name
+from makespan.errors import TraceError, cell_error, unknown_name
 from makespan.files import atomic_path, read_bytes, read_json, write_json, write_text
 from makespan.tables._schema import TableSchema
 
 __all__ = [
-    "atomic_path", "parse_csv", "read_csv", "read_printed", "read_sealed", "write_csv", "write_result",
-    "write_text",
+    "atomic_path", "check_length", "parse_csv", "read_csv", "read_printed", "read_sealed",
+    "refuse_uneven_rows", "write_csv", "write_result", "write_text",
 ]  # fmt: skip
 
 
@@ -78,6 +79,37 @@ def parse_csv(content: bytes | IO[bytes], where: str, expected: str, **options: 
         raise TraceError(f"{where}: cannot be read as {expected}: {error}") from None
 
 
+def check_length(row: int, cells: Sequence[str], columns: Sequence[str], where: str) -> None:
+    """Raise `TraceError` for a row, counted from one, that has fewer cells than columns, or more."""
+    n = len(columns)
+    if len(cells) < n:
+        raise cell_error(where, row, columns[len(cells)], "nothing", f"{n} cells a row, not {len(cells)}")
+    if len(cells) > n:
+        raise cell_error(where, row, f"number {n + 1}", cells[n], f"{n} cells a row, not {len(cells)}")
+
+
+def refuse_uneven_rows(stream: IO[bytes], where: str, columns: Sequence[str] | None = None) -> None:
+    """Raise `TraceError` for the first row of another length, see `check_length`.
+
+    The parser of `parse_csv` fills short rows up, and refuses long ones without their number. Without
+    ``columns`` the first line names them. The stream stays where it is.
+    """
+    position = stream.tell()
+    stream.seek(0)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+    read = csv.reader(text, skipinitialspace=True, strict=True)
+    lines = (cells for cells in read if any(map(str.strip, cells)))
+    try:
+        names = [name.strip() for name in next(lines, [])] if columns is None else columns
+        for row, cells in enumerate(lines, 1):
+            check_length(row, cells, names, where)
+    except csv.Error:
+        pass  # no CSV for this reader either; the parser has its own words
+    finally:
+        text.detach()
+        stream.seek(position)
+
+
 def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
     """Read and check a CSV table, see `TableSchema.validate`; raises `MissingDataError` if there is none.
 
@@ -85,7 +117,9 @@ def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
     """
     expected = f"table {schema.name!r}"
     content = read_sealed(path, expected)
-    options = {"dtype": object, "keep_default_na": False, "na_values": ["", "nan"]}
+    if not _seal_path(path).is_file():
+        refuse_uneven_rows(io.BytesIO(content), str(path))
+    options = {"dtype": object, "keep_default_na": False, "na_values": ["", "nan"], "index_col": False}
     return schema.validate(parse_csv(content, str(path), expected, **options), where=str(path))
 
 

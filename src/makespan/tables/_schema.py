@@ -14,6 +14,7 @@ __all__ = ["Column", "TableSchema", "printed_schemas", "table_schema"]
 
 Kind = Literal["text", "int", "float", "bool"]
 Rule = Callable[[pd.DataFrame], tuple[npt.NDArray[np.bool_], str, str]]
+_DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
@@ -64,7 +65,8 @@ class TableSchema:
         further = [name for name in frame.columns if name not in self.names]
         result = frame[[*self.names, *further]].reset_index(drop=True).copy()
         for column in self.columns:
-            result[column.name] = _convert(result[column.name], column, where)
+            if not _is_converted(result[column.name], column):
+                result[column.name] = _convert(result[column.name], column, where)
         if self.rule is not None:
             wrong, column_name, accepted = self.rule(result)
             for row in np.flatnonzero(wrong)[:1]:
@@ -83,6 +85,13 @@ def printed_schemas(cells: Mapping[str, Sequence[tuple[Any, ...]]]) -> dict[str,
     """Return the schemas of cells that a paper prints, by artifact; each cell has its source."""
     source = ("source", "text", "", "where the cell is printed")
     return {name: table_schema(f"published_{name}", *rows, source) for name, rows in cells.items()}
+
+
+def _is_converted(values: pd.Series, column: Column) -> bool:
+    """Whether values are as `_convert` would leave them, as in tables that were validated before."""
+    if values.dtype != _DTYPES[column.kind]:
+        return False
+    return column.nullable if column.kind == "float" and values.hasnans else not values.hasnans
 
 
 def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:
@@ -106,6 +115,6 @@ def _raise_first(wrong: "pd.Series[bool]", values: pd.Series, column: Column, wh
     row = int(np.flatnonzero(wrong.to_numpy())[0])
     accepted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     raise TraceError(
-        f"{where}: row {row + 1}, column {column.name!r}: found {values.iloc[row]!r}; "
+        f"{where}: row {row + 1}, column {column.name!r}: found {values.tolist()[row]!r}; "
         f"accepted: {accepted[column.kind]}" + (f" in {column.unit}" if column.unit else "")
     )

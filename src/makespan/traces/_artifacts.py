@@ -13,12 +13,11 @@ from typing import Literal
 import pandas as pd
 
 from makespan.errors import cell_error
-from makespan.tables import table_schema
+from makespan.tables import check_length, table_schema
 from makespan.traces._cells import (
     ROW,
     Finding,
     ReadReport,
-    check_length,
     drop,
     finish_report,
     in_order,

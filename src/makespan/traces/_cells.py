@@ -1,9 +1,7 @@
 """Cells of job traces as they come, and the account of what was dropped or repaired: never silent."""
 
 import codecs
-import csv
 import io
-import itertools
 import logging
 import re
 import warnings
@@ -18,14 +16,13 @@ import pandas as pd
 
 from makespan.errors import TraceError, cell_error
 from makespan.files import open_seekable, read_text
-from makespan.tables import parse_csv, read_sealed
+from makespan.tables import parse_csv, read_sealed, refuse_uneven_rows
 
 __all__ = [
     "ROW",
     "TIME",
     "Finding",
     "ReadReport",
-    "check_length",
     "datetimes",
     "drop",
     "finish_report",
@@ -212,12 +209,12 @@ def iter_cells(
                         raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
                     # Cells that are not there are read as empty ones, and the last one is among them.
                     if not is_even and bool((piece[len(columns) - 1] == "").any()):
-                        _refuse_uneven_rows(stream, columns, where, has_header)
+                        refuse_uneven_rows(stream, where, None if has_header else columns)
                         is_even = True
                     yield _cells(piece, columns, chosen, read_rows)
                     read_rows += len(piece)
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-            _refuse_uneven_rows(stream, columns, where, has_header)
+            refuse_uneven_rows(stream, where, None if has_header else columns)
             raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
         except UnicodeDecodeError as error:
             raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
@@ -237,32 +234,6 @@ def _cells(piece: pd.DataFrame, columns: Sequence[str], required: Sequence[str],
     kept = {name: piece[columns.index(name)].str.strip() for name in required}
     stripped = pd.DataFrame(kept).reset_index(drop=True)
     return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
-
-
-def check_length(row: int, cells: Sequence[str], columns: Sequence[str], where: str) -> None:
-    """Raise for a row that has fewer cells than columns, or more."""
-    n = len(columns)
-    if len(cells) < n:
-        raise cell_error(where, row, columns[len(cells)], "nothing", f"{n} cells a row, not {len(cells)}")
-    if len(cells) > n:
-        raise cell_error(where, row, f"number {n + 1}", cells[n], f"{n} cells a row, not {len(cells)}")
-
-
-def _refuse_uneven_rows(stream: IO[bytes], columns: Sequence[str], where: str, has_header: bool) -> None:
-    """Raise for the first row of another length, which the parser fills up or refuses without its number."""
-    position = stream.tell()
-    stream.seek(0)
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
-    read = csv.reader(text, skipinitialspace=True, strict=True)
-    lines = (cells for cells in read if any(map(str.strip, cells)))
-    try:
-        for row, cells in enumerate(itertools.islice(lines, int(has_header), None), 1):
-            check_length(row, cells, columns, where)
-    except csv.Error:
-        pass  # no CSV for this reader either; the parser has its own words
-    finally:
-        text.detach()
-        stream.seek(position)
 
 
 def _first_line(stream: IO[bytes], where: str, findings: list[Finding]) -> list[str]:

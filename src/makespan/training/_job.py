@@ -115,6 +115,9 @@ class RunResult:
         Steps that were done before this run, 0 for one that starts anew.
     losses, times
         Mean loss of the global batch at each step of this run, before its update; wall times.
+    paces_s
+        Wall time from the beginning of each step until the next one could begin, with what comes between
+        them but for checkpoints [s].
     stopped
         Whether it ended at a stop request, before its last step.
     device
@@ -133,6 +136,7 @@ class RunResult:
     first_step: int
     losses: tuple[float, ...]
     times: tuple[PhaseTimes, ...]
+    paces_s: tuple[float, ...]
     stopped: bool
     device: str
     process_start_s: float
@@ -171,6 +175,7 @@ def result_from(values: Mapping[str, Any]) -> RunResult:
     nested = {
         "losses": tuple(values["losses"]),
         "times": tuple(PhaseTimes(**row) for row in values["times"]),
+        "paces_s": tuple(values["paces_s"]),
         "save_s": tuple(values["save_s"]),
         "restart_cost": None if cost is None else RestartCost(**cost),
     }

@@ -64,6 +64,7 @@ class _Run:
         result: dict[str, Any] = {
             "stopped": False, "process_start_s": self.started_s, "build_s": time.perf_counter() - begun,
             "restart_cost": None, "checkpoint": None, "gradients": None, "first_step": 0, "save_s": [],
+            "paces_s": [],
         }  # fmt: skip
         if self.request["resume"] is not None:
             self._resume(engine, result)
@@ -85,6 +86,7 @@ class _Run:
     ) -> tuple[list[float], list[PhaseTimes]]:
         job, losses, times = engine.job, [], []
         for step in range(result["first_step"], job.steps):
+            begun = time.perf_counter()
             loss, stop, time_s = engine.step(step, self._must_stop())
             losses.append(loss)
             times.append(time_s)
@@ -92,6 +94,7 @@ class _Run:
                 result["gradients"] = self._keep_gradients(engine, number)
             done = step + 1
             self._progress(done, loss)
+            result["paces_s"].append(time.perf_counter() - begun)
             result["stopped"] = stop and done < job.steps
             ends = result["stopped"] or done == job.steps
             due = job.checkpoint_every > 0 and done % job.checkpoint_every == 0

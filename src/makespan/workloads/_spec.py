@@ -260,7 +260,7 @@ class JobSpec:
             raise self._error("submit_time_s", "a finite time in s, not negative")
         if self.duration_s is not None and not (math.isfinite(self.duration_s) and self.duration_s >= 0):
             raise self._error("duration_s", "a finite time in s, not negative, or None")
-        for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 0)):
+        for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 1)):
             value = getattr(self, name)
             if not math.isfinite(value) or value < least or value != int(value):
                 raise self._error(name, f"a whole number >= {least}")

@@ -12,6 +12,7 @@ from makespan.papers.morphling._lists import RECONFIGURING, paired
 from makespan.papers.morphling._tables import (
     ALLOCATION,
     JCT,
+    KNOWLEDGE,
     LARGE_MODELS,
     LISTS,
     LISTS_SUMMARY,
@@ -40,12 +41,14 @@ from makespan.plots import (
     plot_variants,
 )
 from makespan.tables import EVENTS, read_csv
+from makespan.units import MINUTE
 
 __all__ = [
     "ablation",
     "allocation",
     "gantt",
     "jct_cdf",
+    "knowledge",
     "large_models",
     "lists",
     "load",
@@ -88,6 +91,13 @@ _ABLATED = {
     for ending, part in _PARTS.items()
     if ending.startswith("-")
 }
+_MODES = {
+    "sampled": Look("sampled rows", PALETTE["blue"], "o", strength=0.25),
+    "requests": Look("requests too", PALETTE["blue"], "s", strength=0.55),
+    "exact": Look("all times", PALETTE["blue"], "^", strength=1.0),
+}
+"""What policies know beforehand."""
+
 LOOKS = _WHOLE | _ABLATED | POLICIES
 _OBJECTIVES = {
     "gavel-ftf": replace(POLICIES["gavel"], title="Gavel, finish-time fairness"),
@@ -226,6 +236,18 @@ def gantt(paths: Paths, source: str) -> Drawn:
     events = read_csv(paths["schedule"], EVENTS)
     spans = job_spans(events.assign(time_s=events["time_s"] - events["time_s"].min()))
     return plot_gantt(spans, source), spans
+
+
+def knowledge(paths: Paths, source: str) -> Drawn:
+    """Completion time by what policies know, with the share of starts whose time was known."""
+    rows = read_csv(paths["knowledge"], KNOWLEDGE)
+    shown = rows[["trace", "policy", "mode"]].set_axis(["panel", "group", "series"], axis=1)
+    for column, end in (("value", "mean"), ("low", "low"), ("high", "high")):
+        shown[column] = rows[f"jct_{end}_s"] / MINUTE
+    shown["text"] = [f"{100 * share:.0f}" for share in rows["known_starts"]]
+    label = "average JCT [min];\nnumbers: known starts [%]"
+    titles = {name: title.replace("-", "-\n") for name, title in _TITLES.items()} | _TRACES
+    return plot_grouped_bars(shown, source, _MODES, label, titles), rows
 
 
 def load(paths: Paths, source: str) -> Drawn:

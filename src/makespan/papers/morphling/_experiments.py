@@ -7,13 +7,14 @@ from typing import Any
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
-from makespan.metrics import allocation_by_family, job_metrics
+from makespan.metrics import allocation_by_family, idle_spells, job_metrics
+from makespan.papers.morphling._knowledge import knowledge_study
 from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
 from makespan.papers.morphling._rivals import sweep_rivals
 from makespan.papers.morphling._studies import STUDIES, scale_study
 from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
 from makespan.papers.morphling._workloads import NAIVE
-from makespan.studies import Case, Run, Scenario, comparison, run_all
+from makespan.studies import Case, PredictionMode, Run, Scenario, comparison, knowing, run_all
 from makespan.tables import EVENTS
 from makespan.throughput import ReferenceTimes
 
@@ -49,7 +50,7 @@ def compare_policies(
     chosen = [name for name in shown if name in first]
     times = pd.concat([_completion_times(run, scenarios[run.scenario].cluster) for run in drawn])
     return {
-        "table4": _table(runs),
+        "table4": _table(runs, cases),
         "jct": JCT.validate(times, where="jct"),
         "allocation": _allocation([first[name] for name in chosen]),
         "schedule": EVENTS.validate(first[chosen[0]].result.events, where="schedule"),
@@ -66,10 +67,11 @@ def getting_started(
     """Run every policy on the short job list; schema `TABLE4`."""
     naive = replace(scenarios[NAIVE], interval_s=interval_s)
     short = [replace(naive, restart_delay_s=delay_s) for delay_s in delays_s]
-    return _table(run_all([Case(scenario, name) for scenario in short for name in policies], n_processes))
+    cases = [Case(scenario, name, keeps_tables=True) for scenario in short for name in policies]
+    return _table(run_all(cases, n_processes), cases)
 
 
-def _table(runs: Sequence[Run]) -> pd.DataFrame:
+def _table(runs: Sequence[Run], cases: Sequence[Case]) -> pd.DataFrame:
     table = comparison(runs, BASELINE)
     ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     table = table.rename(columns=ratios).assign(
@@ -77,8 +79,18 @@ def _table(runs: Sequence[Run]) -> pd.DataFrame:
         n_repeats=[run.n_repeats for run in runs],
         n_identical=[run.n_identical for run in runs],
         decision_wall_s=[run.decision_wall_s for run in runs],
+        idle_s=[_idle_s(run, case) for run, case in zip(runs, cases, strict=True)],
     )
     return TABLE4.validate(table, where="table4")
+
+
+def _idle_s(run: Run, case: Case) -> float:
+    """Longest time with most devices free beside a job that they would speed up [s]; NaN without tables."""
+    if not case.keeps_tables:
+        return float("nan")
+    given = case.scenario
+    spells = idle_spells(run.result.events, given.jobs, given.cluster, given.catalogue, run.restart_delay_s)
+    return max((spell.end_s - spell.start_s for spell in spells), default=0.0)
 
 
 def _completion_times(run: Run, cluster: ClusterSpec) -> pd.DataFrame:
@@ -102,6 +114,7 @@ def run_experiment(
     name: str,
     scenarios: Mapping[str, Scenario],
     times: ReferenceTimes,
+    mode: PredictionMode,
     drawn: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
@@ -113,6 +126,8 @@ def run_experiment(
         A key of `EXPERIMENT_TABLES`.
     scenarios, times
         From `makespan.studies.read_scenarios` and `read_times`.
+    mode
+        What policies know, where that is not what is studied.
     drawn, options
         What draws the job lists of an experiment on several; what its function takes.
 
@@ -121,6 +136,7 @@ def run_experiment(
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     """
+    sampled, scenarios = scenarios, {key: knowing(base, mode) for key, base in scenarios.items()}
     if name in STUDIES:
         base = scenarios["base"]
         lists = {key[-1]: jobs for key, jobs in drawn_lists({"base": base.jobs}, times, **drawn).items()}
@@ -128,9 +144,11 @@ def run_experiment(
         return {name: rows, f"{name}_summary": means}
     if name == "table4":
         return compare_policies(scenarios, **options)
-    if name == "lists":
+    if name in ("lists", "knowledge"):
         chosen = dict(options)
         jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
+        if name == "knowledge":
+            return {name: knowledge_study(sampled, drawn_lists(jobs, times, **drawn), **chosen)}
         return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
     if name == "rivals":
         chosen = dict(options)

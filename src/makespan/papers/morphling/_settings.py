@@ -49,6 +49,7 @@ _CONTENTS = {
     "lists_pairs": "every policy beside each that knows no more, list by list",
     "rivals": "what other values of their parameters do to rivals, on lists of their own",
     "threads": "policies with requested and with chosen numbers of CPU threads where jobs offload",
+    "knowledge": "what policies know beforehand, and what knowing more is worth",
     "load": "completion time and makespan against the arrival rate",
     "load_summary": "means over job lists with confidence intervals",
     "large_models": "completion time and makespan against the share of large models",
@@ -245,7 +246,7 @@ class Morphling(PaperSettings):
     judged_on_profile = frozenset({"fig9"})
     untimed = frozenset({"fig9", "fig9_summary"})
     judged_cells = ("table4",)
-    live_policy = "morphling-lookahead"
+    judges_live = True
     contents = _CONTENTS
 
     workloads: tuple[WorkloadKey, ...] = option(

@@ -15,6 +15,7 @@ EXPERIMENT_TABLES = {
     "table4": ("table4", "jct", "allocation", "schedule"),
     "lists": ("lists", "lists_summary", "lists_pairs"),
     "rivals": ("rivals",),
+    "knowledge": ("knowledge",),
     "load": ("load", "load_summary"),
     "large_models": ("large_models", "large_models_summary"),
     "rounds": ("rounds", "rounds_summary"),
@@ -75,7 +76,7 @@ class Lists(Block):
         "standard deviation of shifted arrivals",
         unit="s",
         source="a choice: more than a restart, less than the span",
-        changes="lists, load, large_models, rounds",
+        changes="lists, knowledge, load, large_models, rounds",
         gt=0,
     )
     share: float = _of_lists("share of the jobs that a subsample keeps", gt=0, le=1)
@@ -116,6 +117,16 @@ class Threads(Block):
     seeds: tuple[Seed, ...] = _of_threads("seeds of the job lists", min_length=1)
     jobs: Count = _of_threads("jobs of each list")
     policies: tuple[PolicyName, ...] = _of_threads("policies that are compared", min_length=1)
+
+
+class Knowledge(Block):
+    """What policies know beforehand."""
+
+    traces: tuple[TraceName, ...] = _chosen(
+        "traces that lists are drawn from", changes="knowledge", min_length=1
+    )
+    seeds: tuple[Seed, ...] = _study_seeds(changes="knowledge")
+    policies: tuple[PolicyName, ...] = _policies(changes="knowledge")
 
 
 class Load(Block):
@@ -201,6 +212,7 @@ class Simulation(Block):
     lists: Lists = option("comparison on many job lists")
     rivals: Rivals = option("parameters of rivals")
     threads: Threads = option("study of CPU threads")
+    knowledge: Knowledge = option("study of what policies know")
     load: Load = option("load study")
     large_models: LargeModels = option("study of large models")
     rounds: Rounds = option("study of round lengths")
@@ -225,6 +237,7 @@ class Simulation(Block):
             "table4": compared | traces | {"shown": list(self.shown)},
             "lists": {"interval_s": self.interval_s} | self._compared_on_lists(),
             "rivals": {"interval_s": self.interval_s} | self._varied(),
+            "knowledge": study | self.knowledge.model_dump(exclude={"seeds"}),
             "load": study | self.load.model_dump(exclude={"seeds"}),
             "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
             "rounds": delay | self.rounds.model_dump(exclude={"seeds"}),
@@ -255,7 +268,7 @@ class Simulation(Block):
         if experiment == "lists":
             seeds: dict[str, tuple[int, ...]] = self.lists.seeds.model_dump()
             return ways | {"seeds": {how: list(given) for how, given in seeds.items()}}
-        if experiment not in ("rivals", "load", "large_models", "rounds"):
+        if experiment not in ("rivals", "knowledge", "load", "large_models", "rounds"):
             return {}
-        study: Rivals | Load | LargeModels | Rounds = getattr(self, experiment)
+        study: Rivals | Knowledge | Load | LargeModels | Rounds = getattr(self, experiment)
         return ways | {"seeds": {how: list(study.seeds) for how in ("shifted", "generated")}}

@@ -15,6 +15,7 @@ __all__ = [
     "FIG9",
     "FIG9_SUMMARY",
     "JCT",
+    "KNOWLEDGE",
     "LARGE_MODELS",
     "LISTS",
     "LISTS_PAIRS",
@@ -126,6 +127,7 @@ FIG8 = table_schema(
 BASELINE = "morphling-lookahead"
 """Policy that the ratios of Table 4 compare with."""
 
+_IDLE = ("idle_s", "float", "s", "longest time with over half of the GPUs idle beside a job that ends sooner")
 TABLE4 = TableSchema(
     "table4",
     tuple(
@@ -137,7 +139,8 @@ TABLE4 = TableSchema(
         if one.name in ("jct_ratio", "makespan_ratio")
         else one
         for one in COMPARISON.columns
-    ),
+    )
+    + table_schema("idle", (*_IDLE, True)).columns,
 )
 JCT = table_schema(
     "jct", _TRACE, _POLICY, ("job_id", "text", "", "job"), ("jct_s", "float", "s", "completion time")
@@ -210,6 +213,16 @@ THREADS = table_schema(
     *_RUN[1:],
     ("threads_per_gpu", "float", "1", "CPU threads held for each GPU held, mean over time"),
 )
+KNOWLEDGE = table_schema(
+    "knowledge",
+    _TRACE,
+    _POLICY,
+    ("mode", "text", "", "what policies know beforehand: sampled, requests or exact"),
+    ("lists", "int", "1", "how many lists"),
+    ("known_starts", "float", "1", "share of starts and changes whose time the job knew, mean over lists"),
+    *_MEANS,
+    *_interval("jct_ratio", "1", f"{_JCT} over that in mode sampled on the same list"),
+)
 LOAD = table_schema(
     "load", _POLICY, ("load_factor", "float", "1", "arrival rate over that of the trace"), *_RUN
 )
@@ -278,6 +291,7 @@ SCHEMAS = (
         LISTS_PAIRS,
         RIVALS,
         THREADS,
+        KNOWLEDGE,
         LOAD,
         LARGE_MODELS,
         ROUNDS,

@@ -17,6 +17,7 @@ from makespan.studies import (
     Scenario,
     generated_jobs,
     intervals,
+    knowing,
     predicted_catalogue,
     predictions,
     run_all,
@@ -61,7 +62,7 @@ def threads_study(
         )
     spec = cluster_named(source.cluster.name)
     tables = {key: source.load(key) for key in workloads}
-    known = predictions(tables, spec.name, form, mode)
+    known = predictions(tables, spec.name, form)
     as_asked = {key: table[table["cpu_threads"] == asked] for key, table in tables.items()}
     times = ReferenceTimes({key: table.reset_index(drop=True) for key, table in as_asked.items()})
     catalogues = {
@@ -75,7 +76,8 @@ def threads_study(
         name, jobs = f"offload {share:g}, seed {seed}, threads {choice}", lists[seed]
         mix = with_offload(jobs, share, seed, times, asked)
         given = name, mix, spec, catalogues[choice], delay_s, interval_s
-        cases.append(Case(Scenario(*given, source=source.name, predictions=mode), policy, keeps_tables=True))
+        scenario = knowing(Scenario(*given, source=source.name), mode)
+        cases.append(Case(scenario, policy, keeps_tables=True))
     runs = zip(keys, run_all(cases, n_processes), strict=True)
     rows = pd.DataFrame(
         {
