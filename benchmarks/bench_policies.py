@@ -1,8 +1,8 @@
 """Speed of Morphling's policies on the published traces, engine included.
 
 Run with ``pytest benchmarks/bench_policies.py --benchmark-only``; MAKESPAN_PUBLISHED_DIR must name a
-directory with the published files. The aims are 0.15 s for the 406 jobs of Base, 0.7 s for MT, and 5 s
-for ten times the jobs on 512 GPUs. Times depend on the machine, so they are reported, not asserted.
+directory with the published files. The aims are 0.05 s for the 406 jobs of Base, 0.1 s for MT, and
+1.5 s for ten times the jobs on 512 GPUs. Times depend on the machine, so they are reported, not asserted.
 """
 
 import os

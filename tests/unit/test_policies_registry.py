@@ -105,8 +105,8 @@ def test_every_policy_gives_jobs_devices_of_the_type_that_they_need():
         found = validate_schedule(result.events, jobs, mixed, catalogue, 2.0, outcomes=result.outcomes)
         assert found == [], name
         held = result.events[result.events["kind"] == "started"]["nodes"]
-        nodes = {int(share.split(":")[0]) for text in held for share in text.split()}
-        assert nodes == {0, 1, 2, 3} or name not in {"fifo", "sia", "morphling-lookahead", "morphling-work"}
+        is_fast = {int(share.split(":")[0]) % 2 for text in held for share in text.split()}
+        assert is_fast == {0, 1} or name not in {"fifo", "sia", "morphling-lookahead", "morphling-work"}
 
 
 # --- FIFO -------------------------------------------------------------------------------

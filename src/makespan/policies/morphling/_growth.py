@@ -2,21 +2,23 @@
 
 from collections.abc import Iterable
 
-from makespan.policies.morphling._options import OptionTable
 from makespan.policies.morphling._schedule import Context, Schedule, Slot, Task
-from makespan.sim import Configuration, JobView
+from makespan.sim import Configuration
 
-__all__ = ["grow", "passes_gate"]
+__all__ = ["grow"]
 
 Step = tuple[float, Configuration]
 
 
-def grow(schedule: Schedule, table: OptionTable, price: float, context: Context) -> None:
-    """Carry out the steepest step that fits, until none is worth its devices at the price of waiting."""
+def grow(schedule: Schedule, price: float, context: Context) -> None:
+    """Carry out the steepest step that fits, until none is worth its devices at the price of waiting.
+
+    Blocked jobs and arrivals set the price, so what nobody waits for is used where a restart pays.
+    """
     room = schedule.room
-    steps = {
-        task: _steps(schedule, task, slot, table, price, context) for task, slot in schedule.slots.items()
-    }
+    if not room.n_gpus:
+        return
+    steps = {task: _steps(schedule, task, slot, price, context) for task, slot in schedule.slots.items()}
     while room.n_gpus:
         found = _steepest(schedule, steps)
         if found is None:
@@ -24,43 +26,28 @@ def grow(schedule: Schedule, table: OptionTable, price: float, context: Context)
         task, item, nodes = found
         schedule.remove(task)
         schedule.place(task, item, nodes)
-        steps[task] = _steps(schedule, task, schedule.slots[task], table, price, context)
+        steps[task] = _steps(schedule, task, schedule.slots[task], price, context)
 
 
-def _steps(
-    schedule: Schedule, task: Task, slot: Slot, table: OptionTable, price: float, context: Context
-) -> list[Step]:
+def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Context) -> list[Step]:
     """List larger configurations that pay, with the share of time saved a device, the steepest first."""
     left_s = slot.finish_s - context.now_s
-    least_s = context.tuning.min_saving_s
-    if slot is task.held:
-        if not passes_gate(task.job, context):
-            return []
-        least_s = max(context.tuning.min_growth_s, context.tuning.min_growth_share * left_s)
-        if left_s < context.delay_s + least_s:
-            return []
-    area = slot.item.n_gpus * left_s
+    delay_s, steps = context.delay_s, task.steps
+    held = slot.item.n_gpus
+    least_s = context.tuning.min_growth_share * left_s if slot is task.held else 0.0
+    if left_s <= delay_s + least_s:
+        return []
+    budget_s = left_s * (1.0 + price * held) - least_s
+    step_s = task.options.step_s
     found: list[tuple[float, int, Configuration]] = []
-    for order, item in enumerate(table.upgrades(task.options, slot.item)):
-        time_s = context.delay_s + task.steps * item.predicted_iter_time_s
-        saved_s = left_s - time_s
-        if saved_s < least_s:
+    for order, item in enumerate(task.options.upgrades(slot.item, slot.step_s)):
+        time_s = delay_s + steps * step_s[item]
+        if time_s * (1.0 + price * item.n_gpus) >= budget_s or left_s - time_s <= least_s:
             continue
-        if saved_s - price * (item.n_gpus * time_s - area) < least_s:
-            continue
-        slope = saved_s / left_s / (item.n_gpus - slot.item.n_gpus)
-        found.append((-slope, order, item))
+        slope = (left_s - time_s) / max(item.n_gpus - held, 1)
+        found.append((-slope / left_s, order, item))
     found.sort()
     return [(-slope, item) for slope, _, item in found]
-
-
-def passes_gate(job: JobView, context: Context) -> bool:
-    """Whether ``(T - N delay) / T`` of a running job, the next restart included, reaches the gate's bound."""
-    if job.first_start_s is None or not context.tuning.gate_share:
-        return True
-    elapsed_s = context.now_s - job.first_start_s
-    lost_s = (job.restart_count + 1) * context.delay_s
-    return elapsed_s - lost_s >= context.tuning.gate_share * elapsed_s
 
 
 def _steepest(

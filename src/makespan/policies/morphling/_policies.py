@@ -1,22 +1,14 @@
 """Our policies after Morphling: clairvoyant or not, and what each loses with less to choose."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
 from makespan.policies._placing import can_starve
 from makespan.policies.morphling._growth import grow
 from makespan.policies.morphling._options import FULL_FREEDOM, LESS, Freedom, OptionTable
 from makespan.policies.morphling._preemption import preempt
-from makespan.policies.morphling._schedule import (
-    Arrivals,
-    Context,
-    Schedule,
-    Task,
-    critical,
-    price_tasks,
-    rank_tasks,
-)
+from makespan.policies.morphling._schedule import Arrivals, Context, Schedule, Task
 from makespan.policies.morphling._tuning import CLAIRVOYANT, NON_CLAIRVOYANT, Tuning
 from makespan.sim import Catalogue, ClusterView, Decision, JobView
 
@@ -40,23 +32,24 @@ def _decide(
     view: ClusterView, state: PolicyState, tuning: Tuning, steps_left: Callable[[JobView], float]
 ) -> tuple[Decision, PolicyState]:
     """Start what fits, let blocked jobs preempt others where that pays, hand out what is left."""
-    now_s, delay_s, n_gpus = view.time_s, view.restart_delay_s, max(view.n_gpus, 1)
+    now_s, n_gpus = view.time_s, max(view.n_gpus, 1)
     waiting, running = (
-        [Task(job, state.options.of(job.spec), steps_left(job), now_s) for job in jobs]
+        [Task(job, state.options.of(job), steps_left(job), now_s) for job in jobs]
         for jobs in (view.pending, view.running)
     )
     arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
     start_price = arrivals.per_s * tuning.start_horizon_s / n_gpus
-    context = Context(now_s, delay_s, start_price, tuning)
-    price_tasks(waiting, delay_s, start_price, tuning.cost_tolerance)
-    rank_tasks(waiting, now_s, tuning, critical(waiting, running, context, n_gpus))
+    context = Context(now_s, view.restart_delay_s, start_price, tuning)
     schedule = Schedule.of(view, running, is_tight=state.is_tight)
-    blocked = schedule.start(sorted(waiting, key=lambda task: task.rank))
+    blocked = schedule.start(context.admit(waiting))
     if blocked:
         schedule, blocked = preempt(schedule, blocked, context)
     growth_price = (arrivals.per_s * tuning.growth_horizon_s + len(blocked)) / n_gpus
-    grow(schedule, state.options, growth_price, context)
-    return schedule.decision([*running, *waiting]), PolicyState(state.options, state.is_tight, arrivals)
+    grow(schedule, growth_price, context)
+    has_idle = schedule.room.n_gpus > 0 and bool(schedule.slots)
+    wake_up_s = _next_multiple(now_s, tuning.look_again_s) if has_idle else None
+    decision = schedule.decision([*running, *waiting], wake_up_s)
+    return decision, PolicyState(state.options, state.is_tight, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +80,11 @@ class MorphlingLookahead(_Variant):
         Time that a new job is expected to run at its requested speed [s].
     expected_share
         Share of the time that a job has run which it is expected to run on.
-    look_again_s
-        Period after which it decides again while devices are free and nobody waits [s].
     """
 
     tuning: Tuning = NON_CLAIRVOYANT
-    expected_s: float = 60.0
-    expected_share: float = 0.25
-    look_again_s: float = 900.0
+    expected_s: float = 30.0
+    expected_share: float = 0.5
     name: str = "morphling-lookahead"
     title: str = "Morphling (lookahead)"
     interval_s: float | None = None
@@ -104,15 +94,13 @@ class MorphlingLookahead(_Variant):
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Schedule all known jobs by estimates and return what changes."""
-        decision, state = _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
-        if not view.running or view.pending or not sum(view.free_gpus):
-            return decision, state
-        return replace(decision, wake_up_s=_next_multiple(view.time_s, self.look_again_s)), state
+        return _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
 
     def expected_steps(self, job: JobView, view: ClusterView) -> float:
         """Estimate the steps that a job has left from the time that it has run."""
+        reference_s = job.step_s(view.catalogue.requested(job.spec))
         left_s = self.expected_s + self.expected_share * job.running_time_s
-        return left_s / view.catalogue.requested(job.spec).predicted_iter_time_s
+        return left_s / reference_s
 
 
 def _next_multiple(time_s: float, every_s: float) -> float:

@@ -5,21 +5,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from makespan.policies._placing import Room
 from makespan.policies.morphling._schedule import Context, Schedule, Slot, Task
 from makespan.sim import Configuration
 
-__all__ = ["Lookahead", "displace", "look_ahead", "preempt"]
+__all__ = ["Lookahead", "Residents", "displace", "look_ahead", "preempt"]
 
+_Clearing = tuple[int, int, int, list[Task]]  # stops on nodes, free devices, node, whom to remove
 _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], index, configuration, nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """Sum of finish times plus weighted last one, and waits of blocked jobs [s], if nobody else arrives."""
+    """Sum of finish times, the last one weighted, and those of blocked jobs [s], if nobody else arrives."""
 
     cost_s: float
-    waits_s: dict[Task, float]
+    ends_s: dict[Task, float]
 
 
 def look_ahead(
@@ -34,64 +34,60 @@ def look_ahead(
     heap: list[_Run] = [
         (slot.finish_s, task.index, slot.item, slot.nodes) for task, slot in schedule.slots.items()
     ]
-    waits_s: dict[Task, float] = {}
-    total_s = sum(run[0] for run in heap)
-    last_s = max((run[0] for run in heap), default=now_s)
-    room, delay_s = schedule.room.copy(), schedule.start_s - now_s
+    total_s = sum([run[0] for run in heap])
+    last_s = max([run[0] for run in heap], default=now_s)
     waiting = list(blocked[: tuning.max_foreseen])
-    n_beyond, time_s = len(blocked) - len(waiting), now_s
+    n_beyond, time_s, weight = len(blocked) - len(waiting), now_s, tuning.last_weight
+    rest_s = sum([task.least_s for task in waiting])  # what is to be added at least to the time
+    ends_s: dict[Task, float] = {}
+    if total_s + rest_s + len(blocked) * now_s + weight * last_s >= limit_s:
+        return None
+    room, delay_s, grain_s = schedule.room.copy(), schedule.delay_s, tuning.grain_s
     heapq.heapify(heap)
     while heap and waiting:
         time_s, _, item, nodes = heapq.heappop(heap)
         room.give(item, nodes)
-        if heap and heap[0][0] <= time_s + tuning.grain_s:
+        if heap and heap[0][0] <= time_s + grain_s:
             continue
-        if total_s + (len(waiting) + n_beyond) * time_s + tuning.last_weight * last_s >= limit_s:
+        if total_s + rest_s + (len(waiting) + n_beyond) * time_s + weight * last_s >= limit_s:
             return None
-        started, waiting = _start(room, waiting, time_s + delay_s)
-        for task, run in started:
-            heapq.heappush(heap, run)
-            waits_s[task] = time_s - now_s
-            total_s += run[0]
-            last_s = max(last_s, run[0])
-    waits_s |= dict.fromkeys(waiting, last_s - now_s)
-    cost_s = total_s + len(waiting) * last_s + n_beyond * time_s + tuning.last_weight * last_s
-    return Lookahead(cost_s, waits_s) if cost_s < limit_s else None
-
-
-def _start(room: Room, waiting: Iterable[Task], ready_s: float) -> tuple[list[tuple[Task, _Run]], list[Task]]:
-    """Start in order what fits; return that, and what still waits."""
-    started, left = [], []
-    for task in waiting:
-        chosen = room.first_fit(task.choices) if task.least_gpus <= room.n_gpus else None
-        if chosen is None:
-            left.append(task)
-            continue
-        item, nodes = chosen
-        room.take(item, nodes)
-        started.append((task, (ready_s + task.steps * item.predicted_iter_time_s, task.index, item, nodes)))
-    return started, left
+        left = []
+        for task in waiting:
+            chosen = room.first_fit(task.choices) if task.least_gpus <= room.n_gpus else None
+            if chosen is None:
+                left.append(task)
+                continue
+            room.take(*chosen)
+            end_s = time_s + delay_s + task.steps * task.options.step_s[chosen[0]]
+            heapq.heappush(heap, (end_s, task.index, *chosen))
+            ends_s[task] = end_s
+            total_s += end_s
+            rest_s -= task.least_s
+            last_s = max(last_s, end_s)
+        waiting = left
+    ends_s |= dict.fromkeys(waiting, last_s)
+    cost_s = total_s + len(waiting) * last_s + n_beyond * time_s + weight * last_s
+    return Lookahead(cost_s, ends_s) if cost_s < limit_s else None
 
 
 def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[Schedule, list[Task]]:
     """Carry out the preemption that is worth most until none pays; return who is still blocked too."""
-    tuning = context.tuning
     winners: set[Task] = set()
     ahead = look_ahead(schedule, blocked, context)
-    while ahead is not None and blocked and len(winners) < tuning.max_preemptions:
+    while ahead is not None and blocked and len(winners) < context.tuning.max_preemptions:
         best: tuple[Lookahead, Task, Schedule, list[Task]] | None = None
-        limit_s = ahead.cost_s - tuning.min_gain_s
-        for task in blocked[: tuning.max_preempting]:
-            if ahead.waits_s[task] < tuning.min_wait_delays * context.delay_s:
+        limit_s = ahead.cost_s
+        for most_s, task, item, clearing in _worth_a_trial(schedule, blocked, winners, ahead, context):
+            if most_s <= ahead.cost_s - limit_s:
+                break
+            cleared = displace(schedule, task, item, *clearing)
+            if cleared is None:
                 continue
-            for item in task.choices:
-                trial = _try(schedule, blocked, task, item, winners, context)
-                if trial is None:
-                    continue
-                foreseen = look_ahead(*trial, context, limit_s)
-                if foreseen is not None:
-                    limit_s = foreseen.cost_s
-                    best = (foreseen, task, *trial)
+            trial, waiting = _started(*cleared, [other for other in blocked if other is not task], context)
+            foreseen = look_ahead(trial, waiting, context, limit_s)
+            if foreseen is not None:
+                limit_s = foreseen.cost_s
+                best = (foreseen, task, trial, waiting)
         if best is None:
             break
         ahead, winner, schedule, blocked = best
@@ -99,129 +95,150 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
     return schedule, blocked
 
 
-def _try(
-    schedule: Schedule,
-    blocked: Sequence[Task],
-    task: Task,
-    item: Configuration,
-    protected: set[Task],
-    context: Context,
-) -> tuple[Schedule, list[Task]] | None:
-    """Return the schedule in which a job gets a configuration by preemption, and who waits then."""
-    cleared = displace(schedule, task, item, protected, context.delay_s)
-    if cleared is None:
-        return None
-    trial, suspended = cleared
-    context.admit(suspended)
-    queue = sorted(
-        [*(other for other in blocked if other is not task), *suspended], key=lambda task: task.rank
-    )
+def _worth_a_trial(
+    schedule: Schedule, blocked: Sequence[Task], winners: set[Task], ahead: Lookahead, context: Context
+) -> list[tuple[float, Task, Configuration, tuple[tuple[int, ...], list[Task]]]]:
+    """List what blocked jobs could get by force, and from whom, by what it saves at most [s], most first.
+
+    Only the job itself gains, once more where it ends last, and everybody removed loses a restart.
+    """
+    tuning, residents = context.tuning, Residents(schedule, winners)
+    found = []
+    for task in blocked[: tuning.max_preempting]:
+        spare_s, step_s = ahead.ends_s[task] - schedule.start_s, task.options.step_s
+        for order, item in enumerate(task.choices):
+            most_s = (spare_s - task.steps * step_s[item]) * (1.0 + tuning.last_weight)
+            clearing = residents.cheapest(item) if most_s > 0 else None
+            if clearing is not None:
+                most_s -= len(clearing[1]) * context.delay_s
+                found.append((-most_s, task.index, order, task, item, clearing))
+    found.sort(key=lambda entry: entry[:3])
+    return [(-entry[0], *entry[3:]) for entry in found[: tuning.max_trials]]
+
+
+def _started(
+    trial: Schedule, suspended: list[Task], blocked: list[Task], context: Context
+) -> tuple[Schedule, list[Task]]:
+    """Let waiting jobs and suspended ones start where there is room; return who waits."""
+    queue = context.admit([*blocked, *suspended]) if suspended else blocked
     return trial, trial.start(queue)
 
 
 def displace(
-    schedule: Schedule, task: Task, item: Configuration, protected: Iterable[Task], delay_s: float
+    schedule: Schedule,
+    task: Task,
+    item: Configuration,
+    nodes: tuple[int, ...],
+    victims: Sequence[Task],
 ) -> tuple[Schedule, list[Task]] | None:
-    """Return a copy in which a job holds a configuration, and who lost everything for it.
+    """Return a copy in which a job holds a configuration on nodes instead of others, and who lost everything.
 
-    None if there are not enough nodes, or a guaranteed job could not be kept.
+    None if a guaranteed job could not be kept.
     """
-    runtime_s = delay_s + task.steps * item.predicted_iter_time_s
-    chosen = _cheapest_nodes(schedule, item, set(protected), delay_s, runtime_s)
-    if chosen is None:
-        return None
-    nodes, victims = chosen
     trial = schedule.copy()
     lost = [(victim, trial.remove(victim)) for victim in victims]
     trial.place(task, item, nodes)
+    break_s = trial.slots[task].finish_s
     lost.sort(key=lambda entry: (not entry[0].is_guaranteed, entry[1].finish_s, entry[0].index))
     suspended = []
     for victim, slot in lost:
-        if not _relocate(trial, victim, slot, delay_s, runtime_s + delay_s):
+        if not _relocate(trial, victim, slot, break_s):
             if victim.is_guaranteed:
                 return None
             suspended.append(victim)
     return None if trial.room.has_shortage() else (trial, suspended)
 
 
-def _relocate(trial: Schedule, victim: Task, slot: Slot, delay_s: float, break_s: float) -> bool:
-    """Place a job elsewhere on as many devices at most, unless a break as long as given is better."""
+def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool:
+    """Place a job elsewhere on as many devices at most, unless to go on after a time [s] is better."""
+    step_s = victim.options.step_s
     best: tuple[float, Configuration, tuple[int, ...]] | None = None
-    for item in victim.options:
+    for item in victim.options.items:
         if item.n_gpus > slot.item.n_gpus:
             break
-        time_s = item.predicted_iter_time_s
+        time_s = step_s[item]
         if best is None or time_s < best[0]:
             nodes = trial.room.fit(item)
             if nodes is not None:
                 best = (time_s, item, nodes)
     if best is None:
         return False
-    waiting_s = break_s + victim.steps * slot.item.predicted_iter_time_s
-    if not victim.is_guaranteed and delay_s + victim.steps * best[0] > waiting_s:
+    resumed_s = break_s + trial.delay_s + victim.steps * slot.step_s
+    if not victim.is_guaranteed and trial.start_s + victim.steps * best[0] > resumed_s:
         return False
     trial.place(victim, best[1], best[2])
     return True
 
 
-def _cheapest_nodes(
-    schedule: Schedule, item: Configuration, protected: set[Task], delay_s: float, runtime_s: float
-) -> tuple[tuple[int, ...], list[Task]] | None:
-    """Choose nodes for a configuration, and whom to remove from them, greedily by cost."""
-    residents = _residents(schedule, protected, delay_s, runtime_s)
-    nodes: list[int] = []
-    victims: dict[Task, None] = {}
-    for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
-        best: tuple[tuple[float, int, int], list[Task]] | None = None
-        usable = schedule.room.nodes_of_type(gpu_type)
-        for node, free in enumerate(schedule.room.gpus):
-            if node in nodes or not usable >> node & 1:
-                continue
-            found = _cheapest_victims(residents[node], victims, count - free)
-            if found is None:
-                continue
-            key = (found[0], free, node)
-            if best is None or key < best[0]:
-                best = (key, found[1])
-        if best is None:
-            return None
-        nodes.append(best[0][2])
-        victims.update(dict.fromkeys(best[1]))
-    return tuple(nodes), list(victims)
+class Residents:
+    """Who could be removed from every node of a schedule, whom it is cheapest to remove first.
 
+    Jobs on one node come before those on several, which are hard to move, and those with many devices first.
+    """
 
-Residents = list[tuple[float, int, Task, int]]
+    __slots__ = ("_of_node", "_rankings", "_room", "_slots")
 
+    def __init__(self, schedule: Schedule, protected: Iterable[Task]) -> None:
+        kept = set(protected)
+        entries: list[list[tuple[int, int, int, Task]]] = [[] for _ in schedule.room.gpus]
+        for task, slot in schedule.slots.items():
+            if task not in kept:
+                n_nodes = len(slot.nodes)
+                for node, count in zip(slot.nodes, slot.item.counts, strict=True):
+                    entries[node].append((n_nodes, -count, task.index, task))
+        for found in entries:
+            found.sort()
+        self._of_node = entries
+        self._room = schedule.room
+        self._slots = schedule.slots
+        self._rankings: dict[tuple[int, str], list[_Clearing]] = {}
 
-def _residents(schedule: Schedule, protected: set[Task], delay_s: float, runtime_s: float) -> list[Residents]:
-    """List for every node who could be removed: cost a device [s], index, job, devices there."""
-    residents: list[Residents] = [[] for _ in schedule.room.gpus]
-    for task, slot in schedule.slots.items():
-        if task in protected:
-            continue
-        cost_s = delay_s if len(slot.nodes) == 1 else delay_s + runtime_s
-        for node, count in zip(slot.nodes, slot.item.counts, strict=True):
-            residents[node].append((cost_s / count, task.index, task, count))
-    for entries in residents:
-        entries.sort(key=lambda entry: entry[:2])
-    return residents
+    def cheapest(self, item: Configuration) -> tuple[tuple[int, ...], list[Task]] | None:
+        """Choose nodes for a configuration, and whom to remove from them, greedily by cost."""
+        nodes: list[int] = []
+        victims: dict[Task, None] = {}
+        touched: set[int] = set()  # nodes on which jobs are removed already
+        for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
+            ranking = self._ranking(count, gpu_type)
+            best = next((it for it in ranking if it[2] not in touched and it[2] not in nodes), None)
+            usable = self._room.nodes_of_type(gpu_type)
+            for node in sorted(touched.difference(nodes)):
+                if usable >> node & 1:
+                    found = self._clearing(node, count, victims)
+                    if found is not None and (best is None or found[:3] < best[:3]):
+                        best = found
+            if best is None:
+                return None
+            nodes.append(best[2])
+            for task in best[3]:
+                victims[task] = None
+                touched.update(self._slots[task].nodes)
+        return tuple(nodes), list(victims)
 
+    def _ranking(self, count: int, gpu_type: str) -> list[_Clearing]:
+        """Return how so many devices of each node are freed, the cheapest first."""
+        found = self._rankings.get((count, gpu_type))
+        if found is None:
+            usable = self._room.nodes_of_type(gpu_type)
+            nodes = [node for node in range(len(self._of_node)) if usable >> node & 1]
+            possible = [self._clearing(node, count, {}) for node in nodes]
+            found = sorted([it for it in possible if it is not None], key=lambda it: it[:3])
+            self._rankings[count, gpu_type] = found
+        return found
 
-def _cheapest_victims(
-    residents: Residents, removed: dict[Task, None], shortfall: int
-) -> tuple[float, list[Task]] | None:
-    """Return what it costs to free so many devices of a node, and whom to remove; None if impossible."""
-    if shortfall <= 0:
-        return 0.0, []
-    for _, _, task, count in residents:
-        if task in removed:
-            shortfall -= count
-    cost_s, victims = 0.0, []
-    for rate_s, _, task, count in residents:
-        if shortfall <= 0:
-            break
-        if task not in removed:
-            victims.append(task)
-            cost_s += rate_s * count
-            shortfall -= count
-    return None if shortfall > 0 else (cost_s, victims)
+    def _clearing(self, node: int, count: int, removed: dict[Task, None]) -> _Clearing | None:
+        """Return how so many devices of a node are freed beside what is removed; None if impossible."""
+        free = self._room.gpus[node]
+        shortfall = count - free
+        entries = self._of_node[node]
+        if removed:
+            shortfall += sum([negative for _, negative, _, task in entries if task in removed])
+        n_stops, victims = 0, []
+        for n_nodes, negative, _, task in entries:
+            if shortfall <= 0:
+                break
+            if task not in removed:
+                victims.append(task)
+                n_stops += n_nodes
+                shortfall += negative
+        return None if shortfall > 0 else (n_stops, free, node, victims)
