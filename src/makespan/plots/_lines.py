@@ -144,9 +144,11 @@ def _log_hours(axes: Axes) -> None:
     axes.set_ylim(low, high)
 
 
-def _log_ticks(axis: Axis, low: float, high: float) -> None:
+def _log_ticks(
+    axis: Axis, low: float, high: float, fine: Sequence[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)
+) -> None:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low > _COARSE_RANGE else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    steps = (1, 2, 5) if high / low > _COARSE_RANGE else fine
     axis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(plain_numbers())
@@ -174,7 +176,7 @@ def plot_intervals(
     names, policies = list(dict.fromkeys(table["panel"])), ordered(table["policy"], looks)
     n_columns = min(len(names), _PANELS_IN_ROW)
     n_rows = math.ceil(len(names) / n_columns)
-    figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.45 + _LINE_IN * len(policies)))
+    figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.6 + _LINE_IN * len(policies)))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
     for axes, name in zip(panels.flat, names, strict=False):
         _intervals(axes, table[table["panel"] == name], policies, looks)
@@ -196,12 +198,12 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mappi
         look, y = look_of(looks, str(name)), policies.index(str(name))
         axes.plot([low, high], [y, y], color=look.colour, lw=1.4, alpha=0.6)
         face = "white" if is_hollow else look.colour
-        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=4, zorder=3)
+        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=3)
     means, ends = hours[:, 0], np.nan_to_num(hours[:, 1:], nan=hours[:, 0].mean())
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
     most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
     axes.set_xscale("log")
-    _log_ticks(axes.xaxis, least, most)
+    _log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6))
     axes.set_xlim(least, most)
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)

@@ -133,7 +133,7 @@ def lists(paths: Paths, source: str) -> Drawn:
     parts = [
         pd.DataFrame(
             {
-                "panel": f"{_SHORT[str(trace)]}, {n_gpus} GPUs: {what}",
+                "panel": f"{_SHORT[str(trace)]}, {n_gpus} GPUs\n{what}",
                 "policy": own["policy"],
                 **{end: own[f"{name}_{end}_s"] for end in ("mean", "low", "high")},
                 "is_hollow": own["sla_attainment"] < 1,
