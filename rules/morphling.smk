@@ -261,6 +261,28 @@ for experiment, options in SIM.experiments().items():
             "../workflow/scripts/morphling_simulate.py"
 
 
+rule morphling_threads:
+    output:
+        table="results/emulated/morphling/threads.csv",
+    log:
+        "logs/emulated/morphling/morphling_threads.log",
+    benchmark:
+        "benchmarks/results/emulated/morphling/morphling_threads.tsv"
+    priority: 1
+    conda:
+        CPU
+    threads: 4
+    resources:
+        **asks(minutes=15),
+    params:
+        emulator=SETTINGS.throughput.emulated.model_dump()
+        | {"cluster": SETTINGS.cluster, "cpu_threads": SIM.threads.cpu_threads},
+        options=SIM.of_threads(FORM),
+        code=code_hash("morphling_threads", chosen=SIM.threads.policies),
+    script:
+        "../workflow/scripts/morphling_threads.py"
+
+
 rule morphling_fig9:
     input:
         published="config/published/morphling_fig9.csv",

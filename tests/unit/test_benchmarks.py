@@ -2,7 +2,11 @@
 
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
+
+import pandas as pd
+import pytest
 
 
 def test_every_benchmark_is_registered_and_exists(root: Path) -> None:
@@ -16,3 +20,15 @@ def test_every_benchmark_is_registered_and_exists(root: Path) -> None:
     }
     assert registered == written
     assert all(entry["quantity"] and entry["target"] for entry in registry.values())
+
+
+def test_the_page_of_the_policies_shows_the_points_that_were_searched(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    search = import_module("search_policies")
+    points = {name: pd.read_csv(search.FOLDER / f"{name}.csv") for name in search.VARIANTS}
+    assert search.front_table(points) in search.PAGE.read_text(encoding="utf-8")
+    for name, variant in search.VARIANTS.items():
+        shipped = search.parameters(variant)
+        assert points[name].iloc[0][list(shipped)].to_dict() == shipped

@@ -132,9 +132,9 @@ def test_progress_in_a_terminal_is_a_bar_a_policy(monkeypatch: pytest.MonkeyPatc
     progress = Progress(["fifo", "morphling-lookahead", "sia"])
     progress([0.5, 1.0, 0.0], [None, done(1234.4), None])
     lines = stream.getvalue().splitlines()
-    assert "fifo       [###############---------------]  50%" in lines[0]
+    assert "fifo                 [###############---------------]  50%" in lines[0]
     assert "morphling-lookahead  [##############################] done, average JCT 1234 s" in lines[1]
-    assert "sia        [------------------------------] waiting" in lines[2]
+    assert "sia                  [------------------------------] waiting" in lines[2]
     progress.close()
     assert stream.getvalue().endswith("\x1b[3F\x1b[J\x1b[?25h")
 

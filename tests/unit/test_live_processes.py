@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -185,3 +186,26 @@ def test_the_profile_measures_every_plan_and_what_a_restart_costs(monkeypatch):
     assert min(one.overhead_s for one in restarts) > 0
     assert min(one.save_s for one in restarts) > 0
     assert beside[2:] == beside[:2]
+
+
+def test_neighbours_end_even_where_an_interrupt_comes_before_they_begin(monkeypatch):
+    stopped = []
+
+    def train_until_stopped(self, key, slots, place):
+        asked.wait()
+        place.mkdir()
+        while not (place / "stop").exists():
+            time.sleep(0.01)
+        stopped.append(key)
+
+    def interrupted(place):
+        asked.set()
+        raise KeyboardInterrupt
+
+    asked = threading.Event()
+    monkeypatch.setattr(Profiler, "_train", train_until_stopped)
+    monkeypatch.setattr(_prepare, "_trains", interrupted)
+    profiler = Profiler(live.live_workload("live-smoke"), 2, WHERE.nodes[0], HERE, QUICK)
+    with pytest.raises(KeyboardInterrupt), profiler._neighbours({(1,): "tiny-gpt"}):
+        pass
+    assert stopped == ["tiny-gpt"]

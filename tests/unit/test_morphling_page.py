@@ -137,7 +137,7 @@ def test_the_statements_on_the_page_are_those_of_the_ledger(mark):
         for source, cell in zip(head[2:-1], row[2:-1], strict=True):
             verdict = cell.partition(":")[0]
             assert verdict in VERDICTS
-            if source != "measured":
+            if source != "measured" and verdict != "not run":
                 assert (verdict == "fails") == (source in known), (row[0], source)
 
 

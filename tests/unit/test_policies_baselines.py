@@ -111,9 +111,9 @@ def test_nobody_goes_if_all_together_are_not_enough() -> None:
 # --- the queue ------------------------------------------------------------------------------
 
 
-def plain_serve(view, order, options, victims=None, queue=None):
+def plain_serve(view, order, options, victims=None, queue=None, kept_threads=0):
     """Serve all jobs, sorted anew at every decision: what `serve` must come to."""
-    room = Room.of(view, is_tight=True)
+    room = Room.of(view, is_tight=True, kept_threads=kept_threads)
     waiting = sorted((*order(job), job.index, job) for job in view.pending)
     changes, refused = {}, set()
     while waiting:
@@ -310,12 +310,19 @@ def test_synergy_serves_guaranteed_jobs_first_and_no_slower_than_they_asked() ->
     assert set(apart.events.loc[apart.events["job_id"] == "c", "iter_time_s"].dropna()) == {0.6}
 
 
-def test_synergy_leaves_later_jobs_what_is_left() -> None:
-    jobs = [job(name, 0.0) for name in "abc"]
-    result = run("synergy", jobs, toy_nodes(1, 4, cpu_threads=16), catalogue=cpu_catalogue())
-    started = result.events[result.events["kind"] == "started"]
-    assert started["cpu_threads"].tolist()[:2] == [8, 8]
-    assert started["time_s"].tolist() == [0.0, 0.0, pytest.approx(10.2)]  # fewer than 4 threads are left
+def test_synergy_gives_more_than_a_fair_share_only_where_others_leave_it() -> None:
+    jobs = [job(name, 0.0) for name in "abcd"]
+    for threads, held in ((16, [4, 4, 4, 4]), (24, [4, 8, 4, 8]), (64, [8, 8, 8, 8])):
+        result = run("synergy", jobs, toy_nodes(1, 4, cpu_threads=threads), catalogue=cpu_catalogue())
+        started = result.events[result.events["kind"] == "started"]
+        assert started["cpu_threads"].tolist() == held
+        assert started["time_s"].tolist() == [0.0] * 4
+
+
+def test_a_job_that_needs_more_than_its_share_gets_it_as_nothing_smaller_would_do() -> None:
+    large = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", 1.0)], 16)])
+    result = run("synergy", [job("a")], toy_nodes(1, 4, cpu_threads=16), catalogue=large)
+    assert story(result, "finished") == [(10.0, "a")]
 
 
 # --- Sia ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import click
 import numpy as np
 import pandas as pd
 import pytest
-from toy_cluster import toy_catalogue, toy_job, toy_nodes
+from toy_cluster import throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.cli import main
 from makespan.config import load_settings
@@ -27,6 +27,7 @@ from makespan.studies import (
     ImpossibleScheduleError,
     RunError,
     Scenario,
+    TableCatalogue,
     _pool,
     _runs,
     comparison,
@@ -300,3 +301,13 @@ def test_equal_tables_are_fitted_once(tables_of_the_workflow, monkeypatch):
     other = tables["vit"].assign(iter_time_s=tables["vit"]["iter_time_s"] * 2.0)
     with pytest.raises(AttributeError):
         predictions({"vit": other}, "a800-64", "extended")
+
+
+def test_a_request_means_the_threads_that_it_names_or_the_most_below() -> None:
+    catalogue = TableCatalogue.from_tables(
+        throughput_rows("roberta", [("ga", "1", step_s), ("ga", "2", step_s / 2)], threads)
+        for threads, step_s in ((2, 2.0), (4, 1.5), (16, 1.0))
+    )
+    for n_cpus, n_gpus, threads in ((4, 1, 4), (8, 1, 4), (1, 1, 2), (99, 1, 16), (8, 2, 4)):
+        job = replace(toy_job("a", n_gpus=n_gpus), n_cpus=n_cpus)
+        assert [item.cpu_threads for item in catalogue.as_requested(job)] == [threads]

@@ -15,7 +15,9 @@ from makespan.papers import PAPERS, figures, morphling
 from makespan.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
-FIGURES = [name for name, entry in figures("morphling").items() if not entry.sources]
+FIGURES = [
+    name for name, entry in figures("morphling").items() if "emulated" in (entry.sources or ["emulated"])
+]
 SETTINGS = load_settings([], ROOT)
 FURTHER = [
     (paper, source, name)
@@ -24,7 +26,7 @@ FURTHER = [
     for name, entry in figures(paper).items()
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables(source, is_profiled=False))
 ]
-N_SIMULATED_FIGURES = 11
+N_SIMULATED_FIGURES = 12
 OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
     "sensitivity": tables.SENSITIVITY,
@@ -36,20 +38,31 @@ SCHEMAS = {
     name: OF_PAPER.get(name, OF_PAPER["study"])
     for name in (
         *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
-        *("lists", "lists_summary", "lists_pairs", "knowledge"),
+        *("lists", "lists_summary", "lists_pairs", "rivals", "threads", "knowledge"),
         *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
     )
 }
 FIT_RULES = {"morphling_fit_models"}
 SIMULATION_RULES = {
     f"morphling_{name}"
-    for name in ("getting_started", "table4", "lists", "knowledge", "load", "large_models", "rounds", "scale")
+    for name in (
+        "getting_started",
+        "table4",
+        "lists",
+        "rivals",
+        "knowledge",
+        "load",
+        "large_models",
+        "rounds",
+        "scale",
+    )
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES
 EXPERIMENT_RULES = {
     "morphling_sensitivity",
     "morphling_fig7",
     "morphling_fig8",
+    "morphling_threads",
 } | CLUSTER_RULES
 BESIDE = {"all", "evaluate_claims", "join_claims"}
 PRICED = ["instantiation", "layer_throughput", "reconfiguration"]  # by the schedule of the emulator
@@ -169,12 +182,12 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
 def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
     append(finished.root / "src/makespan/policies/_fifo.py", "\n# changed\n")
     planned = finished.planned()
-    without = {"morphling_knowledge", "morphling_rounds"}
+    without = {"morphling_knowledge", "morphling_rivals", "morphling_rounds"}
     again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
     assert set(planned) == again - without
     # Training beside serving runs without FIFO.
     of_easyscale = {name for name, entry in figures("easyscale").items() if not entry.sources}
-    assert planned["draw_figure"] == N_SIMULATED_FIGURES - 2 + len(of_easyscale - {"serving"})
+    assert planned["draw_figure"] == N_SIMULATED_FIGURES - len(without) + len(of_easyscale - {"serving"})
 
 
 def test_what_no_rule_reaches_reruns_nothing(finished):

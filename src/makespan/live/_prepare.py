@@ -156,6 +156,11 @@ def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
     return max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
 
 
+def _training_job(key: str, plan: str, size: int, node: NodeSpec, n_steps: int) -> TrainingJob:
+    point = ProfilePoint(plan, Placement((size,)), 1)
+    return TrainingJob(model_of(workload(key)), point_plan(point, workload(key), node), n_steps)
+
+
 def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
     """Train one step on as many slots as any job may have.
 
@@ -163,9 +168,8 @@ def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None
     here, with interrupts from the keyboard blocked, as they then are in all that it starts: the scheduler
     alone hears of them, and lets the processes write their checkpoints.
     """
-    key, size = next(iter(spec.workloads)), max(spec.slots)
-    point = ProfilePoint(spec.plans[size][0], Placement((size,)), 1)
-    job = TrainingJob(model_of(workload(key)), point_plan(point, workload(key), where.node), 1)
+    size = max(spec.slots)
+    job = _training_job(next(iter(spec.workloads)), spec.plans[size][0], size, where.node, 1)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         train(job, launcher=launch_on(tuple(range(size))))
@@ -238,14 +242,9 @@ class Profiler:
     def _points(self, key: str, size: int) -> dict[str, Any]:
         slots, beside = self._places(key, size)
         points = [ProfilePoint(plan, Placement((size,)), 1) for plan in self._spec.plans[size]]
-        launcher, procedure, where = (
-            self._launch_on(slots),
-            _procedure(self._settings),
-            f", slots {_listed(slots)}",
-        )
         return measure_points(
-            workload(key), points, self._node, launcher, procedure, kept=self._kept, where=where,
-            beside=lambda: self._neighbours(beside),
+            workload(key), points, self._node, self._launch_on(slots), _procedure(self._settings),
+            kept=self._kept, where=f", slots {_listed(slots)}", beside=lambda: self._neighbours(beside),
         )  # fmt: skip
 
     def _places(self, key: str, size: int) -> tuple[Slots, dict[Slots, str]]:
@@ -272,18 +271,16 @@ class Profiler:
                         time.sleep(_POLL_WALL_S)
                 yield
             finally:
-                for place in filter(Path.exists, places):
-                    request_stop(place)
+                while not all(end.done() for end in ends.values()):  # one may be only about to begin
+                    for place in filter(Path.exists, places):
+                        request_stop(place)
+                    time.sleep(_POLL_WALL_S)
             for end in ends.values():
                 end.result()
 
     def _train(self, key: str, slots: Slots, place: Path) -> None:
-        job = self._job(key, self._spec.plans[len(slots)][0], len(slots), _ENDLESS)
+        job = _training_job(key, self._spec.plans[len(slots)][0], len(slots), self._node, _ENDLESS)
         train(job, launcher=self._launch_on(slots), run_dir=place)
-
-    def _job(self, key: str, plan: str, size: int, n_steps: int) -> TrainingJob:
-        point = ProfilePoint(plan, Placement((size,)), 1)
-        return TrainingJob(model_of(workload(key)), point_plan(point, workload(key), self._node), n_steps)
 
     def _turns(self, key: str, slots: Slots, beside: dict[Slots, str]) -> list[tuple[float, float]]:
         """Overhead of each turn, and the time of its checkpoint [s]."""
@@ -291,7 +288,7 @@ class Profiler:
         with self._neighbours(beside), temporary_directory("restart") as directory:
             for turn in range(_TURNS):
                 n_steps = self._settings.restart_steps * (turn + 1)
-                job = self._job(key, plans[turn % len(plans)], size, n_steps)
+                job = _training_job(key, plans[turn % len(plans)], size, self._node, n_steps)
                 began, source = time.monotonic(), directory if turn else None
                 result = train(job, launcher=self._launch_on(slots), checkpoint_dir=directory, resume=source)
                 overhead_s = time.monotonic() - began - steady_wall_s(result)

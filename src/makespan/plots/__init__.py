@@ -10,7 +10,7 @@ the legend, where others follow in grey, and ``titles`` the titles of names that
 """
 
 from makespan.plots._bars import plot_grouped_bars, plot_ratio_bars
-from makespan.plots._lines import plot_bands, plot_cdf, plot_costs, plot_intervals
+from makespan.plots._lines import plot_bands, plot_cdf, plot_costs, plot_intervals, plot_variants
 from makespan.plots._models import (
     ENVELOPE,
     plot_cpu_sensitivity,
@@ -66,6 +66,7 @@ __all__ = [
     "plot_prediction",
     "plot_ratio_bars",
     "plot_sensitivity",
+    "plot_variants",
     "require_columns",
     "save_figure",
     "styled",

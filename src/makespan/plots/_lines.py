@@ -31,10 +31,11 @@ from makespan.plots._style import (
 )
 from makespan.units import HOUR
 
-__all__ = ["plot_bands", "plot_cdf", "plot_costs", "plot_intervals"]
+__all__ = ["plot_bands", "plot_cdf", "plot_costs", "plot_intervals", "plot_variants"]
 
 _MARGIN = 1.25
 _PANELS_IN_ROW, _LINE_IN = 4, 0.15
+_VARIANTS_IN_ROW, _MOST_RATIO, _WIDE_RATIO = 3, 4.0, 2.0
 _COARSE_RANGE = 12.0
 _LEGEND_COLUMNS = 6
 _TOGETHER = 3  # policies whose bands can be told apart in one panel
@@ -143,9 +144,11 @@ def _log_hours(axes: Axes) -> None:
     axes.set_ylim(low, high)
 
 
-def _log_ticks(axis: Axis, low: float, high: float) -> None:
+def _log_ticks(
+    axis: Axis, low: float, high: float, fine: Sequence[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)
+) -> None:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low > _COARSE_RANGE else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    steps = (1, 2, 5) if high / low > _COARSE_RANGE else fine
     axis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(plain_numbers())
@@ -173,7 +176,7 @@ def plot_intervals(
     names, policies = list(dict.fromkeys(table["panel"])), ordered(table["policy"], looks)
     n_columns = min(len(names), _PANELS_IN_ROW)
     n_rows = math.ceil(len(names) / n_columns)
-    figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.45 + _LINE_IN * len(policies)))
+    figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.6 + _LINE_IN * len(policies)))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
     for axes, name in zip(panels.flat, names, strict=False):
         _intervals(axes, table[table["panel"] == name], policies, looks)
@@ -195,15 +198,59 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mappi
         look, y = look_of(looks, str(name)), policies.index(str(name))
         axes.plot([low, high], [y, y], color=look.colour, lw=1.4, alpha=0.6)
         face = "white" if is_hollow else look.colour
-        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=4, zorder=3)
+        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=3)
     means, ends = hours[:, 0], np.nan_to_num(hours[:, 1:], nan=hours[:, 0].mean())
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
     most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
     axes.set_xscale("log")
-    _log_ticks(axes.xaxis, least, most)
+    _log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6))
     axes.set_xlim(least, most)
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
+
+
+@styled
+def plot_variants(
+    table: pd.DataFrame, source: str, heading: str, looks: Mapping[str, Look] = POLICIES
+) -> Figure:
+    """Draw how far every variant of a policy is from what it varies, one panel a policy, three in a row.
+
+    Parameters
+    ----------
+    table
+        Columns ``policy, variant, mean, low, high``, ratios to the policy; missing ends have no interval.
+    heading
+        What the ratios are.
+    """
+    require_columns(table, "policy", "variant", "mean", "low", "high", figure="variants")
+    names = ordered(table["policy"], looks)
+    n_columns = min(len(names), _VARIANTS_IN_ROW)
+    rows = [names[k : k + n_columns] for k in range(0, len(names), n_columns)]
+    heights = [
+        table["policy"].isin(row).pipe(lambda own: table[own].groupby("policy").size().max()) for row in rows
+    ]
+    figure = new_figure(TWO_COLUMNS_IN, 0.5 + sum(0.4 + _LINE_IN * height for height in heights))
+    grid = figure.add_gridspec(len(rows), n_columns, height_ratios=[height + 2 for height in heights])
+    ends = table[["mean", "low", "high"]].clip(1 / _MOST_RATIO, _MOST_RATIO)
+    limits = 0.97 * float(np.nanmin(ends.to_numpy(float))), 1.03 * float(np.nanmax(ends.to_numpy(float)))
+    for number, name in enumerate(names):
+        axes = figure.add_subplot(grid[number // n_columns, number % n_columns])
+        own, look = table[table["policy"] == name], look_of(looks, name)
+        axes.axvline(1.0, color=PALETTE["grey"], lw=0.8)
+        for y, (mean, low, high) in enumerate(own[["mean", "low", "high"]].to_numpy(float)):
+            axes.plot([low, high], [y, y], color=look.colour, lw=1.2, alpha=0.6)
+            axes.plot([mean], [y], look.marker, color=look.colour, ms=3.5, zorder=3)
+        axes.set_yticks(range(len(own)), own["variant"].tolist())
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(own) - 0.5, -0.5)
+        if limits[1] > _WIDE_RATIO * limits[0]:
+            axes.set_xscale("log")
+            _log_ticks(axes.xaxis, *limits)
+        axes.set_xlim(*limits)
+        axes.set_title(look.title)
+    figure.suptitle(heading)
+    figure.supxlabel("ratio")
+    return finished(figure, source, strip=False)
 
 
 @styled

@@ -303,5 +303,14 @@ POLICIES = (
         title="Gavel, finish-time fairness",
         is_clairvoyant=True,
     ),
-    Gavel("makespan", name="gavel-makespan", title="Gavel, makespan", is_clairvoyant=True),
+    Gavel(
+        "makespan",
+        turn_s=1440.0,
+        turn_delays=12.0,
+        advantage=8.0,
+        max_slowdown=1.0,
+        name="gavel-makespan",
+        title="Gavel, makespan",
+        is_clairvoyant=True,
+    ),
 )

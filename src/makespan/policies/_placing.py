@@ -66,9 +66,12 @@ class Room:
         Free CPU threads and host memory [B] of every node; None where they never run out.
     levels, of_type
         Nodes by free devices and by type of device, the bits of a number each; of a view, if known.
+    kept_threads
+        CPU threads that stay with each device that is still free, where `first_fit` has an option that needs
+        no more than these for each of its own.
     """
 
-    __slots__ = ("_levels", "_of_type", "_refused", "_supplies", "gpus", "n_gpus")
+    __slots__ = ("_kept", "_levels", "_of_type", "_refused", "_supplies", "gpus", "kept_threads", "n_gpus")
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class Room:
         host_bytes: list[float] | None = None,
         levels: list[int] | None = None,
         of_type: Mapping[str, int] | None = None,
+        kept_threads: int = 0,
     ) -> None:
         self.gpus = gpus
+        self.kept_threads, self._kept = kept_threads, 0
         self.n_gpus = sum(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
         self._of_type = {} if of_type is None else of_type
@@ -91,10 +96,11 @@ class Room:
         self._levels = levels
 
     @classmethod
-    def of(cls, view: ClusterView, *, is_tight: bool) -> "Room":
+    def of(cls, view: ClusterView, *, is_tight: bool, kept_threads: int = 0) -> "Room":
         """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
         cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
         room = cls(view.free_gpus, cpus, host_bytes, view.nodes_by_free_gpus, view.nodes_by_type)
+        room.kept_threads = kept_threads
         room.n_gpus = view.n_free_gpus
         return room
 
@@ -103,6 +109,7 @@ class Room:
         other = Room.__new__(Room)
         other.gpus = self.gpus.copy()
         other.n_gpus = self.n_gpus
+        other.kept_threads, other._kept = self.kept_threads, self._kept
         supplies = self._supplies
         other._supplies = None if supplies is None else (supplies[0].copy(), supplies[1].copy())
         other._of_type = self._of_type
@@ -125,13 +132,15 @@ class Room:
                 candidates = levels[level] & allowed
                 bit = candidates & -candidates
                 if bit and self._supplies is not None:
-                    bit = _first_supplied(candidates, item, count, *self._supplies)
+                    kept = self._kept * (level - count)
+                    bit = _first_supplied(candidates, item, count, kept, *self._supplies)
                 if bit:
                     taken |= bit
                     nodes.append(bit.bit_length() - 1)
                     break
             else:
-                self._refused.add(item)
+                if not self._kept:  # else it may fit once fewer devices have threads to keep
+                    self._refused.add(item)
                 return None
         return tuple(nodes)
 
@@ -139,12 +148,18 @@ class Room:
         """Return the first configuration that fits, with its nodes, or None; takes nothing."""
         if items in self._refused:
             return None
+        found = None
+        kept = self.kept_threads
+        self._kept = kept if any(item.cpu_threads <= kept for item in items) else 0
         for item in items:
             nodes = self.fit(item)
             if nodes is not None:
-                return item, nodes
-        self._refused.add(items)
-        return None
+                found = item, nodes
+                break
+        if found is None and not self._kept:
+            self._refused.add(items)
+        self._kept = 0
+        return found
 
     def take(self, item: Configuration, nodes: Sequence[int]) -> None:
         """Hold the devices of a configuration on nodes in the order of its `counts`; unchecked."""
@@ -194,10 +209,16 @@ class Room:
 
 
 def _first_supplied(
-    candidates: int, item: Configuration, count: int, cpus: Sequence[int], host_bytes: Sequence[float]
+    candidates: int,
+    item: Configuration,
+    count: int,
+    kept_threads: int,
+    cpus: Sequence[int],
+    host_bytes: Sequence[float],
 ) -> int:
-    """Bit of the first of some nodes that has the threads and the memory for a share, or 0."""
+    """Bit of the first of some nodes that has the threads, and more to keep, and the memory, or 0."""
     threads, needed_bytes = count * item.cpu_threads, count * item.host_memory_bytes_per_gpu
+    threads += kept_threads
     while candidates:
         bit = candidates & -candidates
         node = bit.bit_length() - 1

@@ -79,6 +79,7 @@ def serve(
     options: Callable[[JobView], Options],
     victims: Callable[[JobView], Iterable[JobView]] | None = None,
     queue: Queue | None = None,
+    kept_threads: int = 0,
 ) -> Decision:
     """Give devices to waiting jobs in order, skipping those that do not fit.
 
@@ -92,20 +93,19 @@ def serve(
         Configurations that a job may run as, best first.
     victims
         Running jobs that a job may displace, first to go first; None for no preemption.
-    queue
-        What the policy keeps between decisions, where neither order nor options of a waiting job change.
+    queue, kept_threads
+        What the policy keeps between decisions, if order and options of a waiting job stay; see `Room`.
     """
-    room = Room.of(view, is_tight=True)
-    changes: dict[str, Allocation | None] = {}
+    room = Room.of(view, is_tight=True, kept_threads=kept_threads)
     if not (room.n_gpus or victims is not None):
-        return Decision(changes)
+        return Decision()
     queue = Queue() if queue is None else queue
     queue.update(view, order, options)
     most = room.n_gpus if victims is None else view.n_gpus
     waiting = [(group[0], choices, group) for choices, group in queue.groups(most)]
     heapify(waiting)
-    started: dict[Options, int] = {}
-    displaced: list[JobView] = []
+    changes: dict[str, Allocation | None] = {}
+    started, displaced = dict[Options, int](), list[JobView]()
     refused: set[Options] = set()
     while waiting and (room.n_gpus or victims is not None):
         entry, choices, group = heappop(waiting)

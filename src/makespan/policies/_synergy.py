@@ -41,12 +41,13 @@ class CpuDemands:
         return self._known[key]
 
     def _tuned(self, variants: Sequence[Configuration], tolerance: float) -> Iterator[Configuration]:
-        """Yield the demand of one placement, then what is below it down to the fair share."""
+        """Yield the demand of one placement, then what is below it, down to what a fair share pays for."""
         limit_s = (1 + tolerance) * min(item.predicted_iter_time_s for item in variants)
         enough = [item for item in variants if item.predicted_iter_time_s <= limit_s]
         demand = min(enough, key=lambda item: item.cpu_threads)
         yield demand
-        floor = min(demand.cpu_threads, self.fair_threads)
+        fair = [item.cpu_threads for item in variants if item.cpu_threads <= self.fair_threads]
+        floor = max(fair, default=min(item.cpu_threads for item in variants))
         for item in sorted(variants, key=lambda item: -item.cpu_threads):
             if floor <= item.cpu_threads < demand.cpu_threads:
                 yield item
@@ -57,8 +58,8 @@ class Synergy:
     """Start jobs in the order of submission, guaranteed ones first, with the fewest CPU threads that suffice.
 
     Deviations: the original takes threads back from running jobs at no cost; here any change costs a restart,
-    so a job keeps what it started with. It knows no guarantees; here a guaranteed job runs only as what is
-    sure to be as fast as its request.
+    so a job keeps what it started with, and takes more than a fair share only of what others left of theirs.
+    It knows no guarantees; here a guaranteed job runs only as what is sure to be as fast as its request.
     """
 
     tolerance: float = 0.05  # loss of speed at which a job counts as running at its best
@@ -93,7 +94,7 @@ class Synergy:
             sure = tuple(item for item in tuned if job.assures(item))
             return sure or (view.catalogue.requested(job.spec),)
 
-        return serve(view, order, options, queue=queue), state
+        return serve(view, order, options, queue=queue, kept_threads=demands.fair_threads), state
 
 
 POLICIES = (Synergy(),)

@@ -41,7 +41,7 @@ class TableCatalogue:
             self._index[item.key] = item
             groups.setdefault(item.workload, []).append(item)
         self._all = {key: tuple(sorted(group, key=_order)) for key, group in sorted(groups.items())}
-        self._as_requested: dict[tuple[str, str, int], tuple[Configuration, ...]] = {}
+        self._as_requested: dict[tuple[str, str, int, int], tuple[Configuration, ...]] = {}
         self._holding: dict[str, dict[Devices, tuple[Configuration, ...]]] = {}
         self._fitting: dict[ClusterSpec, TableCatalogue] = {}
 
@@ -139,9 +139,10 @@ class TableCatalogue:
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
         """Return all configurations with plan and devices of `requested`, fewest nodes first.
 
-        One for each placement and type of device; policies that take the user's plan choose from these.
+        One for each placement and type of device, with the most CPU threads that do not exceed the
+        request, or the fewest that are measured; policies that take the user's plan choose from these.
         """
-        key = (job.workload, job.plan, job.n_gpus)
+        key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
         found = self._as_requested.get(key)
         if found is None:
             found = self._as_requested[key] = self._look_up(job)
@@ -167,7 +168,7 @@ class TableCatalogue:
                 f"accepted: {sizes}"
             )
         plan = reference_plan(job.plan, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
-        return _fastest_by_placement([item for item in same_size if item.plan == plan])
+        return _by_placement([item for item in same_size if item.plan == plan], job.n_cpus // job.n_gpus)
 
 
 def _label(item: Configuration) -> str:
@@ -178,12 +179,16 @@ def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int, tu
     return (item.n_gpus, *placement_order(item.counts), item.plan, item.cpu_threads, item.gpu_types)
 
 
-def _fastest_by_placement(items: Sequence[Configuration]) -> tuple[Configuration, ...]:
+def _by_placement(items: Sequence[Configuration], n_threads: int) -> tuple[Configuration, ...]:
+    """One of some configurations for each placement, by the number of CPU threads asked for."""
+
+    def distance(item: Configuration) -> tuple[bool, int]:
+        return (item.cpu_threads > n_threads, abs(item.cpu_threads - n_threads))
+
     best: dict[tuple[Placement, tuple[str, ...]], Configuration] = {}
     for item in items:
         where = (item.placement, item.gpu_types)
-        known = best.get(where)
-        if known is None or item.predicted_iter_time_s < known.predicted_iter_time_s:
+        if where not in best or distance(item) < distance(best[where]):
             best[where] = item
     return tuple(sorted(best.values(), key=lambda item: (*_order(item)[:3], item.predicted_iter_time_s)))
 

@@ -4,12 +4,14 @@ Everything downstream asks a source for the canonical table of a workload and ne
 made. Each result path begins with the name of its source.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar, Protocol
 
 import pandas as pd
 
-from makespan.emulator import emulate, load_calibration, trace_points
+from makespan.emulator import Point, emulate, load_calibration, trace_points
 from makespan.hardware import ClusterSpec
 from makespan.tables import THROUGHPUT
 from makespan.throughput._tables import FLAG_FAILED
@@ -53,12 +55,15 @@ class EmulatedSource:
         Name of the calibrated constants.
     seed, noise
         Seed of the measurement noise and its scale; 0 gives the exact value of the model.
+    cpu_threads
+        Numbers of CPU threads a GPU with which every plan runs; empty for those of the published traces.
     """
 
     cluster: ClusterSpec
     calibration: str
     seed: int
     noise: float
+    cpu_threads: tuple[int, ...] = ()
     name: ClassVar[str] = "emulated"
 
     def workload_keys(self) -> tuple[str, ...]:
@@ -68,8 +73,11 @@ class EmulatedSource:
     def load(self, workload_key: str) -> pd.DataFrame:
         """Emulate the trace points of one workload."""
         spec, calibration = workload(workload_key), load_calibration(self.calibration)
-        points = trace_points(spec, self.cluster)
-        frame = emulate(spec, points, self.cluster, calibration, seed=self.seed, noise=self.noise)
+        points: Iterable[Point] = trace_points(spec, self.cluster)
+        if self.cpu_threads:
+            varied = product(points, self.cpu_threads)
+            points = dict.fromkeys(Point(at.plan.with_cpu_threads(n), at.placement) for at, n in varied)
+        frame = emulate(spec, list(points), self.cluster, calibration, seed=self.seed, noise=self.noise)
         failed = ~frame["feasible"].astype(bool)
         frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
         return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")

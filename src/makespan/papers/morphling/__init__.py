@@ -10,6 +10,7 @@ Below ``results/<source>/morphling/`` a run writes
 - of `generated_workloads`, `published_workloads`: ``workloads/<list>.csv``
 - of `makespan.studies.predictions`: ``predictions.csv``
 - of `run_experiment`: the tables of `EXPERIMENT_TABLES`, from a `makespan.studies.Scenario` a job list
+- of `threads_study`: ``threads.csv``, emulated only
 - of `fig9`, `fig9_summary`: losses of real training runs
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         TABLE2_SUMMARY,
         read_published,
     )
+    from makespan.papers.morphling._threads import threads_study
     from makespan.papers.morphling._workloads import generated_workloads, published_workloads
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "table2_results",
     "table2_rows",
     "table2_summary",
+    "threads_study",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

@@ -13,6 +13,7 @@ from makespan.papers.morphling._fig7 import MORPHLING
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
 from makespan.papers.morphling._lists import RECONFIGURING, paired
 from makespan.papers.morphling._tables import PUBLISHED, SCHEMAS, TABLE4
+from makespan.papers.morphling._threads import CHOSEN, REQUESTED, threads_worth
 from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]
@@ -228,6 +229,40 @@ def _at_delay(row: _Row) -> str:
     return f"at {row['restart_delay_s']:g} s"
 
 
+def _rivals_at_their_best(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: how many simulations decide; the limit is a ratio to what is shipped."""
+    table = tables["rivals"]
+    varied = table[table["parameter"].fillna("") != ""]
+    if varied.empty:
+        return None
+    n_runs, least_runs = int(varied["runs"].min()), int(claim.subject)
+    better = varied[number(varied, "ratio_high") < claim.limit].sort_values("ratio_mean")
+    notes = [f"at least {least_runs} simulations decide"] if n_runs < least_runs else []
+    notes += [
+        f"{row['policy']} with {row['parameter']} {row['value']}: {row['ratio_mean']:.3f}x"
+        for row in _records(better)
+    ]
+    found = f"{len(better)} of {len(varied)} other values are better, {n_runs} simulations each"
+    return Finding(found, better.empty if n_runs >= least_runs else None, "; ".join(notes))
+
+
+def _threads_pay(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy and share of jobs that offload."""
+    policy, share = claim.subject.split()
+    table = tables["threads"]
+    own = table[(table["policy"] == policy) & (number(table, "offload_share") == float(share))]
+    if own.empty:
+        return None
+    pairs = threads_worth(own)
+    judged = _lead(
+        pairs.assign(rival=REQUESTED, lists=pairs["n"]), "ratio", claim.limit, lambda row: "threads"
+    )
+    mean = float(pairs["ratio_mean"].iloc[0])
+    held = own.groupby("threads")["threads_per_gpu"].mean()
+    text = f"{mean:.2f}x with {held[CHOSEN]:.1f} threads a GPU for {held[REQUESTED]:.1f}"
+    return None if judged is None else replace(judged, reproduced=text)
+
+
 def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
     kept: list[float] = []
     for name in ("table4", "lists"):
@@ -331,6 +366,7 @@ _CHECKS: tuple[Check, ...] = (
     *(_fig7_never_slower, _fig7_always_runs, _fig7_plan_changes, _fig7_cpu_speedup, _fig7_equals_published),
     *(_fig8_more_gpus, _fig8_gain, _fig8_equals_published, _fig9_reconfiguration),
     *(_leads_on_lists, _wins_on_other_sizes, _worth_of_reconfiguring, _guarantees),
+    *(_rivals_at_their_best, _threads_pay),
     *(_identical, _no_idle_devices, _leads, _knowledge, _undercuts_released),
 )
 

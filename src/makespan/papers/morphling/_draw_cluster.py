@@ -17,11 +17,14 @@ from makespan.papers.morphling._tables import (
     LISTS,
     LISTS_SUMMARY,
     LOAD,
+    RIVALS,
     ROUNDS,
     SCALE,
     TABLE4,
+    THREADS,
     read_published,
 )
+from makespan.papers.morphling._threads import threads_worth
 from makespan.plots import (
     PALETTE,
     POLICIES,
@@ -35,6 +38,7 @@ from makespan.plots import (
     plot_grouped_bars,
     plot_intervals,
     plot_ratio_bars,
+    plot_variants,
 )
 from makespan.tables import EVENTS, read_csv
 from makespan.units import MINUTE
@@ -48,9 +52,11 @@ __all__ = [
     "large_models",
     "lists",
     "load",
+    "rivals",
     "rounds",
     "scale",
     "table4",
+    "threads",
 ]
 
 Paths = Mapping[str, str]
@@ -93,6 +99,10 @@ _MODES = {
 """What policies know beforehand."""
 
 LOOKS = _WHOLE | _ABLATED | POLICIES
+_OBJECTIVES = {
+    "gavel-ftf": replace(POLICIES["gavel"], title="Gavel, finish-time fairness"),
+    "gavel-makespan": replace(POLICIES["gavel"], title="Gavel, makespan"),
+}
 _TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
 
 
@@ -123,7 +133,7 @@ def lists(paths: Paths, source: str) -> Drawn:
     parts = [
         pd.DataFrame(
             {
-                "panel": f"{_SHORT[str(trace)]}, {n_gpus} GPUs: {what}",
+                "panel": f"{_SHORT[str(trace)]}, {n_gpus} GPUs\n{what}",
                 "policy": own["policy"],
                 **{end: own[f"{name}_{end}_s"] for end in ("mean", "low", "high")},
                 "is_hollow": own["sla_attainment"] < 1,
@@ -138,6 +148,35 @@ def lists(paths: Paths, source: str) -> Drawn:
     )
     figure = plot_intervals(pd.concat(parts), source, heading, "breaks guarantees", LOOKS)
     return figure, rows
+
+
+def rivals(paths: Paths, source: str) -> Drawn:
+    """Every other value of one parameter of each rival, beside what is shipped."""
+    rows = read_csv(paths["rivals"], RIVALS)
+    varied = rows[rows["parameter"].fillna("") != ""]
+    values = varied["parameter"].str.removesuffix("_gpu_s") + " " + varied["value"].str.replace(" ", ", ")
+    shown = pd.DataFrame(
+        {"policy": varied["policy"], "variant": values}
+        | {end: varied[f"ratio_{end}"] for end in ("mean", "low", "high")}
+    )
+    n_runs = rows["runs"].min()
+    heading = (
+        f"average JCT, or makespan where that is the aim, over that of shipped values; {n_runs} runs each"
+    )
+    return plot_variants(shown, source, heading, LOOKS | _OBJECTIVES), rows
+
+
+def threads(paths: Paths, source: str) -> Drawn:
+    """Worth of choosing CPU threads to each policy at each share of jobs that offload."""
+    rows = read_csv(paths["threads"], THREADS)
+    worth = threads_worth(rows)
+    variants = [f"{100 * share:g} % offload" for share in worth["offload_share"]]
+    shown = pd.DataFrame(
+        {"policy": worth["policy"], "variant": variants}
+        | {end: worth[f"ratio_{end}"] for end in ("mean", "low", "high")}
+    )
+    heading = f"average JCT with requested over that with chosen CPU threads, {worth['n'].min()} lists"
+    return plot_variants(shown, source, heading, LOOKS), rows
 
 
 def ablation(paths: Paths, source: str) -> Drawn:

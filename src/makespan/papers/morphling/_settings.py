@@ -47,6 +47,8 @@ _CONTENTS = {
     "lists": "policies on many other job lists: shifted, subsampled, generated",
     "lists_summary": "means over these lists with confidence intervals",
     "lists_pairs": "every policy beside each that knows no more, list by list",
+    "rivals": "what other values of their parameters do to rivals, on lists of their own",
+    "threads": "policies with requested and with chosen numbers of CPU threads where jobs offload",
     "knowledge": "what policies know beforehand, and what knowing more is worth",
     "load": "completion time and makespan against the arrival rate",
     "load_summary": "means over job lists with confidence intervals",
@@ -277,7 +279,8 @@ class Morphling(PaperSettings):
         needs = {"fig7": {self.fig7.workload}, "fig8": set(self.fig8.workloads)}
         possible = [name for name, needed in needs.items() if needed <= set(self.workloads)]
         simulated = [table for tables in EXPERIMENT_TABLES.values() for table in tables]
-        return [*fitted, "sensitivity", "sensitivity_families", *possible, *simulated, *measured]
+        threads = ["threads"] if source == "emulated" else []
+        return [*fitted, "sensitivity", "sensitivity_families", *possible, *simulated, *threads, *measured]
 
     def throughput_workloads(self) -> tuple[str, ...]:
         """Return the workloads whose iteration times are read."""

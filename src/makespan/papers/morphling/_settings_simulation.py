@@ -14,6 +14,7 @@ EXPERIMENT_TABLES = {
     "getting_started": ("getting_started",),
     "table4": ("table4", "jct", "allocation", "schedule"),
     "lists": ("lists", "lists_summary", "lists_pairs"),
+    "rivals": ("rivals",),
     "knowledge": ("knowledge",),
     "load": ("load", "load_summary"),
     "large_models": ("large_models", "large_models_summary"),
@@ -23,6 +24,9 @@ EXPERIMENT_TABLES = {
 """The tables that each cluster experiment writes."""
 
 PolicyName = Annotated[str, taken_from(policy_names)]
+RivalName = Literal[
+    "sia", "synergy", "antman", "gavel", "gavel-ftf", "gavel-makespan", "tiresias", "sjf", "srtf"
+]
 TraceName = Literal["base", "bp", "mt"]
 Time = Annotated[float, Field(ge=0)]
 PositiveTime = Annotated[float, Field(gt=0)]
@@ -32,6 +36,8 @@ Seed = Annotated[int, Field(ge=0)]
 _chosen = partial(option, source="a choice")
 _seeds = partial(_chosen, changes="lists", min_length=1)
 _of_lists = partial(_chosen, changes="lists")
+_of_threads = partial(_chosen, changes="threads")
+_of_rivals = partial(_chosen, changes="rivals")
 _study_seeds = partial(_chosen, "seeds of the job lists", min_length=1)
 _policies = partial(_chosen, "policies", min_length=1)
 _figures = partial(option, source="Morphling, simulation figures", min_length=1)
@@ -87,6 +93,30 @@ class Lists(Block):
     ablations: tuple[PolicyName, ...] = _of_lists(
         "policies that run besides on the first trace, with the first size and delay"
     )
+
+
+class Rivals(Block):
+    """Parameters of rivals, which are chosen on lists that nothing else uses."""
+
+    seeds: tuple[Seed, ...] = _of_rivals("seeds of the lists", min_length=1)
+    traces: tuple[TraceName, ...] = _of_rivals("traces that lists are drawn from", min_length=1)
+    restart_delays_s: tuple[Time, ...] = _of_rivals(
+        "time without progress after every start and change", unit="s", min_length=1
+    )
+    policies: tuple[RivalName, ...] = _of_rivals("rivals", min_length=1)
+
+
+class Threads(Block):
+    """Mixes of jobs whose speed depends on CPU threads and others."""
+
+    workloads: tuple[str, ...] = _of_threads("workloads that jobs train", min_length=1)
+    cpu_threads: tuple[Count, ...] = _of_threads(
+        "CPU threads a GPU among which policies may choose; jobs request 8", min_length=2
+    )
+    shares: tuple[Share, ...] = _of_threads("shares of jobs that offload", min_length=1)
+    seeds: tuple[Seed, ...] = _of_threads("seeds of the job lists", min_length=1)
+    jobs: Count = _of_threads("jobs of each list")
+    policies: tuple[PolicyName, ...] = _of_threads("policies that are compared", min_length=1)
 
 
 class Knowledge(Block):
@@ -180,6 +210,8 @@ class Simulation(Block):
     )
     job_lists: JobLists = option("generated job lists")
     lists: Lists = option("comparison on many job lists")
+    rivals: Rivals = option("parameters of rivals")
+    threads: Threads = option("study of CPU threads")
     knowledge: Knowledge = option("study of what policies know")
     load: Load = option("load study")
     large_models: LargeModels = option("study of large models")
@@ -204,6 +236,7 @@ class Simulation(Block):
             "getting_started": compared,
             "table4": compared | traces | {"shown": list(self.shown)},
             "lists": {"interval_s": self.interval_s} | self._compared_on_lists(),
+            "rivals": {"interval_s": self.interval_s} | self._varied(),
             "knowledge": study | self.knowledge.model_dump(exclude={"seeds"}),
             "load": study | self.load.model_dump(exclude={"seeds"}),
             "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
@@ -211,9 +244,23 @@ class Simulation(Block):
             "scale": study | {"policies": list(self.scale.policies), "sizes": sizes},
         }
 
+    def of_threads(self, form: str) -> dict[str, Any]:
+        """Return the options of the study of CPU threads as its function takes them."""
+        chosen = self.threads.model_dump(exclude={"cpu_threads", "jobs"})
+        study = {"delay_s": self.restart_delays_s[0], "interval_s": self.interval_s}
+        given = {"form": form, "mode": self.predictions, "n_jobs": self.threads.jobs}
+        return {name: list(one) for name, one in chosen.items()} | study | given
+
     def _compared_on_lists(self) -> dict[str, Any]:
         chosen = self.lists.model_dump(exclude={"seeds", "std_s", "share"})
         return {{"restart_delays_s": "delays_s"}.get(name, name): list(one) for name, one in chosen.items()}
+
+    def _varied(self) -> dict[str, Any]:
+        return {
+            "policies": list(self.rivals.policies),
+            "traces": list(self.rivals.traces),
+            "delays_s": list(self.rivals.restart_delays_s),
+        }
 
     def drawn(self, experiment: str) -> dict[str, Any]:
         """Return how the job lists of an experiment on several are drawn, from those of a source."""
@@ -221,7 +268,7 @@ class Simulation(Block):
         if experiment == "lists":
             seeds: dict[str, tuple[int, ...]] = self.lists.seeds.model_dump()
             return ways | {"seeds": {how: list(given) for how, given in seeds.items()}}
-        if experiment not in ("knowledge", "load", "large_models", "rounds"):
+        if experiment not in ("rivals", "knowledge", "load", "large_models", "rounds"):
             return {}
-        study: Knowledge | Load | LargeModels | Rounds = getattr(self, experiment)
+        study: Rivals | Knowledge | Load | LargeModels | Rounds = getattr(self, experiment)
         return ways | {"seeds": {how: list(study.seeds) for how in ("shifted", "generated")}}

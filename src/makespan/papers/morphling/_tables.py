@@ -22,6 +22,7 @@ __all__ = [
     "LISTS_SUMMARY",
     "LOAD",
     "PUBLISHED",
+    "RIVALS",
     "ROUNDS",
     "SCALE",
     "SCHEMAS",
@@ -30,6 +31,7 @@ __all__ = [
     "TABLE2_ROWS",
     "TABLE2_SUMMARY",
     "TABLE4",
+    "THREADS",
     "read_published",
 ]
 
@@ -187,6 +189,30 @@ LISTS_PAIRS = table_schema(
     ("makespan_wins", "int", "1", "lists on which the makespan of the policy is shorter"),
     ("rival_sla_attainment", "float", "1", "share of guarantees that the rival keeps, the least", True),
 )
+RIVALS = table_schema(
+    "rivals",
+    _POLICY,
+    ("parameter", "text", "", "parameter that is varied; empty for what is shipped", True),
+    ("value", "text", "", "its value, none where it sets no limit", True),
+    ("runs", "int", "1", "simulations: lists times restart delays"),
+    ("jct_mean_s", "float", "s", f"{_JCT}, geometric mean"),
+    ("makespan_mean_s", "float", "s", f"{_MAKESPAN}, geometric mean"),
+    *_interval(
+        "ratio",
+        "1",
+        "what the policy makes small, mean completion time or makespan, over that of the "
+        "shipped values on the same list",
+    ),
+)
+THREADS = table_schema(
+    "threads",
+    _POLICY,
+    ("offload_share", "float", "1", "share of jobs that offload a large model on few GPUs"),
+    _RUN[0],
+    ("threads", "text", "", "CPU threads: requested, the same for all, or chosen by the policy"),
+    *_RUN[1:],
+    ("threads_per_gpu", "float", "1", "CPU threads held for each GPU held, mean over time"),
+)
 KNOWLEDGE = table_schema(
     "knowledge",
     _TRACE,
@@ -263,6 +289,8 @@ SCHEMAS = (
         LISTS,
         LISTS_SUMMARY,
         LISTS_PAIRS,
+        RIVALS,
+        THREADS,
         KNOWLEDGE,
         LOAD,
         LARGE_MODELS,
