@@ -97,7 +97,7 @@ def test_clusters_and_workloads_say_what_they_are():
     ("arguments", "incomplete", "offered"),
     [
         (["simulate", "--policy"], "tir", ["tiresias"]),
-        (["compare", "--policies"], "fifo,ga", ["fifo,gavel"]),
+        (["compare", "--policies"], "fifo,ga", ["fifo,gavel", "fifo,gavel-ftf", "fifo,gavel-makespan"]),
         (["simulate", "--cluster"], "p3", ["p3dn-64"]),
         (["emulate", "--workload"], "rob", ["roberta"]),
         (["explain"], "gp", ["gpt2"]),

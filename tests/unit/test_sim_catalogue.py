@@ -176,17 +176,6 @@ def test_nodes_of_two_kinds_hold_what_fits_the_larger_ones():
     assert not texts & {"44", "35", "112"}
 
 
-def test_a_reference_assures_itself_and_only_what_is_known_assures_another():
-    reference = configuration()
-    assert configuration().assures(reference)
-    assert configuration(predicted_iter_time_s=0.5).assures(reference)
-    assert not configuration(predicted_iter_time_s=1.1).assures(reference)
-    assert not configuration(predicted_iter_time_s=0.5, is_known=False).assures(reference)
-    unknown = configuration(is_known=False)
-    assert unknown.assures(unknown)
-    assert not configuration(predicted_iter_time_s=0.5).assures(unknown)
-
-
 def test_what_was_measured_beforehand_is_predicted_exactly_and_known():
     tables = toy_tables()
     key = str(tables[0]["workload"].iloc[0])

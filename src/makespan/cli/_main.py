@@ -55,7 +55,7 @@ VERBS = {
     ),
     "live": (
         "makespan.cli._live_run:live_command",
-        "Train the jobs of a workload under a policy, and compare with the simulation of the same.",
+        "Predict how the jobs of a workload run under a policy, train them, and compare.",
     ),
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
 }

@@ -104,16 +104,6 @@ class Configuration:
         """Units of work a second; policies must not read it."""
         return 1.0 / self.iter_time_s
 
-    def assures(self, reference: "Configuration") -> bool:
-        """Whether this is sure to be at least as fast as a reference, as far as anybody can know.
-
-        What was requested assures itself. Anything else must be known, like the reference, and not slower.
-        """
-        if self is reference:
-            return True
-        limit_s = reference.predicted_iter_time_s * (1 + TOLERANCE)
-        return self.is_known and reference.is_known and self.predicted_iter_time_s <= limit_s
-
     def on(self, nodes: Sequence[int]) -> "Allocation":
         """Return the allocation on nodes given in the order of `counts`, largest share first."""
         return Allocation(self, tuple(nodes)[::-1])

@@ -61,8 +61,8 @@ class JobKind:
 
     @property
     def steps(self) -> int:
-        """Whole steps of the job in simulations, beside the one that the engine adds."""
-        return max(round(self.mini_batches), _EXTRA_STEPS) - _EXTRA_STEPS
+        """Whole steps of the job in simulations, one at least, beside the one that the engine adds."""
+        return max(round(self.mini_batches), 1 + _EXTRA_STEPS) - _EXTRA_STEPS
 
     @property
     def mini_batches_per_step(self) -> float:
