@@ -65,15 +65,17 @@ class Matrix:
         if n_types == 1:
             only: Floats = needed / self.rates[:, 0]
             return only[:, None] if only @ self.sizes <= self.n_gpus[0] else None
-        # Variables are shares, job by job; the cost prefers the type on which a job is fastest.
+        # Variables are shares, job by job; the cost prefers the type on which a job is fastest. Rates are
+        # relative to the best of the job, so that the solver sees the same numbers in any unit of time.
+        fastest = self.fastest
         jobs = np.repeat(np.arange(n_jobs), n_types)
         types = np.tile(np.arange(n_types), n_jobs)
         columns = np.arange(n_jobs * n_types)
         limits = np.zeros((2 * n_jobs + n_types, n_jobs * n_types))
-        limits[jobs, columns] = -self.rates.ravel()
+        limits[jobs, columns] = -(self.rates / fastest[:, None]).ravel()
         limits[n_jobs + jobs, columns] = 1.0
         limits[2 * n_jobs + types, columns] = self.sizes[jobs]
-        bounds = np.concatenate([-needed, np.ones(n_jobs), self.n_gpus])
+        bounds = np.concatenate([-needed / fastest, np.ones(n_jobs), self.n_gpus])
         found = linprog(np.where(self.rates.ravel() > 0, self.sizes[jobs], 1e6), A_ub=limits, b_ub=bounds)
         if found.x is None:
             return None

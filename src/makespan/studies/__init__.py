@@ -13,15 +13,9 @@ from makespan.studies._comparison import comparison, intervals, measures
 from makespan.studies._formats import read_trace
 from makespan.studies._job_lists import generated_jobs, limited_statistics
 from makespan.studies._pool import RunError, run_all
-from makespan.studies._predictions import (
-    PREDICTION_MODES,
-    PredictionMode,
-    knowing,
-    predicted_catalogue,
-    predictions,
-)
+from makespan.studies._predictions import PREDICTION_MODES, PredictionMode, predicted_catalogue, predictions
 from makespan.studies._runs import Case, ImpossibleScheduleError, Run, Scenario, run, violation_lines
-from makespan.studies._stored import read_scenarios, read_times
+from makespan.studies._stored import knowing, read_scenarios, read_times
 
 __all__ = [
     "PREDICTION_MODES",

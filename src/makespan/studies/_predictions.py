@@ -7,7 +7,7 @@ submitted. No list of jobs teaches another one, and a trial costs its time like 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -18,10 +18,9 @@ from makespan.hardware import NodeSpec
 from makespan.perf import Environment, Learner, load_environment, points_from_table
 from makespan.sim import Catalogue
 from makespan.studies._catalogue import TableCatalogue
-from makespan.studies._runs import Scenario
 from makespan.tables import PREDICTIONS
 
-__all__ = ["PREDICTION_MODES", "PredictionMode", "knowing", "predicted_catalogue", "predictions"]
+__all__ = ["PREDICTION_MODES", "PredictionMode", "predicted_catalogue", "predictions"]
 
 PredictionMode = Literal["sampled", "requests", "exact"]
 PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
@@ -95,16 +94,3 @@ def predicted_catalogue(
         predicted[key] = joined["predicted_iter_time_s"].tolist()
         known[key] = joined["known"].eq(True).tolist()
     return TableCatalogue.from_tables(tables, predicted, known=known, node=node)
-
-
-def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
-    """Return a scenario whose policies know sampled rows, with what they know in another mode instead."""
-    if mode != "exact":
-        return replace(scenario, predictions=mode)
-    catalogue = scenario.catalogue
-    items = (
-        replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
-        for key in catalogue.workloads
-        for item in catalogue.all(key)
-    )
-    return replace(scenario, catalogue=TableCatalogue(items), predictions=mode)

@@ -1,15 +1,17 @@
-"""Scenarios from the tables that earlier stages wrote."""
+"""Scenarios from the tables that earlier stages wrote, and with other knowledge."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from makespan.hardware import cluster
-from makespan.studies._predictions import predicted_catalogue
+from makespan.studies._catalogue import TableCatalogue
+from makespan.studies._predictions import PredictionMode, predicted_catalogue
 from makespan.studies._runs import Scenario
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
 from makespan.traces import read_jobs
 
-__all__ = ["read_scenarios", "read_times"]
+__all__ = ["knowing", "read_scenarios", "read_times"]
 
 
 def read_scenarios(
@@ -26,6 +28,19 @@ def read_scenarios(
     return {
         name: Scenario(name, own, hardware, catalogue, predictions="sampled") for name, own in jobs.items()
     }
+
+
+def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
+    """Return a scenario whose policies know sampled rows, with what they know in another mode instead."""
+    if mode != "exact":
+        return replace(scenario, predictions=mode)
+    catalogue = scenario.catalogue
+    items = (
+        replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
+        for key in catalogue.workloads
+        for item in catalogue.all(key)
+    )
+    return replace(scenario, catalogue=TableCatalogue(items), predictions=mode)
 
 
 def read_times(tables: Mapping[str, str]) -> ReferenceTimes:
