@@ -14,7 +14,8 @@ from makespan.papers import morphling as paper
 from makespan.papers.morphling._draw_cluster import allocation_by_family
 from makespan.papers.morphling._experiments import compare_policies, getting_started
 from makespan.papers.morphling._knowledge import knowledge_study
-from makespan.papers.morphling._lists import compare_on_lists, drawn_lists, of_size, paired
+from makespan.papers.morphling._lists import compare_on_lists, drawn_lists, of_size
+from makespan.papers.morphling._pairs import CLAIRVOYANT, RECONFIGURING, paired
 from makespan.papers.morphling._studies import (
     large_models_study,
     load_study,
@@ -254,6 +255,11 @@ def test_pairs_divide_list_by_list_and_only_by_what_knows_no_more():
     assert (one["lists"], one["jct_wins"], one["makespan_wins"]) == (3, 2, 0)
     assert pairs.loc[("fifo", "sia"), "jct_ratio_mean"] == pytest.approx(0.5)
     assert paired(rows[rows["policy"] == "sia"], ["trace"], ["seed"]).empty
+
+
+def test_what_is_said_of_policies_is_true_of_them():
+    assert {name for name, one in REGISTRY.items() if one.is_clairvoyant} == CLAIRVOYANT
+    assert set(RECONFIGURING) <= set(REGISTRY)
 
 
 PAIRED = {"sia": [1.0, 4.0, 9.0], "fifo": [4.0, 16.0, 4.5], "sjf": [1.0, 1.0, 1.0]}

@@ -15,6 +15,7 @@ import pytest
 from toy_cluster import throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.cli import main
+from makespan.confidence import intervals
 from makespan.config import load_settings
 from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.errors import MakespanError, UnknownNameError
@@ -31,7 +32,6 @@ from makespan.studies import (
     _pool,
     _runs,
     comparison,
-    intervals,
     predicted_catalogue,
     predictions,
     run,

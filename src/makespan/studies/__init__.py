@@ -1,15 +1,14 @@
-"""Studies: scenarios as values, many validated simulations in a pool, comparisons and intervals.
+"""Studies: scenarios as values, many validated simulations in a pool, and comparisons.
 
 A `Scenario` is everything that a simulation needs, except the policy; `scenario` assembles one from names and
 files. `run` simulates one under one policy,
 `run_all` a list of `Case` in processes; every schedule is validated. `comparison` makes a table of the runs,
-with ratios to a baseline, and `intervals` means over lists with confidence intervals. `TableCatalogue`
-holds what jobs may run as, from throughput tables.
+with ratios to a baseline. `TableCatalogue` holds what jobs may run as, from throughput tables.
 """
 
 from makespan.studies._assembly import resized, scenario
 from makespan.studies._catalogue import TableCatalogue
-from makespan.studies._comparison import comparison, intervals, measures
+from makespan.studies._comparison import comparison, measures
 from makespan.studies._formats import read_trace
 from makespan.studies._job_lists import generated_jobs, limited_statistics
 from makespan.studies._pool import RunError, run_all
@@ -28,7 +27,6 @@ __all__ = [
     "TableCatalogue",
     "comparison",
     "generated_jobs",
-    "intervals",
     "knowing",
     "limited_statistics",
     "measures",

@@ -1,16 +1,14 @@
-"""Tables over several simulations: ratios to a baseline, and means with confidence intervals."""
+"""Tables over several simulations: their metrics, and ratios to a baseline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from makespan.confidence import half_widths
 from makespan.studies._runs import Run
 from makespan.tables import COMPARISON
 
-__all__ = ["comparison", "intervals", "measures"]
+__all__ = ["comparison", "measures"]
 
 _SETTING = ["trace", "restart_delay_s", "rounds"]
 
@@ -61,21 +59,3 @@ def _row(run: Run) -> dict[str, Any]:
 def measures(run: Run) -> dict[str, float]:
     """Return the metrics that studies report of every simulation, by column."""
     return {name: getattr(run.metrics, name) for name in _MEASURES}
-
-
-def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Return geometric means and their 95 % confidence intervals, because times are positive and skewed.
-
-    One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
-    each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is for
-    the mean of the logarithms, and missing for a single row.
-    """
-    keys = [rows[name] for name in by]
-    table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()
-    for column in columns:
-        logs = np.log(rows[column]).groupby(keys, sort=False)
-        mean = logs.mean().to_numpy(dtype=float)
-        half = half_widths(logs)
-        table[f"{column}_mean"] = np.exp(mean)
-        table[f"{column}_low"], table[f"{column}_high"] = np.exp(mean - half), np.exp(mean + half)
-    return table

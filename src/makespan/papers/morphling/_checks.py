@@ -11,9 +11,8 @@ import pandas as pd
 from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
 from makespan.papers.morphling._fig7 import MORPHLING
 from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING
-from makespan.papers.morphling._lists import RECONFIGURING, paired
+from makespan.papers.morphling._pairs import CHOSEN, RECONFIGURING, REQUESTED, paired, threads_worth
 from makespan.papers.morphling._tables import PUBLISHED, SCHEMAS, TABLE4
-from makespan.papers.morphling._threads import CHOSEN, REQUESTED, threads_worth
 from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
 
 __all__ = ["LEDGER"]

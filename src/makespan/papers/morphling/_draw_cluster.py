@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from makespan.errors import TraceError
 from makespan.hardware import cluster
-from makespan.papers.morphling._lists import RECONFIGURING, paired
+from makespan.papers.morphling._pairs import RECONFIGURING, paired, threads_worth
 from makespan.papers.morphling._tables import (
     ALLOCATION,
     JCT,
@@ -24,7 +24,6 @@ from makespan.papers.morphling._tables import (
     THREADS,
     read_published,
 )
-from makespan.papers.morphling._threads import threads_worth
 from makespan.plots import (
     PALETTE,
     POLICIES,
@@ -160,9 +159,8 @@ def rivals(paths: Paths, source: str) -> Drawn:
         | {end: varied[f"ratio_{end}"] for end in ("mean", "low", "high")}
     )
     n_runs = rows["runs"].min()
-    heading = (
-        f"average JCT, or makespan where that is the aim, over that of shipped values; {n_runs} runs each"
-    )
+    many = "one run each" if n_runs == 1 else f"{n_runs} runs each"
+    heading = f"average JCT, or makespan where that is the aim, over that of shipped values; {many}"
     return plot_variants(shown, source, heading, LOOKS | _OBJECTIVES), rows
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pandas as pd
 
+from makespan.confidence import intervals
 from makespan.papers.morphling._lists import List, means
 from makespan.papers.morphling._tables import KNOWLEDGE
-from makespan.studies import PREDICTION_MODES, Case, Scenario, intervals, knowing, run_all
+from makespan.studies import PREDICTION_MODES, Case, Scenario, knowing, run_all
 from makespan.workloads import JobSpec
 
 __all__ = ["knowledge_study"]

@@ -6,34 +6,29 @@ from typing import Literal
 
 import pandas as pd
 
+from makespan.confidence import intervals
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec, homogeneous
+from makespan.papers.morphling._pairs import paired
 from makespan.papers.morphling._tables import LISTS, LISTS_PAIRS, LISTS_SUMMARY
-from makespan.policies import policy as policy_named
 from makespan.sim import check_jobs
-from makespan.studies import Case, Scenario, generated_jobs, intervals, measures, run_all
+from makespan.studies import Case, Scenario, generated_jobs, measures, run_all
 from makespan.throughput import ReferenceTimes
 from makespan.traces import subsampled, with_perturbed_arrivals
 from makespan.workloads import JobSpec
 
 __all__ = [
-    "RECONFIGURING",
     "Draw",
     "compare_on_lists",
     "drawn_lists",
     "means",
     "of_size",
-    "paired",
-    "rivals_of",
 ]
 
 Jobs = tuple[JobSpec, ...]
 Draw = Literal["shifted", "subsampled", "generated"]
 List = tuple[str, Draw, int]
 """Trace, how the list was drawn, seed."""
-
-RECONFIGURING = ("sia",)
-"""Policies of others that change plans or resources of jobs; under the rest they run as requested."""
 
 _SETTING = ["trace", "gpus", "restart_delay_s"]
 _LIST = ["draw", "seed"]
@@ -148,60 +143,3 @@ def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """Compare every policy with all that know no more than it; schema `LISTS_PAIRS`."""
     return LISTS_PAIRS.validate(paired(rows, _SETTING, _LIST), where="lists_pairs")
-
-
-def paired(rows: pd.DataFrame, setting: Sequence[str], lists: Sequence[str]) -> pd.DataFrame:
-    """Divide the times of rivals by those of each policy on the same list.
-
-    Parameters
-    ----------
-    rows
-        One row a simulation: ``policy, avg_jct_s, makespan_s``, the columns below, and ``sla_attainment``
-        where there are guarantees.
-    setting, lists
-        Columns that say under which conditions, and on which list.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row a setting, policy and rival that knows no more: ``lists``, geometric means of the ratios with
-        95 % intervals, the lists on which the policy is ahead, and the least share of guarantees that the
-        rival keeps.
-    """
-    measured = ["avg_jct_s", "makespan_s"]
-    columns = [*setting, *lists, *measured, *(["sla_attainment"] if "sla_attainment" in rows else [])]
-    parts = []
-    for name in dict.fromkeys(rows["policy"]):
-        own = rows[rows["policy"] == name][[*setting, *lists, *measured]]
-        for rival in rivals_of(str(name), rows["policy"]):
-            others = rows[rows["policy"] == rival][columns]
-            joined = own.merge(others, on=[*setting, *lists], suffixes=("", "_rival"))
-            ratios = joined.assign(policy=name, rival=rival)
-            for column in measured:
-                ratios[column] = joined[f"{column}_rival"] / joined[column]
-            parts.append(ratios)
-    if not parts:
-        return pd.DataFrame(columns=LISTS_PAIRS.names)
-    every, by = pd.concat(parts, ignore_index=True), [*setting, "policy", "rival"]
-    names = {"avg_jct_s": "jct", "makespan_s": "makespan"}
-    table = intervals(every, by, measured).rename(
-        columns={"n": "lists"}
-        | {
-            f"{old}_{end}": f"{new}_ratio_{end}"
-            for old, new in names.items()
-            for end in ("mean", "low", "high")
-        }
-    )
-    groups = every.groupby(by, sort=False)
-    for old, new in names.items():
-        table[f"{new}_wins"] = groups[old].agg(lambda ratios: int((ratios > 1).sum())).to_numpy()
-    if "sla_attainment" in every:
-        table["rival_sla_attainment"] = groups["sla_attainment"].min().to_numpy(float)
-    return table
-
-
-def rivals_of(name: str, policies: "Sequence[str] | pd.Series[str]") -> list[str]:
-    """Return the other policies that know no more than this one does."""
-    knows_work = policy_named(name).is_clairvoyant
-    others = (str(other) for other in dict.fromkeys(policies) if other != name)
-    return [other for other in others if knows_work or not policy_named(other).is_clairvoyant]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pandas as pd
 
+from makespan.confidence import intervals
 from makespan.papers.morphling._lists import Draw
 from makespan.papers.morphling._tables import RIVALS
 from makespan.policies import policy as policy_named
 from makespan.sim import Policy
-from makespan.studies import Case, Scenario, intervals, run_all
+from makespan.studies import Case, Scenario, run_all
 from makespan.units import HOUR
 from makespan.workloads import JobSpec
 

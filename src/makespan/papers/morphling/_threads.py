@@ -9,6 +9,7 @@ import pandas as pd
 
 from makespan.errors import InputError
 from makespan.hardware import cluster as cluster_named
+from makespan.papers.morphling._pairs import CHOSEN, REQUESTED
 from makespan.papers.morphling._tables import THREADS
 from makespan.studies import (
     Case,
@@ -16,7 +17,6 @@ from makespan.studies import (
     Run,
     Scenario,
     generated_jobs,
-    intervals,
     knowing,
     predicted_catalogue,
     predictions,
@@ -26,9 +26,8 @@ from makespan.throughput import EmulatedSource, ReferenceTimes
 from makespan.traces import statistics
 from makespan.workloads import JobSpec
 
-__all__ = ["CHOSEN", "REQUESTED", "threads_study", "threads_worth", "with_offload"]
+__all__ = ["threads_study", "with_offload"]
 
-CHOSEN, REQUESTED = "chosen", "requested"
 _OFFLOADING = ("llama7", "zero-offload", (1, 2, 4, 8))
 """What offloading jobs train, with which plan, and on how many GPUs."""
 
@@ -119,17 +118,6 @@ def with_offload(
             steps=times.steps(key, n_gpus, plan, duration_s),
         )
     return tuple(listed)
-
-
-def threads_worth(rows: pd.DataFrame) -> pd.DataFrame:
-    """Average JCT with requested over that with chosen threads: means over lists with their intervals.
-
-    One row a policy and share: ``n`` lists, ``ratio_mean``, ``ratio_low`` and ``ratio_high``.
-    """
-    by = ["policy", "offload_share"]
-    wide = rows.pivot(index=[*by, "seed"], columns="threads", values="avg_jct_s")
-    ratios = (wide[REQUESTED] / wide[CHOSEN]).rename("ratio").reset_index()
-    return intervals(ratios, by, ["ratio"])
 
 
 def _threads_per_gpu(run: Run) -> float:
