@@ -11,7 +11,7 @@ from makespan.papers.morphling import LEDGER, page, read_published
 from makespan.papers.morphling._page import BLOCKS, STATEMENTS
 from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
 from makespan.policies import policy_names
-from makespan.tables import JOINED_CLAIMS, write_csv
+from makespan.tables import JOINED_CLAIMS, LIVE, write_csv
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "papers" / "morphling.md"
@@ -78,13 +78,24 @@ def results(tmp_path):
             *(("other seed", "other seed", 0.03), ("Morphling PP2/TP4", "published plan", 0.042)),
         )
     ]
+    lived = [
+        {
+            "policy": "morphling-work",
+            "seed": seed,
+            "live_avg_jct_s": 20.0,
+            "predicted_avg_jct_s": 20.0 + error / 5,
+        }
+        | {"jct_difference_pct": error, "profile_drift_pct": -2.0}
+        for seed, error in ((1, 3.0), (2, -9.0), (3, 1.0))
+    ]
     for source, schema, rows in (
         ("emulated", TABLE2_SUMMARY, errors),
         ("published", TABLE4, times),
         ("published", LISTS_SUMMARY, means),
         ("measured", FIG9_SUMMARY, losses),
+        ("measured", LIVE, lived),
     ):
-        path = tmp_path / source / "morphling" / f"{schema.name}.csv"
+        path = tmp_path / source / ("live" if schema is LIVE else "morphling") / f"{schema.name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_csv(frame(schema, rows), path, schema)
     return tmp_path
@@ -107,6 +118,13 @@ def test_blocks_are_made_from_the_tables_that_are_built(results):
         ["the run that switches", "1e-08", "2e-08"],
         ["other seed", "0.03", "0.06"],
         ["paper, PP2/TP4", "0.042", "0.084"],
+    ]
+    assert cells(found["live runs"])[2:] == [
+        ["`morphling-work`, seed 2", "20.0", "18.2", "-9.0 %", "+0.0 %", "+0.0 %", "-2.0 %"],
+        ["`morphling-work`, seed 3", "20.0", "20.2", "+1.0 %", "+0.0 %", "+0.0 %", "-2.0 %"],
+        ["mean size", "–", "–", "4.3 %", "0.0 %", "0.0 %", "2.0 %"],
+        ["median size", "–", "–", "3.0 %", "0.0 %", "0.0 %", "2.0 %"],
+        ["largest", "–", "–", "9.0 %", "0.0 %", "0.0 %", "2.0 %"],
     ]
     assert page(results / "nothing") == {}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
-from makespan.tables import JOINED_CLAIMS, TableSchema, read_csv
+from makespan.tables import JOINED_CLAIMS, LIVE, TableSchema, read_csv
 
 __all__ = ["BLOCKS", "STATEMENTS", "page"]
 
@@ -51,10 +51,10 @@ class _Results:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, schema: TableSchema, source: str = "") -> pd.DataFrame:
+    def read(self, schema: TableSchema, source: str = "", room: str = "morphling") -> pd.DataFrame:
         path = self._folder / "claims.csv"
         if source:
-            path = self._folder / source / "morphling" / f"{schema.name}.csv"
+            path = self._folder / source / room / f"{schema.name}.csv"
         if not path.is_file():
             raise _Absent
         return read_csv(path, schema)
@@ -194,6 +194,35 @@ def _losses(results: _Results) -> str:
     return _markdown(["run", "mean difference, largest of them", "largest difference"], rows)
 
 
+def _live_runs(results: _Results) -> str:
+    table = results.read(LIVE, "measured", "live")
+    errors = list(_LIVE_ERRORS)
+    sizes = table[errors].abs()
+    rows = [
+        [
+            f"`{row['policy']}`, seed {row['seed']}",
+            *(f"{row[name]:.1f}" for name in ("live_avg_jct_s", "predicted_avg_jct_s")),
+            *(f"{row[name]:+.1f} %" for name in errors),
+        ]
+        for row in table.to_dict("records")
+    ]
+    for name, found in (
+        ("mean size", sizes.mean()),
+        ("median size", sizes.median()),
+        ("largest", sizes.max()),
+    ):
+        rows.append([name, _NONE, _NONE, *(f"{found[error]:.1f} %" for error in errors)])
+    head = ["run", "average JCT [s]", "as predicted [s]", *_LIVE_ERRORS.values()]
+    return _markdown(head, rows)
+
+
+_LIVE_ERRORS = {
+    "jct_difference_pct": "error of the prediction",
+    "makespan_difference_pct": "of its makespan",
+    "retrodiction_jct_difference_pct": "of the retrodiction",
+    "profile_drift_pct": "drift of the profile",
+}
+
 STATEMENTS = {
     "statements of Table 2": "Table 2",
     "statements of the sensitivity curves": "Sensitivity curves",
@@ -213,5 +242,6 @@ BLOCKS: Mapping[str, Callable[[_Results], str]] = {
     "many lists, published": _many_lists("published"),
     "many lists, emulated": _many_lists("emulated"),
     "losses": _losses,
+    "live runs": _live_runs,
 }
 """What fills the page between the comments ``<mark>`` and ``end of <mark>``."""
