@@ -145,7 +145,7 @@ def lists(paths: Paths, source: str) -> Drawn:
     heading = (
         f"geometric mean and 95 % interval, {n_lists}, restart delay {shown['restart_delay_s'].iloc[0]:g} s"
     )
-    figure = plot_intervals(pd.concat(parts), source, heading, "breaks guarantees", LOOKS)
+    figure = plot_intervals(pd.concat(parts), source, heading, "breaks guarantees", LOOKS | _OBJECTIVES)
     return figure, rows
 
 
