@@ -161,6 +161,17 @@ def test_a_table_holds_medians_over_the_runs_of_a_point(trained):
     assert table["feasible"].all()
 
 
+def test_a_slow_spell_of_the_machine_in_one_round_of_three_does_not_count(trained):
+    trained(lambda number: (1.0 + number,))
+    parts = [measured(Procedure(0, 1, 1))]
+    trained(lambda number: (90.0 + number,))
+    parts.append(measured(Procedure(0, 1, 1)))
+    trained(lambda number: (1.5 + number,))
+    parts.append(measured(Procedure(0, 1, 1)))
+    assert profile_table(parts, GPT)["iter_time_s"].tolist() == [1.5, 2.5]
+    assert [point["n_runs"] for point in profile_record(parts)["points"]] == [3, 3]
+
+
 def test_repeatability_is_the_mean_relative_difference_of_two_runs(trained):
     trained(lambda number: ([1.0, 2.0][number // 2],))
     record = profile_record([measured(Procedure(0, 1, 2))])

@@ -221,11 +221,15 @@ class Profiler:
         self._launch_on, self._settings, self._kept = launch_on, settings, kept or Measurements()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Measure the steps of every plan; a table of schema `makespan.tables.THROUGHPUT` a workload."""
-        parts = {
-            key: [self._points(key, size) for size in sorted(self._spec.slots)]
-            for key in self._spec.workloads
-        }
+        """Measure the steps of every plan; a table of schema `makespan.tables.THROUGHPUT` a workload.
+
+        Every round has one run of each point, so whatever slows the machine for some seconds falls on few
+        runs of a point, and their median does not know of it.
+        """
+        parts: dict[str, list[dict[str, Any]]] = {key: [] for key in self._spec.workloads}
+        for turn in range(self._settings.repetitions):
+            for key, found in parts.items():
+                found += [self._points(key, size, turn) for size in sorted(self._spec.slots)]
         return {key: profile_table(found, workload(key)) for key, found in parts.items()}
 
     def restarts(self) -> list[_Restart]:
@@ -239,12 +243,13 @@ class Profiler:
                 found += [_Restart(key, not turn, *cost) for turn, cost in enumerate(turns)]
         return found
 
-    def _points(self, key: str, size: int) -> dict[str, Any]:
+    def _points(self, key: str, size: int, turn: int) -> dict[str, Any]:
         slots, beside = self._places(key, size)
+        once = replace(_procedure(self._settings), repetitions=1)
         points = [ProfilePoint(plan, Placement((size,)), 1) for plan in self._spec.plans[size]]
         return measure_points(
-            workload(key), points, self._node, self._launch_on(slots), _procedure(self._settings),
-            kept=self._kept, where=f", slots {_listed(slots)}", beside=lambda: self._neighbours(beside),
+            workload(key), points, self._node, self._launch_on(slots), once, kept=self._kept,
+            where=f", slots {_listed(slots)}, round {turn + 1}", beside=lambda: self._neighbours(beside),
         )  # fmt: skip
 
     def _places(self, key: str, size: int) -> tuple[Slots, dict[Slots, str]]:

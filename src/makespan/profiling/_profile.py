@@ -152,8 +152,8 @@ def _medians(run: RunResult, procedure: Procedure) -> dict[str, Any]:
 def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd.DataFrame":
     """Join parts, results of `measure_points` of one workload, into its throughput table.
 
-    The times of a point are medians over its runs, each of which counts with its median step. Points
-    that cannot be trained are infeasible and have no time.
+    The times of a point are medians over its runs, in whichever part, each of which counts with its median
+    step or its mean pace. Points that cannot be trained are infeasible and have no time.
     """
     import pandas as pd  # the design is read without it
 
@@ -162,8 +162,19 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd
     for part in parts:
         if part["workload"] != workload.key:
             raise InputError(f"a profile of {part['workload']!r}; accepted: profiles of {workload.key!r}")
-    rows = [_row(point, workload) for part in parts for point in part["points"]]
+    rows = [_row(point, workload) for point in _points(parts)]
     return THROUGHPUT.validate(pd.DataFrame(rows), where=f"profile of {workload.key}")
+
+
+def _points(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the points of parts; one that was measured in several has the runs of all."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for part in parts:
+        for point in part["points"]:
+            key = tuple(point[name] for name in _KEYS)
+            known = found.get(key, {"runs": []})
+            found[key] = {**point, "runs": [*known["runs"], *point["runs"]]}
+    return list(found.values())
 
 
 def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
@@ -187,7 +198,7 @@ def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ``repeatability_pct``, of each of the points and as their mean, is the mean relative difference
     between two runs of the same point [%], that is, the error of a prediction that has seen the point.
     """
-    points = [_noise(point) for part in parts for point in part["points"]]
+    points = [_noise(point) for point in _points(parts)]
     known = [point["repeatability_pct"] for point in points if point["repeatability_pct"] is not None]
     machines: list[Mapping[str, Any]] = []
     for part in parts:
