@@ -42,6 +42,7 @@ SEARCHED = (
     "growth_horizon_s",
     "cost_tolerance",
     "guarantee_factor",
+    "blocking_limit",
     "last_weight",
     "min_growth_share",
     "expected_s",

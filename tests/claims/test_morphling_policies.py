@@ -33,8 +33,6 @@ MISSED = {
     "makespan of morphling-lookahead on mt at 260 s",
 }
 """Goals that are not reached; `docs/background/policies-morphling.md` says why."""
-FALLS_FROM = {("morphling-work", "mt", 0.0)}
-"""Where a longer restart delay than this one makes jobs finish sooner by more than 3 %; not explained."""
 
 
 @cache
@@ -87,11 +85,10 @@ def test_every_guarantee_is_kept_in_truth(published_dir, policy, seed):
 @pytest.mark.parametrize("policy", OURS)
 def test_jobs_take_longer_where_restarts_do(published_dir, policy, trace):
     means = [
-        mean(found(published_dir, policy, trace, seed, delay_s).avg_jct_s for seed in SEEDS[:2])
+        mean(found(published_dir, policy, trace, seed, delay_s).avg_jct_s for seed in SEEDS)
         for delay_s in DELAYS_S
     ]
-    grows = [longer >= 0.97 * shorter for shorter, longer in pairwise(means)]
-    assert grows == [(policy, trace, delay_s) not in FALLS_FROM for delay_s in DELAYS_S[:-1]]
+    assert all(longer >= 0.97 * shorter for shorter, longer in pairwise(means))
 
 
 @pytest.mark.parametrize("rival", ["sia", "synergy", "antman", "gavel", "tiresias", "fifo"])

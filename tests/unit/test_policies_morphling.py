@@ -1,6 +1,7 @@
 """The rules of Morphling on clusters that are small enough to work out by hand."""
 
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -63,7 +64,7 @@ def task(index=0, steps=100.0, options=None, **spec):
 
 
 def context(now_s=0.0, price=0.0, tuning=CLAIRVOYANT):
-    return Context(now_s, DELAY_S, price, tuning)
+    return Context(now_s, DELAY_S, price, 8, tuning)
 
 
 def scheduled(free, *held, now_s=0.0):
@@ -167,6 +168,59 @@ def test_the_arrival_rate_counts_each_job_once_and_forgets():
     again = first.updated([task(0), task(1), task(2)], 100.0, 100.0)
     assert again.per_s == pytest.approx(0.02 / 2.718281828 + 0.01)
     assert again.last_index == 2
+    assert again.sizes == {1: 3}
+    assert again.updated([task(2)], 200.0, 100.0).sizes is again.sizes
+
+
+def test_the_share_of_arrivals_between_two_sizes_leaves_out_the_lower_one():
+    arrivals = Arrivals(sizes={1: 5, 4: 3, 8: 2})
+    assert arrivals.share_between(0, 8) == 1.0
+    assert arrivals.share_between(1, 4) == pytest.approx(0.3)
+    assert arrivals.share_between(4, 64) == pytest.approx(0.2)
+    assert arrivals.share_between(8, 64) == Arrivals().share_between(0, 8) == 0.0
+
+
+@pytest.mark.parametrize("is_guaranteed", [True, False])
+def test_a_guaranteed_job_is_held_back_while_it_would_keep_arrivals_waiting_for_longer(is_guaranteed):
+    item = find(CATALOGUE, "ga", "8")
+    steps = (1000.0 - DELAY_S) / item.predicted_iter_time_s  # 1000 s with the restart
+    large = task(0, steps, only(item), is_guaranteed=is_guaranteed)
+    rate = {
+        "sizes": {1: 1, 8: 1}
+    }  # all wait for 500 s: at 1/500 s two jobs, 1000 s in all, as long as the job runs
+    limit = replace(CLAIRVOYANT, blocking_limit=1.0)
+    for per_s, is_held in ((1.01 / 500, True), (0.99 / 500, False)):
+        queue = admitted(large)
+        starting, held = context(tuning=limit).held_back(queue, [], Arrivals(per_s, **rate))
+        assert held == ([large] if is_held and is_guaranteed else [])
+        assert starting == ([] if held else queue)
+    waited = context(now_s=100.0, tuning=limit)
+    assert waited.held_back(admitted(large), [], Arrivals(1.01 / 500, **rate))[1] == []
+    assert context(tuning=NON_CLAIRVOYANT).held_back(queue, [], Arrivals(1.0, **rate)) == (queue, [])
+
+
+def test_who_would_not_fit_anyway_is_not_kept_waiting_by_another_guaranteed_job():
+    four = find(CATALOGUE, "ga", "4")
+    first, second = (task(index, 1e6, only(four), is_guaranteed=True) for index in range(2))
+    scheduled([8], (first, four, (0,)))
+    at_rate = {4: Arrivals(1.0, sizes={4: 1}), 8: Arrivals(1.0, sizes={8: 1})}
+    for size, arrivals in at_rate.items():
+        held = context().held_back(admitted(second), [first], arrivals)[1]
+        assert held == ([second] if size == 4 else [])  # 8 devices are not left to anybody as it is
+
+
+def test_a_long_guaranteed_job_starts_when_arrivals_become_rare():
+    long = toy_job("long", 150.0, n_gpus=8, steps=20_000, is_guaranteed=True)
+    short = [toy_job(f"short-{k}", 100.0 * k, n_gpus=8, steps=20) for k in range(40)]
+    ends = {}
+    for limit in (inf, 1.0):
+        policy = MorphlingWork(tuning=replace(CLAIRVOYANT, blocking_limit=limit))
+        result = simulate([long, *short], toy_nodes(1, 8), CATALOGUE, policy, restart_delay_s=DELAY_S)
+        jobs = ends[limit] = result.outcomes.set_index("job_id")
+        assert (jobs.loc["long", "first_start_s"] < 4000) == (limit == inf)
+        assert set(result.events.query("job_id == 'long'")["kind"]) >= {"started", "finished"}
+    mean_s = {limit: (jobs["finish_time_s"] - jobs["submit_time_s"]).mean() for limit, jobs in ends.items()}
+    assert mean_s[1.0] < mean_s[inf]
 
 
 def test_a_job_pays_the_delay_if_it_starts_or_changes_and_not_if_it_goes_on():

@@ -39,14 +39,15 @@ def _decide(
     )
     arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
     start_price = arrivals.per_s * tuning.start_horizon_s / n_gpus
-    context = Context(now_s, view.restart_delay_s, start_price, tuning)
+    context = Context(now_s, view.restart_delay_s, start_price, n_gpus, tuning)
     schedule = Schedule.of(view, running, is_tight=state.is_tight)
-    blocked = schedule.start(context.admit(waiting))
+    queue, held = context.held_back(context.admit(waiting), running, arrivals)
+    blocked = schedule.start(queue)
     if blocked:
         schedule, blocked = preempt(schedule, blocked, context)
     growth_price = (arrivals.per_s * tuning.growth_horizon_s + len(blocked)) / n_gpus
     grow(schedule, growth_price, context)
-    has_idle = schedule.room.n_gpus > 0 and bool(schedule.slots)
+    has_idle = schedule.room.n_gpus > 0 and bool(schedule.slots or held)
     wake_up_s = _next_multiple(now_s, tuning.look_again_s) if has_idle else None
     decision = schedule.decision([*running, *waiting], wake_up_s)
     return decision, PolicyState(state.options, state.is_tight, arrivals)

@@ -1,8 +1,9 @@
 """Tentative schedule: what every known job would hold after a decision, and in which order jobs enter it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import exp
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf
 
 from makespan.policies._placing import Room
 from makespan.policies.morphling._options import Options
@@ -122,26 +123,39 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrival rate: jobs a second at a time [s], up to the job with the last index; a mean that forgets."""
+    """Arrivals up to the job with the last index.
+
+    ``per_s`` is their rate, which forgets, at a time [s]; ``sizes`` counts jobs by the devices they need.
+    """
 
     per_s: float = 0.0
     time_s: float = 0.0
     last_index: int = -1
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
     def updated(self, tasks: Iterable[Task], now_s: float, memory_s: float) -> "Arrivals":
-        """Return the rate after what has arrived since; an arrival of age ``memory_s`` counts 1/e."""
-        new = [task.index for task in tasks if task.index > self.last_index]
+        """Return what is known after what has arrived since; in the rate age ``memory_s`` counts 1/e."""
+        new = [task for task in tasks if task.index > self.last_index]
         per_s = self.per_s * exp((self.time_s - now_s) / memory_s) + len(new) / memory_s
-        return Arrivals(per_s, now_s, max(new, default=self.last_index))
+        if not new:
+            return Arrivals(per_s, now_s, self.last_index, self.sizes)
+        sizes = Counter(task.options.items[0].n_gpus for task in new)
+        return Arrivals(per_s, now_s, max(task.index for task in new), sizes + Counter(self.sizes))
+
+    def share_between(self, n_gpus: int, limit: int) -> float:
+        """Return the share of jobs that need more than so many devices, but not more than a limit."""
+        found = sum([count for size, count in self.sizes.items() if n_gpus < size <= limit])
+        return found / sum(self.sizes.values()) if found else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the parts of one decision share: time and delay [s], price of a device second, parameters."""
+    """What the parts of a decision share: time, delay [s], price of a device second, devices, parameters."""
 
     now_s: float
     delay_s: float
     start_price: float
+    n_gpus: int
     tuning: Tuning
 
     def admit(self, tasks: Sequence[Task]) -> list[Task]:
@@ -150,6 +164,32 @@ class Context:
             if not task.least_gpus:
                 self._price(task)
         return sorted(tasks, key=_rank_of)
+
+    def held_back(
+        self, queue: Sequence[Task], running: Iterable[Task], arrivals: Arrivals
+    ) -> tuple[Sequence[Task], list[Task]]:
+        """Divide a queue into who may start, and guaranteed jobs that must wait for fewer arrivals.
+
+        Who arrives while such a job runs waits for half of its time on average, if it fits beside the
+        guaranteed jobs of now but not beside that one too.
+        """
+        if self.tuning.blocking_limit == inf:
+            return queue, []
+        rest = self.n_gpus - sum([it.held.item.n_gpus for it in running if it.is_guaranteed and it.held])
+        starting: list[Task] = []
+        held: list[Task] = []
+        for task in queue:
+            is_held = task.is_guaranteed and self._keeps_too_long(task, rest, arrivals)
+            (held if is_held else starting).append(task)
+        return starting, held
+
+    def _keeps_too_long(self, task: Task, rest: int, arrivals: Arrivals) -> bool:
+        """Whether a job with a share of the rest of the devices keeps arrivals waiting beyond the limit."""
+        item = task.choices[0]
+        time_s = self.delay_s + task.steps * task.options.step_s[item]
+        own_s = self.now_s - task.job.spec.submit_time_s + time_s
+        n_kept = arrivals.per_s * arrivals.share_between(rest - item.n_gpus, rest) * time_s
+        return n_kept * time_s / 2 > self.tuning.blocking_limit * own_s
 
     def _price(self, task: Task) -> None:
         """Set the rank of a waiting job, little work first, and the options that it would start with.

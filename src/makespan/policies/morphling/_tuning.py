@@ -1,6 +1,7 @@
 """Every number of our policies that is a choice, in one place."""
 
 from dataclasses import dataclass
+from math import inf
 
 __all__ = ["CLAIRVOYANT", "NON_CLAIRVOYANT", "Tuning"]
 
@@ -9,7 +10,7 @@ __all__ = ["CLAIRVOYANT", "NON_CLAIRVOYANT", "Tuning"]
 class Tuning:
     """Parameters of both variants, one set each for all lists, restart delays and sizes of clusters.
 
-    The first six are searched by ``benchmarks/search_policies.py``, others bound the effort of a decision.
+    The first seven are searched by ``benchmarks/search_policies.py``, others bound the effort of a decision.
 
     Parameters
     ----------
@@ -20,6 +21,9 @@ class Tuning:
         Ratio of its least cost at which a job starts at once rather than wait.
     guarantee_factor
         On the area of guaranteed jobs in the queue; 0 serves them first.
+    blocking_limit
+        Share of the time that it has waited and will run itself for which a guaranteed job, which nothing
+        stops, may keep arrivals waiting, all of them together; one that would keep them longer is held back.
     last_weight
         How many jobs the end of the schedule counts as.
     min_growth_share
@@ -42,6 +46,7 @@ class Tuning:
     growth_horizon_s: float = 240.0
     cost_tolerance: float = 1.3
     guarantee_factor: float = 0.3
+    blocking_limit: float = 0.7
     last_weight: float = 0.5
     min_growth_share: float = 0.1
     arrival_memory_s: float = 3600.0
@@ -57,6 +62,11 @@ CLAIRVOYANT = Tuning()
 """Parameters of `morphling-work`."""
 
 NON_CLAIRVOYANT = Tuning(
-    start_horizon_s=3600.0, growth_horizon_s=100.0, cost_tolerance=1.15, guarantee_factor=1.0, last_weight=0.0
+    start_horizon_s=3600.0,
+    growth_horizon_s=100.0,
+    cost_tolerance=1.15,
+    guarantee_factor=1.0,
+    blocking_limit=inf,
+    last_weight=0.0,
 )
 """Parameters of `morphling-lookahead`, which foresees no end by estimates alone."""
