@@ -133,7 +133,7 @@ for experiment, function, printed, names, threads, on_gpus in (
         threads: threads
         resources:
             **on_gpus,
-            **asks(minutes=60, mem_mb=4000),
+            **asks(minutes=180, mem_mb=4000),
         params:
             experiment=f"makespan.papers.easyscale:{function}",
             options=getattr(SETTINGS.easyscale, experiment).experiment(),
