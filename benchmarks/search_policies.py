@@ -94,10 +94,11 @@ def judged(judge: MorphlingLookahead | MorphlingWork, given: list[tuple[str, Sce
 
 
 def parameters(judge: MorphlingLookahead | MorphlingWork) -> dict[str, float]:
-    """Return the searched parameters of a variant."""
+    """Return the searched parameters of a variant; what is infinite is a rule that it does without."""
     own = {field.name for field in fields(judge)}
     where = {name: judge if name in own else judge.tuning for name in SEARCHED}
-    return {name: float(getattr(it, name)) for name, it in where.items() if hasattr(it, name)}
+    values = {name: float(getattr(it, name)) for name, it in where.items() if hasattr(it, name)}
+    return {name: value for name, value in values.items() if np.isfinite(value)}
 
 
 def with_parameters(
