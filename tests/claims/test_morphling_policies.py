@@ -8,6 +8,7 @@ from statistics import mean
 
 import pandas as pd
 import pytest
+from missed_goals import MISSED
 
 from makespan.claims import read_targets
 from makespan.hardware import cluster
@@ -27,12 +28,6 @@ SPEC = cluster("a800-64")
 
 TARGETS = Path(__file__).parents[2] / "benchmarks" / "targets.csv"
 GOALS = [goal for goal in read_targets(TARGETS) if goal.table == "published/morphling/table4"]
-MISSED = {
-    "makespan of morphling-work on mt at 260 s",
-    "average JCT of morphling-lookahead on mt at 260 s",
-    "makespan of morphling-lookahead on mt at 260 s",
-}
-"""Goals that are not reached; `docs/background/policies-morphling.md` says why."""
 
 
 @cache
