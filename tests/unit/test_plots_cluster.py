@@ -1,11 +1,12 @@
 """Figures of cluster experiments: what they show, and that they come from their tables alone."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import assert_is_legible
+from legible_figures import assert_is_legible, shown_texts
 from matplotlib.colors import to_rgb, to_rgba
 from scipy import stats
 
@@ -249,6 +250,22 @@ def test_ablations_are_compared_with_the_whole_policy_and_the_best_that_changes_
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 2.0, 3.0])
     assert axes.patches[2].get_facecolor() == to_rgba(LOOKS["sia"].colour)
     assert parts_worth(rows[rows["policy"] == "sia"]).empty
+
+
+@pytest.mark.parametrize("longest_h", [0.5, 0.9, 1.2, 1.6, 2.3, 9.0])
+def test_ticks_of_intervals_do_not_touch_in_narrow_panels(longest_h):
+    rows = [
+        (panel, policy, 3600.0 * hours, np.nan, np.nan, False)
+        for panel in ("one", "two", "three", "four")
+        for policy, hours in (("morphling", 0.225), ("gavel-ftf", longest_h))
+    ]
+    table = pd.DataFrame(rows, columns=["panel", "policy", "mean", "low", "high", "is_hollow"])
+    figure = plot_intervals(table, "emulated", "means", "broken")
+    assert_is_legible(figure)
+    shown = [text for text in shown_texts(figure) if text in figure.axes[0].get_xticklabels()]
+    boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
+    assert len(boxes) >= 2
+    assert all(right.x0 - left.x1 > 4 for left, right in pairwise(boxes))
 
 
 def test_intervals_are_drawn_for_every_policy_and_hollow_where_something_is_broken():

@@ -36,7 +36,10 @@ __all__ = ["plot_bands", "plot_cdf", "plot_costs", "plot_intervals", "plot_varia
 _MARGIN = 1.25
 _PANELS_IN_ROW, _LINE_IN = 4, 0.15
 _VARIANTS_IN_ROW, _MOST_RATIO, _WIDE_RATIO = 3, 4.0, 2.0
-_COARSE_RANGE = 12.0
+_COARSE_RANGE, _COARSE_IN_ROW = (
+    12.0,
+    6.0,
+)  # from where on few ticks have room, and in one panel of a row of four
 _LEGEND_COLUMNS = 6
 _TOGETHER = 3  # policies whose bands can be told apart in one panel
 _CONTEXT = "#C4C4C4"
@@ -145,10 +148,14 @@ def _log_hours(axes: Axes) -> None:
 
 
 def _log_ticks(
-    axis: Axis, low: float, high: float, fine: Sequence[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)
+    axis: Axis,
+    low: float,
+    high: float,
+    fine: Sequence[float] = (1, 1.5, 2, 3, 4, 5, 6, 8),
+    coarse_range: float = _COARSE_RANGE,
 ) -> None:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low > _COARSE_RANGE else fine
+    steps = (1, 2, 5) if high / low > coarse_range else fine
     axis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(plain_numbers())
@@ -203,7 +210,7 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mappi
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
     most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
     axes.set_xscale("log")
-    _log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6))
+    _log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6), _COARSE_IN_ROW)
     axes.set_xlim(least, most)
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
