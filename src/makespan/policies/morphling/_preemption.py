@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from makespan.policies.morphling._schedule import Context, Schedule, Slot, Task
 from makespan.sim import Configuration
@@ -11,6 +12,7 @@ from makespan.sim import Configuration
 __all__ = ["Lookahead", "Residents", "displace", "look_ahead", "preempt"]
 
 _Clearing = tuple[int, int, int, list[Task]]  # stops on nodes, free devices, node, whom to remove
+_Victims = tuple[tuple[int, ...], list[Task]]  # nodes, and whom to remove from them
 _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], index, configuration, nodes
 
 
@@ -97,23 +99,34 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
 
 def _worth_a_trial(
     schedule: Schedule, blocked: Sequence[Task], winners: set[Task], ahead: Lookahead, context: Context
-) -> list[tuple[float, Task, Configuration, tuple[tuple[int, ...], list[Task]]]]:
+) -> list[tuple[float, Task, Configuration, _Victims]]:
     """List what blocked jobs could get by force, and from whom, by what it saves at most [s], most first.
 
     Only the job itself gains, once more where it ends last, and everybody removed loses a restart.
     """
-    tuning, residents = context.tuning, Residents(schedule, winners)
-    found = []
+    tuning, residents, delay_s = context.tuning, Residents(schedule, winners), context.delay_s
+    possible = []
     for task in blocked[: tuning.max_preempting]:
         spare_s, step_s = ahead.ends_s[task] - schedule.start_s, task.options.step_s
         for order, item in enumerate(task.choices):
             most_s = (spare_s - task.steps * step_s[item]) * (1.0 + tuning.last_weight)
-            clearing = residents.cheapest(item) if most_s > 0 else None
-            if clearing is not None:
-                most_s -= len(clearing[1]) * context.delay_s
-                found.append((-most_s, task.index, order, task, item, clearing))
-    found.sort(key=lambda entry: entry[:3])
-    return [(-entry[0], *entry[3:]) for entry in found[: tuning.max_trials]]
+            if most_s > 0:
+                possible.append((-most_s, task.index, order, task, item))
+    possible.sort(key=_by_worth)
+    found: list[tuple[float, int, int, Task, Configuration, _Victims]] = []
+    for worth, index, order, task, item in possible:
+        if len(found) == tuning.max_trials and worth > found[-1][0]:
+            break  # whoever is in the way, the rest saves less than what was found
+        clearing = residents.cheapest(item)
+        if clearing is not None:
+            found.append((worth + len(clearing[1]) * delay_s, index, order, task, item, clearing))
+            found.sort(key=_by_worth)
+            del found[tuning.max_trials :]
+    return [(-entry[0], *entry[3:]) for entry in found]
+
+
+def _by_worth(entry: tuple[Any, ...]) -> tuple[float, int, int]:
+    return entry[:3]
 
 
 def _started(
@@ -176,7 +189,7 @@ class Residents:
     Jobs on one node come before those on several, which are hard to move, and those with many devices first.
     """
 
-    __slots__ = ("_of_node", "_rankings", "_room", "_slots")
+    __slots__ = ("_cheapest", "_of_node", "_rankings", "_room", "_slots")
 
     def __init__(self, schedule: Schedule, protected: Iterable[Task]) -> None:
         kept = set(protected)
@@ -192,9 +205,16 @@ class Residents:
         self._room = schedule.room
         self._slots = schedule.slots
         self._rankings: dict[tuple[int, str], list[_Clearing]] = {}
+        self._cheapest: dict[tuple[tuple[int, ...], tuple[str, ...]], _Victims | None] = {}
 
-    def cheapest(self, item: Configuration) -> tuple[tuple[int, ...], list[Task]] | None:
+    def cheapest(self, item: Configuration) -> _Victims | None:
         """Choose nodes for a configuration, and whom to remove from them, greedily by cost."""
+        shape = (item.counts, item.types_by_count)
+        if shape not in self._cheapest:
+            self._cheapest[shape] = self._chosen(item)
+        return self._cheapest[shape]
+
+    def _chosen(self, item: Configuration) -> _Victims | None:
         nodes: list[int] = []
         victims: dict[Task, None] = {}
         touched: set[int] = set()  # nodes on which jobs are removed already
