@@ -63,6 +63,11 @@ class Task:
             finish_s = max(now_s, job.ready_time_s) + steps * step_s
             self.held = Slot(item, allocation.nodes[::-1], step_s, finish_s)
 
+    def price_like(self, other: "Task") -> None:
+        """Take over what was found for a job with the same options and steps."""
+        self.choices, self.least_gpus, self.least_s = other.choices, other.least_gpus, other.least_s
+        self.rank = (other.rank[0], self.index)
+
 
 class Schedule:
     """Tentative schedule, copied for trials; jobs that start or change progress from ``start_s`` [s]."""
@@ -160,9 +165,14 @@ class Context:
 
     def admit(self, tasks: Sequence[Task]) -> list[Task]:
         """Price and rank jobs that wait or are to wait, and return them in the order of their ranks."""
+        priced: dict[tuple[int, float, bool], Task] = {}  # jobs that look alike are priced once
         for task in tasks:
             if not task.least_gpus:
-                self._price(task)
+                like = priced.setdefault((id(task.options), task.steps, task.is_guaranteed), task)
+                if like is task:
+                    self._price(task)
+                else:
+                    task.price_like(like)
         return sorted(tasks, key=_rank_of)
 
     def held_back(
