@@ -108,19 +108,38 @@ rule easyscale_serving:
         "../workflow/scripts/easyscale_simulate.py"
 
 
-# Figs 10 to 13 are timed without anything beside, so they take all cores.
+# Figs 10 to 13 are timed without anything beside, so they take all cores; each by itself, so that what was
+# measured of one is kept whatever becomes of the next.
 TIMED = ["fig10", "fig11", "fig12", "fig13"]
-for experiment, function, printed, names, threads, on_gpus in (
-    ("fig9", "fig9_experiment", ["fig9"], ["fig9", "fig9_summary"], 4, profile_gpus(gpu=4)),
-    ("gap", "gap_experiment", ["gap"], ["gap", "gap_spread", "gap_curves"], 4, {}),
-    ("overheads", "measure_overheads", TIMED, TIMED, all_cores(SETTINGS.easyscale.overheads.ranks), {}),
+ON_ALL_CORES = all_cores(SETTINGS.easyscale.overheads.ranks)
+for experiment, function, options, names, threads, on_gpus in (
+    (
+        "fig9",
+        "fig9_experiment",
+        SETTINGS.easyscale.fig9.experiment(),
+        ["fig9", "fig9_summary"],
+        4,
+        profile_gpus(gpu=4),
+    ),
+    (
+        "gap",
+        "gap_experiment",
+        SETTINGS.easyscale.gap.experiment(),
+        ["gap", "gap_spread", "gap_curves"],
+        4,
+        {},
+    ),
+    *(
+        (name, "measure_overheads", SETTINGS.easyscale.overheads.experiment(name), [name], ON_ALL_CORES, {})
+        for name in TIMED
+    ),
 ):
 
     rule:
         name:
             f"easyscale_{experiment}"
         input:
-            **{name: f"config/published/easyscale_{name}.csv" for name in printed},
+            **{experiment: f"config/published/easyscale_{experiment}.csv"},
         output:
             **{name: f"results/measured/easyscale/{name}.csv" for name in names},
         log:
@@ -133,10 +152,10 @@ for experiment, function, printed, names, threads, on_gpus in (
         threads: threads
         resources:
             **on_gpus,
-            **asks(minutes=180, mem_mb=4000),
+            **asks(minutes=120, mem_mb=4000),
         params:
             experiment=f"makespan.papers.easyscale:{function}",
-            options=getattr(SETTINGS.easyscale, experiment).experiment(),
+            options=options,
             code=code_hash(
                 "run_experiment",
                 f"makespan.papers.easyscale:{function}",

@@ -135,13 +135,14 @@ def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device()
     full = load_settings([ROOT / "config/easyscale-full.yaml"], ROOT).easyscale.overheads
     assert sorted(one.name for one in full.models) == sorted(STAND_INS)
     assert full.sharing.workers == tuple(range(1, 17)) and full.logical_workers == 8
+    assert [(one.warmup_steps, one.steps) for one in (full.procedure, full.sharing)] == [(4, 16), (2, 8)]
 
 
 def test_options_of_a_figure_are_those_that_it_reads():
-    options = SETTING.experiment()["figures"]
+    options = {name: SETTING.experiment(name)["figures"][name] for name in FIGURES}
     assert set(options["fig10"]) == {"procedure", "models", "workers", "memory_mib"}
     assert set(options["fig12"]) == {"procedure", "models", "logical_workers", "devices"}
-    assert set(options) == set(FIGURES)
+    assert options["fig10"]["procedure"] == SETTING.procedure.model_dump() | {"warmup_steps": 2, "steps": 4}
     assert set(FIGURES) <= set(SETTINGS.contents) and SETTINGS.judged_on_profile >= set(FIGURES)
 
 

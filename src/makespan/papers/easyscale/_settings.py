@@ -31,6 +31,7 @@ _beside = partial(option, source="a choice", changes="serving")
 _MEASURED = ("fig10", "fig11", "fig12", "fig13")
 _of_steps = partial(option, changes="fig10, fig11, fig12, fig13")
 _of_models = partial(_of_steps, source="a choice: what a core trains in 50 to 100 ms")
+_of_sharing = partial(option, changes="fig10")
 
 _TABLES = ("fig14", "fig14_jobs", "fig15", "sensitivity", "serving", "serving_rounds")
 _TRAINED = ("fig9", "fig9_summary", "gap", "gap_spread", "gap_curves")
@@ -119,10 +120,15 @@ class Serving(Block):
 class Procedure(Block):
     """How often something is timed."""
 
-    warmup_steps: int = _of_steps(
-        "mini-batches that are not timed", source="EasyScale artifact: 4, and 2 for Fig. 10", ge=0
+    warmup_steps: int = option(
+        "mini-batches that are not timed", source="EasyScale artifact: 4", changes="fig11, fig12, fig13", ge=0
     )
-    steps: int = _of_steps("mini-batches that are timed", source="a choice; the artifact: 16, and 8", ge=1)
+    steps: int = option(
+        "mini-batches that are timed",
+        source="a choice; the artifact: 16",
+        changes="fig11, fig12, fig13",
+        ge=1,
+    )
     repetitions: int = _of_steps("how often all of a figure is measured, in turn", source="a choice", ge=1)
     seed: int = _of_steps("seed of weights, samples and random states", source="a choice", ge=0)
 
@@ -149,29 +155,30 @@ class SizedModel(Block):
 class TimedModel(SizedModel):
     """A stand-in whose steps are timed."""
 
-    small_micro_batch_size: Count = _of_models("samples a micro-batch in Fig. 12", unit="samples")
+    small_micro_batch_size: Count = _of_models(
+        "samples a micro-batch in Fig. 12", unit="samples", changes="fig12"
+    )
 
 
 class Sharing(Block):
     """Device sharing against packed processes."""
 
-    models: tuple[SizedModel, ...] = option(
+    warmup_steps: int = _of_sharing("mini-batches that are not timed", source="EasyScale artifact: 2", ge=0)
+    steps: int = _of_sharing("mini-batches that are timed", source="a choice; the artifact: 8", ge=1)
+    models: tuple[SizedModel, ...] = _of_sharing(
         "stand-ins, with memories in the ratio of those of the paper to its device",
         source="EasyScale, Fig. 10: ResNet50 and ShuffleNetv2",
-        changes="fig10",
         min_length=1,
     )
-    workers: Annotated[tuple[Count, ...], unlike("each number once")] = option(
+    workers: Annotated[tuple[Count, ...], unlike("each number once")] = _of_sharing(
         "how many share the device; the smallest number is what throughput is relative to",
         source="EasyScale artifact: 1 to 16",
-        changes="fig10",
         min_length=1,
     )
-    memory_mib: float = option(
+    memory_mib: float = _of_sharing(
         "memory of the device: what exceeds it is recorded as out of memory",
         unit="MiB",
         source="a choice; a V100 of the paper has 32 GB",
-        changes="fig10",
         gt=0,
     )
 
@@ -180,7 +187,9 @@ class Overheads(Block):
     """Memory and time of logical workers, measured here."""
 
     procedure: Procedure = option("how often something is timed")
-    models: tuple[TimedModel, ...] = _of_models("stand-ins of Figs 11 to 13", min_length=1)
+    models: tuple[TimedModel, ...] = _of_models(
+        "stand-ins of Figs 11 to 13", changes="fig11, fig12, fig13", min_length=1
+    )
     logical_workers: Count = option(
         "logical workers of one process", source="EasyScale artifact: 8", changes="fig11, fig12"
     )
@@ -197,12 +206,16 @@ class Overheads(Block):
     )
     sharing: Sharing = option("device sharing against packed processes")
 
-    def experiment(self) -> dict[str, Any]:
-        """Return the options of `measure_overheads`."""
-        procedure = {"procedure": self.procedure.model_dump()}
-        own = {"fig11": {"logical_workers"}, "fig12": {"logical_workers", "devices"}, "fig13": {"ranks"}}
-        figures = {name: procedure | self.model_dump(include={"models", *more}) for name, more in own.items()}
-        return {"figures": {"fig10": procedure | self.sharing.model_dump()} | figures}
+    def experiment(self, figure: str) -> dict[str, Any]:
+        """Return the options of `measure_overheads` for one of its figures."""
+        options: dict[str, Any] = {"procedure": self.procedure.model_dump()}
+        if figure == "fig10":
+            own = self.sharing.model_dump()
+            options["procedure"] |= {name: own.pop(name) for name in ("warmup_steps", "steps")}
+        else:
+            also = {"fig11": {"logical_workers"}, "fig12": {"logical_workers", "devices"}, "fig13": {"ranks"}}
+            own = self.model_dump(include={"models", *also[figure]})
+        return {"figures": {figure: options | own}}
 
 
 class EasyScale(PaperSettings):
