@@ -134,7 +134,7 @@ def test_a_checkpoint_in_between_changes_no_bit(tmp_path):
 def test_a_stopped_process_is_killed_and_the_others_go_on(tmp_path):
     """It keeps its connections open, so that its neighbours wait for it until it is killed."""
     faults = [Fault("reduction", 3, 3, number=signal.SIGSTOP)]
-    result, (stopped,) = run(tmp_path, 8, faults, n_nodes=4, first_sizes=(2, 2), hang_s=2.0)
+    result, (stopped,) = run(tmp_path, 8, faults, n_nodes=4, first_sizes=(2, 2), hang_s=5.0)
     assert set(result.plans[-1][1].nodes) == {0, 1, 2} and stopped.node == 3
     assert_equal_bits(result, 8)
 

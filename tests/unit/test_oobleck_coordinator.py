@@ -7,11 +7,15 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from forked import forking_servers
 
 from makespan.files import read_json
+from makespan.papers.oobleck import _faults
+from makespan.papers.oobleck._faults import Fault, Faults
+from makespan.papers.oobleck.runtime import Event
 from makespan.papers.oobleck.runtime import _messages as said
 from makespan.papers.oobleck.runtime._coordinator import Coordinator, Limits
 from makespan.papers.oobleck.runtime._node import ADDRESS_FILE
@@ -147,7 +151,7 @@ def test_losses_during_a_regroup_begin_another_generation(tmp_path):
 
 
 def test_a_stopped_process_is_killed_before_it_counts_as_lost(tmp_path):
-    run = killing({(2, "forward", 3): signal.SIGSTOP})(Run(tmp_path, 4, 6, limits=Limits(hang_s=1.5)))
+    run = killing({(2, "forward", 3): signal.SIGSTOP})(Run(tmp_path, 4, 6, limits=Limits(hang_s=4.0)))
     run.coordinator.run()
     run.check(6, (0, 1, 3))
     hung, lost = run.of("hung"), run.of("lost")
@@ -241,6 +245,35 @@ def test_a_lost_layer_ends_the_run_without_a_checkpoint(tmp_path):
     with pytest.raises(RuntimeError, match=r"lost layers \['a', 'b'\]"):
         run.coordinator.run()
     assert not run.saved
+
+
+@pytest.mark.parametrize("ends_by_itself", [False, True])
+def test_victims_that_follow_each_other_die_at_once_however_late_one_of_them_is(monkeypatch, ends_by_itself):
+    def tell(kind, node=None, **values):
+        faults(Event(kind, 0.0, node, values))
+
+    def begin(node, phase, iteration):
+        tell("announce", node, phase=phase, iteration=iteration)
+        return [pid - 100 for pid in killed]
+
+    killed, held = [], []
+    at_once = SimpleNamespace(Timer=lambda _, call, values: SimpleNamespace(start=lambda: call(*values)))
+    monkeypatch.setattr(_faults, "threading", at_once)
+    monkeypatch.setattr(_faults, "os", SimpleNamespace(kill=lambda pid, number: killed.append(pid)))
+    faults = Faults([Fault("forward", 3, 1), Fault("forward", 3, 2, follows=True), Fault("copy", victim=0)])
+    faults.hold = lambda *what: held.append(what)
+    for node in range(4):
+        tell("hello", node, pid=100 + node)
+    tell("plan", work={"plan": [{"nodes": [0, 1, 2, 3]}]})
+    tell("commit", iteration=2)
+    assert held == [(1, "forward", 3), (3, "forward", 3), (0, "copy", 3)]
+    assert begin(1, "forward", 3) == begin(0, "forward", 3) == []
+    if ends_by_itself:
+        tell("lost", 3)
+        assert begin(2, "forward", 3) == [1]
+    else:
+        assert begin(3, "forward", 3) == [1, 3]
+    assert begin(0, "copy", 3)[-1] == 0 and len(faults.done) == len(killed)
 
 
 def test_a_failure_without_a_loss_is_tried_once_more(tmp_path):

@@ -38,7 +38,8 @@ class Fault:
     number
         Signal, SIGKILL unless a hung process is wanted.
     follows
-        Whether it belongs to the fault before it, as those in a phase of a recovery always do.
+        Whether it belongs to the fault before it, as those in a phase of a recovery always do. Victims that
+        follow each other in one phase are killed at once, ``delay_s`` of the first after all are in it.
     """
 
     phase: str
@@ -88,7 +89,8 @@ class Faults:
     def __init__(self, faults: Sequence[Fault], waits_for: int | None = None) -> None:
         self.pending, self.done, self.n_nodes = list(faults), list[Killed](), waits_for
         self.hold: Callable[[int, str, int], None] = lambda node, phase, iteration: None
-        self._armed: list[Killed] = []
+        self._armed: list[list[Killed]] = []  # of each list all are killed at once
+        self._reached: set[int] = set()  # victims that are where they shall be killed
         self._pids: dict[int, int] = {}
         self._phases: dict[int, str] = {}
         self._nodes: list[int] = []
@@ -121,6 +123,8 @@ class Faults:
                 for one in self.done:
                     if one.node == node and not one.phase:
                         one.phase = self._phases.get(one.node, "")
+                self._armed = [[one for one in group if one.node != node] for group in self._armed]
+                self._kill_groups()
 
     @property
     def is_over(self) -> bool:
@@ -140,22 +144,33 @@ class Faults:
         if self.pending[0].iteration > iteration:
             return
         chosen: set[int] = set()
+        self._reached.clear()
         while self.pending and (not chosen or self.pending[0].is_next):
             fault = self.pending.pop(0)
             left = [one for one in self._nodes if one not in chosen]
             victim = left[fault.victim % len(left)]
             chosen.add(victim)
-            self._armed.append(Killed(fault, victim, iteration))
+            if not (fault.follows and self._armed and self._armed[-1][0].fault.phase == fault.phase):
+                self._armed.append([])
+            self._armed[-1].append(Killed(fault, victim, iteration))
             self.hold(victim, fault.phase, iteration)
 
     def _strike(self, node: int, phase: str, iteration: int) -> None:
-        for one in list(self._armed):
-            if (one.node, one.fault.phase, one.armed) == (node, phase, iteration):
-                self._armed.remove(one)
-                self.done.append(one)
-                threading.Timer(one.fault.delay_s, self._kill, [one]).start()
+        at = (node, phase, iteration)
+        if any((one.node, one.fault.phase, one.armed) == at for group in self._armed for one in group):
+            self._reached.add(node)
+            self._kill_groups()
 
-    def _kill(self, one: Killed) -> None:
-        one.killed_s = time.monotonic()
-        with suppress(ProcessLookupError):
-            os.kill(self._pids[one.node], one.fault.number)
+    def _kill_groups(self) -> None:
+        """Kill those that are where they shall be killed, and so are all who shall die at once with them."""
+        for group in self._armed:
+            if group and self._reached.issuperset(one.node for one in group):
+                self.done += group
+                threading.Timer(group[0].fault.delay_s, self._kill, [group]).start()
+        self._armed = [one for one in self._armed if not self._reached.issuperset(own.node for own in one)]
+
+    def _kill(self, group: Sequence[Killed]) -> None:
+        for one in group:
+            one.killed_s = time.monotonic()
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[one.node], one.fault.number)
