@@ -67,7 +67,6 @@ for paper in PAPERS:
             paper
         input:
             [paper_products(paper, source) for source in sorted({*sources_of(paper), "measured"})],
-            "results/claims.csv",
         localrule: True
 
 

@@ -188,6 +188,14 @@ def test_training_of_four_processes_asks_for_a_gpu_each(project, paper):
     assert "gpu=" not in project.snakemake("-n", target, small=False).stdout
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_target_of_a_paper_builds_no_other(project, paper):
+    planned = project.planned(paper)
+    own, others = (tuple(f"{one}_" for one in PAPERS if (one == paper) == is_own) for is_own in (True, False))
+    assert [rule for rule in planned if rule.startswith(own)]
+    assert not [rule for rule in planned if rule.startswith(others)]
+
+
 def test_without_gpus_a_profiling_job_has_all_cores_to_itself(project):
     done = project.snakemake("-n", "--cores", "5", "results/measured/profile/tiny-gpt/1.0.json")
     assert done.stdout.count("threads: 5") == 2, done.stdout
