@@ -30,6 +30,8 @@ __all__ = ["Coordinator", "Event", "Limits", "Starter"]
 
 PlanT = TypeVar("PlanT")
 _TICK_S = 0.05
+_TURN_S = 0.5
+"""A turn that takes longer, because a checkpoint is stored or the machine slept, is not silence of nodes."""
 _SEND_S = 5.0
 _ENDING_S = 10.0
 _log = logging.getLogger(__name__)
@@ -123,6 +125,7 @@ class Coordinator(Generic[PlanT]):
         self.n_replacements, self.token = n_replacements, secrets.token_hex(16)
         self.processes: dict[int, Process] = {}
         self.started_s: dict[int, float] = {}
+        self.looked_s = time.monotonic()
         self.nodes: dict[int, _Peer] = {}
         self.hosts: dict[int, str] = {}
         self.next_node = max(protocol.expected, default=-1) + 1
@@ -297,10 +300,11 @@ class Coordinator(Generic[PlanT]):
         self._tell("start", node)
 
     def _look_after(self) -> None:
-        """Notice processes that never connect, and nodes that are silent."""
+        """Notice processes that never connect, and nodes that are silent while this one listens."""
         now = time.monotonic()
-        for node in [one for one in self.started_s if one in self.nodes]:
-            del self.started_s[node]
+        deaf, self.looked_s = max(now - self.looked_s - _TURN_S, 0.0), now
+        waited = {node: begun for node, begun in self.started_s.items() if node not in self.nodes}
+        self.started_s = {node: min(begun + deaf, now) for node, begun in waited.items()}
         for node, begun in list(self.started_s.items()):
             process = self.processes[node]
             if process.poll() is not None:
@@ -309,6 +313,7 @@ class Coordinator(Generic[PlanT]):
             elif now - begun > self.limits.start_s:
                 self.starter.end(process)
         for peer in list(self.nodes.values()):
+            peer.heard_s = min(peer.heard_s + deaf, now)
             silent = now - peer.heard_s
             if silent > 2 * self.limits.hang_s and peer.is_killed:
                 self._part(peer)  # its machine is gone: nobody can end the process any more
