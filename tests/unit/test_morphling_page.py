@@ -85,7 +85,7 @@ def results(tmp_path):
             "live_avg_jct_s": 20.0,
             "predicted_avg_jct_s": 20.0 + error / 5,
         }
-        | {"jct_difference_pct": error, "profile_drift_pct": -2.0}
+        | {"jct_difference_pct": error, "profile_drift_pct": -2.0, "n_restarts": 8, "predicted_n_restarts": 6}
         for seed, error in ((1, 3.0), (2, -9.0), (3, 1.0))
     ]
     for source, schema, rows in (
@@ -120,11 +120,11 @@ def test_blocks_are_made_from_the_tables_that_are_built(results):
         ["paper, PP2/TP4", "0.042", "0.084"],
     ]
     assert cells(found["live runs"])[2:] == [
-        ["`morphling-work`, seed 2", "20.0", "18.2", "-9.0 %", "+0.0 %", "+0.0 %", "-2.0 %"],
-        ["`morphling-work`, seed 3", "20.0", "20.2", "+1.0 %", "+0.0 %", "+0.0 %", "-2.0 %"],
-        ["mean size", "–", "–", "4.3 %", "0.0 %", "0.0 %", "2.0 %"],
-        ["median size", "–", "–", "3.0 %", "0.0 %", "0.0 %", "2.0 %"],
-        ["largest", "–", "–", "9.0 %", "0.0 %", "0.0 %", "2.0 %"],
+        ["`morphling-work`, seed 2", "20.0", "18.2", "-9.0 %", "+0.0 %", "+0.0 %", "-2.0 %", "8 (6)"],
+        ["`morphling-work`, seed 3", "20.0", "20.2", "+1.0 %", "+0.0 %", "+0.0 %", "-2.0 %", "8 (6)"],
+        ["mean size", "–", "–", "4.3 %", "0.0 %", "0.0 %", "2.0 %", "–"],
+        ["median size", "–", "–", "3.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
+        ["largest", "–", "–", "9.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
     ]
     assert page(results / "nothing") == {}
 

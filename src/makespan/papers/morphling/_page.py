@@ -203,6 +203,7 @@ def _live_runs(results: _Results) -> str:
             f"`{row['policy']}`, seed {row['seed']}",
             *(f"{row[name]:.1f}" for name in ("live_avg_jct_s", "predicted_avg_jct_s")),
             *(f"{row[name]:+.1f} %" for name in errors),
+            f"{row['n_restarts']} ({row['predicted_n_restarts']})",
         ]
         for row in table.to_dict("records")
     ]
@@ -211,8 +212,8 @@ def _live_runs(results: _Results) -> str:
         ("median size", sizes.median()),
         ("largest", sizes.max()),
     ):
-        rows.append([name, _NONE, _NONE, *(f"{found[error]:.1f} %" for error in errors)])
-    head = ["run", "average JCT [s]", "as predicted [s]", *_LIVE_ERRORS.values()]
+        rows.append([name, _NONE, _NONE, *(f"{found[error]:.1f} %" for error in errors), _NONE])
+    head = ["run", "average JCT [s]", "as predicted [s]", *_LIVE_ERRORS.values(), "restarts (as predicted)"]
     return _markdown(head, rows)
 
 

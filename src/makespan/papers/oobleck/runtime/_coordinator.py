@@ -31,7 +31,7 @@ __all__ = ["Coordinator", "Event", "Limits", "Starter"]
 PlanT = TypeVar("PlanT")
 _TICK_S = 0.05
 _TURN_S = 0.5
-"""A turn that takes longer, because a checkpoint is stored or the machine slept, is not silence of nodes."""
+"""What a turn takes beyond that, storing a checkpoint or stopped itself, is no silence of nodes."""
 _SEND_S = 5.0
 _ENDING_S = 10.0
 _log = logging.getLogger(__name__)
