@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+from makespan.errors import InputError
 from makespan.files import write_json
 from makespan.runtime import end_worker, join, run_worker
 
@@ -57,6 +58,13 @@ def fail(directory, who):
     raise RuntimeError("the other one is gone")
 
 
+def refuse(directory, who):
+    """Fail in the second process with an error that is a message to users."""
+    if who.rank == 1:
+        raise InputError("samples is 0; accepted: 1 or more")
+    time.sleep(600)
+
+
 def leave(directory, who):
     os._exit(7 if who.rank == 0 else 0)
 
@@ -93,7 +101,7 @@ def end(directory, who):
     directory.write_progress({"step": 1})
 
 
-_ALL = (survive, meet_anew, kill, fail, leave, hang, start_slowly, meet_late, kill_server, speak, end)
+_ALL = (survive, meet_anew, kill, fail, refuse, leave, hang, start_slowly, meet_late, kill_server, speak, end)
 DO = {one.__name__: one for one in _ALL}
 
 

@@ -34,7 +34,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU cores of Linux")
 
 ODD = Path(__file__).parents[1] / "support" / "odd_worker.py"
-WHERE, HERE = live.slot_cluster(2), slots_of("local", "cpu")
+WHERE, HERE = live.slot_cluster(2), slots_of("local", "cpu", 2)
 SETTINGS = live.live_settings()
 QUICK = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=1, restart_steps=1)
 # An interrupt counts, even where the tests themselves were started to ignore it.

@@ -115,7 +115,7 @@ def profile_command(
             say(text, err=True)
 
     try:
-        total = n_runs + (0 if environment else rate_runs(len(specs), processes))
+        total = n_runs + (0 if environment else rate_runs(len(specs), processes, launcher))
         kept = Measurements(path, settings | measured_by(specs, procedure), total, countdown, tell)
         environment = environment or _measured_environment(specs, processes, launcher, kept, output)
         node = load_environment(environment).node

@@ -110,7 +110,7 @@ def live_experiment(
         several times without getting any further.
     """
     check_policy(policy)
-    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device)
+    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device, n_slots)
     spec = live_workload(workload).fitting(n_slots)
     warm_up(spec, where, slots)
     setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell, progress)

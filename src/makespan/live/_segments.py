@@ -17,7 +17,14 @@ from makespan.errors import unknown_name
 from makespan.hardware import NodeSpec
 from makespan.plans import ExecutionPlan
 from makespan.profiling import ProfilePoint, model_of, point_plan
-from makespan.runtime import Launcher, LocalLauncher, RunDirectory, SlurmLauncher, latest_checkpoint
+from makespan.runtime import (
+    Launcher,
+    LocalLauncher,
+    RunDirectory,
+    SlurmLauncher,
+    check_gpus,
+    latest_checkpoint,
+)
 from makespan.sim import Configuration
 from makespan.training import RunResult, TrainingJob, read_progress, request_stop, train
 from makespan.workloads import JobSpec, workload
@@ -193,13 +200,15 @@ def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
     return launcher
 
 
-def slots_of(launcher: str, device: str) -> LaunchOn:
-    """Choose launchers by name."""
+def slots_of(launcher: str, device: str, n_slots: int) -> LaunchOn:
+    """Choose launchers by name; an `InputError` says that there are fewer GPUs here than slots."""
     known = {"local": _local_slots, "slurm": _slurm_slots}
     if launcher not in known:
         raise unknown_name("launcher", launcher, known)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
+    if (launcher, device) == ("local", "cuda"):
+        check_gpus(LocalLauncher("cuda"), n_slots)
     return known[launcher]("cuda" if device == "cuda" else "cpu")
 
 

@@ -18,7 +18,9 @@ from makespan.runtime import (
     ProcessOptions,
     RunDirectory,
     SlurmLauncher,
+    check_gpus,
     memory_bytes,
+    n_visible_gpus,
     usable_cpus,
     visible_gpus,
 )
@@ -68,10 +70,19 @@ class MachineRates:
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
-    """Return where models are profiled; ``auto`` takes GPUs if there are any."""
+    """Return where models are profiled; ``auto`` takes GPUs if there are any.
+
+    An `InputError` says that there are none for ``cuda``.
+    """
+    launcher = LocalLauncher(_kind(device), threads_per_process=cpu_threads)
+    check_gpus(launcher, 1)
+    return launcher
+
+
+def _kind(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     if device == "auto":
-        device = "cuda" if visible_gpus() else "cpu"
-    return LocalLauncher(device, threads_per_process=cpu_threads)
+        return "cuda" if n_visible_gpus() else "cpu"
+    return device
 
 
 def allocation_launcher(
@@ -86,7 +97,7 @@ def allocation_launcher(
     gres
         GPUs of each node, as the allocation was asked for; steps do not inherit them. Empty for none.
     """
-    kind, place = profiling_launcher(device, point.cpu_threads).device, point.placement
+    kind, place = _kind(device), point.placement
     options = [f"--nodes={place.n_nodes}", f"--cpus-per-task={point.cpu_threads}", "--overlap"]
     if len(set(place.gpus_per_node)) == 1:
         options.append(f"--ntasks-per-node={place.gpus_per_node[-1]}")
@@ -111,15 +122,16 @@ def measure_rates(
     workloads
         Their sizes are those of the messages, and their models are those whose passes are timed.
     n_processes, cpu_threads, launcher
-        Processes of the exchange, on this machine; CPU threads of each; where they run.
+        Processes of the exchange, on this machine, fewer where there are fewer GPUs; CPU threads of each;
+        where they run.
     kept
         As for `measure_points`; `rate_runs` are added.
     """
     kept = kept or Measurements()
-    n_devices = max(n_processes, launcher.n_devices or usable_cpus() // cpu_threads)
-    n_meeting = min(n_processes, n_devices)
+    n_processes = _n_meeting(n_processes, launcher)
+    n_devices = launcher.n_devices or max(n_processes, usable_cpus() // cpu_threads)
     times = kept.measure(
-        "exchange", lambda: _exchange_times(workloads, n_meeting, cpu_threads, launcher), _EXCHANGE_RUNS
+        "exchange", lambda: _exchange_times(workloads, n_processes, cpu_threads, launcher), _EXCHANGE_RUNS
     )
     between, alone = _rates(times, n_processes), _alone(workloads, launcher, kept)
     forward_s, backward_s = _launch_times(workloads, alone)
@@ -136,9 +148,13 @@ def measure_rates(
     )
 
 
-def rate_runs(n_workloads: int, n_processes: int) -> int:
+def rate_runs(n_workloads: int, n_processes: int, launcher: LocalLauncher) -> int:
     """Count the runs of `measure_rates`."""
-    return _EXCHANGE_RUNS + _PLANS * n_workloads * (1 if n_processes == 1 else 2)
+    return _EXCHANGE_RUNS + _PLANS * n_workloads * min(_n_meeting(n_processes, launcher), 2)
+
+
+def _n_meeting(n_processes: int, launcher: LocalLauncher) -> int:
+    return min(n_processes, launcher.n_devices or n_processes)
 
 
 def _rates(times: dict[str, float], n_processes: int) -> dict[str, float]:

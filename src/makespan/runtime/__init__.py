@@ -28,10 +28,17 @@ from makespan.runtime._launch import (
     LocalLauncher,
     ProcessOptions,
     SlurmLauncher,
+    check_gpus,
     local_launcher,
 )
 from makespan.runtime._locks import is_taken, take
-from makespan.runtime._machine import describe_machine, memory_bytes, usable_cpus, visible_gpus
+from makespan.runtime._machine import (
+    describe_machine,
+    memory_bytes,
+    n_visible_gpus,
+    usable_cpus,
+    visible_gpus,
+)
 from makespan.runtime._rendezvous import Identity, choose_device, end_worker, join, run_worker
 
 __all__ = [
@@ -44,6 +51,7 @@ __all__ = [
     "ProcessOptions",
     "RunDirectory",
     "SlurmLauncher",
+    "check_gpus",
     "choose_device",
     "describe_machine",
     "end_worker",
@@ -53,6 +61,7 @@ __all__ = [
     "latest_checkpoint",
     "local_launcher",
     "memory_bytes",
+    "n_visible_gpus",
     "run_worker",
     "sound_checkpoint",
     "start_checkpoint",

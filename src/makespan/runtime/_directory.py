@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from makespan.errors import MakespanError
 from makespan.files import read_json, write_json
 
 __all__ = ["RunDirectory"]
@@ -80,9 +81,13 @@ class RunDirectory:
         return self.path / f"log-{rank}.txt"
 
     def write_error(self, rank: int, error: BaseException) -> None:
-        """Report why a process failed, with the time and the traceback of what is being handled."""
+        """Report why a process failed, with the time and the traceback of what is being handled.
+
+        There is none of our own errors, whose message says what was found and what is accepted.
+        """
         report = {"time_s": time.time(), "error": f"{type(error).__name__}: {error}"}
-        write_json(report | {"traceback": traceback.format_exc()}, self.path / f"error-{rank}.json")
+        trace = "" if isinstance(error, MakespanError) else traceback.format_exc()
+        write_json(report | {"traceback": trace}, self.path / f"error-{rank}.json")
 
     def error(self, rank: int) -> Any:
         """Report of a process that failed: ``time_s``, ``error``, ``traceback``; None without one."""

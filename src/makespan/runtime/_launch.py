@@ -17,9 +17,11 @@ from typing import Any, Literal, Protocol
 from makespan.errors import InputError, LostWorkerError, WorkerError
 from makespan.runtime._directory import RunDirectory
 from makespan.runtime._forkserver import Process, can_fork, fork_worker
-from makespan.runtime._machine import n_visible_gpus
+from makespan.runtime._machine import gpu_names, n_visible_gpus
 
-__all__ = ["Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "local_launcher"]
+__all__ = [
+    "Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "check_gpus", "local_launcher",
+]  # fmt: skip
 
 _SRUN_INTERRUPTS = 2
 """Interrupts within a second that make srun end its tasks."""
@@ -146,7 +148,7 @@ class LocalLauncher:
     threads_per_process
         CPU threads; None for what the run asks for.
     cpus, gpus
-        CPUs to which all processes are bound, None for no binding; GPUs by index, None for those visible.
+        CPUs to which all are bound, None for no binding; GPUs by place among those granted, None for all.
     timeout_s, stall_timeout_s
         The run is brought down when it takes longer [s], or when nothing was heard for so long after the
         processes met [s].
@@ -170,7 +172,8 @@ class LocalLauncher:
         return len(self.gpus) if self.gpus is not None else n_visible_gpus()
 
     def run(self, launch: Launch) -> dict[int, str]:
-        """Run processes of this machine; see `Launcher.run`."""
+        """Run processes of this machine, each with a GPU of its own if any; see `Launcher.run`."""
+        check_gpus(self, launch.n_processes)
         return _run(launch, launch.n_processes, self.start, _Limits(self.timeout_s, self.stall_timeout_s))
 
     def start(self, launch: Launch, rank: int) -> Process:
@@ -180,7 +183,7 @@ class LocalLauncher:
         if sys.platform == "linux":
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         if self.gpus is not None:
-            shared["CUDA_VISIBLE_DEVICES"] = _listed(self.gpus)
+            shared["CUDA_VISIBLE_DEVICES"] = gpu_names(self.gpus)
         if self.cpus is not None:
             shared["MAKESPAN_CPUS"] = _listed(self.cpus)
         environment = shared | launch.own_variables(rank, self.threads_per_process)
@@ -274,6 +277,13 @@ def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> 
     return LocalLauncher(device)
 
 
+def check_gpus(launcher: Launcher, n_processes: int) -> None:
+    """Check that there are as many devices as processes; an `InputError` says how many there are."""
+    if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
+        found = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
+        raise InputError(f"{found}; accepted: one GPU for each process, or cpu")
+
+
 def _run_variables(device: str, timeout_s: float) -> dict[str, str]:
     """Environment that all processes of a run share."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
@@ -359,7 +369,7 @@ def _first_cause(processes: _Processes, directory: RunDirectory, n_processes: in
 def _cause(process: Process, directory: RunDirectory, rank: int, n_processes: int) -> str:
     report, state = directory.error(rank), process.poll()
     if report is not None:
-        how = f"failed: {report['error']}\n{report['traceback']}"
+        how = f"failed: {report['error']}\n{report['traceback']}".rstrip("\n")
     elif state is not None and state < 0:
         how = f"was ended by signal {signal.Signals(-state).name}{_last_lines(directory, rank)}"
     else:

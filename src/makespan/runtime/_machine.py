@@ -4,12 +4,18 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe_machine", "memory_bytes", "n_visible_gpus", "usable_cpus", "visible_gpus"]
+from makespan.errors import InputError
+
+__all__ = [
+    "describe_machine", "gpu_names", "memory_bytes", "n_visible_gpus", "usable_cpus", "visible_gpus",
+]  # fmt: skip
 
 _LIBRARIES = ("makespan", "numpy", "torch")
 _SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
@@ -47,10 +53,27 @@ def memory_bytes() -> int:
 
 def n_visible_gpus() -> int:
     """GPUs that processes started here will see, counted without torch."""
+    granted = _granted_gpus()
+    return len(visible_gpus()) if granted is None else len(granted)
+
+
+def gpu_names(places: Sequence[int]) -> str:
+    """Name GPUs, given by their places among those granted to this process, as CUDA wants to be told."""
+    granted = _granted_gpus()
+    if granted is None:
+        return ",".join(map(str, places))
+    if beyond := [place for place in places if place >= len(granted)]:
+        raise InputError(f"GPU {beyond[0]}, but {len(granted)} granted; accepted: places from 0 on")
+    return ",".join(granted[place] for place in places)
+
+
+def _granted_gpus() -> list[str] | None:
+    """Names in ``CUDA_VISIBLE_DEVICES``, None where it is not set; like CUDA, none after a number below 0."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return len([one for one in named.split(",") if one.strip()])
-    return len(visible_gpus())
+    if named is None:
+        return None
+    names = [one.strip() for one in named.split(",")]
+    return list(takewhile(lambda one: bool(one) and not one.startswith("-"), names))
 
 
 def visible_gpus() -> list[dict[str, str]]:

@@ -87,7 +87,8 @@ def join(
 ) -> list[int]:
     """Meet other processes: form the process group of ``torch.distributed``, and return their process ids.
 
-    The first member opens a port that is free and writes its address into the directory; a
+    On GPUs NCCL works on tensors there, on the GPU of each process, and gloo on those of the host. The first
+    member opens a port that is free and writes its address into the directory; a
     `TimeoutError` says that it did not. Processes that go on without a lost one destroy the group and
     meet again.
 
@@ -101,10 +102,11 @@ def join(
     import torch.distributed as dist
 
     torch.set_num_threads(who.threads)
+    choose_device(who)  # or all processes of a node would meet on its first GPU
     ranks = list(range(who.size)) if members is None else list(members)
     timeout, rank = timedelta(seconds=who.timeout_s), ranks.index(who.rank)
     store = _store(directory.store_path(meeting), who, rank, len(ranks), timeout)
-    backend = "gloo" if who.device == "cpu" else "nccl"
+    backend = "gloo" if who.device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=len(ranks), timeout=timeout)
     pids: list[Any] = [None] * len(ranks)
     dist.all_gather_object(pids, os.getpid())

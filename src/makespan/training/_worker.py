@@ -60,6 +60,8 @@ class _Run:
 
     def _train(self, job: TrainingJob, number: int) -> dict[str, Any]:
         begun = time.perf_counter()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # those of the job before
         engine = Engine(job, place(job.plan, self.device))
         result: dict[str, Any] = {
             "stopped": False, "process_start_s": self.started_s, "build_s": time.perf_counter() - begun,

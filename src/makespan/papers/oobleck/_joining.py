@@ -21,7 +21,7 @@ from makespan.papers.oobleck.runtime import (
     connected,
     host_name,
 )
-from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
+from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, check_gpus
 
 __all__ = ["drain_nodes", "join_run"]
 
@@ -50,8 +50,8 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     run_dir
         Directory of a run that is going on, on a file system that this machine sees.
     launcher
-        Where the process runs; None for this machine. SIGTERM is passed on to it: it leaves at the next
-        boundary of iterations.
+        Where the process runs, None for this machine; of its GPUs the process must be left one alone. SIGTERM
+        is passed on to it: it leaves at the next boundary of iterations.
 
     Returns
     -------
@@ -61,13 +61,18 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     Raises
     ------
     InputError
-        No run is going on there.
+        No run is going on there, or the process does not know which of several GPUs is free.
     WorkerError
         The process failed or was killed.
     """
+    launcher = launcher or LocalLauncher()
+    check_gpus(launcher, 1)
+    if (n_devices := launcher.n_devices or 1) > 1:
+        found = f"{n_devices} GPUs, of which this process may have one"
+        raise InputError(f"{found}; accepted: its number in CUDA_VISIBLE_DEVICES")
     processes, token, link = _reached(run_dir)
     rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
-    process = (launcher or LocalLauncher()).start(Launch(WORKER, {}, 1, processes), rank)
+    process = launcher.start(Launch(WORKER, {}, 1, processes), rank)
 
     def listen() -> None:
         while (messages := link.receive()) is not None:

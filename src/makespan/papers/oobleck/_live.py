@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from makespan.runtime import (
     LocalLauncher,
     Process,
     RunDirectory,
+    check_gpus,
     describe_machine,
     finish_checkpoint,
     sound_checkpoint,
@@ -161,7 +162,7 @@ def train_resilient(
     Raises
     ------
     InputError
-        An argument cannot be used, or a run is going on in the directory.
+        An argument cannot be used, a run is going on in the directory, or there are too few GPUs.
     CheckpointError
         A checkpoint is that of another job, or all are damaged.
     StateLost, InsufficientNodes
@@ -169,19 +170,24 @@ def train_resilient(
     WorkerError
         Something failed that is no loss.
     """
+    launcher = launcher or LocalLauncher()
+    check_gpus(launcher, options.n_nodes)
     folder = Path(run_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     handle = take(folder / "lock")
     if handle is None:
         raise InputError(f"run_dir is {run_dir}, where a run is going on; accepted: a directory of its own")
     try:
-        started = _Run(
-            job, profile, iterations, folder, options, launcher or LocalLauncher(), watch, faults,
-            record or Record(),
-        )  # fmt: skip
-        return started.run()
+        record = record or Record()
+        return _Run(job, profile, iterations, folder, options, launcher, watch, faults, record).run()
     finally:
         os.close(handle)
+
+
+def _gpus_of(launcher: Launcher) -> Sequence[int]:
+    """Return the GPUs of this machine, by their places, that nodes may have; empty where they use none."""
+    named = launcher.gpus if isinstance(launcher, LocalLauncher) else None
+    return range(launcher.n_devices or 0) if named is None else named
 
 
 class _Run:
@@ -201,7 +207,8 @@ class _Run:
     ) -> None:
         self.job, self.folder, self.options, self.launcher = job, folder, options, launcher
         self.watch, self.record, self.checkpoints = watch, record, folder / "checkpoints"
-        self.faults = faults
+        self.faults, self.on_gpu = faults, dict[int, Process]()
+        self.gpus = _gpus_of(launcher)
         self.started = self._start(iterations)
         templates = covering_templates(
             profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
@@ -257,8 +264,14 @@ class _Run:
         return self._result()
 
     def start(self, node: int) -> Process:
-        """Start the process of a node; of a `Starter`."""
-        return self.launcher.start(self.launch, node)
+        """Start the process of a node, on a GPU that no other has if there are any; of a `Starter`."""
+        launcher = self.launcher
+        if not (self.gpus and isinstance(launcher, LocalLauncher)):
+            return launcher.start(self.launch, node)
+        free = [gpu for gpu in self.gpus if gpu not in self.on_gpu or self.on_gpu[gpu].poll() is not None]
+        gpu = free[0] if free else self.gpus[node % len(self.gpus)]
+        self.on_gpu[gpu] = replace(launcher, gpus=(gpu,)).start(self.launch, node)
+        return self.on_gpu[gpu]
 
     def end(self, process: Process) -> None:
         """End a process; of a `Starter`."""

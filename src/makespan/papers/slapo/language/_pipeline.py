@@ -194,9 +194,8 @@ class Pipeline:
         dist.all_gather_object(told, failure, group=self._group)  # or the others would wait for this one
         if found := [one for one in told if one]:
             raise BuildError(found[0])
-        device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
         part = PipelineStage(
-            stage, self.index, self._count, device, tuple(inputs), tuple(results), group=self._group
+            stage, self.index, self._count, self._device(), tuple(inputs), tuple(results), group=self._group
         )
         user = self._loss_fn
 
@@ -218,7 +217,7 @@ class Pipeline:
             told: list[Any] = [None]
             dist.recv_object_list(told, src=ranks[self.index - 1], group=self._group)
             stage.takes, handed = told[0]
-            inputs = [one.requires_grad_(needs) for one, needs in handed]
+            inputs = [one.to(self._device()).requires_grad_(needs) for one, needs in handed]
         if self._is_first or stage.takes is not None:
             try:
                 with torch.random.fork_rng():
@@ -226,9 +225,13 @@ class Pipeline:
             except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
                 failure = f"stage {self.index} of {self._count}: {error}"
         if not self._is_last:
-            handed = [(one.detach(), one.requires_grad) for one in results]
+            # By way of the host: a tensor of a GPU would come out on the GPU of the same number.
+            handed = [(one.detach().cpu(), one.requires_grad) for one in results]
             dist.send_object_list([(stage.gives, handed)], dst=ranks[self.index + 1], group=self._group)
         return inputs, results, failure
+
+    def _device(self) -> torch.device:
+        return next((one.device for one in self.module.parameters()), torch.device("cpu"))
 
     def _part(self, value: Any) -> Any:
         return value.chunk(self._n_microbatches)[0] if isinstance(value, Tensor) else value
