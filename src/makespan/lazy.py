@@ -5,6 +5,8 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from makespan.syntax import parsed
+
 __all__ = ["shown_lazily"]
 
 
@@ -16,7 +18,7 @@ def shown_lazily(package: str, file: str) -> Callable[[str], object]:
     """
     homes = {
         alias.asname or alias.name: (str(node.module), alias.name)
-        for node in ast.walk(ast.parse(Path(file).read_text("utf-8")))
+        for node in ast.walk(parsed(Path(file).read_bytes(), file))
         if isinstance(node, ast.ImportFrom) and node.module != "typing"
         for alias in node.names
     }

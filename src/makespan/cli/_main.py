@@ -12,6 +12,7 @@ import click
 from makespan import __version__
 from makespan.errors import MakespanError
 from makespan.logs import divert_native_output
+from makespan.syntax import parsed
 from makespan.units import printable
 
 __all__ = ["VERBS", "cli_page", "main"]
@@ -78,7 +79,7 @@ def _verbs_of_papers() -> dict[str, tuple[str, str]]:
     found = {}
     for folder in (place and place.submodule_search_locations) or ():
         for path in sorted(Path(folder).glob("*/_commands.py")):
-            paper, text = path.parent.name, ast.get_docstring(ast.parse(path.read_bytes())) or ""
+            paper, text = path.parent.name, ast.get_docstring(parsed(path.read_bytes())) or ""
             found[paper] = f"makespan.papers.{paper}:COMMANDS", text.partition("\n")[0]
     return found
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from makespan.errors import InputError
 from makespan.files import read_json, write_json
+from makespan.syntax import parsed
 
 __all__ = ["code_hash", "used_code"]
 
@@ -200,7 +201,7 @@ def _remember() -> None:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    tree = ast.parse(text)
+    tree = parsed(text)
     imports: dict[str, list[tuple[str, str]]] = {}
     for node in ast.walk(tree):
         for bound, module, name in _imported(node):

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from makespan.errors import InputError, unknown_name
+from makespan.syntax import parsed
 
 __all__ = ["Definition", "Sources", "docstring_of", "text_lines"]
 
@@ -58,7 +59,7 @@ class Sources:
 
     @cached_property
     def _trees(self) -> dict[str, ast.Module]:
-        return {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in self._paths.items()}
+        return {name: parsed(path.read_bytes(), str(path)) for name, path in self._paths.items()}
 
     def text(self, module: str) -> str:
         """Return the source of a module."""

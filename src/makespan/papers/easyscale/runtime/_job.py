@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from makespan.errors import InputError, unknown_name
 from makespan.papers.easyscale.runtime._levels import LEVELS, DeterminismLevel
+from makespan.syntax import parsed
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
@@ -210,7 +211,7 @@ def _check_defined(part: str, path: Path, name: str) -> None:
     """Check that a file has a name at its top level, without running it."""
     user_file(path, f"{part}, a file of Python")
     try:
-        body = ast.parse(path.read_bytes(), str(path)).body
+        body = parsed(path.read_bytes(), str(path)).body
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{part}: {path}: cannot be read as Python: {error}") from None
     names = {each for node in body for each in _bound(node)}
