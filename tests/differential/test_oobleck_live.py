@@ -154,9 +154,10 @@ def test_a_node_joins_and_one_leaves(tmp_path):
             pids[event.node] = event.values["pid"]
 
     pids = {}
-    result, _ = run(tmp_path, 2000, watch=watch, n_nodes=2, first_sizes=(2,), f=0)
+    # The end is not reached: as many as two nodes could do while a third one starts, however slowly.
+    result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=2, first_sizes=(2,), f=0)
     assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1], [0, 1, 2], [0, 2]]
-    assert (result.iterations["attempts"] == 1).all() and len(result.iterations) < 2000
+    assert (result.iterations["attempts"] == 1).all() and len(result.iterations) < 20_000
     assert result.recoveries["cause"].tolist() == ["start", "join", "drain"]
     assert_equal_bits(result, len(result.iterations))
     deadline = time.monotonic() + 30

@@ -278,7 +278,7 @@ def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> 
 
 
 def check_gpus(launcher: Launcher, n_processes: int) -> None:
-    """Check that there are as many devices as processes; an `InputError` says how many there are."""
+    """Check that processes have a GPU each, if they use any; an `InputError` says how many there are."""
     if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
         found = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
         raise InputError(f"{found}; accepted: one GPU for each process, or cpu")

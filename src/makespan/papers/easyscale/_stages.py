@@ -25,7 +25,15 @@ from makespan.leftovers import temporary_directory
 from makespan.papers.easyscale._placing import Placing
 from makespan.papers.easyscale._run_folder import RunFolder
 from makespan.papers.easyscale.runtime import AUTO, ElasticJob
-from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, describe_machine
+from makespan.runtime import (
+    Checkpoint,
+    Launch,
+    Launcher,
+    LocalLauncher,
+    RunDirectory,
+    check_gpus,
+    describe_machine,
+)
 
 __all__ = ["ElasticResult", "RunOptions", "options_from", "settled", "train_stages"]
 
@@ -288,10 +296,8 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
         return
     launcher = options.launcher if options.launcher is not None else LocalLauncher()
     placing, directory = runs[0].placing, RunDirectory(runs[0].folder.path.resolve() / "processes")
-    n_devices, n_processes = launcher.n_devices, placing.mapping.n_processes
-    if n_devices is not None and n_processes > n_devices:
-        found = f"mapping {placing.mapping} has {n_processes} processes"
-        raise InputError(f"{found}; accepted: at most {n_devices}, one for each device at hand")
+    n_processes = placing.mapping.n_processes
+    check_gpus(launcher, n_processes)
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
 
     def tell() -> None:
