@@ -44,22 +44,24 @@ def run(case, policy, catalogue=None, **options):
     )
 
 
-def devices(row):
-    return {int(node): int(count) for node, count in (pair.split(":") for pair in row.nodes.split())}
+def devices(text):
+    return {int(node): int(count) for node, count in (pair.split(":") for pair in text.split())}
 
 
 @policies
 @given(cases())
 @few
 def test_law_1_no_node_gives_more_than_it_has(policy, case):
-    held = {}
+    held, shared = {}, {}
     result = run(case, policy)
     for _, instant in result.events.groupby("time_s", sort=False):
         for row in instant.itertuples():
-            held[row.job_id] = (devices(row), row.cpu_threads)
+            held[row.job_id] = (devices(row.nodes), row.cpu_threads)
+            shared[row.job_id] = devices(row.shared_nodes)
         for number, node in enumerate(case[0].nodes):
             shares = [(share.get(number, 0), threads) for share, threads in held.values()]
             assert sum(count for count, _ in shares) <= node.n_gpus
+            assert sum(share.get(number, 0) for share in shared.values()) <= node.n_gpus
             assert sum(count * threads for count, threads in shares) <= node.cpu_threads
 
 
@@ -75,9 +77,10 @@ def test_law_2_time_goes_on_jobs_finish_once_and_progress_is_conserved(policy, c
         kinds = [row.kind for row in rows]
         assert kinds[0] == "submitted" and kinds[-1] == "finished"
         assert kinds.count("submitted") == kinds.count("finished") == 1
-        steps = 0.0
+        steps, is_ready = 0.0, False
         for row, after in itertools.pairwise(rows):
-            if row.kind == "ready":
+            is_ready = row.kind == "ready" or (is_ready and row.kind == "sharing")
+            if is_ready:
                 steps += (after.time_s - row.time_s) / row.iter_time_s
         assert steps == pytest.approx(job.steps + 1, rel=1e-9)
 

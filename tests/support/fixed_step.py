@@ -8,6 +8,7 @@ import math
 from collections import Counter
 
 EPS = 1e-9
+GUEST_RATE = 0.34  # of that with devices of its own
 
 
 class StepJob:
@@ -27,13 +28,14 @@ class StepJob:
         if self.allocation is None:
             self.waiting_time_s += step_s
             return
-        held = self.allocation.configuration
+        held, is_guest = self.allocation.configuration, self.allocation.is_guest
         active_s = min(max(now_s + step_s - self.ready_time_s, 0.0), step_s)
         self.running_time_s += active_s
         self.restart_time_s += step_s - active_s
-        self.attained_service_gpu_s += step_s * held.n_gpus
-        self.steps_left -= active_s / held.iter_time_s
-        self.steps_by_configuration[held] += active_s / held.iter_time_s
+        self.attained_service_gpu_s += 0.0 if is_guest else step_s * held.n_gpus
+        steps = (GUEST_RATE if is_guest else 1.0) * active_s / held.iter_time_s
+        self.steps_left -= steps
+        self.steps_by_configuration[held] += steps
 
     @property
     def observed(self):
@@ -62,7 +64,7 @@ class StepView:
     def __init__(self, cluster, catalogue, restart_delay_s, interval_s):
         self.cluster, self.catalogue, self.n_nodes = cluster, catalogue, len(cluster.nodes)
         self.restart_delay_s, self.interval_s = restart_delay_s, interval_s
-        self.time_s, self.jobs, self.announced = 0.0, {}, ()
+        self.time_s, self.jobs, self.announced, self.shares_devices = 0.0, {}, (), True
         self.gpus_per_node = [node.n_gpus for node in cluster.nodes]
         self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
         self.n_gpus = sum(self.gpus_per_node)
@@ -78,10 +80,11 @@ class StepView:
     def running(self):
         return sorted((job for job in self.jobs.values() if job.allocation), key=lambda job: job.started_rank)
 
-    def _free(self, capacity, of_share):
+    def _free(self, capacity, of_share, of_whom=(False,)):
         free = [capacity(node) for node in self.cluster.nodes]
         for job in self.jobs.values():
-            for node, count in job.allocation.shares if job.allocation else ():
+            counts = job.allocation and job.allocation.is_guest in of_whom
+            for node, count in job.allocation.shares if counts else ():
                 free[node] -= count * of_share(job.allocation.configuration)
         assert min(free) >= -EPS, f"more is held than there is: {free}"
         return free
@@ -91,12 +94,19 @@ class StepView:
         return self._free(lambda node: node.n_gpus, lambda held: 1)
 
     @property
+    def unshared_gpus(self):
+        return self._free(lambda node: node.n_gpus, lambda held: 1, (True,))
+
+    @property
     def free_cpus(self):
         return self._free(lambda node: node.cpu_threads, lambda held: held.cpu_threads)
 
     @property
     def free_host_memory_bytes(self):
-        return self._free(lambda node: node.host_memory_bytes, lambda held: held.host_memory_bytes_per_gpu)
+        both = (False, True)
+        return self._free(
+            lambda node: node.host_memory_bytes, lambda held: held.host_memory_bytes_per_gpu, both
+        )
 
     @property
     def n_free_gpus(self):
@@ -168,10 +178,14 @@ def change(view, changes):
             job.allocation, job.waiting_since_s = None, now_s
             job.ready_time_s = job.held_since_s = math.nan
             continue
-        if job.allocation is None:
+        old, is_same = job.allocation, ("configuration", "nodes")
+        if old is not None and all(getattr(old, name) == getattr(new, name) for name in is_same):
+            job.allocation, job.held_since_s, job.ready_time_s = new, now_s, max(job.ready_time_s, now_s)
+            continue  # shared from now on, or no longer
+        if old is None:
             job.started_rank = 1 + max(other.started_rank for other in view.jobs.values())
         job.restart_count += job.first_start_s is not None
         job.first_start_s = now_s if job.first_start_s is None else job.first_start_s
         job.allocation, job.waiting_since_s = new, math.nan
         job.held_since_s, job.ready_time_s = now_s, now_s + view.restart_delay_s
-    assert min(view.free_gpus) >= 0
+    assert min(view.free_gpus) >= 0 and min(view.unshared_gpus) >= 0

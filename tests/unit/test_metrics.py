@@ -31,7 +31,7 @@ def events(*rows):
     """Build an events table of (time, kind, job, nodes, devices, family, seconds a step)."""
     return pd.DataFrame(
         [
-            (time_s, seq, kind, job, nodes, n, "ga" if n else "", "", family, 4 if n else 0, step_s, 1.0)
+            (time_s, seq, kind, job, nodes, n, "ga" if n else "", "", family, 4 if n else 0, step_s, 1.0, "")
             for seq, (time_s, kind, job, nodes, n, family, step_s) in enumerate(rows)
         ],
         columns=list(EVENTS.names),
@@ -264,7 +264,7 @@ def idle(*rows, known=None, delay_s=100.0, n_nodes=1, **options):
     )
     jobs = [toy_job(name) for name in "ab"]
     columns = [
-        (time_s, seq, kind, job, nodes, n, "ga" if n else "", "", "", 4 if n else 0, math.nan, left)
+        (time_s, seq, kind, job, nodes, n, "ga" if n else "", "", "", 4 if n else 0, math.nan, left, "")
         for seq, (time_s, kind, job, nodes, n, left) in enumerate(rows)
     ]
     table = pd.DataFrame(columns, columns=list(EVENTS.names))

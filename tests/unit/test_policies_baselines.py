@@ -142,7 +142,6 @@ QUEUED = {
     "srtf": "_shortest",
     "tiresias": "_tiresias",
     "gavel": "_gavel",
-    "antman": "_antman",
     "synergy": "_synergy",
 }
 
@@ -259,22 +258,70 @@ def test_tiresias_promotes_a_job_that_waits_too_long() -> None:
 # --- AntMan and Synergy ---------------------------------------------------------------------
 
 
-def test_antman_suspends_the_latest_best_effort_job_and_no_more_than_needed() -> None:
+def test_antman_makes_the_latest_best_effort_job_a_guest_and_no_more_than_needed() -> None:
     jobs = [job("a", 0.0, 50), job("b", 1.0, 50), job("sure", 5.0, 10, is_guaranteed=True)]
-    result = run("antman", jobs, toy_nodes(1, 2))
+    result = run("antman", jobs, toy_nodes(1, 2), delay_s=3.0)
+    assert story(result, "sharing") == [(5.0, "b"), (18.0, "b")]
+    assert story(result, "suspended", "reconfigured") == []
+    # b does one step by 5 s, 0.34 a second until 18 s, and the rest of 50 alone.
+    assert story(result, "finished")[-1] == (pytest.approx(18.0 + 49.0 - 0.34 * 13.0), "b")
+
+
+def test_antman_without_sharing_suspends_the_latest_best_effort_job() -> None:
+    jobs = [job("a", 0.0, 50), job("b", 1.0, 50), job("sure", 5.0, 10, is_guaranteed=True)]
+    result = run(replace(REGISTRY["antman"], shares=False), jobs, toy_nodes(1, 2))
     assert story(result, "suspended") == [(5.0, "b")]
     assert story(result, "started")[-1] == (15.0, "b")
 
 
-def test_antman_never_displaces_a_guaranteed_job_nor_for_a_best_effort_one() -> None:
+def test_antman_begins_best_effort_jobs_as_guests_one_a_device_and_guaranteed_ones_never() -> None:
     jobs = [
         job("sure", 0.0, 30, is_guaranteed=True),
         job("too", 1.0, 5, is_guaranteed=True),
         job("c", 2.0, 1),
+        job("d", 2.0, 1),
     ]
     result = run("antman", jobs)
+    rows = result.events[result.events["kind"] == "started"]
+    assert rows["shared_nodes"].tolist() == ["", "0:1", "0:1", ""]
+    shared_s = 1 / 0.34
+    assert story(result, "started") == [
+        (0.0, "sure"), (2.0, "c"), (pytest.approx(2.0 + shared_s), "d"), (30.0, "too"),
+    ]  # fmt: skip
     assert story(result, "suspended") == []
-    assert [name for _, name in story(result, "started")] == ["sure", "too", "c"]
+
+
+def test_a_guest_of_antman_moves_to_free_devices_after_as_long_as_a_restart_takes() -> None:
+    jobs = [job("sure", 0.0, 200, is_guaranteed=True), job("short", 0.0, 14, is_guaranteed=True), job("c")]
+    result = run("antman", jobs, toy_nodes(1, 2), delay_s=10.0)
+    # It shares one of two devices; which of them is nobody's business, so it has one to itself in the end.
+    assert story(result, "sharing") == [(24.0, "c")]
+    jobs = [job("sure", 0.0, 200, is_guaranteed=True), job("other", 0.0, 14, is_guaranteed=True)]
+    jobs += [job("c", 1.0, 60), job("d", 1.0, 60)]
+    result = run("antman", jobs, toy_nodes(2, 1), delay_s=10.0)
+    assert story(result, "sharing") == [(24.0, "d")]  # where "other" was; c is beside the one that goes on
+    d_end_s = 24.0 + 60 - 0.34 * 13
+    assert story(result, "finished")[1] == (pytest.approx(d_end_s), "d")
+    assert story(result, "reconfigured") == [(pytest.approx(d_end_s), "c")]
+
+
+def test_a_guest_of_antman_needs_memory_on_the_device_and_none_on_the_host() -> None:
+    cluster = toy_nodes(1, 4)
+    rows = [("ga", "4", 1.0), ("zero-offload", "4", 1.2)]
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", rows)], node=cluster.node)
+    lean, hungry = (find(catalogue, plan, "4") for plan in ("ga", "zero-offload"))
+    assert lean.host_memory_bytes_per_gpu == 0 < lean.device_memory_bytes_per_gpu
+    assert hungry.host_memory_bytes_per_gpu > 0
+    holder = job("sure", 0.0, 30, n_gpus=4, is_guaranteed=True)
+    for other, is_guest in ((job("c", n_gpus=4), True), (job("c", n_gpus=4, plan="zero-offload"), False)):
+        result = run("antman", [holder, other], cluster, catalogue=catalogue)
+        assert (result.events["shared_nodes"] != "").any() == is_guest
+    small = replace(cluster.node.gpu, memory_bytes=1.5 * lean.device_memory_bytes_per_gpu)
+    cramped = replace(cluster, nodes=(replace(cluster.node, gpu=small),))
+    result = run("antman", [holder, job("c", n_gpus=4)], cramped, catalogue=catalogue)
+    assert (result.events["shared_nodes"] == "").all()
+    early = [job("c", n_gpus=4), replace(holder, submit_time_s=1.0)]
+    assert story(run("antman", early, cramped, catalogue=catalogue), "suspended") == [(1.0, "c")]
 
 
 def test_antman_gives_a_guaranteed_job_no_slower_placement() -> None:

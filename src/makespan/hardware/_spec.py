@@ -51,6 +51,11 @@ class Gpu:
         if not 0 < self.memory_efficiency <= 1:
             raise InputError(f"Gpu {self.name!r}: memory_efficiency must be in (0, 1]")
 
+    @property
+    def usable_bytes(self) -> float:
+        """Device memory for states, activations and workspaces [B]."""
+        return self.memory_bytes - self.reserved_bytes
+
     def peak(self, precision: str) -> float:
         """Return the dense peak [FLOP/s] of a precision; raises `UnknownNameError` where there is none."""
         peaks = dict(self.peak_flop_per_s)

@@ -158,7 +158,7 @@ class LiveEngine(Engine):
         if is_idle and len(self.finished) < len(self.arrivals):
             raise self.stalled()
 
-    def foresee(self, job: JobView, ready_s: float) -> None:
+    def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
         """Enter nothing: the processes will tell."""
 
     def _handle_due(self, now_s: float) -> None:

@@ -10,7 +10,7 @@ from makespan.sim import Configuration, EventKind
 
 __all__ = ["read_state", "restore", "save_state"]
 
-_VERSION = 2
+_VERSION = 3
 
 
 def save_state(engine: LiveEngine, path: Path) -> None:

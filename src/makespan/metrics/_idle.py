@@ -21,8 +21,8 @@ __all__ = ["IdleSpell", "idle_spells"]
 _CHANGES = {
     kind.value
     for kind in (
-        *(EventKind.STARTED, EventKind.RECONFIGURED, EventKind.SUSPENDED),
-        *(EventKind.INTERRUPTED, EventKind.FINISHED),
+        *(EventKind.STARTED, EventKind.RECONFIGURED, EventKind.SHARING),
+        *(EventKind.SUSPENDED, EventKind.INTERRUPTED, EventKind.FINISHED),
     )
 }
 
@@ -141,18 +141,20 @@ class _Replay:
     seen: dict[str, set[Configuration]] = field(default_factory=dict)
 
     def read(self, row: _Row) -> None:
-        """Apply what happened."""
+        """Apply what happened; a guest holds nothing."""
         self.state.apply(row.kind, row.job_id, row.nodes, row.n_gpus)
         if row.kind == EventKind.READY.value:
-            self.held[row.job_id].ready_s = row.time_s
+            if row.job_id in self.held:
+                self.held[row.job_id].ready_s = row.time_s
         elif row.kind in _CHANGES:
             before = self.held.pop(row.job_id, None)
             if before is not None and row.time_s - before.ready_s >= before.item.iter_time_s:
                 self.seen.setdefault(row.job_id, set()).add(before.item)
             if row.nodes:
-                self.held[row.job_id] = self._placed(row)
+                delay_s = 0.0 if row.kind == EventKind.SHARING.value else self.delay_s
+                self.held[row.job_id] = self._placed(row, delay_s)
 
-    def _placed(self, row: _Row) -> _Held:
+    def _placed(self, row: _Row, delay_s: float) -> _Held:
         nodes = {int(node): int(count) for node, count in (pair.split(":") for pair in row.nodes.split())}
         shares = sorted((count, self.cluster.nodes[node].gpu.name) for node, count in nodes.items())
         placement = Placement(tuple(count for count, _ in shares)).text
@@ -163,7 +165,7 @@ class _Replay:
                 f"events: job {row.job_id!r} runs as {labels} at {row.time_s} s; accepted: a configuration "
                 "of the catalogue"
             )
-        return _Held(item, nodes, row.time_s + self.delay_s, row.steps_left)
+        return _Held(item, nodes, row.time_s + delay_s, row.steps_left)
 
     def gains_until(self, job_id: str, now_s: float, saving: float) -> float:
         """When the best change for which there is room now no longer pays for a job [s]."""

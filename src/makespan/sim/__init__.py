@@ -8,7 +8,7 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; what may run c
 """
 
 from makespan.sim._accounts import Violation
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration, Devices
+from makespan.sim._catalogue import IDLE_SHARE, Allocation, Catalogue, Configuration, Devices
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
 from makespan.sim._events import (
@@ -52,6 +52,7 @@ __all__ = [
     "Event",
     "EventKind",
     "EventQueue",
+    "IDLE_SHARE",
     "InfeasibleDecision",
     "JobView",
     "NodeEvent",

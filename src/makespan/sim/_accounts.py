@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._catalogue import IDLE_SHARE, Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost
 from makespan.workloads import JobSpec
 
@@ -46,6 +46,7 @@ class Row(NamedTuple):
     cpu_threads: int
     iter_time_s: float
     steps_left: float
+    shared_nodes: str
 
 
 @dataclass(slots=True)
@@ -77,16 +78,24 @@ class NodeAccounts:
         self._nodes = cluster.nodes
         self._is_up = [True] * cluster.n_nodes
         self._withdrawn = [0] * cluster.n_nodes
-        self._used = [[0.0, 0.0, 0.0] for _ in cluster.nodes]
+        self._memory: list[dict[bool, list[float]]] = [{False: [], True: []} for _ in cluster.nodes]
+        self._used = [[0.0, 0.0, 0.0, 0.0] for _ in cluster.nodes]
         self._touched: set[int] = set()
 
-    def add(self, shares: dict[int, int], held: Configuration, sign: int) -> None:
-        """Add (+1) or remove (-1) what a job holds."""
+    def add(self, shares: dict[int, int], held: Configuration, sign: int, *, is_guest: bool) -> None:
+        """Add (+1) or remove (-1) what a job holds, or uses as a guest."""
         for node, count in shares.items():
             self._touched.add(node)
-            used = self._used[node]
-            used[0] += sign * count
-            used[1] += sign * count * held.cpu_threads
+            used, memory = self._used[node], self._memory[node][is_guest]
+            if sign > 0:
+                memory.append(held.device_memory_bytes_per_gpu)
+            else:
+                memory.remove(held.device_memory_bytes_per_gpu)
+            if is_guest:
+                used[3] += sign * count
+            else:
+                used[0] += sign * count
+                used[1] += sign * count * held.cpu_threads
             used[2] += sign * count * held.host_memory_bytes_per_gpu
 
     def has(self, node: int) -> bool:
@@ -99,7 +108,7 @@ class NodeAccounts:
 
     def is_short(self, node: int) -> bool:
         """Whether a node has fewer devices at this moment than jobs hold there."""
-        return self._used[node][0] > self._devices(node)
+        return max(self._used[node][0], self._used[node][3]) > self._devices(node)
 
     def _devices(self, node: int) -> int:
         return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
@@ -134,15 +143,25 @@ class NodeAccounts:
         for node in sorted(self._touched):
             spec, used = self._nodes[node], self._used[node]
             rest = (spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0)
-            for name, amount, most in zip(
-                ("GPUs", "CPU threads", "B of host memory"), used, (self._devices(node), *rest), strict=True
-            ):
+            n_devices = self._devices(node)
+            names = "GPUs", "CPU threads", "B of host memory", "GPUs for guests"
+            for name, amount, most in zip(names, used, (n_devices, *rest, n_devices), strict=True):
                 if amount > most + _SLACK * max(spec.host_memory_bytes, 1.0) * (name[0] == "B"):
                     state = "" if self._is_up[node] else ", which is down"
                     message = f"node {node}{state}: {amount:g} {name} are held; accepted: at most {most:g}"
                     rule = "capacity" if self._is_up[node] else "failure"
                     self._rules.report(rule, row._replace(job_id=""), message)
+            self._check_memory(row, node)
         self._touched.clear()
+
+    def _check_memory(self, row: Row, node: int) -> None:
+        """Compare the largest guest and the largest holder of a node with the memory of a device."""
+        gpu, memory = self._nodes[node].gpu, self._memory[node]
+        most = gpu.memory_bytes - gpu.reserved_bytes
+        needed = max(memory[True], default=0.0) + max(memory[False], default=0.0)
+        if memory[True] and needed > most * (1 + _SLACK):
+            message = f"node {node}: a guest and a holder need {needed:g} B; accepted: at most {most:g}"
+            self._rules.report("capacity", row._replace(job_id=""), message)
 
 
 class JobAccount:
@@ -158,6 +177,7 @@ class JobAccount:
         self._total = float(job.steps + rules.extra_steps)
         self._left = self._total
         self._held: Configuration | None = None
+        self._is_guest = False
         self._last: Allocation | None = None
         self._shares: dict[int, int] = {}
         self._since_s = job.submit_time_s
@@ -167,6 +187,7 @@ class JobAccount:
             "submitted": ("absent", self._submit),
             "started": ("waiting", self._start),
             "reconfigured": ("running", self._reconfigure),
+            "sharing": ("running", self._share),
             "ready": ("running", self._ready),
             "suspended": ("running", self._suspend),
             "interrupted": ("running", self._interrupt),
@@ -182,7 +203,7 @@ class JobAccount:
         if self.state != state:
             self._report("life", row, f"{row.kind} while {self.state}; accepted: while {state}")
             return
-        if row.kind in ("started", "reconfigured", "suspended"):
+        if row.kind in ("started", "reconfigured", "suspended", "sharing"):
             self._check_round(row)
         handler(row)
         if abs(row.steps_left - self._left_at(row.time_s)) > self._tolerance(row.time_s):
@@ -212,11 +233,21 @@ class JobAccount:
         self._settle(row)
         self._take(row)
 
+    def _share(self, row: Row) -> None:
+        before, shares, ready_s, is_guest = self._held, self._shares, self._ready_s, self._is_guest
+        saw_ready = self._saw_ready
+        self._settle(row)
+        self._take(row)
+        if (self._held, self._shares, self._is_guest) != (before, shares, not is_guest):
+            self._report("row", row, "what is shared differs from what was held, or the other way round")
+        self.starts -= 1
+        self._ready_s, self._saw_ready = max(ready_s, row.time_s), saw_ready
+
     def _ready(self, row: Row) -> None:
         if abs(row.time_s - self._ready_s) > _slack_s(row.time_s):
             self._report("restart", row, f"ready at {row.time_s} s; accepted: {self._ready_s} s")
         self._saw_ready = True
-        if _read_shares(row.nodes) != self._shares:
+        if _read_shares(row.shared_nodes if self._is_guest else row.nodes) != self._shares:
             self._report("row", row, f"nodes {row.nodes!r} differ from those that the job was given")
 
     def _suspend(self, row: Row) -> None:
@@ -249,25 +280,27 @@ class JobAccount:
         self.starts += 1
         self._since_s, self._ready_s = row.time_s, row.time_s + self._rules.restart_cost.expected_s
         self._saw_ready = False
-        self._shares = _read_shares(row.nodes)
+        self._is_guest = bool(row.shared_nodes)
+        self._shares = _read_shares(row.shared_nodes or row.nodes)
         self._held = self._find(row)
         if self._held is None:
             self._shares = {}
             return
-        new = Allocation(self._held, tuple(node for _, _, node in self._typed_shares()))
+        new = Allocation(self._held, tuple(node for _, _, node in self._typed_shares()), self._is_guest)
         self._ready_s = row.time_s + self._rules.restart_cost(self.job, self._last, new)
         self._last = new
-        self._nodes.add(self._shares, self._held, 1)
+        self._nodes.add(self._shares, self._held, 1, is_guest=self._is_guest)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
-            if self._held.iter_time_s > reference.iter_time_s * (1 + _SLACK_S):
-                found = f"a step takes {self._held.iter_time_s} s"
+            if self._step_s(self._held) > reference.iter_time_s * (1 + _SLACK_S):
+                found = f"a step takes {self._step_s(self._held)} s"
                 self._report("guarantee", row, f"{found}; accepted: {reference.iter_time_s} s")
 
     def _find(self, row: Row) -> Configuration | None:
         """Return the configuration that a row describes, or report that there is none."""
-        if not self._shares or not all(self._nodes.has(node) for node in self._shares):
-            self._report("row", row, f"nodes {row.nodes!r}; accepted: existing node:devices, each node once")
+        if (row.nodes and row.shared_nodes) or not (self._shares and all(map(self._nodes.has, self._shares))):
+            found = f"nodes {row.nodes!r} and shared_nodes {row.shared_nodes!r}"
+            self._report("row", row, f"{found}; accepted: existing node:devices, each node once, in one")
             return None
         placement = Placement(tuple(self._shares.values()))
         types = tuple(name for _, name, _ in self._typed_shares())
@@ -275,8 +308,10 @@ class JobAccount:
         held = self._rules.catalogue.find(*key, types)
         if held is None:
             self._report("row", row, f"plan {row.plan!r} on {placement.text} is not in the catalogue")
-        elif row.n_gpus != held.n_gpus or row.iter_time_s != held.iter_time_s or row.family != held.family:
-            accepted = f"{held.n_gpus}, {held.iter_time_s} and {held.family}"
+            return None
+        what = (0 if self._is_guest else held.n_gpus, self._step_s(held), held.family)
+        if (row.n_gpus, row.iter_time_s, row.family) != what:
+            accepted = f"{what[0]}, {what[1]} and {what[2]}"
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
             self._report("row", row, f"{found}; accepted: {accepted}")
         return held
@@ -294,15 +329,18 @@ class JobAccount:
         self.restart_s += held_s - progress_s
         self._left = self._left_at(row.time_s)
         if self._held is not None:
-            self.held_gpu_s += held_s * self._held.n_gpus
-            self._nodes.add(self._shares, self._held, -1)
+            self.held_gpu_s += held_s * (0 if self._is_guest else self._held.n_gpus)
+            self._nodes.add(self._shares, self._held, -1, is_guest=self._is_guest)
         self._held, self._shares = None, {}
         self._since_s = row.time_s
 
     def _left_at(self, time_s: float) -> float:
         if self._held is None:
             return self._left
-        return self._left - max(time_s - self._ready_s, 0.0) / self._held.iter_time_s
+        return self._left - max(time_s - self._ready_s, 0.0) / self._step_s(self._held)
+
+    def _step_s(self, held: Configuration) -> float:
+        return held.iter_time_s / IDLE_SHARE if self._is_guest else held.iter_time_s
 
     def _since_checkpoint(self, time_s: float) -> float:
         every_s = self._rules.checkpoint_interval_s
@@ -311,7 +349,7 @@ class JobAccount:
         lost_s = max(time_s - self._ready_s, 0.0) % every_s
         if every_s - lost_s < _slack_s(time_s):
             lost_s = 0.0  # the checkpoint of this very moment counts as written
-        return lost_s / self._held.iter_time_s
+        return lost_s / self._step_s(self._held)
 
     def _tolerance(self, time_s: float) -> float:
         fastest = self._held or self._rules.catalogue.requested(self.job)

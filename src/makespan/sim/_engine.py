@@ -50,8 +50,8 @@ class Engine:
         an interruption loses no progress.
     decision_limit_s
         Wall time that one call of the policy may take [s], None for no limit.
-    reveals_requests
-        Whether users state with a job how long a step takes as requested.
+    reveals_requests, shares_devices
+        Whether users state with a job how long a step takes as requested; whether jobs may be guests.
     """
 
     def __init__(
@@ -65,12 +65,18 @@ class Engine:
         decision_limit_s: float | None = DECISION_LIMIT_S,
         *,
         reveals_requests: bool = False,
+        shares_devices: bool = False,
     ) -> None:
         self.policy = policy
         self.reveals_requests = reveals_requests
         self.adviser = Adviser(policy, decision_limit_s)
         self.cluster_state = ClusterState(
-            cluster, catalogue, restart_cost, interval_s, shows_remaining_work=policy.is_clairvoyant
+            cluster,
+            catalogue,
+            restart_cost,
+            interval_s,
+            shows_remaining_work=policy.is_clairvoyant,
+            shares_devices=shares_devices,
         )
         self.view: ClusterView = self.cluster_state.view
         self.policy_state = self.adviser.initial_state(cluster, catalogue)
@@ -155,16 +161,22 @@ class Engine:
         self._n_known_starts += job.knows(allocation.configuration)
         self.foresee(job, self.cluster_state.hold(job, allocation))
 
+    def go_on(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
+        """Give a job where it was what it had just now, shared or no longer; ready at a time [s]."""
+        self.cluster_state.hold(job, allocation, max(ready_s, self.view.time_s))
+        self.foresee(job, job.ready_time_s, is_ready=ready_s <= self.view.time_s)
+
     def release(self, job: JobView) -> None:
         """Take the devices of a job."""
         self.cluster_state.release(job)
 
-    def foresee(self, job: JobView, ready_s: float) -> None:
-        """Enter the end of a restart [s] and, from there, the last step."""
+    def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
+        """Enter the end of a restart [s], if that is still to come, and, from there, the last step."""
         if job.allocation is None:
             return
-        self.queue.push(ready_s, _COMPLETION, (self._become_ready, job, job.generation))
-        finish_s = ready_s + job._steps_left * job.allocation.configuration.iter_time_s
+        if not is_ready:
+            self.queue.push(ready_s, _COMPLETION, (self._become_ready, job, job.generation))
+        finish_s = ready_s + job._steps_left * job._step_s
         self.queue.push(finish_s, _COMPLETION, (self._complete, job, job.generation))
 
     def _become_ready(self, job: JobView, generation: int) -> None:
@@ -226,11 +238,14 @@ class Engine:
     def _in_the_way(self, node: int, n_gpus: int) -> list[JobView]:
         """Return who must go for devices of a node to be withdrawn: last started, first out."""
         nodes, hit = self.cluster_state.nodes, []
-        missing = n_gpus - nodes.free_gpus[node] if nodes.up[node] else 0
+        if not nodes.up[node]:
+            return []
+        missing = {False: n_gpus - nodes.free_gpus[node], True: n_gpus - nodes.unshared(node)}  # by is_guest
         for job in reversed(self.cluster_state.holders(node)):
-            if missing > 0 and job.allocation is not None:
+            held = job.allocation
+            if held is not None and missing[held.is_guest] > 0:
                 hit.append(job)
-                missing -= dict(job.allocation.shares)[node]
+                missing[held.is_guest] -= dict(held.shares)[node]
         return hit
 
     def _steps_since_checkpoint(self, job: JobView) -> float:
@@ -238,7 +253,7 @@ class Engine:
             return 0.0
         elapsed_s, every_s = max(self.view.time_s - job.ready_time_s, 0.0), self.checkpoint_interval_s
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
-        return max(lost_s, 0.0) / job.allocation.configuration.iter_time_s
+        return max(lost_s, 0.0) / job._step_s
 
     # --- decisions --------------------------------------------------------------------------
 
@@ -281,14 +296,21 @@ class Engine:
         changes = checked_changes(decision, self.cluster_state, self.policy)
         suspended = [job for job, new in changes if new is None]
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
-        for job, _ in changes:
+        ready_s: dict[int, float] = {}  # of those that stay where they are
+        for job, new in changes:
             if job.allocation is not None:
+                if new is not None and new.beside(job.allocation.is_guest) == job.allocation:
+                    ready_s[job.index] = job.ready_time_s
                 self.release(job)
         if suspended:
             self.cluster_state.queue_again(suspended)
         for job, new in changes:
             if new is None:
                 self.record(EventKind.SUSPENDED, job, "policy")
+                continue
+            if job.index in ready_s:
+                self.go_on(job, new, ready_s[job.index])
+                self.record(EventKind.SHARING, job, "policy")
                 continue
             self.hold(job, new)
             self.record(EventKind.RECONFIGURED if job.index in moved else EventKind.STARTED, job, "policy")
@@ -300,17 +322,19 @@ class Engine:
         held, rows = job.allocation, self.rows
         what = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
-            rows.append((*what, "", 0, "", reason, "", 0, _NAN, job._steps_left))
+            rows.append((*what, "", 0, "", reason, "", 0, _NAN, job._steps_left, ""))
         else:
-            it, text = held.configuration, job._held_text
-            resources = (text, it.n_gpus, it.plan, reason, it.family, it.cpu_threads, it.iter_time_s)
-            rows.append((*what, *resources, job._steps_left))
+            it, text, shared = held.configuration, job._held_text, ""
+            if held.is_guest:
+                text, shared = shared, text
+            resources = (text, held.n_gpus, it.plan, reason, it.family, it.cpu_threads, job._step_s)
+            rows.append((*what, *resources, job._steps_left, shared))
         if self.observers:
             self._tell_observers()
 
     def _record_node(self, kind: EventKind, node: int, reason: str, n_gpus: int = 0) -> None:
         what = (self.view.time_s, len(self.rows), kind._value_, "")
-        self.rows.append((*what, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN))
+        self.rows.append((*what, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN, ""))
         if self.observers:
             self._tell_observers()
 

@@ -69,6 +69,7 @@ class EventKind(StrEnum):
     SUBMITTED = "submitted"  # a job entered the queue
     STARTED = "started"  # a waiting job was given devices; its restart delay begins
     RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
+    SHARING = "sharing"  # a running job became a guest where it is, or has the devices to itself; no restart
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = (
@@ -107,6 +108,8 @@ class Event(NamedTuple):
         Why it happened.
     steps_left
         Steps still to run; NaN for node events.
+    shared_nodes
+        What a guest uses of others' devices after the event, see `Allocation`, like ``nodes``.
     """
 
     time_s: float
@@ -121,6 +124,7 @@ class Event(NamedTuple):
     cpu_threads: int
     iter_time_s: float
     steps_left: float
+    shared_nodes: str = ""
 
 
 class Observer(Protocol):

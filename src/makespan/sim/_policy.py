@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeGuard
 
 from makespan.errors import MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._catalogue import TOLERANCE, Allocation, Catalogue, Configuration
 from makespan.sim._state import ClusterState, Nodes
 from makespan.sim._view import ClusterView, JobView
 from makespan.sim._watch import TookTooLong, Watch
+from makespan.units import format_bytes
 
 __all__ = [
     "Adviser",
@@ -253,6 +254,9 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
     if new is None:
         return "is guaranteed and must not be suspended" if keeps else ""
     chosen = new.configuration
+    if new.is_guest and (keeps or not view.shares_devices):
+        why = "it is guaranteed" if keeps else "processes run on devices of their own"
+        return f"shall be a guest, but {why}"
     if not view.catalogue.accepts(chosen):
         return f"{_label(chosen)} is not in the catalogue of this cluster"
     if chosen.workload != job.spec.workload:
@@ -290,6 +294,33 @@ def _check_resources(
                 raise _error(view, policy, job.spec.job_id, f"cannot have {new.text}: {shortage}")
             nodes.move(new, -1)
             done.append((new, 1))
+        if any(nodes.guests):
+            _check_memory(changes, view, policy)
     finally:
         for allocation, sign in reversed(done):
             nodes.move(allocation, sign)
+
+
+def _check_memory(
+    changes: list[tuple[JobView, Allocation | None]], view: ClusterView, policy: Policy
+) -> None:
+    """Check that each guest fits beside the largest job on each of its nodes."""
+    after = {job.spec.job_id: job.allocation for job in view.running}
+    after |= {job.spec.job_id: new for job, new in changes}
+    needed = [0.0] * view.n_nodes
+    for held in after.values():
+        if held is not None and not held.is_guest:
+            for node in held.nodes:
+                needed[node] = max(needed[node], held.configuration.device_memory_bytes_per_gpu)
+    for job_id, guest in after.items():
+        if guest is None or not guest.is_guest:
+            continue
+        own_bytes = guest.configuration.device_memory_bytes_per_gpu
+        for node in guest.nodes:
+            there_bytes = view.cluster.nodes[node].gpu.usable_bytes
+            if own_bytes + needed[node] > there_bytes * (1 + TOLERANCE):
+                both = f"{format_bytes(own_bytes)} beside a job with {format_bytes(needed[node])}"
+                most = f"{format_bytes(there_bytes)} for both"
+                raise _error(
+                    view, policy, job_id, f"needs {both} on node {node}; accepted: {most} on a device"
+                )

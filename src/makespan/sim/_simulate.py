@@ -103,7 +103,8 @@ def simulate(
     check_jobs(jobs, cluster, fitting)
     rounds_s = round_length(policy, interval_s)
     limits = checkpoint_interval_s, decision_limit_s
-    engine = Engine(cluster, fitting, policy, cost, rounds_s, *limits, reveals_requests=reveals_requests)
+    flags = {"reveals_requests": reveals_requests, "shares_devices": True}
+    engine = Engine(cluster, fitting, policy, cost, rounds_s, *limits, **flags)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
     _run_to_the_end(engine)

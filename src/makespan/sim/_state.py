@@ -18,8 +18,8 @@ class Nodes:
     """Free devices, CPU threads and host memory of every node; changed by `ClusterState` alone."""
 
     __slots__ = (
-        "_capacity", "free_cpus", "free_gpus", "free_host_bytes", "gpu_types", "levels", "n_free_gpus",
-        "n_gpus", "of_type", "up", "withdrawn",
+        "_capacity", "free_cpus", "free_gpus", "free_host_bytes", "gpu_types", "guests", "levels",
+        "n_free_gpus", "n_gpus", "of_type", "up", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, cluster: ClusterSpec) -> None:
@@ -28,6 +28,7 @@ class Nodes:
         self.free_gpus = [gpus for gpus, _, _ in self._capacity]
         self.free_cpus = [cpus for _, cpus, _ in self._capacity]
         self.free_host_bytes = [float(memory) for _, _, memory in self._capacity]
+        self.guests = [0] * cluster.n_nodes  # devices that guests use, their own or not
         self.up = [True] * cluster.n_nodes
         self.withdrawn = [0] * cluster.n_nodes
         self.n_gpus = self.n_free_gpus = sum(self.free_gpus)
@@ -43,10 +44,19 @@ class Nodes:
         rows = zip(self._capacity, self.withdrawn, self.up, strict=True)
         return [gpus - gone if up else 0 for (gpus, _, _), gone, up in rows]
 
+    def unshared(self, node: int) -> int:
+        """Return the devices of a node without a guest, held or not."""
+        return self._capacity[node][0] - self.withdrawn[node] - self.guests[node] if self.up[node] else 0
+
     def move(self, allocation: Allocation, sign: int) -> None:
         """Take (``sign`` -1) or give back (+1) the devices of an allocation, unchecked."""
         configuration = allocation.configuration
         threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
+        if allocation.is_guest:
+            for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
+                self.guests[node] -= count * sign
+                self.free_host_bytes[node] += count * host * sign
+            return
         free_gpus, free_cpus, levels = self.free_gpus, self.free_cpus, self.levels
         for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
             change = count * sign
@@ -61,7 +71,7 @@ class Nodes:
 
     def shortage(self, allocation: Allocation) -> str:
         """Return what an allocation lacks, empty if it fits."""
-        configuration = allocation.configuration
+        configuration, is_guest = allocation.configuration, allocation.is_guest
         for node, wanted in zip(allocation.nodes, configuration.gpu_types, strict=False):
             if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
                 return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
@@ -70,10 +80,12 @@ class Nodes:
                 return f"there is no node {node}; accepted: 0 to {len(self.up) - 1}"
             if not self.up[node]:
                 return f"node {node} is down"
-            if self.free_gpus[node] < count:
-                return f"node {node} has {self.free_gpus[node]} free GPU(s), {count} are needed"
+            n_free = self.unshared(node) if is_guest else self.free_gpus[node]
+            if n_free < count:
+                what = "unshared" if is_guest else "free"
+                return f"node {node} has {n_free} {what} GPU(s), {count} are needed"
             cpus = count * configuration.cpu_threads
-            if self.free_cpus[node] < cpus:
+            if self.free_cpus[node] < cpus and not is_guest:
                 return f"node {node} has {self.free_cpus[node]} free CPU thread(s), {cpus} are needed"
             host = count * configuration.host_memory_bytes_per_gpu
             if host and self.free_host_bytes[node] < host * (1 - 1e-9):
@@ -122,6 +134,7 @@ class ClusterState:
         interval_s: float | None = None,
         *,
         shows_remaining_work: bool = False,
+        shares_devices: bool = False,
     ) -> None:
         self.nodes = Nodes(cluster)
         self._pending: OrderedDict[str, JobView] = OrderedDict()
@@ -135,6 +148,7 @@ class ClusterState:
             "restart_delay_s": restart_cost.expected_s,
             "interval_s": interval_s,
             "shows_remaining_work": shows_remaining_work,
+            "shares_devices": shares_devices,
             "announced": (),
             "pending": self._pending.values(),
             "running": self._running.values(),
@@ -168,10 +182,15 @@ class ClusterState:
         """Let everybody know how long a job takes for a step in a configuration."""
         write(job, "_observed", job._observed | {configuration})
 
-    def hold(self, job: JobView, allocation: Allocation) -> float:
-        """Give devices to a job that has none; return when its restart delay will be over [s]."""
+    def hold(self, job: JobView, allocation: Allocation, going_on_from_s: float | None = None) -> float:
+        """Give devices to a job that has none; return when its restart delay will be over [s].
+
+        One that only shares them from now on, or no longer, goes on, ready from a time [s] that is not past.
+        """
         now_s = self.view.time_s
-        ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
+        ready_s = going_on_from_s
+        if ready_s is None:
+            ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
         self.nodes.move(allocation, -1)
         kind = unlocked(job)
         if job.spec.job_id in self._pending:
@@ -179,12 +198,12 @@ class ClusterState:
             job._waiting_s += now_s - job.waiting_since_s
             job.waiting_since_s = _NAN
         job.allocation = job._last = allocation
-        job._held_text = allocation.text
+        job._held_text, job._step_s = allocation.text, allocation.iter_time_s
         job.held_since_s = now_s
         job.ready_time_s = ready_s
         if job.first_start_s is None:
             job.first_start_s = now_s
-        else:
+        elif going_on_from_s is None:
             job.restart_count += 1
         job.__class__ = kind
         return ready_s

@@ -40,6 +40,7 @@ class _JobSlots:
         "_observed",
         "_restart_s",
         "_running_s",
+        "_step_s",
         "_steps_left",
         "_view",
         "_waiting_s",
@@ -85,6 +86,7 @@ class JobView(_JobSlots):
         self.ready_time_s = self.held_since_s = _NAN
         self.restart_count = self.generation = 0
         self._held_text = ""
+        self._step_s = _NAN
         self._steps_left = steps
         self._held_gpu_s = self._restart_s = self._running_s = self._waiting_s = 0.0
         self.__class__ = kind
@@ -109,7 +111,7 @@ class JobView(_JobSlots):
         held = self.allocation
         if held is None or held.configuration is not configuration:
             return False
-        return self._view.time_s - self.ready_time_s >= configuration.iter_time_s
+        return self._view.time_s - self.ready_time_s >= self._step_s
 
     def step_s(self, configuration: Configuration) -> float:
         """Time of a step in a configuration [s]: as observed where the job has run it, else as predicted."""
@@ -149,7 +151,7 @@ class JobView(_JobSlots):
         elapsed_s = self._view.time_s - self.ready_time_s
         if elapsed_s <= 0:
             return self._steps_left
-        return max(self._steps_left - elapsed_s / allocation.configuration.iter_time_s, 0.0)
+        return max(self._steps_left - elapsed_s / self._step_s, 0.0)
 
     @property
     def running_time_s(self) -> float:
@@ -174,11 +176,11 @@ class JobView(_JobSlots):
 
     @property
     def attained_service_gpu_s(self) -> float:
-        """Device time received so far, restarts included [GPU s]."""
+        """Time of devices of its own so far, restarts included [GPU s]."""
         if self.allocation is None:
             return self._held_gpu_s
         held_s = self._view.time_s - self.held_since_s
-        return self._held_gpu_s + held_s * self.allocation.configuration.n_gpus
+        return self._held_gpu_s + held_s * self.allocation.n_gpus
 
 
 def unlocked(job: JobView) -> type[JobView]:
@@ -202,6 +204,8 @@ class ClusterView:
         Length of a round [s], or None where the policy is asked after each event.
     shows_remaining_work, announced
         Whether `JobView.steps_left` may be read; changes of capacity that are still to come.
+    shares_devices
+        Whether a job may be a guest on devices, see `Allocation`; in simulations.
     pending, running
         Jobs without devices in the order of submission, and with, as they last started; live collections.
     """
@@ -215,6 +219,7 @@ class ClusterView:
     restart_delay_s: float
     interval_s: float | None
     shows_remaining_work: bool
+    shares_devices: bool
     announced: tuple[NodeEvent, ...]
     pending: ValuesView[JobView]
     running: ValuesView[JobView]
@@ -251,6 +256,11 @@ class ClusterView:
     def free_gpus(self) -> list[int]:
         """Free devices of every node; a new list."""
         return self._nodes.free_gpus.copy()
+
+    @property
+    def unshared_gpus(self) -> list[int]:
+        """Devices of every node without a guest, held or not; a new list."""
+        return [self._nodes.unshared(node) for node in range(self.n_nodes)]
 
     @property
     def free_cpus(self) -> list[int]:

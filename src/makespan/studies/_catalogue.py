@@ -270,25 +270,30 @@ def _read_row(
     except InputError as error:
         where = f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}"
         raise TraceError(f"{where}: {error}") from error
+    device_bytes, host_bytes = _bytes_per_gpu(plan, spec, placement, node)
     return Configuration(
         workload=spec.key,
         plan=plan_text,
         family=plan.plan_family.title,
         placement=placement,
         cpu_threads=cpu_threads,
-        host_memory_bytes_per_gpu=_host_bytes_per_gpu(plan, spec, placement, node),
+        host_memory_bytes_per_gpu=host_bytes,
         iter_time_s=iter_time_s,
         predicted_iter_time_s=seen[0],
         provenance=provenance,
         is_known=seen[1],
+        device_memory_bytes_per_gpu=device_bytes,
         gpu_types=() if gpu_type is None else (gpu_type,) * placement.n_nodes,
     )
 
 
-def _host_bytes_per_gpu(
+def _bytes_per_gpu(
     plan: ExecutionPlan, spec: Workload, placement: Placement, node: NodeSpec | None
-) -> float:
-    if node is None or not plan.offload:
-        return 0.0
-    host = memory_estimate(plan, spec, node, placement).host_bytes_by_component
-    return sum(host.values()) / max(placement.gpus_per_node)
+) -> tuple[float, float]:
+    """Memory on device, at most what there is of it as the plan has run, and on the host [B]."""
+    if node is None:
+        return 0.0, 0.0
+    needed = memory_estimate(plan, spec, node, placement)
+    own_bytes = needed.device_bytes - needed.bytes_by_component.get("reserved", 0.0)
+    host_bytes = needed.host_bytes / max(placement.gpus_per_node) if plan.offload else 0.0
+    return min(own_bytes, node.gpu.usable_bytes), host_bytes

@@ -144,6 +144,7 @@ EVENTS = table_schema(
     ("cpu_threads", "int", "1", "CPU threads a GPU after the event"),
     ("iter_time_s", "float", "s", "time of a step after the event; missing without devices", True),
     ("steps_left", "float", "1", "steps still to run; missing for node events", True),
+    ("shared_nodes", "text", "", "node:devices that a guest uses after the event beside their holders"),
 )
 
 OUTCOMES = table_schema(

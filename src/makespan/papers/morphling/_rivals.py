@@ -37,7 +37,7 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     }
     | _SPREAD,
     "synergy": {"tolerance": (0.02, 0.05, 0.1)} | _SPREAD,
-    "antman": _SPREAD,
+    "antman": {"shares": (True, False)} | _SPREAD,
     "gavel": _TURNS,
     "gavel-ftf": _TURNS,
     "gavel-makespan": _TURNS,
@@ -97,7 +97,7 @@ def _variants(name: str) -> Iterator[tuple[str, str, Policy]]:
 def _text(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(f"{one:g}" for one in value)
-    return "none" if value is None else f"{value:g}"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def _compared(rows: pd.DataFrame) -> pd.DataFrame:

@@ -61,7 +61,7 @@ def _rows(model: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     batch, size = options["samples_per_step"][model], options["micro_batch_sizes"][model]
     count = microbatches(batch, size)
     profile = layer_times(pipeline_workload(paper_model(model), batch), node, place.network, size)
-    memory = MemoryLimit(node.gpu.memory_bytes - node.gpu.reserved_bytes, options["state_factor"])
+    memory = MemoryLimit(node.gpu.usable_bytes, options["state_factor"])
     n0 = smallest_node_count(profile, memory, options["most_nodes"])
     full, few = (
         covering_templates(profile, options["most_nodes"], options["f"], n0, 1, template_set, memory=memory)

@@ -1,0 +1,206 @@
+"""Devices that two jobs share: progress, restarts, memory, nodes that go away, what the validator says."""
+
+from dataclasses import replace
+
+import pytest
+from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_job, toy_nodes
+
+from makespan.metrics import idle_spells
+from makespan.policies import policy
+from makespan.sim import (
+    Allocation,
+    Engine,
+    InfeasibleDecision,
+    NodeEvent,
+    NodeEventKind,
+    restart_cost,
+    simulate,
+    validate_schedule,
+)
+from makespan.studies import TableCatalogue
+
+SHARE = 0.34
+ONE = one_gpu_catalogue()
+SPEC = toy_nodes(1, 1)
+
+
+def scripted(script, **fields):
+    """Return a policy that does what a script says at each time [s]: {time: {job: (node, is guest)}}."""
+
+    def decide(view):
+        changes = {}
+        for name, what in script.get(view.time_s, {}).items():
+            item = view.catalogue.requested(view.job(name).spec)
+            changes[name] = None if what is None else Allocation(item, (what[0],), what[1])
+        return changes
+
+    return Scripted(decide, asks_every_round=True, **fields)
+
+
+def run(jobs, script, spec=SPEC, catalogue=ONE, delay_s=4.0, **options):
+    """Simulate and check a script with rounds of a second."""
+    given = {"restart_delay_s": delay_s, "interval_s": 1.0}
+    result = simulate(jobs, spec, catalogue, scripted(script), extra_steps=0, **given, **options)
+    options.pop("failures", None)
+    checked = {"outcomes": result.outcomes, "extra_steps": 0, **given, **options}
+    assert validate_schedule(result.events, jobs, spec, catalogue, **checked) == []
+    return result
+
+
+def rows(result, job_id, *names):
+    table = result.events[result.events["job_id"] == job_id]
+    return list(table[["time_s", "kind", *names]].itertuples(index=False, name=None))
+
+
+PAIR = [toy_job("a", steps=50), toy_job("b", steps=17)]
+BESIDE = {0.0: {"a": (0, False), "b": (0, True)}}
+
+
+def test_a_guest_computes_in_idle_moments_and_its_holder_as_if_alone():
+    result = run(PAIR, BESIDE)
+    assert rows(result, "a")[-1] == (54.0, "finished")
+    assert rows(result, "b", "nodes", "shared_nodes", "n_gpus") == [
+        (0.0, "submitted", "", "", 0),
+        (0.0, "started", "", "0:1", 0),
+        (4.0, "ready", "", "0:1", 0),
+        (pytest.approx(4.0 + 17 / SHARE), "finished", "", "", 0),
+    ]
+    started = result.events[result.events["kind"] == "started"]
+    assert started["iter_time_s"].tolist() == [1.0, pytest.approx(1 / SHARE)]
+    assert result.outcomes["attained_service_gpu_s"].tolist() == [54.0, 0.0]
+
+
+def test_a_guest_gets_devices_and_gives_them_up_without_a_restart():
+    script = BESIDE | {14.0: {"a": (0, True), "b": (0, False)}}
+    result = run([PAIR[0], replace(PAIR[1], steps=30)], script)
+    assert rows(result, "b")[2:] == [
+        (4.0, "ready"),
+        (14.0, "sharing"),
+        (pytest.approx(44.0 - 10 * SHARE), "finished"),
+    ]
+    assert [kind for _, kind in rows(result, "a")] == ["submitted", "started", "ready", "sharing", "finished"]
+    assert result.outcomes["n_restarts"].tolist() == [0, 0]
+    assert result.outcomes["restart_time_s"].tolist() == [4.0, 4.0]
+
+
+def test_a_restart_goes_on_while_what_is_shared_changes():
+    result = run(PAIR, BESIDE | {2.0: {"a": (0, True), "b": (0, False)}})
+    assert rows(result, "b") == [
+        (0.0, "submitted"),
+        (0.0, "started"),
+        (2.0, "sharing"),
+        (4.0, "ready"),
+        (21.0, "finished"),
+    ]
+
+
+def test_a_guest_that_moves_pays_like_everybody():
+    result = run(PAIR, BESIDE | {10.0: {"b": (1, True)}}, spec=toy_nodes(2, 1))
+    assert rows(result, "b")[3:5] == [(10.0, "reconfigured"), (14.0, "ready")]
+    assert result.outcomes["n_restarts"].tolist() == [0, 1]
+
+
+def test_a_device_takes_one_guest():
+    jobs = [*PAIR, toy_job("c")]
+    with pytest.raises(InfeasibleDecision, match=r"node 0 has 0 unshared GPU\(s\), 1 are needed"):
+        run(jobs, {0.0: {"a": (0, False), "b": (0, True), "c": (0, True)}})
+    assert rows(run(jobs[1:], {0.0: {"b": (0, True), "c": (0, False)}}), "c")  # beside nobody at first
+
+
+def test_guaranteed_jobs_and_processes_are_no_guests():
+    sure = [toy_job("a", is_guaranteed=True)]
+    given = {"restart_delay_s": 0.0, "interval_s": 1.0}
+    keeps = scripted({0.0: {"a": (0, True)}}, honours_guarantees=True)
+    with pytest.raises(InfeasibleDecision, match="shall be a guest, but it is guaranteed"):
+        simulate(sure, SPEC, ONE, keeps, **given)
+    live = Engine(SPEC, ONE, scripted({0.0: {"a": (0, True)}}), restart_cost(0.0), 1.0, None)
+    live.load([toy_job("a")], 0, [])
+    with pytest.raises(InfeasibleDecision, match="processes run on devices of their own"):
+        live.run()
+    assert not live.view.shares_devices
+    suspended = Engine(SPEC, ONE, policy("antman"), restart_cost(0.0), 1.0, None)
+    suspended.load(PAIR, 0, [])
+    suspended.run()
+    assert [row[2] for row in suspended.rows].count("sharing") == 0
+
+
+def test_both_must_fit_into_the_memory_of_a_device():
+    catalogue = TableCatalogue.from_tables(
+        [throughput_rows("roberta", [("ga", "1", 1.0), ("gc", "1", 1.2)])], node=SPEC.node
+    )
+    needed = [find(catalogue, plan, "1").device_memory_bytes_per_gpu for plan in ("ga", "gc")]
+    assert needed[0] == SPEC.node.gpu.usable_bytes > needed[1] > 1e9  # more than there is, and yet it ran
+    with pytest.raises(InfeasibleDecision, match=r"needs 78\.5 GB beside a job with 78\.5 GB on node 0"):
+        run(PAIR, BESIDE, catalogue=catalogue)
+    lean = [replace(job, plan="gc") for job in PAIR]
+    run(lean, BESIDE, catalogue=catalogue)
+
+
+def test_the_validator_finds_devices_that_are_shared_wrongly():
+    result = run(PAIR, BESIDE)
+    given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
+
+    def found(catalogue=ONE, jobs=PAIR, **changed):
+        events = result.events.copy()
+        of_b = (events["job_id"] == "b") & events["kind"].isin(["started", "ready"])
+        for name, value in changed.items():
+            events.loc[of_b, name] = value
+        broken = validate_schedule(events, jobs, SPEC, catalogue, keeps_guarantees=True, **given)
+        return {violation.rule for violation in broken}
+
+    assert found() == set()
+    assert found(nodes="0:1", shared_nodes="", n_gpus=1) >= {"capacity", "row", "progress"}
+    assert found(iter_time_s=1.0) == {"row"}
+    assert found(n_gpus=1) == {"row"}
+    assert found(nodes="0:1") >= {"row"}
+    assert found(shared_nodes="0:2") >= {"row"}
+    assert found(jobs=[PAIR[0], replace(PAIR[1], is_guaranteed=True)]) == {"guarantee"}
+    large = throughput_rows("roberta", [("ga", "1", 1.0)])
+    assert found(TableCatalogue.from_tables([large], node=SPEC.node)) == {"capacity"}
+    events = result.events.copy()
+    events.loc[events["job_id"] == "a", "job_id"] = "c"
+    both = events.assign(shared_nodes=events["shared_nodes"].where(events["nodes"] == "", "0:1"))
+    both.loc[both["shared_nodes"] != "", ["nodes", "n_gpus"]] = ["", 0]
+    jobs = [PAIR[1], toy_job("c", steps=50)]
+    broken = validate_schedule(both, jobs, SPEC, ONE, **given)
+    assert any("GPUs for guests are held; accepted: at most 1" in violation.message for violation in broken)
+
+
+def test_the_validator_wants_a_change_of_sharing_to_change_nothing_else():
+    result = run(PAIR, BESIDE | {14.0: {"a": (0, True), "b": (0, False)}}, spec=toy_nodes(2, 1))
+    events = result.events.copy()
+    moved = (events["job_id"] == "b") & (events["kind"] == "sharing")
+    events.loc[moved, "nodes"] = "1:1"
+    given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
+    (found,) = validate_schedule(events, PAIR, toy_nodes(2, 1), ONE, **given)
+    assert (found.rule, found.job_id) == ("row", "b") and "differs from what was held" in found.message
+
+
+@pytest.mark.parametrize("kind", [NodeEventKind.FAILED, NodeEventKind.WITHDRAWN])
+def test_a_guest_loses_its_place_with_the_device(kind):
+    back = NodeEventKind.JOINED if kind is NodeEventKind.FAILED else NodeEventKind.RETURNED
+    failures = [NodeEvent(10.0, 0, kind), NodeEvent(12.0, 0, back)]
+    script = BESIDE | {13.0: {"a": (0, False), "b": (0, True)}}
+    result = run(PAIR, script, failures=failures)
+    assert [kind for _, kind in rows(result, "b")].count("interrupted") == 1
+
+
+def test_of_devices_that_go_away_those_without_guests_go_first():
+    jobs = [toy_job(name, steps=30) for name in "abc"]
+    script = {0.0: {"a": (0, False), "b": (0, True)}, 1.0: {"c": (0, True)}}
+    gone = [NodeEvent(10.0, 0, NodeEventKind.WITHDRAWN, 1), NodeEvent(40.0, 0, NodeEventKind.RETURNED, 1)]
+    result = run(jobs, script | {41.0: {"c": (0, True)}}, spec=toy_nodes(1, 2), failures=gone)
+    hit = result.events[result.events["kind"] == "interrupted"]
+    assert hit["job_id"].tolist() == ["c"]  # two guests, one device: the last one goes, the holder stays
+
+
+def test_guests_hold_nothing_that_could_lie_idle_beside_them():
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "1", 8.0), ("ga", "8", 1.0)])])
+    script = {0.0: {"a": (0, True)}, 400.0: {"a": (0, False)}}
+    jobs, spec = [toy_job("a", steps=1000)], toy_nodes(1, 8)
+    result = run(jobs, script, spec, catalogue)
+    ((start_s, _, free, _),) = [
+        (spell.start_s, spell.end_s, spell.gpus_free, spell.job_id)
+        for spell in idle_spells(result.events, jobs, spec, catalogue, 4.0)
+    ]
+    assert (start_s, free) == (400.0, 7)
