@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_job, toy_nodes
 
-from makespan.metrics import idle_spells
+from makespan.metrics import guarantee_breaches, idle_spells
+from makespan.plots import job_spans
 from makespan.policies import policy
 from makespan.sim import (
     Allocation,
@@ -204,3 +205,17 @@ def test_guests_hold_nothing_that_could_lie_idle_beside_them():
         for spell in idle_spells(result.events, jobs, spec, catalogue, 4.0)
     ]
     assert (start_s, free) == (400.0, 7)
+
+
+def test_a_chart_shows_who_holds_devices_and_restarts_only_where_there_are_some():
+    result = run(PAIR, BESIDE | {14.0: {"a": (0, True), "b": (0, False)}})
+    spans = job_spans(result.events)[["job_id", "start_s", "ready_s", "end_s"]]
+    end_s = pytest.approx(14.0 + 17 - 10 * SHARE)
+    assert list(spans.itertuples(index=False, name=None)) == [("a", 0.0, 4.0, 14.0), ("b", 14.0, 14.0, end_s)]
+
+
+def test_a_guaranteed_job_that_becomes_a_guest_is_wronged():
+    jobs = [replace(PAIR[0], is_guaranteed=True), PAIR[1]]
+    result = run(jobs, BESIDE | {14.0: {"a": (0, True), "b": (0, False)}})
+    breaches = guarantee_breaches(result.events, result.outcomes)
+    assert breaches[["job_id", "kind"]].to_numpy().tolist() == [["a", "sharing"]]

@@ -84,7 +84,8 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
     references = jobs.loc[jobs["is_guaranteed"], ["job_id", "reference_iter_time_s"]]
     rows = table.merge(references, on="job_id", how="inner").sort_values("seq", ignore_index=True)
     limit_s = rows["reference_iter_time_s"] * (1 + _TOLERANCE)
-    given = rows["kind"].isin([EventKind.STARTED.value, EventKind.RECONFIGURED.value])
+    changes = EventKind.STARTED, EventKind.RECONFIGURED, EventKind.SHARING
+    given = rows["kind"].isin([kind.value for kind in changes])
     slower = given & (rows["iter_time_s"] > limit_s)
     return rows[slower | (rows["kind"] == EventKind.SUSPENDED.value)].reset_index(drop=True)
 

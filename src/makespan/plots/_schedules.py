@@ -29,7 +29,7 @@ __all__ = ["job_spans", "plot_allocation", "plot_gantt"]
 
 _BINS = 600
 _RESTART_COLOUR = "#C4C4C4"
-_HELD = {"started", "reconfigured"}
+_HELD = {"started", "reconfigured", "sharing"}
 _LOST = {"suspended", "interrupted", "finished"}
 _SPAN_COLUMNS = ["job_id", "plan_family", "node", "gpu", "start_s", "ready_s", "end_s"]
 _TRACKED = [*sorted(_HELD), *sorted(_LOST), "ready"]
@@ -134,24 +134,32 @@ def job_spans(events: pd.DataFrame) -> pd.DataFrame:
     lowest free ones first.
 
     Takes the events of a simulation. Returns ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``:
-    restarting until ``ready_s``, running afterwards.
+    restarting until ``ready_s``, running afterwards. Guests, which hold no GPUs, are left out.
     """
     require_columns(events, "time_s", "seq", "kind", "job_id", "nodes", "family", figure="gantt")
     rows = events[events["kind"].isin(_TRACKED)].sort_values(["time_s", "seq"])
     spans: dict[str, _Span] = {}
+    ready: set[str] = set()
     busy: dict[int, set[int]] = {}
     closed: list[tuple[object, ...]] = []
     for time, group in rows.groupby("time_s", sort=False):
         columns = (group[name].astype(str) for name in ("kind", "job_id", "nodes", "family"))
         records = list(zip(*columns, strict=True))
         for kind, job, _, _ in records:
+            if kind == "ready":
+                ready.add(job)
+            elif kind != "sharing":
+                ready.discard(job)
             if job in spans and kind == "ready":
                 spans[job].ready_s = float(str(time))
             elif job in spans:
                 closed += _close(spans.pop(job), float(str(time)), busy)
         for kind, job, nodes, family in records:
             if kind in _HELD:
-                spans[job] = _Span(job, family, float(str(time)), _take(nodes, busy))
+                now_s = float(str(time))
+                spans[job] = _Span(
+                    job, family, now_s, _take(nodes, busy), now_s if job in ready else math.inf
+                )
     for span in spans.values():
         closed += _close(span, float(rows["time_s"].max()), busy)
     table = pd.DataFrame(closed, columns=_SPAN_COLUMNS)
