@@ -1,5 +1,7 @@
 """Devices that two jobs share: progress, restarts, memory, nodes that go away, what the validator says."""
 
+import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from makespan.sim import (
     InfeasibleDecision,
     NodeEvent,
     NodeEventKind,
+    crowded_guest,
     restart_cost,
     simulate,
     validate_schedule,
@@ -126,12 +129,12 @@ def test_guaranteed_jobs_and_processes_are_no_guests():
 
 
 def test_both_must_fit_into_the_memory_of_a_device():
-    catalogue = TableCatalogue.from_tables(
-        [throughput_rows("roberta", [("ga", "1", 1.0), ("gc", "1", 1.2)])], node=SPEC.node
-    )
+    catalogue = memory_catalogue()
     needed = [find(catalogue, plan, "1").device_memory_bytes_per_gpu for plan in ("ga", "gc")]
     assert needed[0] == SPEC.node.gpu.usable_bytes > needed[1] > 1e9  # more than there is, and yet it ran
-    with pytest.raises(InfeasibleDecision, match=r"needs 78\.5 GB beside a job with 78\.5 GB on node 0"):
+    with pytest.raises(
+        InfeasibleDecision, match=r"needs 78\.5 GB on a device of node 0 .*; accepted: 78\.5 GB for both"
+    ):
         run(PAIR, BESIDE, catalogue=catalogue)
     lean = [replace(job, plan="gc") for job in PAIR]
     run(lean, BESIDE, catalogue=catalogue)
@@ -219,3 +222,45 @@ def test_a_guaranteed_job_that_becomes_a_guest_is_wronged():
     result = run(jobs, BESIDE | {14.0: {"a": (0, True), "b": (0, False)}})
     breaches = guarantee_breaches(result.events, result.outcomes)
     assert breaches[["job_id", "kind"]].to_numpy().tolist() == [["a", "sharing"]]
+
+
+def memory_catalogue():
+    """Return a plan that fills the memory of a device, `ga`, and one that leaves room, `gc`."""
+    rows = throughput_rows("roberta", [("ga", "1", 1.0), ("gc", "1", 1.2)])
+    return TableCatalogue.from_tables([rows], node=SPEC.node)
+
+
+def test_guests_and_holders_of_a_node_are_paired_as_fits():
+    spec, catalogue = toy_nodes(1, 2), memory_catalogue()
+    jobs = [PAIR[0], replace(PAIR[1], plan="gc"), toy_job("c", 5.0, steps=9)]
+    result = run(jobs[:2], BESIDE, spec, catalogue)  # the guest is where nobody is
+    assert "interrupted" not in set(result.events["kind"])
+    late = {5.0: {"c": (0, False)}}
+    with pytest.raises(InfeasibleDecision, match=r"job 'b': needs .* on a device of node 0 beside"):
+        run(jobs, BESIDE | late, spec, catalogue)
+    lean = [*jobs[:2], replace(jobs[2], plan="gc")]
+    run(lean, BESIDE | late, spec, catalogue)  # beside the small one
+
+
+def test_a_guest_goes_with_the_only_device_that_has_memory_for_it():
+    spec, catalogue = toy_nodes(1, 2), memory_catalogue()
+    jobs = [PAIR[0], replace(PAIR[1], plan="gc")]
+    gone = [NodeEvent(10.0, 0, NodeEventKind.WITHDRAWN, 1), NodeEvent(70.0, 0, NodeEventKind.RETURNED, 1)]
+    script = BESIDE | {71.0: {"b": (0, True)}}
+    result = run(jobs, script, spec, catalogue, failures=gone)
+    hit = result.events[result.events["kind"] == "interrupted"]
+    assert list(zip(hit["time_s"], hit["job_id"], strict=True)) == [(10.0, "b")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_guest_is_crowded_where_any_pairing_has_memory_for_all(seed):
+    draw = random.Random(seed)
+    n_devices = draw.randint(1, 5)
+    holders = [draw.randint(1, 9) for _ in range(draw.randint(0, n_devices))]
+    guests = [draw.randint(1, 9) for _ in range(draw.randint(0, n_devices))]
+    devices = holders + [0] * (n_devices - len(holders))
+    fits = any(
+        all(own + taken <= 10 for own, taken in zip(guests, order, strict=False))
+        for order in itertools.permutations(devices)
+    )
+    assert (crowded_guest(holders, guests, n_devices, 10.0) is None) is fits

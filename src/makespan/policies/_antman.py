@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from makespan.hardware import ClusterSpec
 from makespan.policies._placing import Room
 from makespan.policies._queue import acceptable, preempt
-from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.sim import (
+    Allocation,
+    Catalogue,
+    ClusterView,
+    Configuration,
+    Decision,
+    JobView,
+    crowded_guest,
+)
 
 __all__ = ["POLICIES", "AntMan"]
 
@@ -42,7 +50,8 @@ class AntMan:
     def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
         """Serve guaranteed jobs, then the others, each by submission."""
         draft = _Draft(view, shares=self.shares and view.shares_devices)
-        requested, since_s = view.catalogue.as_requested, view.time_s - view.restart_delay_s
+        requested = view.catalogue.as_requested
+        since_s = view.time_s - view.restart_delay_s
         draft.end_sharing()
         refused: set[Options] = set()  # by jobs that may displace others, then by those that may not
         for job in view.pending:
@@ -67,10 +76,17 @@ class _Draft:
         self.changes: dict[str, Allocation | None] = {}
         self.displaced: list[JobView] = []
         self._view = view
+        self._shares = shares
         self._free = Room.of(view, is_tight=True)
-        self._unshared = view.unshared_gpus if shares else [0] * view.n_nodes
-        running = [(job, job.allocation) for job in view.running]
-        self._held = {job.index: (job, held) for job, held in running if held is not None}
+        self._n_gpus = view.gpus_per_node
+        self._held: dict[int, tuple[JobView, Allocation]] = {}
+        # Memory that holders and guests need on each device that they use, by node [B].
+        self._needed: dict[bool, list[list[float]]] = {
+            is_guest: [[] for _ in self._n_gpus] for is_guest in (False, True)
+        }
+        for job in view.running:
+            if job.allocation is not None:
+                self._add(job, job.allocation)
 
     def guests(self) -> list[tuple[JobView, Allocation]]:
         """Return the guests, by submission."""
@@ -80,20 +96,16 @@ class _Draft:
         """Let guests have the devices where they are to themselves, if nobody holds them."""
         for job, held in self.guests():
             if self._free.take_if_free(held.configuration, held.nodes[::-1]):
-                self._count_guest(held, -1)
                 self._give(job, held.beside(is_guest=False))
 
     def start_guaranteed(self, job: JobView, options: Options) -> bool:
         """Start a job on free devices, or on those of best-effort jobs, which become guests there."""
         found = self._free.first_fit(options)
         if found is None:
-            yielding = [
-                (other, held)
-                for other, held in self._held.values()
-                if not (held.is_guest or other.spec.is_guaranteed)
-            ]
-            yielding.sort(key=lambda entry: (-entry[0].held_since_s, entry[0].index))
-            preempted = preempt(self._free, options, [other for other, _ in yielding])
+            holders = [(other, held) for other, held in self._held.values() if not held.is_guest]
+            yielding = [other for other, _ in holders if not other.spec.is_guaranteed]
+            yielding.sort(key=lambda other: (-other.held_since_s, other.index))
+            preempted = preempt(self._free, options, yielding)
             if preempted is None:
                 return False
             self._free, found, gone = preempted
@@ -104,78 +116,82 @@ class _Draft:
         return True
 
     def make_memory(self) -> None:
-        """Displace guests that do not fit beside others."""
-        needed = self._needed_bytes()
-        for job, held in self.guests():
-            if not all(self._has_memory(held.configuration, node, needed) for node in held.nodes):
-                self._count_guest(held, -1)
-                self._displace(job)
+        """Displace guests where not all find a device with memory for them, the latest first."""
+        for node, guests in enumerate(self._needed[True]):
+            while not self._has_memory(node, guests):
+                there = [(job.held_since_s, job.index) for job, held in self.guests() if node in held.nodes]
+                self._displace(self._held[max(there)[1]][0])
 
     def start(self, job: JobView, options: Options) -> bool:
         """Start a best-effort job on free devices, else as a guest; one that is a guest moves or stays."""
-        found, (_, held) = self._free.first_fit(options), self._held.get(job.index, (job, None))
+        found = self._free.first_fit(options)
         if found is not None:
             self._free.take(*found)
-            if held is not None:
-                self._count_guest(held, -1)
             self._give(job, found[0].on(found[1]))
             self.make_memory()
             return True
-        return held is not None or self._start_as_guest(job, options)
+        return job.index in self._held or self._start_as_guest(job, options)
 
     def _start_as_guest(self, job: JobView, options: Options) -> bool:
-        needed = self._needed_bytes()
         for item in options:
-            if item.host_memory_bytes_per_gpu:
+            if item.host_memory_bytes_per_gpu or not self._shares:
                 continue
-            places = (
-                count if self._has_memory(item, node, needed) else 0
-                for node, count in enumerate(self._unshared)
-            )
-            nodes = Room(list(places), of_type=self._view.nodes_by_type).fit(item)
+            own_bytes = item.device_memory_bytes_per_gpu
+            places = [self._n_places(node, own_bytes) for node in range(len(self._n_gpus))]
+            nodes = Room(places, of_type=self._view.nodes_by_type).fit(item)
             if nodes is not None:
-                guest = item.on(nodes).beside(is_guest=True)
-                self._count_guest(guest, 1)
-                self._give(job, guest)
+                self._give(job, item.on(nodes).beside(is_guest=True))
                 return True
         return False
 
     def _yield(self, job: JobView) -> None:
         """Let a job be a guest where it has devices, or displace it."""
         _, held = self._held[job.index]
-        guest = held.beside(is_guest=True)
-        has_room = all(self._unshared[node] >= count for node, count in guest.shares)
-        if has_room and not held.configuration.host_memory_bytes_per_gpu:
-            self._count_guest(guest, 1)
-            self._give(job, guest)
+        is_lean = not held.configuration.host_memory_bytes_per_gpu
+        unshared = [
+            n_gpus - len(guests) for n_gpus, guests in zip(self._n_gpus, self._needed[True], strict=True)
+        ]
+        if self._shares and is_lean and all(unshared[node] >= count for node, count in held.shares):
+            self._give(job, held.beside(is_guest=True))
         else:
             self._displace(job)
 
     def _give(self, job: JobView, allocation: Allocation) -> None:
-        self._held[job.index] = job, allocation
+        self._remove(job)
+        self._add(job, allocation)
         self.changes[job.spec.job_id] = allocation
 
     def _displace(self, job: JobView) -> None:
-        del self._held[job.index]
+        self._remove(job)
         self.changes[job.spec.job_id] = None
         self.displaced.append(job)
 
-    def _count_guest(self, guest: Allocation, sign: int) -> None:
-        for node, count in guest.shares:
-            self._unshared[node] -= sign * count
+    def _add(self, job: JobView, held: Allocation) -> None:
+        self._held[job.index] = job, held
+        for node, count in held.shares:
+            self._needed[held.is_guest][node] += [held.configuration.device_memory_bytes_per_gpu] * count
 
-    def _needed_bytes(self) -> list[float]:
-        """Return the memory on a device of the largest job with devices on each node [B]."""
-        needed = [0.0] * self._view.n_nodes
-        for _, held in self._held.values():
-            if not held.is_guest:
-                for node in held.nodes:
-                    needed[node] = max(needed[node], held.configuration.device_memory_bytes_per_gpu)
-        return needed
+    def _remove(self, job: JobView) -> None:
+        if job.index not in self._held:
+            return
+        _, held = self._held.pop(job.index)
+        for node, count in held.shares:
+            for _ in range(count):
+                self._needed[held.is_guest][node].remove(held.configuration.device_memory_bytes_per_gpu)
 
-    def _has_memory(self, item: Configuration, node: int, needed: list[float]) -> bool:
-        there = self._view.cluster.nodes[node].gpu.usable_bytes
-        return item.device_memory_bytes_per_gpu + needed[node] <= there
+    def _n_places(self, node: int, own_bytes: float) -> int:
+        """Return how many devices of a node could have one more guest each, of so much memory [B]."""
+        guests, found = self._needed[True][node], 0
+        while len(guests) + found < self._n_gpus[node]:
+            if not self._has_memory(node, [*guests, *[own_bytes] * (found + 1)]):
+                break
+            found += 1
+        return found
+
+    def _has_memory(self, node: int, guests: list[float]) -> bool:
+        """Whether each guest finds a device."""
+        there_bytes = self._view.cluster.nodes[node].gpu.usable_bytes
+        return crowded_guest(self._needed[False][node], guests, self._n_gpus[node], there_bytes) is None
 
 
 POLICIES = (AntMan(),)

@@ -8,7 +8,14 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; what may run c
 """
 
 from makespan.sim._accounts import Violation
-from makespan.sim._catalogue import IDLE_SHARE, Allocation, Catalogue, Configuration, Devices
+from makespan.sim._catalogue import (
+    IDLE_SHARE,
+    Allocation,
+    Catalogue,
+    Configuration,
+    Devices,
+    crowded_guest,
+)
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
 from makespan.sim._events import (
@@ -67,6 +74,7 @@ __all__ = [
     "Violation",
     "check_jobs",
     "check_policy",
+    "crowded_guest",
     "events_table",
     "outcomes_table",
     "read_failures",

@@ -1,6 +1,7 @@
 """The accounts that the validator keeps of each job and each node, from the rows of a table alone."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -78,7 +79,7 @@ class NodeAccounts:
         self._nodes = cluster.nodes
         self._is_up = [True] * cluster.n_nodes
         self._withdrawn = [0] * cluster.n_nodes
-        self._memory: list[dict[bool, list[float]]] = [{False: [], True: []} for _ in cluster.nodes]
+        self._memory = [(Counter[float](), Counter[float]()) for _ in cluster.nodes]  # of holders, of guests
         self._used = [[0.0, 0.0, 0.0, 0.0] for _ in cluster.nodes]
         self._touched: set[int] = set()
 
@@ -86,11 +87,8 @@ class NodeAccounts:
         """Add (+1) or remove (-1) what a job holds, or uses as a guest."""
         for node, count in shares.items():
             self._touched.add(node)
-            used, memory = self._used[node], self._memory[node][is_guest]
-            if sign > 0:
-                memory.append(held.device_memory_bytes_per_gpu)
-            else:
-                memory.remove(held.device_memory_bytes_per_gpu)
+            used = self._used[node]
+            self._memory[node][is_guest][held.device_memory_bytes_per_gpu] += sign * count
             if is_guest:
                 used[3] += sign * count
             else:
@@ -107,8 +105,10 @@ class NodeAccounts:
         return self._nodes[node].gpu.name
 
     def is_short(self, node: int) -> bool:
-        """Whether a node has fewer devices at this moment than jobs hold there."""
-        return max(self._used[node][0], self._used[node][3]) > self._devices(node)
+        """Whether a node has fewer devices, or memory, at this moment than jobs there need."""
+        return (
+            max(self._used[node][0], self._used[node][3]) > self._devices(node) or self._crowding(node) != ""
+        )
 
     def _devices(self, node: int) -> int:
         return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
@@ -151,17 +151,21 @@ class NodeAccounts:
                     message = f"node {node}{state}: {amount:g} {name} are held; accepted: at most {most:g}"
                     rule = "capacity" if self._is_up[node] else "failure"
                     self._rules.report(rule, row._replace(job_id=""), message)
-            self._check_memory(row, node)
+            if message := self._crowding(node):
+                self._rules.report("capacity", row._replace(job_id=""), message)
         self._touched.clear()
 
-    def _check_memory(self, row: Row, node: int) -> None:
-        """Compare the largest guest and the largest holder of a node with the memory of a device."""
-        gpu, memory = self._nodes[node].gpu, self._memory[node]
-        most = gpu.memory_bytes - gpu.reserved_bytes
-        needed = max(memory[True], default=0.0) + max(memory[False], default=0.0)
-        if memory[True] and needed > most * (1 + _SLACK):
-            message = f"node {node}: a guest and a holder need {needed:g} B; accepted: at most {most:g}"
-            self._rules.report("capacity", row._replace(job_id=""), message)
+    def _crowding(self, node: int) -> str:
+        """Count, from the largest guests down, the devices with memory for them; say what is missing, or ''."""
+        gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
+        most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + _SLACK), 0
+        for own_bytes in sorted(+guests, reverse=True):
+            n_guests += guests[own_bytes]
+            n_crowded = sum(n for taken, n in holders.items() if taken + own_bytes > most)
+            if n_guests > self._devices(node) - n_crowded:
+                found = f"node {node}: too little memory for {n_guests} guest(s) of {own_bytes:g} B or more"
+                return f"{found}; accepted: {most:g} B"
+        return ""
 
 
 class JobAccount:

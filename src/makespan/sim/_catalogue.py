@@ -1,6 +1,6 @@
 """What a job may run as, where it runs, and the protocol of a catalogue of such configurations."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.workloads import JobSpec
 
-__all__ = ["IDLE_SHARE", "Allocation", "Catalogue", "Configuration", "Devices"]
+__all__ = ["IDLE_SHARE", "Allocation", "Catalogue", "Configuration", "Devices", "crowded_guest"]
 
 Devices = tuple[tuple[str, int], ...]
 """Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
@@ -125,8 +125,8 @@ class Allocation:
 
     A guest has no devices of its own: it computes on those of others, or free ones, in moments when these are
     idle, at most one guest a device, so that each step takes ``1 / IDLE_SHARE`` times as long. It must fit
-    into the memory of a device beside the largest job with devices on the same node. It takes host memory
-    like any job, but no CPU threads: those of idle moments do.
+    into memory beside the holder; on which devices of a node jobs are is nobody's business, so that they are
+    paired as fits. It takes host memory like any job, but no CPU threads: those of idle moments do.
 
     An InputError says that the number of nodes is not that of the placement, or that a node occurs twice.
     """
@@ -166,6 +166,40 @@ class Allocation:
     def text(self) -> str:
         """The shares as ``node:devices``, joined by spaces; the form of the events table."""
         return " ".join(f"{node}:{count}" for node, count in self.shares)
+
+
+def memory_by_device(
+    allocations: Iterable["Allocation | None"], node: int
+) -> tuple[list[float], list[float]]:
+    """Return the memory that holders, and guests, need on each device of a node that they use [B]."""
+    needed: tuple[list[float], list[float]] = ([], [])
+    for held in allocations:
+        if held is not None and node in held.nodes:
+            count = dict(held.shares)[node]
+            needed[held.is_guest].extend([held.configuration.device_memory_bytes_per_gpu] * count)
+    return needed
+
+
+def crowded_guest(
+    holders: Iterable[float], guests: Iterable[float], n_devices: int, there_bytes: float
+) -> float | None:
+    """Return the memory of the largest guest that finds no device on a node, or None if all do.
+
+    Largest guests go where the least is taken, which leaves no guest without a device where any pairing does.
+
+    Parameters
+    ----------
+    holders, guests
+        Memory on a device of each device held, and of each that a guest uses [B].
+    n_devices, there_bytes
+        Devices of the node, and the memory of each that jobs may use [B].
+    """
+    taken = sorted(holders)
+    devices = [0.0] * (n_devices - len(taken)) + taken
+    for own_bytes, beside_bytes in zip(sorted(guests, reverse=True), devices, strict=False):
+        if own_bytes + beside_bytes > there_bytes * (1 + TOLERANCE):
+            return own_bytes
+    return None
 
 
 class Catalogue(Protocol):

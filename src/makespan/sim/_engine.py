@@ -7,7 +7,7 @@ from typing import Any
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue
+from makespan.sim._catalogue import Allocation, Catalogue, crowded_guest, memory_by_device
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import (
     Event,
@@ -246,6 +246,19 @@ class Engine:
             if held is not None and missing[held.is_guest] > 0:
                 hit.append(job)
                 missing[held.is_guest] -= dict(held.shares)[node]
+        return hit + self._crowded_out(node, n_gpus, hit)
+
+    def _crowded_out(self, node: int, n_gpus: int, gone: Sequence[JobView]) -> list[JobView]:
+        """Return the guests that find no memory once devices and jobs are gone: last started, first out."""
+        there_bytes = self.view.cluster.nodes[node].gpu.usable_bytes
+        left = [job for job in self.cluster_state.holders(node) if job not in gone]
+        guests = [job for job in left if job.allocation is not None and job.allocation.is_guest]
+        n_devices, hit = self.view.gpus_per_node[node] - n_gpus, list[JobView]()
+        while guests:
+            needed = memory_by_device((job.allocation for job in left if job not in hit), node)
+            if crowded_guest(*needed, n_devices, there_bytes) is None:
+                break
+            hit.append(guests.pop())
         return hit
 
     def _steps_since_checkpoint(self, job: JobView) -> float:

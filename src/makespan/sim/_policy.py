@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeGuard
 
 from makespan.errors import MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import TOLERANCE, Allocation, Catalogue, Configuration
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration, crowded_guest, memory_by_device
 from makespan.sim._state import ClusterState, Nodes
 from makespan.sim._view import ClusterView, JobView
 from makespan.sim._watch import TookTooLong, Watch
@@ -304,23 +304,20 @@ def _check_resources(
 def _check_memory(
     changes: list[tuple[JobView, Allocation | None]], view: ClusterView, policy: Policy
 ) -> None:
-    """Check that each guest fits beside the largest job on each of its nodes."""
+    """Check that each guest finds a device with memory for it."""
     after = {job.spec.job_id: job.allocation for job in view.running}
     after |= {job.spec.job_id: new for job, new in changes}
-    needed = [0.0] * view.n_nodes
-    for held in after.values():
-        if held is not None and not held.is_guest:
-            for node in held.nodes:
-                needed[node] = max(needed[node], held.configuration.device_memory_bytes_per_gpu)
-    for job_id, guest in after.items():
-        if guest is None or not guest.is_guest:
-            continue
-        own_bytes = guest.configuration.device_memory_bytes_per_gpu
-        for node in guest.nodes:
-            there_bytes = view.cluster.nodes[node].gpu.usable_bytes
-            if own_bytes + needed[node] > there_bytes * (1 + TOLERANCE):
-                both = f"{format_bytes(own_bytes)} beside a job with {format_bytes(needed[node])}"
-                most = f"{format_bytes(there_bytes)} for both"
-                raise _error(
-                    view, policy, job_id, f"needs {both} on node {node}; accepted: {most} on a device"
-                )
+    for node, n_gpus in enumerate(view.gpus_per_node):
+        there_bytes = view.cluster.nodes[node].gpu.usable_bytes
+        holders, guests = memory_by_device(after.values(), node)
+        own_bytes = crowded_guest(holders, guests, n_gpus, there_bytes)
+        if own_bytes is not None:
+            job_id = next(name for name, held in after.items() if _is_guest_with(held, node, own_bytes))
+            found = f"needs {format_bytes(own_bytes)} on a device of node {node} beside what others need"
+            raise _error(view, policy, job_id, f"{found}; accepted: {format_bytes(there_bytes)} for both")
+
+
+def _is_guest_with(held: Allocation | None, node: int, own_bytes: float) -> bool:
+    if held is None or not held.is_guest or node not in held.nodes:
+        return False
+    return held.configuration.device_memory_bytes_per_gpu == own_bytes

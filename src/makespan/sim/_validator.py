@@ -8,7 +8,7 @@ alone who held what, when and how far that carried each job. The rules are:
 - ``life``: a job is submitted once, when the trace says, starts only while it waits, changes only while it
   runs, and finishes once.
 - ``capacity``: at the end of every instant no node gives more devices, CPU threads or memory than it has, and
-  no device to more than one guest, nor to one that does not fit beside the largest job of the node.
+  no device to more than one guest, nor to one that does not fit beside its holder.
 - ``failure``: nodes fail and join in turn, and no more devices are withdrawn than there are; whoever holds
   what goes away loses it at once, and nobody is interrupted without reason.
 - ``restart``: after every start and change a job makes no progress for as long as the restart costs, and its
