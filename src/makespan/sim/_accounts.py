@@ -156,7 +156,7 @@ class NodeAccounts:
         self._touched.clear()
 
     def _crowding(self, node: int) -> str:
-        """Count, from the largest guests down, the devices with memory for them; say what is missing, or ''."""
+        """Count, from the largest guests down, the devices with memory for them; return what is missing."""
         gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
         most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + _SLACK), 0
         for own_bytes in sorted(+guests, reverse=True):
