@@ -1,5 +1,6 @@
 """AntMan: guaranteed jobs get what they asked for, best-effort jobs use what is left over."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
@@ -58,14 +59,19 @@ class AntMan:
             options = requested(job.spec)[:1]
             if job.spec.is_guaranteed and options not in refused and not draft.start_guaranteed(job, options):
                 refused.add(options)
-        draft.make_memory()
+        draft.make_memory(range(view.n_nodes))
         refused.clear()
         others = [job for job in view.pending if not job.spec.is_guaranteed] + draft.displaced
         others += [job for job, _ in draft.guests() if job.held_since_s <= since_s]
         for job in sorted(others, key=lambda job: job.index):
-            options = acceptable(job, requested(job.spec), 1.0, 0.0, self.max_slowdown)
-            if options not in refused and not draft.start(job, options):
-                refused.add(options)
+            options = requested(job.spec)
+            if job.first_start_s is None and options in refused:
+                continue  # it knows no more than whoever was refused
+            chosen = acceptable(job, options, 1.0, 0.0, self.max_slowdown)
+            if chosen not in refused and not draft.start(job, chosen):
+                refused.add(chosen)
+                if job.first_start_s is None:
+                    refused.add(options)
         return Decision(draft.changes), None
 
 
@@ -84,6 +90,9 @@ class _Draft:
         self._needed: dict[bool, list[list[float]]] = {
             is_guest: [[] for _ in self._n_gpus] for is_guest in (False, True)
         }
+        self._places: list[dict[float, int]] = [
+            {} for _ in self._n_gpus
+        ]  # by memory, as long as nothing changes
         for job in view.running:
             if job.allocation is not None:
                 self._add(job, job.allocation)
@@ -115,10 +124,10 @@ class _Draft:
         self._give(job, found[0].on(found[1]))
         return True
 
-    def make_memory(self) -> None:
-        """Displace guests where not all find a device with memory for them, the latest first."""
-        for node, guests in enumerate(self._needed[True]):
-            while not self._has_memory(node, guests):
+    def make_memory(self, nodes: Iterable[int]) -> None:
+        """Displace guests of nodes where not all find a device with memory for them, the latest first."""
+        for node in nodes:
+            while (guests := self._needed[True][node]) and not self._has_memory(node, guests):
                 there = [(job.held_since_s, job.index) for job, held in self.guests() if node in held.nodes]
                 self._displace(self._held[max(there)[1]][0])
 
@@ -128,7 +137,7 @@ class _Draft:
         if found is not None:
             self._free.take(*found)
             self._give(job, found[0].on(found[1]))
-            self.make_memory()
+            self.make_memory(found[1])
             return True
         return job.index in self._held or self._start_as_guest(job, options)
 
@@ -169,6 +178,7 @@ class _Draft:
     def _add(self, job: JobView, held: Allocation) -> None:
         self._held[job.index] = job, held
         for node, count in held.shares:
+            self._places[node].clear()
             self._needed[held.is_guest][node] += [held.configuration.device_memory_bytes_per_gpu] * count
 
     def _remove(self, job: JobView) -> None:
@@ -176,17 +186,20 @@ class _Draft:
             return
         _, held = self._held.pop(job.index)
         for node, count in held.shares:
+            self._places[node].clear()
             for _ in range(count):
                 self._needed[held.is_guest][node].remove(held.configuration.device_memory_bytes_per_gpu)
 
     def _n_places(self, node: int, own_bytes: float) -> int:
         """Return how many devices of a node could have one more guest each, of so much memory [B]."""
-        guests, found = self._needed[True][node], 0
-        while len(guests) + found < self._n_gpus[node]:
-            if not self._has_memory(node, [*guests, *[own_bytes] * (found + 1)]):
-                break
-            found += 1
-        return found
+        if own_bytes not in self._places[node]:
+            guests, found = self._needed[True][node], 0
+            while len(guests) + found < self._n_gpus[node]:
+                if not self._has_memory(node, [*guests, *[own_bytes] * (found + 1)]):
+                    break
+                found += 1
+            self._places[node][own_bytes] = found
+        return self._places[node][own_bytes]
 
     def _has_memory(self, node: int, guests: list[float]) -> bool:
         """Whether each guest finds a device."""
