@@ -15,7 +15,7 @@ from makespan.policies import REGISTRY
 from makespan.policies._gavel import Matrix, fair_shares, needed_shares
 from makespan.policies._knapsack import Menu, choose
 from makespan.policies._placing import Room
-from makespan.policies._queue import preempt, serve
+from makespan.policies._queue import Queue, preempt, serve
 from makespan.policies._sia import Sizes
 from makespan.policies._synergy import CpuDemands
 from makespan.sim import Decision, NodeEvent, NodeEventKind, simulate
@@ -146,8 +146,8 @@ QUEUED = {
 }
 
 
-@pytest.mark.parametrize("name", QUEUED)
-def test_a_kept_queue_gives_the_schedules_of_one_that_is_sorted_anew(name, monkeypatch) -> None:
+def busy_list():
+    """Return many jobs of several sizes, some guaranteed, and a node that fails twice."""
     rng = np.random.default_rng(1)
     jobs = [
         job(f"j{i}", float(at_s), int(steps), n_gpus=int(size), is_guaranteed=bool(i % 5 == 0))
@@ -156,9 +156,13 @@ def test_a_kept_queue_gives_the_schedules_of_one_that_is_sorted_anew(name, monke
         )
     ]
     down, up = NodeEventKind.FAILED, NodeEventKind.JOINED
-    failures = [
-        NodeEvent(at_s, 1, kind) for at_s, kind in ((90.0, down), (130.0, up), (200.0, down), (260.0, up))
-    ]
+    times = ((90.0, down), (130.0, up), (200.0, down), (260.0, up))
+    return jobs, [NodeEvent(at_s, 1, kind) for at_s, kind in times]
+
+
+@pytest.mark.parametrize("name", QUEUED)
+def test_a_kept_queue_gives_the_schedules_of_one_that_is_sorted_anew(name, monkeypatch) -> None:
+    jobs, failures = busy_list()
     short = {"tiresias": {"thresholds_gpu_s": (20.0, 60.0)}, "gavel": {"turn_s": 20.0, "turn_delays": 1.0}}
     policy = replace(REGISTRY[name], **short.get(name, {}))
     options = {"restart_delay_s": 2.0, "interval_s": 0.0, "failures": failures}
@@ -167,6 +171,25 @@ def test_a_kept_queue_gives_the_schedules_of_one_that_is_sorted_anew(name, monke
     assert kept.equals(simulate(jobs, toy_nodes(3, 4), CATALOGUE, policy, **options).events)
     assert (kept["kind"] == "interrupted").any()
     assert (kept["kind"] == "suspended").any() == (name not in ("sjf", "synergy"))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_antman_decides_as_if_it_had_sorted_its_queue_anew(shares) -> None:
+    kind = type(REGISTRY["antman"])
+
+    class Forgetful(kind):
+        def decide(self, view, state):
+            return kind.decide(self, view, Queue())
+
+    jobs, failures = busy_list()
+    options = {"restart_delay_s": 2.0, "interval_s": 0.0, "failures": failures}
+    kept, anew = (
+        simulate(jobs, toy_nodes(3, 4), CATALOGUE, one(shares=shares), **options).events
+        for one in (kind, Forgetful)
+    )
+    assert kept.equals(anew)
+    assert (kept["kind"] == "interrupted").any() and (kept["kind"] == "sharing").any() == shares
+    assert (kept["kind"] == "suspended").any()
 
 
 def test_a_decision_asks_no_waiting_job_that_it_has_sorted_before() -> None:

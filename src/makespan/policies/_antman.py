@@ -1,11 +1,13 @@
 """AntMan: guaranteed jobs get what they asked for, best-effort jobs use what is left over."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
 
 from makespan.hardware import ClusterSpec
 from makespan.policies._placing import Room
-from makespan.policies._queue import acceptable, preempt
+from makespan.policies._queue import Queue, acceptable, preempt
 from makespan.sim import (
     Allocation,
     Catalogue,
@@ -19,6 +21,7 @@ from makespan.sim import (
 __all__ = ["POLICIES", "AntMan"]
 
 Options = tuple[Configuration, ...]
+_Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # the first of a group in the queue, as what, the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +48,54 @@ class AntMan:
         "W. Xiao et al. AntMan: dynamic scaling on GPU clusters for deep learning. OSDI 2020.",
     )
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-        """Return nothing to remember."""
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue()
 
-    def decide(self, view: ClusterView, state: None) -> tuple[Decision, None]:
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve guaranteed jobs, then the others, each by submission."""
-        draft = _Draft(view, shares=self.shares and view.shares_devices)
         requested = view.catalogue.as_requested
-        since_s = view.time_s - view.restart_delay_s
+
+        def order(job: JobView) -> tuple[bool, float]:
+            return (not job.spec.is_guaranteed, job.spec.submit_time_s)
+
+        def options(job: JobView) -> Options:
+            if job.spec.is_guaranteed:
+                return requested(job.spec)[:1] * 2  # twice, so that nobody else has the same options
+            return acceptable(job, requested(job.spec), 1.0, 0.0, self.max_slowdown)
+
+        draft = _Draft(view, shares=self.shares and view.shares_devices)
         draft.end_sharing()
-        refused: set[Options] = set()  # by jobs that may displace others, then by those that may not
-        for job in view.pending:
-            options = requested(job.spec)[:1]
-            if job.spec.is_guaranteed and options not in refused and not draft.start_guaranteed(job, options):
-                refused.add(options)
+        state.update(view, order, options)
+        started: dict[Options, int] = {}
+        groups = [(group[0], choices, group) for choices, group in state.groups(view.n_gpus)]
+        _serve([one for one in groups if one[0][-1].spec.is_guaranteed], draft.start_guaranteed, started)
         draft.make_memory(range(view.n_nodes))
-        refused.clear()
-        others = [job for job in view.pending if not job.spec.is_guaranteed] + draft.displaced
-        others += [job for job, _ in draft.guests() if job.held_since_s <= since_s]
-        for job in sorted(others, key=lambda job: job.index):
-            options = requested(job.spec)
-            if job.first_start_s is None and options in refused:
-                continue  # it knows no more than whoever was refused
-            chosen = acceptable(job, options, 1.0, 0.0, self.max_slowdown)
-            if chosen not in refused and not draft.start(job, chosen):
-                refused.add(chosen)
-                if job.first_start_s is None:
-                    refused.add(options)
-        return Decision(draft.changes), None
+        since_s = view.time_s - view.restart_delay_s
+        others: list[_Waiting] = [one for one in groups if not one[0][-1].spec.is_guaranteed]
+        restless = [job for job, _ in draft.guests() if job.held_since_s <= since_s]
+        others += [((*order(job), job.index, job), options(job), []) for job in draft.displaced + restless]
+        _serve(others, draft.start, started)
+        state.note(started, draft.displaced)
+        return Decision(draft.changes), state
+
+
+def _serve(
+    waiting: list[_Waiting], start: Callable[[JobView, Options], bool], started: dict[Options, int]
+) -> None:
+    """Start jobs in order, the first of each group first; one that is refused stands for all like it."""
+    heapify(waiting)
+    refused: set[Options] = set()
+    while waiting:
+        entry, choices, group = heappop(waiting)
+        if choices in refused:
+            continue
+        if not start(entry[-1], choices):
+            refused.add(choices)
+        elif group:
+            position = started[choices] = started.get(choices, 0) + 1
+            if position < len(group):
+                heappush(waiting, (group[position], choices, group))
 
 
 class _Draft:

@@ -169,15 +169,16 @@ class Allocation:
 
 
 def memory_by_device(
-    allocations: Iterable["Allocation | None"], node: int
-) -> tuple[list[float], list[float]]:
-    """Return the memory that holders, and guests, need on each device of a node that they use [B]."""
-    needed: tuple[list[float], list[float]] = ([], [])
+    allocations: Iterable["Allocation | None"], n_nodes: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return for each node the memory that holders, and guests, need on each device that they use [B]."""
+    needed: tuple[list[list[float]], ...] = tuple([[] for _ in range(n_nodes)] for _ in range(2))
     for held in allocations:
-        if held is not None and node in held.nodes:
-            count = dict(held.shares)[node]
-            needed[held.is_guest].extend([held.configuration.device_memory_bytes_per_gpu] * count)
-    return needed
+        if held is not None:
+            of_kind, own_bytes = needed[held.is_guest], held.configuration.device_memory_bytes_per_gpu
+            for node, count in zip(held.nodes, held.configuration.placement.gpus_per_node, strict=True):
+                of_kind[node] += [own_bytes] * count
+    return needed[0], needed[1]
 
 
 def crowded_guest(

@@ -255,8 +255,9 @@ class Engine:
         guests = [job for job in left if job.allocation is not None and job.allocation.is_guest]
         n_devices, hit = self.view.gpus_per_node[node] - n_gpus, list[JobView]()
         while guests:
-            needed = memory_by_device((job.allocation for job in left if job not in hit), node)
-            if crowded_guest(*needed, n_devices, there_bytes) is None:
+            kept = [job.allocation for job in left if job not in hit]
+            holders, guests_bytes = (found[node] for found in memory_by_device(kept, self.view.n_nodes))
+            if crowded_guest(holders, guests_bytes, n_devices, there_bytes) is None:
                 break
             hit.append(guests.pop())
         return hit

@@ -307,9 +307,9 @@ def _check_memory(
     """Check that each guest finds a device with memory for it."""
     after = {job.spec.job_id: job.allocation for job in view.running}
     after |= {job.spec.job_id: new for job, new in changes}
-    for node, n_gpus in enumerate(view.gpus_per_node):
+    needed = memory_by_device(after.values(), view.n_nodes)
+    for node, (n_gpus, holders, guests) in enumerate(zip(view.gpus_per_node, *needed, strict=True)):
         there_bytes = view.cluster.nodes[node].gpu.usable_bytes
-        holders, guests = memory_by_device(after.values(), node)
         own_bytes = crowded_guest(holders, guests, n_gpus, there_bytes)
         if own_bytes is not None:
             job_id = next(name for name, held in after.items() if _is_guest_with(held, node, own_bytes))
