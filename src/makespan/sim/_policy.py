@@ -242,7 +242,8 @@ def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> I
 def _is_allocation(new: object) -> TypeGuard[Allocation]:
     configuration, nodes = (getattr(new, name, None) for name in ("configuration", "nodes"))
     is_placed = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
-    return isinstance(new, Allocation) and isinstance(configuration, Configuration) and is_placed
+    is_whole = is_placed and isinstance(configuration, Configuration)
+    return isinstance(new, Allocation) and is_whole and isinstance(new.is_guest, bool)
 
 
 def _is_later(wake_up_s: object, now_s: float) -> bool:
