@@ -217,7 +217,7 @@ def test_a_broken_policy_of_the_registry_concerns_only_those_who_ask_for_it(file
             "job 'a': shall have Allocation(",
         ),
         ("Decision({'a': Allocation(first.configuration, [0])}), state", "job 'a': shall have Allocation("),
-        ("Decision({'a': Allocation(first.configuration, (0,), 'x')}), state", "job 'a': shall have Allocat"),
+        ("Decision({'a': Allocation(first.configuration, (0,), 'x')}), state", "job 'a': shall have"),
         (
             "Decision(dict.fromkeys('abc', first)), state",
             "job 'c': cannot have 0:1: node 0 has 0 free GPU(s)",
