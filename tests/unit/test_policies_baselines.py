@@ -596,3 +596,11 @@ def test_gavel_suspends_nobody_while_there_is_room_for_all() -> None:
     policy = replace(REGISTRY["gavel"], turn_s=1.0)
     jobs = [job(name, float(i), 40) for i, name in enumerate("abcd")]
     assert story(run(policy, jobs, toy_nodes(2, 2), interval_s=1.0), "suspended") == []
+
+
+def test_a_guest_of_antman_is_moved_in_time_though_nothing_else_happens() -> None:
+    sure = job("sure", 0.0, 1000, n_gpus=2, is_guaranteed=True)
+    jobs = [sure, job("short", 0.0, 6, n_gpus=2, is_guaranteed=True), job("c", 30.0, 400, n_gpus=2)]
+    result = run("antman", jobs, toy_nodes(2, 2), delay_s=60.0)
+    # "short" leaves its devices at 64 s, too early to move, and nobody else ends before 600 s.
+    assert story(result, "reconfigured", "sharing") == [(90.0, "c")]

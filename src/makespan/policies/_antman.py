@@ -71,13 +71,13 @@ class AntMan:
         groups = [(group[0], choices, group) for choices, group in state.groups(view.n_gpus)]
         _serve([one for one in groups if one[0][-1].spec.is_guaranteed], draft.start_guaranteed, started)
         draft.make_memory(range(view.n_nodes))
-        since_s = view.time_s - view.restart_delay_s
         others: list[_Waiting] = [one for one in groups if not one[0][-1].spec.is_guaranteed]
-        restless = [job for job, _ in draft.guests() if job.held_since_s <= since_s]
+        delay_s = view.restart_delay_s
+        restless = [job for job, _ in draft.guests() if job.held_since_s + delay_s <= view.time_s]
         others += [((*order(job), job.index, job), options(job), []) for job in draft.displaced + restless]
         _serve(others, draft.start, started)
         state.note(started, draft.displaced)
-        return Decision(draft.changes), state
+        return Decision(draft.changes, draft.next_move_s()), state
 
 
 def _serve(
@@ -123,6 +123,12 @@ class _Draft:
     def guests(self) -> list[tuple[JobView, Allocation]]:
         """Return the guests, by submission."""
         return [entry for _, entry in sorted(self._held.items()) if entry[1].is_guest]
+
+    def next_move_s(self) -> float | None:
+        """Return when the next guest has been where it is for long enough to move [s]."""
+        now_s, delay_s = self._view.time_s, self._view.restart_delay_s
+        since_s = [now_s if job.spec.job_id in self.changes else job.held_since_s for job, _ in self.guests()]
+        return min((one + delay_s for one in since_s if one + delay_s > now_s), default=None)
 
     def end_sharing(self) -> None:
         """Let guests have the devices where they are to themselves, if nobody holds them."""
