@@ -252,6 +252,25 @@ def test_ablations_are_compared_with_the_whole_policy_and_the_best_that_changes_
     assert parts_worth(rows[rows["policy"] == "sia"]).empty
 
 
+@pytest.mark.parametrize(("n_groups", "n_rows"), [(5, 1), (9, 2)])
+def test_many_bars_take_the_whole_width(n_groups, n_rows):
+    series = {"all": LOOKS["fifo"], "most": LOOKS["srtf"], "few": LOOKS["sia"]}
+    rows = [
+        (panel, f"group {number}", key, 60.0 + number, "100")
+        for panel in ("base", "mt")
+        for number in range(n_groups)
+        for key in series
+    ]
+    table = pd.DataFrame(rows, columns=["panel", "group", "series", "value", "text"])
+    titles = {f"group {number}": f"Mor-\n{number}" for number in range(n_groups)}
+    figure = plot_grouped_bars(table, "emulated", series, "ratio", titles)
+    first, second = figure.axes
+    assert first.get_subplotspec().get_gridspec().nrows == n_rows
+    assert first.get_ylim() == second.get_ylim()
+    if n_rows > 1:
+        assert_is_legible(figure)
+
+
 @pytest.mark.parametrize("longest_h", [0.5, 0.9, 1.2, 1.6, 2.3, 9.0])
 def test_ticks_of_intervals_do_not_touch_in_narrow_panels(longest_h):
     rows = [

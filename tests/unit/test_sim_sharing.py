@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_job, toy_nodes
@@ -11,6 +12,7 @@ from makespan.metrics import guarantee_breaches, idle_spells
 from makespan.plots import job_spans
 from makespan.policies import policy
 from makespan.sim import (
+    IDLE_SHARE,
     Allocation,
     Engine,
     InfeasibleDecision,
@@ -72,6 +74,28 @@ def test_a_guest_computes_in_idle_moments_and_its_holder_as_if_alone():
     started = result.events[result.events["kind"] == "started"]
     assert started["iter_time_s"].tolist() == [1.0, pytest.approx(1 / SHARE)]
     assert result.outcomes["attained_service_gpu_s"].tolist() == [54.0, 0.0]
+
+
+def test_the_page_of_the_engine_names_the_share_and_its_source():
+    text = " ".join((Path(__file__).parents[2] / "docs/background/engine.md").read_text("utf-8").split())
+    assert IDLE_SHARE == SHARE
+    assert f"makes {IDLE_SHARE} of the progress that it would make alone" in text
+    assert f"reports {IDLE_SHARE:.0%} more use".replace("%", " %") in text
+
+
+def test_a_policy_sees_how_many_devices_are_without_a_guest():
+    seen = {}
+
+    def script(view):
+        seen[view.time_s] = (view.unshared_gpus, view.free_gpus, view.shares_devices)
+        item = view.catalogue.requested(PAIR[0])
+        held = Allocation(item, (0,))
+        return {"a": held, "b": held.beside(is_guest=True)} if view.time_s == 0.0 else {}
+
+    options = {"restart_delay_s": 4.0, "interval_s": 1.0}
+    simulate(PAIR, toy_nodes(2, 2), ONE, Scripted(script, asks_every_round=True), **options)
+    assert seen[0.0] == ([2, 2], [2, 2], True)
+    assert seen[1.0] == ([1, 2], [1, 2], True)
 
 
 def test_a_guest_gets_devices_and_gives_them_up_without_a_restart():

@@ -32,6 +32,7 @@ __all__ = ["plot_grouped_bars", "plot_ratio_bars"]
 _ROW_HEIGHT_IN = 0.145
 _BROKEN = 1.12  # where a broken bar ends, over the longest of the others
 _ROOM = 1.25  # for the numbers behind the bars
+_MOST_BARS = 15  # of a panel that stands beside another one
 _LONGEST = 3.0  # times the median: bars that are longer are broken, to leave the others room
 
 
@@ -135,6 +136,8 @@ def plot_grouped_bars(
 ) -> Figure:
     """Draw groups of bars side by side, one bar a series, with values above them, one panel a ``panel``.
 
+    Panels stand side by side, or one above the other where they have many bars.
+
     Parameters
     ----------
     table
@@ -149,9 +152,10 @@ def plot_grouped_bars(
     require_columns(table, "panel", "group", "series", "value", figure="groups")
     names, groups = (list(dict.fromkeys(table[column])) for column in ("panel", "group"))
     shown = dict(titles or {})
-    figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=True):
+    n_rows = len(names) if len(groups) * len(series) > _MOST_BARS else 1
+    figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3 * n_rows)
+    panels = figure.subplots(n_rows, len(names) // n_rows, sharey=True, squeeze=False)
+    for axes, name in zip(panels.flat, names, strict=True):
         panel = looks.get(name)
         own = {
             key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
@@ -161,9 +165,10 @@ def plot_grouped_bars(
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
-        axes.margins(y=0.12)
+        axes.margins(x=0.02, y=0.12)
         axes.set_title(shown.get(name, name))
-    panels[0].set_ylabel(label)
+    for axes in panels[:, 0]:
+        axes.set_ylabel(label)
     handles = [Patch(fc=pale(look), ec=look.colour, lw=0.5, label=look.title) for look in series.values()]
     return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
 
