@@ -112,6 +112,23 @@ def test_phases_are_positive_and_part_of_the_whole(data, form, case):
     assert result.compute_s[0] + result.optimize_s[0] < result.iter_time_s[0]
 
 
+@settings(max_examples=60)
+@given(data=st.data(), form=forms, case=cases, factor=factors)
+def test_devices_compute_and_data_move_for_a_part_of_the_step(data, form, case, factor):
+    theta, points = data.draw(parameters(form)), build_points(*case)
+    faster = dataclasses.replace(
+        ENVIRONMENT.constants,
+        **{name: factor * getattr(ENVIRONMENT.constants, name) for name in BANDWIDTHS[form]},
+    )
+    slow, fast = (Terms(points, PROFILE, constants) for constants in (ENVIRONMENT.constants, faster))
+    step_s = FORMS[form].phases(theta, slow).iter_time_s[0]
+    before, after = ([part_s[0] for part_s in FORMS[form].work(theta, terms)] for terms in (slow, fast))
+    assert 0 < before[0] <= step_s * (1 + 1e-12) and 0 <= before[1] <= step_s * (1 + 1e-12)
+    assert after[0] == before[0] and after[1] <= before[1]  # no bandwidth changes how much is computed
+    if points.n_gpus[0] == 1 and not points.is_offload[0]:
+        assert before[1] == 0
+
+
 @settings(max_examples=40)
 @given(data=st.data(), form=forms, place=st.sampled_from(("1", "8", "2222")), threads=st.integers(1, 48))
 def test_more_threads_never_slow_the_offloaded_step(data, form, place, threads):

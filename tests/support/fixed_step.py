@@ -8,7 +8,7 @@ import math
 from collections import Counter
 
 EPS = 1e-9
-GUEST_RATE = 0.34  # of that with devices of its own
+UNKNOWN_PACE, LEAST_PACE = 0.34, 0.01  # of a guest, of what it does alone: where nothing is known, at least
 
 
 class StepJob:
@@ -23,7 +23,7 @@ class StepJob:
         self.restart_count = self.started_rank = self.generation = 0
         self.waiting_time_s = self.restart_time_s = self.running_time_s = self.attained_service_gpu_s = 0.0
 
-    def live(self, now_s, step_s):
+    def live(self, now_s, step_s, pace):
         """Add one step to every account."""
         if self.allocation is None:
             self.waiting_time_s += step_s
@@ -33,7 +33,7 @@ class StepJob:
         self.running_time_s += active_s
         self.restart_time_s += step_s - active_s
         self.attained_service_gpu_s += 0.0 if is_guest else step_s * held.n_gpus
-        steps = (GUEST_RATE if is_guest else 1.0) * active_s / held.iter_time_s
+        steps = pace * active_s / held.iter_time_s
         self.steps_left -= steps
         self.steps_by_configuration[held] += steps
 
@@ -161,10 +161,58 @@ def simulate_fixed_step(jobs, cluster, catalogue, policy, *, restart_delay_s, st
             decision, state = policy.decide(view, state)
             changed, wake_s = False, decision.wake_up_s or math.inf
             change(view, decision.changes)
-        for job in view.jobs.values():
-            job.live(now_s, step_s)
+        found = paces(view)
+        for name, job in view.jobs.items():
+            job.live(now_s, step_s, found.get(name, 1.0))
         step += 1
     return finish_s
+
+
+def paces(view):
+    """Return how fast guests go: the neediest first, each device by device where it is fastest."""
+    found = {}
+    for node, spec in enumerate(view.cluster.nodes):
+        here = [
+            (job, dict(job.allocation.shares)[node]) for job in view.running if node in job.allocation.nodes
+        ]
+        held = [
+            (job.index, job.allocation.configuration, n) for job, n in here if not job.allocation.is_guest
+        ]
+        devices = [(index, item) for index, item, n in held for _ in range(n)]
+        devices += [(math.inf, None)] * (spec.n_gpus - len(devices))
+        guests = [(job, n) for job, n in here if job.allocation.is_guest]
+        guests.sort(
+            key=lambda use: (-use[0].allocation.configuration.device_memory_bytes_per_gpu, use[0].index)
+        )
+        for job, n in guests:
+            item = job.allocation.configuration
+            for _ in range(n):
+                chosen = min(
+                    (longer(item, other), index, other)
+                    for index, other in devices
+                    if needs(item) + needs(other) <= spec.gpu.usable_bytes * (1 + EPS)
+                )
+                devices.remove(chosen[1:])
+                found[job.spec.job_id] = min(1 / chosen[0], found.get(job.spec.job_id, 1.0))
+    return found
+
+
+def needs(item):
+    """Return the memory on a device [B]."""
+    return item.device_memory_bytes_per_gpu if item else 0.0
+
+
+def longer(item, holder):
+    """Return how many times as long a step takes beside a holder."""
+    if holder is None:
+        return 1.0
+    if item.busy is None or holder.busy is None:
+        return 1 / UNKNOWN_PACE
+    free = [1 - taken for taken in holder.busy]
+    if any(own > 0 >= left for own, left in zip(item.busy, free, strict=True)):
+        return 1 / LEAST_PACE
+    extra = sum(own * (1 / left - 1) for own, left in zip(item.busy, free, strict=True) if own)
+    return min(1 + extra, 1 / LEAST_PACE)
 
 
 def change(view, changes):

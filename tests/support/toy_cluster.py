@@ -90,7 +90,18 @@ def toy_tables(scale: float = 1.0) -> tuple[pd.DataFrame, ...]:
 @cache
 def toy_catalogue(scale: float = 1.0) -> Catalogue:
     """Return the catalogue of the toy tables."""
-    return TableCatalogue.from_tables(toy_tables(scale))
+    return TableCatalogue.from_tables(toy_tables(scale), busy=_busy())
+
+
+@cache
+def _busy() -> dict[str, list[tuple[float, float]]]:
+    """Return shares of a step in which devices compute and data move, up to all of it, by workload."""
+    return {
+        str(table["workload"].iloc[0]): [
+            ((1 + 7 * row % 10) / 10, (3 * row % 8) / 10) for row in range(len(table))
+        ]
+        for table in toy_tables()
+    }
 
 
 @cache
@@ -98,7 +109,7 @@ def typed_catalogue(scale: float = 1.0) -> TableCatalogue:
     """Return a catalogue for `mixed_nodes`; on slow devices every step takes twice as long."""
     parts = {FAST: toy_tables(scale), SLOW: toy_tables(2 * scale)}
     return TableCatalogue.joined(
-        TableCatalogue.from_tables(tables, gpu_type=name) for name, tables in parts.items()
+        TableCatalogue.from_tables(tables, busy=_busy(), gpu_type=name) for name, tables in parts.items()
     )
 
 
@@ -112,7 +123,7 @@ def misjudged_catalogue() -> Catalogue:
         ]
         for table in tables
     }
-    return TableCatalogue.from_tables(tables, wrong)
+    return TableCatalogue.from_tables(tables, wrong, busy=_busy())
 
 
 def one_gpu_catalogue(iter_time_s: float = 1.0) -> Catalogue:

@@ -13,12 +13,15 @@ from makespan.plots import job_spans
 from makespan.policies import policy
 from makespan.sim import (
     IDLE_SHARE,
+    LEAST_PACE,
     Allocation,
     Engine,
     InfeasibleDecision,
     NodeEvent,
     NodeEventKind,
     crowded_guest,
+    pace_beside,
+    paces_on,
     restart_cost,
     simulate,
     validate_schedule,
@@ -106,7 +109,7 @@ def test_a_guest_gets_devices_and_gives_them_up_without_a_restart():
         (14.0, "sharing"),
         (pytest.approx(44.0 - 10 * SHARE), "finished"),
     ]
-    assert [kind for _, kind in rows(result, "a")] == ["submitted", "started", "ready", "sharing", "finished"]
+    assert [kind for _, kind in rows(result, "a")][3:] == ["sharing", "rated", "finished"]  # alone at last
     assert result.outcomes["n_restarts"].tolist() == [0, 0]
     assert result.outcomes["restart_time_s"].tolist() == [4.0, 4.0]
 
@@ -178,13 +181,13 @@ def test_the_validator_finds_devices_that_are_shared_wrongly():
 
     assert found() == set()
     assert found(nodes="0:1", shared_nodes="", n_gpus=1) >= {"capacity", "row", "progress"}
-    assert found(iter_time_s=1.0) == {"row"}
+    assert found(iter_time_s=1.0) == found(iter_time_s=0.0) == {"row", "progress"}
     assert found(n_gpus=1) == {"row"}
     assert found(nodes="0:1") >= {"row"}
     assert found(shared_nodes="0:2") >= {"row"}
     assert found(jobs=[PAIR[0], replace(PAIR[1], is_guaranteed=True)]) == {"guarantee"}
     large = throughput_rows("roberta", [("ga", "1", 1.0)])
-    assert found(TableCatalogue.from_tables([large], node=SPEC.node)) == {"capacity"}
+    assert found(TableCatalogue.from_tables([large], node=SPEC.node)) == {"capacity", "row"}
     events = result.events.copy()
     events.loc[events["job_id"] == "a", "job_id"] = "c"
     both = events.assign(shared_nodes=events["shared_nodes"].where(events["nodes"] == "", "0:1"))
@@ -200,7 +203,7 @@ def test_the_validator_wants_a_change_of_sharing_to_change_nothing_else():
     moved = (events["job_id"] == "b") & (events["kind"] == "sharing")
     events.loc[moved, "nodes"] = "1:1"
     given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
-    (found,) = validate_schedule(events, PAIR, toy_nodes(2, 1), ONE, **given)
+    found, *_ = validate_schedule(events, PAIR, toy_nodes(2, 1), ONE, **given)
     assert (found.rule, found.job_id) == ("row", "b") and "differs from what was held" in found.message
 
 
@@ -288,3 +291,117 @@ def test_no_guest_is_crowded_where_any_pairing_has_memory_for_all(seed):
         for order in itertools.permutations(devices)
     )
     assert (crowded_guest(holders, guests, n_devices, 10.0) is None) is fits
+
+
+def busy_catalogue(**shares):
+    """Return a catalogue with a plan on one device for each pair of shares of computing and moving."""
+    rows = throughput_rows("roberta", [(plan, "1", 1.0) for plan in shares])
+    return TableCatalogue.from_tables([rows], busy={"roberta": list(shares.values())})
+
+
+HALF = busy_catalogue(
+    ga=(1.0, 0.0), gc=(0.5, 0.0)
+)  # one never idle, and one whose devices are half of the time
+
+
+def test_a_guest_goes_as_fast_as_holders_let_it_and_as_alone_once_they_are_gone():
+    jobs = [toy_job("a", plan="gc", steps=10), toy_job("b", steps=20), toy_job("c", 30.0, steps=5)]
+    result = run(jobs, BESIDE | {30.0: {"c": (0, False)}}, catalogue=HALF)
+    assert rows(result, "b", "iter_time_s", "steps_left")[1:] == [
+        (0.0, "started", 2.0, 20.0),
+        (4.0, "ready", 2.0, 20.0),
+        (14.0, "rated", 1.0, 15.0),
+        (29.0, "finished", pytest.approx(float("nan"), nan_ok=True), 0.0),
+    ]
+    busy = [jobs[0], replace(jobs[1], steps=18), replace(jobs[2], submit_time_s=20.0)]
+    result = run(busy, BESIDE | {20.0: {"c": (0, False)}}, catalogue=HALF)
+    assert rows(result, "b", "iter_time_s", "steps_left")[3:-1] == [
+        (14.0, "rated", 1.0, 13.0),
+        (20.0, "rated", 100.0, 7.0),
+        (29.0, "rated", 1.0, pytest.approx(7.0 - 0.09)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("guest", "holder", "pace"),
+    [
+        ((0.5, 0.0), (0.5, 0.0), 1 / 1.5),  # half a step of computing takes twice as long
+        ((0.5, 0.5), (0.5, 0.5), 1 / 2),
+        ((0.25, 0.25), (0.75, 0.0), 1 / 1.75),  # nobody else moves data
+        ((0.0, 1.0), (1.0, 0.0), 1.0),
+        ((0.1, 0.0), (1.0, 0.0), 0.01),
+        ((0.1, 0.9), (0.5, 0.995), 0.01),
+    ],
+)
+def test_each_phase_of_a_guest_takes_as_much_longer_as_the_holder_leaves_less_for_it(guest, holder, pace):
+    item = find(ONE, "ga", "1")
+    beside = pace_beside(replace(item, busy=guest), replace(item, busy=holder))
+    assert beside == pytest.approx(pace) and beside >= LEAST_PACE
+    assert pace_beside(replace(item, busy=guest), None) == 1.0
+    assert pace_beside(item, replace(item, busy=holder)) == IDLE_SHARE
+
+
+def test_guests_choose_devices_on_which_they_are_fastest_the_neediest_first():
+    there, known = SPEC.node.gpu.usable_bytes, find(HALF, "gc", "1")
+    small, middle = (replace(known, device_memory_bytes_per_gpu=part * there) for part in (0.1, 0.5))
+    busy, large = (
+        replace(known, busy=(share, 0.0), device_memory_bytes_per_gpu=part * there)
+        for share, part in ((0.75, 0.1), (0.5, 0.8))
+    )
+    slow, fast = 1 / 2.5, 1 / 1.5
+    holders = [(0, 1, busy), (1, 1, large)]
+    assert paces_on(holders, [(2, 1, small)], 2, there) == ({2: pytest.approx(fast)}, [busy])
+    assert paces_on(holders, [(2, 1, middle)], 2, there) == ({2: pytest.approx(slow)}, [large])
+    two = [(2, 1, small), (3, 1, middle)]
+    assert paces_on(holders, two, 3, there)[0] == {2: pytest.approx(fast), 3: 1.0}
+    equal = [(3, 1, small), (2, 1, small)]
+    assert paces_on(holders, equal, 2, there)[0] == {2: pytest.approx(fast), 3: pytest.approx(slow)}
+    assert paces_on(holders, [(2, 2, small)], 2, there)[0] == {2: pytest.approx(slow)}
+    assert paces_on(holders, [(2, 2, middle)], 2, there)[0] == {2: LEAST_PACE}  # no device for one half
+
+
+def test_the_slowest_device_of_a_guest_holds_it_up():
+    catalogue = TableCatalogue.from_tables(
+        [throughput_rows("roberta", [("ga", "1", 1.0), ("gc", "1", 1.0), ("ga", "11", 1.0)])],
+        busy={"roberta": [(0.75, 0.0), (0.5, 0.0), (1.0, 0.0)]},
+    )
+    jobs = [toy_job("a", steps=50), toy_job("b", plan="gc", steps=50), toy_job("c", n_gpus=2, n_cpus=8)]
+    wide = find(catalogue, "ga", "11")
+
+    def script(view):
+        if view.time_s > 0.0:
+            return {}
+        held = {name: view.catalogue.requested(view.job(name).spec) for name in "ab"}
+        given = {name: Allocation(item, (rank,)) for rank, (name, item) in enumerate(held.items())}
+        return given | {"c": Allocation(wide, (0, 1), is_guest=True)}
+
+    result = simulate(jobs, toy_nodes(2, 1), catalogue, Scripted(script), restart_delay_s=0.0, extra_steps=0)
+    assert rows(result, "c", "iter_time_s")[1][-1] == 4.0 and rows(result, "c")[-1][0] == 40.0
+
+
+def test_an_interrupted_guest_loses_what_it_did_since_its_checkpoint_at_the_rates_of_that_time():
+    jobs = [toy_job("a", plan="gc", steps=10), toy_job("b", steps=60)]
+    failures = [NodeEvent(20.0, 0, NodeEventKind.FAILED), NodeEvent(22.0, 0, NodeEventKind.JOINED)]
+    script = BESIDE | {23.0: {"b": (0, False)}}
+    result = run(jobs, script, catalogue=HALF, failures=failures, checkpoint_interval_s=9.0)
+    ((_, _, left),) = (row for row in rows(result, "b", "steps_left") if row[1] == "interrupted")
+    assert left == pytest.approx(60 - 4.5)  # ready at 4, checkpoint at 13, 9 s at half the rate
+
+
+def test_the_validator_checks_how_fast_guests_go():
+    jobs = [toy_job("a", plan="gc", steps=10), toy_job("b", steps=20)]
+    result = run(jobs, BESIDE, catalogue=HALF)
+    given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
+    assert rows(result, "b")[3] == (14.0, "rated")
+    for name, value, message in (
+        ("iter_time_s", 2.0, "a step beside others takes 2.0 s; accepted: 1.0 s"),
+        ("shared_nodes", "0:2", "only how fast a guest goes may change"),
+        ("job_id", "a", "rated while finished"),
+    ):
+        events = result.events.copy()
+        events.loc[events["kind"] == "rated", name] = value
+        broken = validate_schedule(events, jobs, SPEC, HALF, **given)
+        assert any(message in violation.message for violation in broken), (name, broken)
+    events = result.events[result.events["kind"] != "rated"]
+    broken = validate_schedule(events, jobs, SPEC, HALF, **given)
+    assert {violation.rule for violation in broken} >= {"row", "progress"}

@@ -89,7 +89,9 @@ def check_on(events, spec):
 
     held = Rules(toy_catalogue().on(SPEC), RestartDelays.constant(DELAY_S), 10.0, None, 1, False)
     nodes = NodeAccounts(spec, held)
-    _replay(events, {job.job_id: JobAccount(job, held, nodes) for job in JOBS}, nodes, held)
+    _replay(
+        events, {job.job_id: JobAccount(rank, job, held, nodes) for rank, job in enumerate(JOBS)}, nodes, held
+    )
     return held.found
 
 

@@ -144,6 +144,12 @@ class Fit:
         """Predict the iteration time [s] of each point, (n,)."""
         return self.phases(points).iter_time_s
 
+    def busy_shares(self, points: Points) -> tuple[Floats, Floats]:
+        """Predicted shares of a step in which devices compute, and in which data move, ``(n,)``, 0 to 1."""
+        work_s = self.form.work(self.values, Terms(points, self.profile, self.environment.constants))
+        computing, moving = (np.minimum(part_s / self.predict(points), 1.0) for part_s in work_s)
+        return computing, moving
+
     def refit(self, points: Points, measured: Measured) -> "Fit":
         """Fit again with further observations of the same workload beside those already used.
 

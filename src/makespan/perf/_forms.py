@@ -127,12 +127,15 @@ class Terms:
 class Form:
     """One form of the performance model: `Phases` of n points from parameters (..., n_parameters).
 
-    ``comparable`` says where the reported compute and optimiser phases mean what the form predicts.
+    ``comparable`` says where the reported compute and optimiser phases mean what the form predicts. ``work``
+    gives the times in a step [s] in which the devices of a job compute, fixed costs included, and in which
+    its data move; pipeline bubbles, waiting for stragglers and updates on the host are neither.
     """
 
     name: str
     parameters: tuple[str, ...]
     phases: Callable[[Floats, Terms], Phases]
+    work: Callable[[Floats, Terms], tuple[Floats, Floats]]
     comparable: Callable[[Points], tuple[Bools, Bools]]
 
     def named(self, theta: Floats) -> dict[str, Floats]:
@@ -196,6 +199,19 @@ def _model_parallel_s(terms: Terms) -> Floats:
     return np.asarray(terms.bubble_factor * (tensor + point_to_point))
 
 
+def _published_work(theta: Floats, terms: Terms) -> tuple[Floats, Floats]:
+    points, k = terms.points, PUBLISHED.named(theta)
+    samples = points.replica_batch_size * points.tokens_share
+    forward = terms.profile.per_sample_s * samples / (points.tp * points.pp)
+    passes = 1.0 + k["k_bwd"] + points.checkpoint_fraction
+    shards = np.where(points.is_zero, points.dp, points.tp * points.pp)
+    update = np.where(points.is_offload, 0.0, k["k_opt"] * terms.parameters / shards)
+    swap = 2.0 * terms.gradient_bytes / points.dp / terms.constants.pcie_bandwidth_bytes_per_s
+    stage = _model_parallel_s(terms) / terms.bubble_factor / points.pp
+    moving = _exchange_s(terms) + stage + np.where(points.is_offload, swap, 0.0)
+    return np.asarray(passes * forward + update + k["k_const"]), moving
+
+
 def _published_comparable(points: Points) -> tuple[Bools, Bools]:
     """Compare the optimiser phase of replicated and model-parallel plans: others contain gathers."""
     none = np.zeros(len(points), dtype=bool)
@@ -206,6 +222,7 @@ PUBLISHED = Form(
     name="published",
     parameters=("k_bwd", "k_sync", "k_opt", "k_opt_off", "k_off", "k_swap", "k_const"),
     phases=_published_phases,
+    work=_published_work,
     comparable=_published_comparable,
 )
 
@@ -288,12 +305,16 @@ def _offloaded(k: Values, terms: Terms) -> tuple[Floats, Floats]:
     return compute, scatter / constants.gather_efficiency + update * terms.parameters
 
 
-def _model_parallel(k: Values, terms: Terms) -> tuple[Floats, Floats, Floats]:
-    """Pipeline, gradient exchange and optimiser times."""
+def _passes_s(k: Values, terms: Terms) -> Floats:
+    """Forward and backward time of a replica's batch on one tensor-parallel group, all stages in turn."""
+    samples = terms.points.replica_batch_size * terms.points.tokens_share / terms.points.tp
+    passes = 1.0 + k["k_bwd"] + terms.points.checkpoint_fraction
+    return np.asarray(passes * (k["k_fwd"] * terms.profile.per_sample_s * samples))
+
+
+def _activations_s(k: Values, terms: Terms) -> Floats:
+    """Time in which the activations of a replica's batch and their gradients move, all stages in turn."""
     points, constants = terms.points, terms.constants
-    samples = points.replica_batch_size * points.tokens_share / points.tp
-    forward = k["k_fwd"] * terms.profile.per_sample_s * samples
-    passes = 1.0 + k["k_bwd"] + points.checkpoint_fraction
     tensor = terms.tp_bytes * (
         points.tp_local_share / constants.tp_bandwidth_bytes_per_s
         + points.tp_load / constants.tp_inter_bandwidth_bytes_per_s
@@ -302,9 +323,33 @@ def _model_parallel(k: Values, terms: Terms) -> tuple[Floats, Floats, Floats]:
         points.pp_local_hops / constants.intra_bandwidth_bytes_per_s
         + points.pp_load / constants.p2p_bandwidth_bytes_per_s
     )
-    pipeline = terms.bubble_factor * (passes * forward + tensor + k["k_pp"] * hops)
+    return tensor + k["k_pp"] * hops
+
+
+def _model_parallel(k: Values, terms: Terms) -> tuple[Floats, Floats, Floats]:
+    """Pipeline, gradient exchange and optimiser times."""
+    points = terms.points
+    pipeline = terms.bubble_factor * (_passes_s(k, terms) + _activations_s(k, terms))
     exchange = 2.0 * _ring_s(k, terms, stragglers=False)
     return pipeline, exchange, k["k_opt3"] * terms.parameters / (points.tp * points.pp)
+
+
+def _extended_work(theta: Floats, terms: Terms) -> tuple[Floats, Floats]:
+    points, constants, k = terms.points, terms.constants, EXTENDED.named(theta)
+    forward, backward = _forward_backward(k, terms)
+    shards = np.where(points.is_zero, points.n_gpus, 1)
+    update = np.where(points.is_offload, 0.0, k["k_opt"] * terms.parameters / shards)
+    computing = forward + backward + update + k["k_const"]
+    ring = _ring_s(k, terms, stragglers=False)
+    is_partitioned = points.is_zero | points.is_offload
+    moving = ring * np.where(is_partitioned, 1.0 + 1.0 / constants.gather_efficiency, 2.0)
+    copy = terms.gradient_bytes / points.n_gpus / constants.pcie_bandwidth_bytes_per_s
+    moving = moving + np.where(points.is_offload, copy + k["k_off"] * terms.parameters, 0.0)
+    if not points.is_model_parallel.any():
+        return computing, moving
+    passes, activations = _passes_s(k, terms) / points.pp, _activations_s(k, terms) / points.pp
+    parallel = passes + k["k_opt3"] * terms.parameters / (points.tp * points.pp) + k["k_const3"]
+    return _choose(points.is_model_parallel, (parallel, activations + 2.0 * ring), (computing, moving))
 
 
 def _extended_comparable(points: Points) -> tuple[Bools, Bools]:
@@ -317,5 +362,6 @@ EXTENDED = Form(
     name="extended",
     parameters=tuple(_EXTENDED.split()),
     phases=_extended_phases,
+    work=_extended_work,
     comparable=_extended_comparable,
 )

@@ -16,11 +16,14 @@ from makespan.sim import (
     Decision,
     JobView,
     crowded_guest,
+    pace_beside,
+    paces_on,
 )
 
 __all__ = ["POLICIES", "AntMan"]
 
 Options = tuple[Configuration, ...]
+Use = tuple[int, int, Configuration]
 _Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # the first of a group in the queue, as what, the group
 
 
@@ -30,7 +33,8 @@ class AntMan:
 
     A best-effort job in the way, latest start first, becomes a guest on its devices: it computes while these
     are idle, and has them to itself again once nobody else holds them. One that finds no devices begins
-    as a guest. Best-effort jobs accept more nodes up to ``max_slowdown`` times the predicted step.
+    as a guest, where it is fastest, if that is ``least_pace`` of how fast it is alone or more. Best-effort
+    jobs accept more nodes up to ``max_slowdown`` times the predicted step.
 
     Reading: a guest moves to free devices elsewhere once it has been where it is for as long as a restart
     takes. Deviation: a guest must fit into what memory others leave, where the original moves some of it to
@@ -39,6 +43,7 @@ class AntMan:
 
     max_slowdown: float = 1.5  # ratio of predicted steps up to which best-effort jobs accept more nodes
     shares: bool = True  # devices, where the engine lets jobs be guests
+    least_pace: float = 0.0  # with which a job begins as a guest, of the progress that it makes alone
     name: str = "antman"
     title: str = "AntMan"
     interval_s: float | None = None
@@ -64,7 +69,8 @@ class AntMan:
                 return requested(job.spec)[:1] * 2  # twice, so that nobody else has the same options
             return acceptable(job, requested(job.spec), 1.0, 0.0, self.max_slowdown)
 
-        draft = _Draft(view, shares=self.shares and view.shares_devices)
+        least = self.least_pace if self.shares and view.shares_devices else None
+        draft = _Draft(view, least)
         draft.end_sharing()
         state.update(view, order, options)
         started: dict[Options, int] = {}
@@ -101,11 +107,12 @@ def _serve(
 class _Draft:
     """Who will have what, and be guest where."""
 
-    def __init__(self, view: ClusterView, *, shares: bool) -> None:
+    def __init__(self, view: ClusterView, least_pace: float | None) -> None:
         self.changes: dict[str, Allocation | None] = {}
         self.displaced: list[JobView] = []
         self._view = view
-        self._shares = shares
+        self._shares = least_pace is not None
+        self._least = least_pace or 0.0
         self._free = Room.of(view, is_tight=True)
         self._n_gpus = view.gpus_per_node
         self._held: dict[int, tuple[JobView, Allocation]] = {}
@@ -113,9 +120,9 @@ class _Draft:
         self._needed: dict[bool, list[list[float]]] = {
             is_guest: [[] for _ in self._n_gpus] for is_guest in (False, True)
         }
-        self._places: list[dict[float, int]] = [
-            {} for _ in self._n_gpus
-        ]  # by memory, as long as nothing changes
+        # The same by job, and how fast one more guest would be; until something changes.
+        self._uses: list[tuple[dict[int, Use], dict[int, Use]]] = [({}, {}) for _ in self._n_gpus]
+        self._places: list[dict[Configuration, list[float]]] = [{} for _ in self._n_gpus]
         for job in view.running:
             if job.allocation is not None:
                 self._add(job, job.allocation)
@@ -174,13 +181,30 @@ class _Draft:
         for item in options:
             if item.host_memory_bytes_per_gpu or not self._shares:
                 continue
-            own_bytes = item.device_memory_bytes_per_gpu
-            places = [self._n_places(node, own_bytes) for node in range(len(self._n_gpus))]
-            nodes = Room(places, of_type=self._view.nodes_by_type).fit(item)
+            nodes = self._fastest(item)
             if nodes is not None:
                 self._give(job, item.on(nodes).beside(is_guest=True))
                 return True
         return False
+
+    def _fastest(self, item: Configuration) -> tuple[int, ...] | None:
+        """Return the nodes on which the slowest device that a guest would use is fastest, or None."""
+        places = [self._places_on(node, item) for node in range(len(self._n_gpus))]
+        levels = sorted({pace for there in places for pace in there if pace >= self._least})
+
+        def fit(rank: int) -> tuple[int, ...] | None:
+            counts = [sum(pace >= levels[rank] for pace in there) for there in places]
+            return Room(counts, of_type=self._view.nodes_by_type).fit(item)
+
+        found, low, high = None, 0, len(levels)  # the last level at which it fits, by bisection
+        while low < high:
+            rank = (low + high) // 2
+            nodes = fit(rank)
+            if nodes is None:
+                high = rank
+            else:
+                found, low = nodes, rank + 1
+        return found
 
     def _yield(self, job: JobView) -> None:
         """Let a job be a guest where it has devices, or displace it."""
@@ -208,6 +232,7 @@ class _Draft:
         self._held[job.index] = job, held
         for node, count in held.shares:
             self._places[node].clear()
+            self._uses[node][held.is_guest][job.index] = (job.index, count, held.configuration)
             self._needed[held.is_guest][node] += [held.configuration.device_memory_bytes_per_gpu] * count
 
     def _remove(self, job: JobView) -> None:
@@ -216,19 +241,29 @@ class _Draft:
         _, held = self._held.pop(job.index)
         for node, count in held.shares:
             self._places[node].clear()
+            del self._uses[node][held.is_guest][job.index]
             for _ in range(count):
                 self._needed[held.is_guest][node].remove(held.configuration.device_memory_bytes_per_gpu)
 
-    def _n_places(self, node: int, own_bytes: float) -> int:
-        """Return how many devices of a node could have one more guest each, of so much memory [B]."""
-        if own_bytes not in self._places[node]:
-            guests, found = self._needed[True][node], 0
-            while len(guests) + found < self._n_gpus[node]:
-                if not self._has_memory(node, [*guests, *[own_bytes] * (found + 1)]):
+    def _places_on(self, node: int, item: Configuration) -> list[float]:
+        """Return how fast one more guest would be on each device of a node that has room for it."""
+        if item not in self._places[node]:
+            own_bytes = item.device_memory_bytes_per_gpu
+            guests, n_more = self._needed[True][node], 0
+            while len(guests) + n_more < self._n_gpus[node]:
+                if not self._has_memory(node, [*guests, *[own_bytes] * (n_more + 1)]):
                     break
-                found += 1
-            self._places[node][own_bytes] = found
-        return self._places[node][own_bytes]
+                n_more += 1
+            there_bytes = self._view.cluster.nodes[node].gpu.usable_bytes
+            holders, others = (uses.values() for uses in self._uses[node])
+            _, left = paces_on(holders, others, self._n_gpus[node], there_bytes)
+            fits = [
+                it for it in left if it is None or own_bytes + it.device_memory_bytes_per_gpu <= there_bytes
+            ]
+            found = sorted((pace_beside(item, holder) for holder in fits), reverse=True)
+            # Where others have to make room, nobody knows yet what is left.
+            self._places[node][item] = (found + [0.0] * n_more)[:n_more]
+        return self._places[node][item]
 
     def _has_memory(self, node: int, guests: list[float]) -> bool:
         """Whether each guest finds a device."""

@@ -7,14 +7,16 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; what may run c
 `Catalogue`. Both `Policy` and `Catalogue` are protocols: this package knows no implementation.
 """
 
-from makespan.sim._accounts import Violation
 from makespan.sim._catalogue import (
     IDLE_SHARE,
+    LEAST_PACE,
     Allocation,
     Catalogue,
     Configuration,
     Devices,
     crowded_guest,
+    pace_beside,
+    paces_on,
 )
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
@@ -27,6 +29,7 @@ from makespan.sim._events import (
     Observer,
     read_failures,
 )
+from makespan.sim._node_accounts import Violation
 from makespan.sim._policy import (
     Decision,
     InfeasibleDecision,
@@ -48,18 +51,19 @@ from makespan.sim._view import ClusterView, JobView
 from makespan.sim._watch import DECISION_LIMIT_S
 
 __all__ = [
+    "DECISION_LIMIT_S",
+    "IDLE_SHARE",
+    "LEAST_PACE",
     "Allocation",
     "Catalogue",
     "ClusterView",
     "Configuration",
-    "DECISION_LIMIT_S",
     "Decision",
     "Devices",
     "Engine",
     "Event",
     "EventKind",
     "EventQueue",
-    "IDLE_SHARE",
     "InfeasibleDecision",
     "JobView",
     "NodeEvent",
@@ -77,6 +81,8 @@ __all__ = [
     "crowded_guest",
     "events_table",
     "outcomes_table",
+    "pace_beside",
+    "paces_on",
     "read_failures",
     "restart_cost",
     "round_length",

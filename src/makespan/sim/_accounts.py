@@ -1,178 +1,24 @@
-"""The accounts that the validator keeps of each job and each node, from the rows of a table alone."""
+"""The accounts that the validator keeps of each job, from the rows of a table alone."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
-from makespan.sim._catalogue import IDLE_SHARE, Allocation, Catalogue, Configuration
-from makespan.sim._costs import RestartCost
+from makespan.sim._catalogue import Allocation, Configuration
+from makespan.sim._node_accounts import SLACK, NodeAccounts, Row, Rules
 from makespan.workloads import JobSpec
 
-__all__ = ["JobAccount", "NodeAccounts", "Row", "Rules", "Violation"]
+__all__ = ["JobAccount"]
 
 _SLACK_S = 1e-6  # of rounding, besides
-_SLACK = 1e-9  # of the simulated time
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """Something in a schedule that is not possible: the rule that it breaks, and where.
-
-    Where no single row is at fault, ``time_s`` [s] is NaN and ``seq`` is -1.
-    """
-
-    rule: str
-    time_s: float
-    seq: int
-    job_id: str
-    message: str
-
-
-class Row(NamedTuple):
-    """A row of the events table."""
-
-    time_s: float
-    seq: int
-    kind: str
-    job_id: str
-    nodes: str
-    n_gpus: int
-    plan: str
-    reason: str
-    family: str
-    cpu_threads: int
-    iter_time_s: float
-    steps_left: float
-    shared_nodes: str
-
-
-@dataclass(slots=True)
-class Rules:
-    """What a schedule is held to, and what was found against it."""
-
-    catalogue: Catalogue
-    restart_cost: RestartCost
-    interval_s: float | None
-    checkpoint_interval_s: float | None
-    extra_steps: float
-    keeps_guarantees: bool
-    found: list[Violation] = field(default_factory=list)
-
-    def report(self, rule: str, row: Row, message: str) -> None:
-        """Note a violation at a row."""
-        self.found.append(Violation(rule, row.time_s, row.seq, row.job_id, message))
-
-    def report_job(self, rule: str, job_id: str, message: str) -> None:
-        """Note a violation of a job that no single row shows."""
-        self.found.append(Violation(rule, math.nan, -1, job_id, message))
-
-
-class NodeAccounts:
-    """Who holds how much of each node."""
-
-    def __init__(self, cluster: ClusterSpec, rules: Rules) -> None:
-        self._rules = rules
-        self._nodes = cluster.nodes
-        self._is_up = [True] * cluster.n_nodes
-        self._withdrawn = [0] * cluster.n_nodes
-        self._memory = [(Counter[float](), Counter[float]()) for _ in cluster.nodes]  # of holders, of guests
-        self._used = [[0.0, 0.0, 0.0, 0.0] for _ in cluster.nodes]
-        self._touched: set[int] = set()
-
-    def add(self, shares: dict[int, int], held: Configuration, sign: int, *, is_guest: bool) -> None:
-        """Add (+1) or remove (-1) what a job holds, or uses as a guest."""
-        for node, count in shares.items():
-            self._touched.add(node)
-            used = self._used[node]
-            self._memory[node][is_guest][held.device_memory_bytes_per_gpu] += sign * count
-            if is_guest:
-                used[3] += sign * count
-            else:
-                used[0] += sign * count
-                used[1] += sign * count * held.cpu_threads
-            used[2] += sign * count * held.host_memory_bytes_per_gpu
-
-    def has(self, node: int) -> bool:
-        """Whether there is a node of that number."""
-        return 0 <= node < len(self._nodes)
-
-    def gpu_type(self, node: int) -> str:
-        """Return the name of a node's devices."""
-        return self._nodes[node].gpu.name
-
-    def is_short(self, node: int) -> bool:
-        """Whether a node has fewer devices, or memory, at this moment than jobs there need."""
-        return (
-            max(self._used[node][0], self._used[node][3]) > self._devices(node) or self._crowding(node) != ""
-        )
-
-    def _devices(self, node: int) -> int:
-        return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
-
-    def change(self, row: Row) -> None:
-        """Follow a node event."""
-        if not (row.nodes.isdigit() and self.has(int(row.nodes))):
-            self._rules.report("row", row, f"node {row.nodes!r}; accepted: 0 to {len(self._nodes) - 1}")
-            return
-        if row.kind.startswith("capacity_"):
-            self._change_capacity(row, int(row.nodes))
-            return
-        node, comes_up = int(row.nodes), row.kind == "node_joined"
-        if self._is_up[node] == comes_up:
-            state = "up" if comes_up else "down"
-            self._rules.report("failure", row, f"node {node} is {state} already")
-        self._is_up[node] = comes_up
-        self._touched.add(node)
-
-    def _change_capacity(self, row: Row, node: int) -> None:
-        if row.kind == "capacity_announced":
-            return
-        gone = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
-        if not 0 <= gone <= self._nodes[node].n_gpus:
-            found = f"{gone} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
-            self._rules.report("failure", row, f"{found}; accepted: none to all")
-        self._withdrawn[node] = gone
-        self._touched.add(node)
-
-    def check(self, row: Row) -> None:
-        """Compare what is held at the end of an instant with what there is."""
-        for node in sorted(self._touched):
-            spec, used = self._nodes[node], self._used[node]
-            rest = (spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0)
-            n_devices = self._devices(node)
-            names = "GPUs", "CPU threads", "B of host memory", "GPUs for guests"
-            for name, amount, most in zip(names, used, (n_devices, *rest, n_devices), strict=True):
-                if amount > most + _SLACK * max(spec.host_memory_bytes, 1.0) * (name[0] == "B"):
-                    state = "" if self._is_up[node] else ", which is down"
-                    message = f"node {node}{state}: {amount:g} {name} are held; accepted: at most {most:g}"
-                    rule = "capacity" if self._is_up[node] else "failure"
-                    self._rules.report(rule, row._replace(job_id=""), message)
-            if message := self._crowding(node):
-                self._rules.report("capacity", row._replace(job_id=""), message)
-        self._touched.clear()
-
-    def _crowding(self, node: int) -> str:
-        """Count, from the largest guests down, the devices with memory for them; return what is missing."""
-        gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
-        most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + _SLACK), 0
-        for own_bytes in sorted(+guests, reverse=True):
-            n_guests += guests[own_bytes]
-            n_crowded = sum(n for taken, n in holders.items() if taken + own_bytes > most)
-            if n_guests > self._devices(node) - n_crowded:
-                found = f"node {node}: too little memory for {n_guests} guest(s) of {own_bytes:g} B or more"
-                return f"{found}; accepted: {most:g} B"
-        return ""
 
 
 class JobAccount:
     """What happened to a job so far."""
 
-    def __init__(self, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
+    def __init__(self, index: int, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
         self.job = job
+        self._index = index
         self.state = "absent"
         self.first_start_s = self.finish_s = math.nan
         self.starts = 0
@@ -182,6 +28,7 @@ class JobAccount:
         self._left = self._total
         self._held: Configuration | None = None
         self._is_guest = False
+        self._paces: list[tuple[float, float]] = []  # since when [s] a step takes how long [s]
         self._last: Allocation | None = None
         self._shares: dict[int, int] = {}
         self._since_s = job.submit_time_s
@@ -192,6 +39,7 @@ class JobAccount:
             "started": ("waiting", self._start),
             "reconfigured": ("running", self._reconfigure),
             "sharing": ("running", self._share),
+            "rated": ("running", self._rate),
             "ready": ("running", self._ready),
             "suspended": ("running", self._suspend),
             "interrupted": ("running", self._interrupt),
@@ -247,6 +95,20 @@ class JobAccount:
         self.starts -= 1
         self._ready_s, self._saw_ready = max(ready_s, row.time_s), saw_ready
 
+    def _rate(self, row: Row) -> None:
+        if not self._is_guest or _read_shares(row.shared_nodes) != self._shares:
+            self._report("row", row, "only how fast a guest goes may change, not where it is")
+        alone_s = self._held.iter_time_s if self._held is not None else row.iter_time_s
+        self._paces.append((row.time_s, max(alone_s, row.iter_time_s)))
+
+    def check_pace(self, row: Row, pace: float) -> None:
+        """Compare how fast a guest goes at the end of an instant with how fast it must."""
+        if self._held is not None and self._is_guest:
+            found_s, due_s = self._paces[-1][1], self._held.iter_time_s / pace
+            if abs(found_s - due_s) > SLACK * due_s:
+                found = f"a step beside others takes {found_s} s"
+                self._report("row", row._replace(job_id=self.job.job_id), f"{found}; accepted: {due_s} s")
+
     def _ready(self, row: Row) -> None:
         if abs(row.time_s - self._ready_s) > _slack_s(row.time_s):
             self._report("restart", row, f"ready at {row.time_s} s; accepted: {self._ready_s} s")
@@ -293,11 +155,13 @@ class JobAccount:
         new = Allocation(self._held, tuple(node for _, _, node in self._typed_shares()), self._is_guest)
         self._ready_s = row.time_s + self._rules.restart_cost(self.job, self._last, new)
         self._last = new
-        self._nodes.add(self._shares, self._held, 1, is_guest=self._is_guest)
+        alone_s = self._held.iter_time_s
+        self._paces = [(row.time_s, max(alone_s, row.iter_time_s) if self._is_guest else alone_s)]
+        self._move(1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
-            if self._step_s(self._held) > reference.iter_time_s * (1 + _SLACK_S):
-                found = f"a step takes {self._step_s(self._held)} s"
+            if self._paces[-1][1] > reference.iter_time_s * (1 + _SLACK_S):
+                found = f"a step takes {self._paces[-1][1]} s"
                 self._report("guarantee", row, f"{found}; accepted: {reference.iter_time_s} s")
 
     def _find(self, row: Row) -> Configuration | None:
@@ -313,7 +177,8 @@ class JobAccount:
         if held is None:
             self._report("row", row, f"plan {row.plan!r} on {placement.text} is not in the catalogue")
             return None
-        what = (0 if self._is_guest else held.n_gpus, self._step_s(held), held.family)
+        step_s = max(held.iter_time_s, row.iter_time_s) if self._is_guest else held.iter_time_s
+        what = (0 if self._is_guest else held.n_gpus, step_s, held.family)
         if (row.n_gpus, row.iter_time_s, row.family) != what:
             accepted = f"{what[0]}, {what[1]} and {what[2]}"
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
@@ -334,17 +199,25 @@ class JobAccount:
         self._left = self._left_at(row.time_s)
         if self._held is not None:
             self.held_gpu_s += held_s * (0 if self._is_guest else self._held.n_gpus)
-            self._nodes.add(self._shares, self._held, -1, is_guest=self._is_guest)
+            self._move(-1)
         self._held, self._shares = None, {}
         self._since_s = row.time_s
 
     def _left_at(self, time_s: float) -> float:
         if self._held is None:
             return self._left
-        return self._left - max(time_s - self._ready_s, 0.0) / self._step_s(self._held)
+        return self._left - self._steps_between(self._ready_s, time_s)
 
-    def _step_s(self, held: Configuration) -> float:
-        return held.iter_time_s / IDLE_SHARE if self._is_guest else held.iter_time_s
+    def _steps_between(self, since_s: float, time_s: float) -> float:
+        """Return the steps done in a time [s] in which the job makes progress."""
+        ends_s = [*(start_s for start_s, _ in self._paces[1:]), time_s]
+        spans = zip(self._paces, ends_s, strict=True)
+        return sum(max(end_s - max(start_s, since_s), 0.0) / step_s for (start_s, step_s), end_s in spans)
+
+    def _move(self, sign: int) -> None:
+        if self._held is not None:
+            who = (self._index, self.job.job_id)
+            self._nodes.add(who, self._shares, self._held, sign, is_guest=self._is_guest)
 
     def _since_checkpoint(self, time_s: float) -> float:
         every_s = self._rules.checkpoint_interval_s
@@ -353,11 +226,11 @@ class JobAccount:
         lost_s = max(time_s - self._ready_s, 0.0) % every_s
         if every_s - lost_s < _slack_s(time_s):
             lost_s = 0.0  # the checkpoint of this very moment counts as written
-        return lost_s / self._step_s(self._held)
+        return self._steps_between(time_s - lost_s, time_s)
 
     def _tolerance(self, time_s: float) -> float:
         fastest = self._held or self._rules.catalogue.requested(self.job)
-        return _SLACK * self._total + _SLACK_S + _slack_s(time_s) / fastest.iter_time_s
+        return SLACK * self._total + _SLACK_S + _slack_s(time_s) / fastest.iter_time_s
 
     def _check_round(self, row: Row) -> None:
         every_s = self._rules.interval_s
@@ -366,7 +239,7 @@ class JobAccount:
 
 
 def _slack_s(time_s: float) -> float:
-    return _SLACK_S + _SLACK * abs(time_s)
+    return _SLACK_S + SLACK * abs(time_s)
 
 
 def _read_shares(text: str) -> dict[int, int]:

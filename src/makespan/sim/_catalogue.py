@@ -1,6 +1,6 @@
 """What a job may run as, where it runs, and the protocol of a catalogue of such configurations."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,7 +9,18 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.workloads import JobSpec
 
-__all__ = ["IDLE_SHARE", "Allocation", "Catalogue", "Configuration", "Devices", "crowded_guest"]
+__all__ = [
+    "IDLE_SHARE",
+    "LEAST_PACE",
+    "Allocation",
+    "Catalogue",
+    "Configuration",
+    "Devices",
+    "crowded_guest",
+    "pace_beside",
+    "paces",
+    "paces_on",
+]
 
 Devices = tuple[tuple[str, int], ...]
 """Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
@@ -17,11 +28,13 @@ Devices = tuple[tuple[str, int], ...]
 TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
 
 IDLE_SHARE = 0.34
-"""What a guest gets of the devices that it shares, of what it would do alone.
+"""How much of the progress that it would make alone a guest makes where no model says what it is.
 
 Source: AntMan (W. Xiao et al., OSDI 2020, abstract) reports 34 % more use of the computing units of a cluster
 with sharing than without, and holders as fast as alone. All of that is taken for what the guests do.
 """
+
+LEAST_PACE = 0.01  # so that a guest beside somebody who leaves nothing ends at some time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +56,9 @@ class Configuration:
         The same as predicted [s], by which policies decide, and whether guarantees may rely on it.
     device_memory_bytes_per_gpu
         Memory that the job needs on each device [B]; 0 where that does not matter, as nobody shares.
+    busy
+        Shares of a step in which the devices compute and in which data move, or None where no model says;
+        by them a guest beside the job makes progress, see `pace_beside`.
     gpu_types
         Names of devices, one for each entry of ``placement.gpus_per_node``, equally many devices in
         alphabetical order; empty if any device will do.
@@ -75,6 +91,7 @@ class Configuration:
     provenance: str
     is_known: bool = True
     device_memory_bytes_per_gpu: float = 0.0
+    busy: tuple[float, float] | None = None
     gpu_types: tuple[str, ...] = ()
     key: Hashable = None
     counts: tuple[int, ...] = field(init=False)
@@ -124,8 +141,8 @@ class Allocation:
     """A configuration on certain nodes, aligned with ``placement.gpus_per_node`` (smallest share first).
 
     A guest has no devices of its own: it computes on those of others, or free ones, in moments when these are
-    idle, at most one guest a device, so that each step takes ``1 / IDLE_SHARE`` times as long. It must fit
-    into memory beside the holder; on which devices of a node jobs are is nobody's business, so that they are
+    idle, at most one guest a device, and the slowest of them holds it up (`pace_beside`). It must fit into
+    memory beside the holder; on which devices of a node jobs are is nobody's business, so that they are
     paired as fits. It takes host memory like any job, but no CPU threads: those of idle moments do.
 
     An InputError says that the number of nodes is not that of the placement, or that a node occurs twice.
@@ -152,11 +169,6 @@ class Allocation:
     def n_gpus(self) -> int:
         """Devices that are the job's own."""
         return 0 if self.is_guest else self.configuration.n_gpus
-
-    @property
-    def iter_time_s(self) -> float:
-        """Time of a step [s], by which the engine runs; policies must not read it."""
-        return self.configuration.iter_time_s / (IDLE_SHARE if self.is_guest else 1.0)
 
     def beside(self, is_guest: bool) -> "Allocation":
         """Return the same with devices shared, or with devices of its own."""
@@ -201,6 +213,88 @@ def crowded_guest(
         if own_bytes + beside_bytes > there_bytes * (1 + TOLERANCE):
             return own_bytes
     return None
+
+
+Use = tuple[int, int, Configuration]  # position of a job by submission, devices that it uses, what it runs as
+
+
+def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
+    """Return how much of the progress that it would make alone a guest makes beside a holder, or nobody.
+
+    Each phase of the guest takes as much longer as the holder leaves less of what the phase needs: with
+    shares of a step in which devices compute, a, and in which data move, c, a step of the guest takes
+    ``a / (1 - a') + c / (1 - c')`` and the rest of it as long as alone. The holder goes as fast as alone.
+    Where nothing is known of the two it is `IDLE_SHARE`; never less than `LEAST_PACE`.
+    """
+    if holder is None:
+        return 1.0
+    if guest.busy is None or holder.busy is None:
+        return IDLE_SHARE
+    longer = 1.0
+    for own, taken in zip(guest.busy, holder.busy, strict=True):
+        if own * taken > 0:
+            if taken >= 1.0:
+                return LEAST_PACE
+            longer += own / (1.0 - taken) - own
+    return max(1.0 / longer, LEAST_PACE)
+
+
+def paces_on(
+    holders: Iterable[Use], guests: Iterable[Use], n_devices: int, there_bytes: float
+) -> tuple[dict[int, float], list[Configuration | None]]:
+    """Return how fast each guest on a node goes, by position, and the holders of devices without a guest.
+
+    Guests that need most memory come first, then those submitted first. Each takes the devices on which it is
+    fastest of those where it fits, of equal ones those whose holder was submitted first, free ones last. The
+    slowest of them holds it up; if there are too few, it is at `LEAST_PACE`.
+
+    Parameters
+    ----------
+    holders, guests
+        Uses of this node alone.
+    n_devices, there_bytes
+        Devices of the node, and the memory of each that jobs may use [B].
+    """
+    left: list[Configuration | None] = []
+    for _, count, item in sorted(holders, key=lambda use: use[0]):
+        left += [item] * count
+    left += [None] * (n_devices - len(left))
+    found: dict[int, float] = {}
+    for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
+        most_bytes = there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
+        fitting = [
+            (-pace_beside(item, other), rank)
+            for rank, other in enumerate(left)
+            if other is None or other.device_memory_bytes_per_gpu <= most_bytes
+        ]
+        taken = sorted(fitting)[:count]
+        found[index] = -taken[-1][0] if len(taken) == count else LEAST_PACE
+        gone = {rank for _, rank in taken}
+        left = [other for rank, other in enumerate(left) if rank not in gone]
+    return found, left
+
+
+def paces(
+    after: Mapping[int, Allocation], gpus_per_node: Sequence[int], there_bytes: Sequence[float]
+) -> dict[int, float]:
+    """Return how much of the progress that it would make alone each guest of a cluster makes.
+
+    That is its pace on the node where it is slowest (`paces_on`). Jobs are named by their positions in the
+    order of submission; devices and memory [B] are those of every node.
+    """
+    found = {index: 1.0 for index, held in after.items() if held.is_guest}
+    shared = {node for index in found for node in after[index].nodes}
+    uses: dict[int, tuple[list[Use], list[Use]]] = {node: ([], []) for node in shared}
+    for index, held in after.items():
+        item = held.configuration
+        for node, count in zip(held.nodes, item.placement.gpus_per_node, strict=True):
+            if node in shared:
+                uses[node][held.is_guest].append((index, count, item))
+    for node, (holders, guests) in uses.items():
+        there, _ = paces_on(holders, guests, gpus_per_node[node], there_bytes[node])
+        for index, pace in there.items():
+            found[index] = min(found[index], pace)
+    return found
 
 
 class Catalogue(Protocol):

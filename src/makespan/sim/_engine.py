@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue, crowded_guest, memory_by_device
@@ -26,8 +28,8 @@ from makespan.workloads import JobSpec
 
 __all__ = ["Engine"]
 
-# Order of what happens at one instant; the policy is asked last.
-_NODE, _COMPLETION, _ARRIVAL, _ASK = range(4)
+# Order of what happens at one instant; the policy is asked last, and then it is known how fast guests go.
+_NODE, _COMPLETION, _ARRIVAL, _ASK, _RATE = range(5)
 
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
 
@@ -92,6 +94,7 @@ class Engine:
         self._ask_times: set[float] = set()
         self._n_node_events_left = 0
         self._idle_rounds = 0
+        self._rating_s = _NAN
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -176,7 +179,7 @@ class Engine:
             return
         if not is_ready:
             self.queue.push(ready_s, _COMPLETION, (self._become_ready, job, job.generation))
-        finish_s = ready_s + job._steps_left * job._step_s
+        finish_s = job._since_s + job._steps_left * job._step_s
         self.queue.push(finish_s, _COMPLETION, (self._complete, job, job.generation))
 
     def _become_ready(self, job: JobView, generation: int) -> None:
@@ -193,6 +196,7 @@ class Engine:
         self.cluster_state.finish(job)
         self.finished.append((job, self.view.time_s))
         self.record(EventKind.FINISHED, job, "last step")
+        self._expect_rating()
         self.request_decision()
 
     def evict(self, jobs: Sequence[JobView]) -> None:
@@ -233,6 +237,7 @@ class Engine:
             self._record_node(EventKind.NODE_FAILED, node, "failed")
         for job in hit:
             self.record(EventKind.INTERRUPTED, job, f"node {node} {event.kind.value}")
+        self._expect_rating()
         self.request_decision()
 
     def _in_the_way(self, node: int, n_gpus: int) -> list[JobView]:
@@ -267,7 +272,26 @@ class Engine:
             return 0.0
         elapsed_s, every_s = max(self.view.time_s - job.ready_time_s, 0.0), self.checkpoint_interval_s
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
-        return max(lost_s, 0.0) / job._step_s
+        if lost_s <= 0 or not job.allocation.is_guest:
+            return max(lost_s, 0.0) / job._step_s
+        times_s, steps_left = zip(*job._marks, (self.view.time_s, job._steps_left_now()), strict=True)
+        return float(np.interp(self.view.time_s - lost_s, times_s, steps_left) - steps_left[-1])
+
+    # --- guests -----------------------------------------------------------------------------
+
+    def _expect_rating(self) -> None:
+        """Look at the end of this instant how fast guests go."""
+        if self._rating_s != self.view.time_s and any(self.cluster_state.nodes.guests):
+            self._rating_s = self.view.time_s
+            self.queue.push(self.view.time_s, _RATE, (self._rate, None, None))
+
+    def _rate(self, _: None, __: None) -> None:
+        self._rating_s = _NAN
+        self.cluster_state.pair()
+        for job in self.cluster_state.guests:
+            if self.cluster_state.pace(job):
+                self.foresee(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
+                self.record(EventKind.RATED, job, "idle time")
 
     # --- decisions --------------------------------------------------------------------------
 
@@ -309,6 +333,9 @@ class Engine:
     def _apply(self, decision: Decision) -> None:
         changes = checked_changes(decision, self.cluster_state, self.policy)
         suspended = [job for job, new in changes if new is None]
+        has_guests = any(self.cluster_state.nodes.guests)
+        if has_guests or any(new is not None and new.is_guest for _, new in changes):
+            self.cluster_state.pair(changes)
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
         ready_s: dict[int, float] = {}  # of those that stay where they are
         for job, new in changes:
@@ -328,6 +355,7 @@ class Engine:
                 continue
             self.hold(job, new)
             self.record(EventKind.RECONFIGURED if job.index in moved else EventKind.STARTED, job, "policy")
+        self._expect_rating()
 
     # --- records ----------------------------------------------------------------------------
 

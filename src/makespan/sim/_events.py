@@ -70,6 +70,7 @@ class EventKind(StrEnum):
     STARTED = "started"  # a waiting job was given devices; its restart delay begins
     RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
     SHARING = "sharing"  # a running job became a guest where it is, or has the devices to itself; no restart
+    RATED = "rated"  # a guest goes faster or slower from now on, as other jobs use its devices
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = (

@@ -1,10 +1,10 @@
 """The state of a cluster and its jobs, and the transitions that change it."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration, paces
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import NodeEvent
 from makespan.sim._view import ClusterView, JobView, unlocked, write
@@ -137,6 +137,8 @@ class ClusterState:
         shares_devices: bool = False,
     ) -> None:
         self.nodes = Nodes(cluster)
+        self._there_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
+        self._paces: dict[int, float] = {}  # of guests, see `pair`
         self._pending: OrderedDict[str, JobView] = OrderedDict()
         self._running: dict[str, JobView] = {}
         self.view = ClusterView()
@@ -191,6 +193,9 @@ class ClusterState:
         ready_s = going_on_from_s
         if ready_s is None:
             ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
+        step_s = allocation.configuration.iter_time_s
+        if allocation.is_guest:
+            step_s /= self._paces[job.index]
         self.nodes.move(allocation, -1)
         kind = unlocked(job)
         if job.spec.job_id in self._pending:
@@ -198,9 +203,10 @@ class ClusterState:
             job._waiting_s += now_s - job.waiting_since_s
             job.waiting_since_s = _NAN
         job.allocation = job._last = allocation
-        job._held_text, job._step_s = allocation.text, allocation.iter_time_s
+        job._held_text, job._step_s = allocation.text, step_s
         job.held_since_s = now_s
-        job.ready_time_s = ready_s
+        job.ready_time_s = job._since_s = ready_s
+        job._marks = ((ready_s, job._steps_left),)
         if job.first_start_s is None:
             job.first_start_s = now_s
         elif going_on_from_s is None:
@@ -220,7 +226,7 @@ class ClusterState:
         job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
         job._held_gpu_s, job._observed = held_gpu_s, observed
         job.allocation = None
-        job.held_since_s = job.ready_time_s = _NAN
+        job.held_since_s = job.ready_time_s = job._since_s = _NAN
         job.generation += 1
         job.__class__ = kind
 
@@ -271,6 +277,39 @@ class ClusterState:
     def set_ready(self, job: JobView, time_s: float) -> None:
         """Correct when the restart delay of a job is over [s]."""
         write(job, "ready_time_s", time_s)
+        write(job, "_since_s", time_s)
+
+    # --- guests -----------------------------------------------------------------------------
+
+    @property
+    def guests(self) -> list[JobView]:
+        """Return the jobs that are guests, in the order in which they last started."""
+        if not any(self.nodes.guests):
+            return []
+        return [
+            job for job in self._running.values() if job.allocation is not None and job.allocation.is_guest
+        ]
+
+    def pair(self, changes: Sequence[tuple[JobView, Allocation | None]] = ()) -> None:
+        """Find out how fast each guest goes, once some jobs have what is given here."""
+        after = {job.index: job.allocation for job in self._running.values()}
+        after |= {job.index: new for job, new in changes}
+        there = {index: held for index, held in after.items() if held is not None}
+        self._paces = paces(there, self.nodes.gpus_per_node(), self._there_bytes)
+
+    def pace(self, job: JobView) -> bool:
+        """Let a guest go as fast as `pair` found, and return whether that is a change."""
+        held = job.allocation
+        if held is None or held.configuration.iter_time_s / self._paces[job.index] == job._step_s:
+            return False
+        since_s, steps_left = max(self.view.time_s, job._since_s), job._steps_left_now()
+        kind = unlocked(job)
+        job._since_s, job._steps_left = since_s, steps_left
+        job._step_s = held.configuration.iter_time_s / self._paces[job.index]
+        job._marks += ((since_s, steps_left),)
+        job.generation += 1
+        job.__class__ = kind
+        return True
 
     # --- nodes ------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ It shares no code with the engine, and computes from the rows, the trace, the no
 alone who held what, when and how far that carried each job. The rules are:
 
 - ``order``: time and ``seq`` never go back.
-- ``row``: a row names a job, a kind and a configuration that exist and agree with each other.
+- ``row``: a row names a job, a kind and a configuration that exist and agree with each other; a guest goes as
+  fast as its holders leave it room.
 - ``life``: a job is submitted once, when the trace says, starts only while it waits, changes only while it
   runs, and finishes once.
 - ``capacity``: at the end of every instant no node gives more devices, CPU threads or memory than it has, and
@@ -25,9 +26,10 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._accounts import JobAccount, NodeAccounts, Row, Rules, Violation
+from makespan.sim._accounts import JobAccount
 from makespan.sim._catalogue import Catalogue
 from makespan.sim._costs import RestartCost, restart_cost
+from makespan.sim._node_accounts import NodeAccounts, Row, Rules, Violation
 from makespan.tables import EVENTS, OUTCOMES
 from makespan.workloads import JobSpec
 
@@ -77,7 +79,8 @@ def validate_schedule(
     )
     checked = EVENTS.validate(events, where="events")
     nodes = NodeAccounts(cluster, rules)
-    accounts = {job.job_id: JobAccount(job, rules, nodes) for job in jobs}
+    ordered = sorted(jobs, key=lambda job: job.submit_time_s)
+    accounts = {job.job_id: JobAccount(rank, job, rules, nodes) for rank, job in enumerate(ordered)}
     _replay(checked, accounts, nodes, rules)
     for account in accounts.values():
         account.close()
@@ -96,7 +99,7 @@ def _replay(
         if last is not None and (row.time_s < last.time_s or row.seq <= last.seq):
             rules.report("order", row, f"follows row {last.seq} at {last.time_s} s; accepted: later rows")
         if last is not None and row.time_s != last.time_s:
-            nodes.check(last)
+            _close_instant(last, accounts, nodes)
         last = row
         if row.kind.startswith(("node_", "capacity_")):
             nodes.change(row)
@@ -105,7 +108,14 @@ def _replay(
         else:
             rules.report("row", row, f"job {row.job_id!r} is not in the trace")
     if last is not None:
-        nodes.check(last)
+        _close_instant(last, accounts, nodes)
+
+
+def _close_instant(last: Row, accounts: Mapping[str, JobAccount], nodes: NodeAccounts) -> None:
+    """Check what holds once everything of an instant has happened."""
+    for name, pace in nodes.paces().items():
+        accounts[name].check_pace(last, pace)
+    nodes.check(last)
 
 
 def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], rules: Rules) -> None:

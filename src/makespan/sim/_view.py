@@ -37,9 +37,11 @@ class _JobSlots:
         "_held_gpu_s",
         "_held_text",
         "_last",
+        "_marks",
         "_observed",
         "_restart_s",
         "_running_s",
+        "_since_s",
         "_step_s",
         "_steps_left",
         "_view",
@@ -64,7 +66,7 @@ class JobView(_JobSlots):
     spec, index
         The job as submitted, and its position in the order of submission.
     allocation, generation
-        What it holds, or None while it waits; number of allocations that it has given up.
+        What it holds, or None while it waits; how often that, or how fast a guest goes, has changed.
     ready_time_s, held_since_s, waiting_since_s
         When its present restart delay is or was over, since when it holds its present allocation, since
         when it waits [s]; NaN where it does not.
@@ -84,6 +86,9 @@ class JobView(_JobSlots):
         self.first_start_s: float | None = None
         self.waiting_since_s = spec.submit_time_s
         self.ready_time_s = self.held_since_s = _NAN
+        # Since when each step takes _step_s, with _steps_left then; as a guest, all such moments.
+        self._since_s = _NAN
+        self._marks: tuple[tuple[float, float], ...] = ()
         self.restart_count = self.generation = 0
         self._held_text = ""
         self._step_s = _NAN
@@ -111,7 +116,9 @@ class JobView(_JobSlots):
         held = self.allocation
         if held is None or held.configuration is not configuration:
             return False
-        return self._view.time_s - self.ready_time_s >= self._step_s
+        if held.is_guest:
+            return self._marks[0][1] - self._steps_left_now() >= 1 - TOLERANCE
+        return self._view.time_s - self._since_s >= self._step_s
 
     def step_s(self, configuration: Configuration) -> float:
         """Time of a step in a configuration [s]: as observed where the job has run it, else as predicted."""
@@ -148,7 +155,7 @@ class JobView(_JobSlots):
         allocation = self.allocation
         if allocation is None:
             return self._steps_left
-        elapsed_s = self._view.time_s - self.ready_time_s
+        elapsed_s = self._view.time_s - self._since_s
         if elapsed_s <= 0:
             return self._steps_left
         return max(self._steps_left - elapsed_s / self._step_s, 0.0)

@@ -15,7 +15,7 @@ from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._formats import published_list, read_trace
 from makespan.studies._job_lists import GENERATED, generated_jobs
-from makespan.studies._predictions import PredictionMode, predicted_catalogue
+from makespan.studies._predictions import PredictionMode, exactly, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
 from makespan.studies._runs import Scenario
 from makespan.tables import shown_source
@@ -251,15 +251,16 @@ def _catalogue(
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     exact = TableCatalogue.from_tables(tables, node=where.nodes[0])
     check_jobs(jobs, where, exact.on(where), origin)
-    if mode == "exact":
-        return exact
     if cluster_name not in environment_names():
+        if mode == "exact":
+            return exact
         raise InputError(
             f"{mode} predictions: no constants of the performance model for cluster {cluster_name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
     found = predicted(tables, cluster_name, _FORM)
-    return predicted_catalogue(tables, found, where.nodes[0])
+    catalogue = predicted_catalogue(tables, found, where.nodes[0])
+    return exactly(catalogue) if mode == "exact" else catalogue
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from makespan.workloads import JobSpec, Workload, workload
 
 __all__ = ["TableCatalogue"]
 
-Seen = tuple[float, bool]  # time that policies see [s], and whether they may rely on it
+Busy = tuple[float, float]  # shares of a step in which devices compute, and in which data move
+# Time that policies see [s], whether they may rely on it, and what the devices do.
+Seen = tuple[float, bool, Busy | None]
 
 
 class TableCatalogue:
@@ -26,7 +28,7 @@ class TableCatalogue:
     Raises
     ------
     InputError
-        A time is not positive and finite, or a configuration occurs twice.
+        A time is not positive and finite, a share not within 0 and 1, or a configuration occurs twice.
     """
 
     __slots__ = ("_all", "_as_requested", "_fitting", "_holding", "_index")
@@ -52,6 +54,7 @@ class TableCatalogue:
         predicted: Mapping[str, Sequence[float]] | None = None,
         *,
         known: Mapping[str, Sequence[bool]] | None = None,
+        busy: Mapping[str, Sequence[Busy]] | None = None,
         node: NodeSpec | None = None,
         gpu_type: str | None = None,
     ) -> "TableCatalogue":
@@ -66,6 +69,9 @@ class TableCatalogue:
         known
             Whether each row was measured beforehand, by workload, so that policies know its time and may
             rely on it for a guarantee. Where it is absent, that is so of all rows but predicted ones.
+        busy
+            Shares of a step in which the devices compute, and in which data move, of each row, by workload;
+            unknown where absent.
         node, gpu_type
             Kind of node for the estimate of host memory, and devices that the tables hold for, if not any.
 
@@ -73,7 +79,7 @@ class TableCatalogue:
         ------
         TraceError
             A table does not follow the schema, a plan does not fit its placement, a time is not
-            positive, or the predictions or marks are not as many as the rows.
+            positive, or the predictions, marks or shares are not as many as the rows.
         """
         tables = frames.values() if isinstance(frames, Mapping) else frames
         configurations: list[Configuration] = []
@@ -82,7 +88,8 @@ class TableCatalogue:
             for key, rows in checked.groupby("workload", sort=False):
                 times = None if predicted is None else predicted.get(str(key))
                 marks = None if known is None else known.get(str(key))
-                seen = _seen(str(key), rows, times, marks)
+                shares = None if busy is None else busy.get(str(key))
+                seen = _seen(str(key), rows, times, marks, shares)
                 configurations += _read_rows(str(key), rows, seen, node, gpu_type)
         return cls(configurations)
 
@@ -225,24 +232,31 @@ def _check_times(item: Configuration) -> None:
             raise InputError(
                 f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
             )
+    if item.busy is not None and not all(0 <= share <= 1 for share in item.busy):
+        raise InputError(f"catalogue: {_label(item)}: busy is {item.busy!r}; accepted: shares from 0 to 1")
 
 
 def _seen(
-    key: str, rows: pd.DataFrame, predicted: Sequence[float] | None, known: Sequence[bool] | None
+    key: str,
+    rows: pd.DataFrame,
+    predicted: Sequence[float] | None,
+    known: Sequence[bool] | None,
+    busy: Sequence[Busy] | None,
 ) -> list[Seen]:
-    """Return for each row the time that policies see, and whether it may be relied on."""
+    """Return what is known of each row beside what its table says."""
     truth = rows["iter_time_s"].tolist()
-    for name, values in (("predicted times", predicted), ("marks", known)):
+    for name, values in (("predicted times", predicted), ("marks", known), ("busy shares", busy)):
         if values is not None and len(values) != len(rows):
             raise TraceError(
                 f"catalogue: {len(values)} {name} for the {len(rows)} rows of {key!r}; "
                 "accepted: one for each row"
             )
     times = truth if predicted is None else [float(value) for value in predicted]
+    shares = [None] * len(rows) if busy is None else busy
     if known is None:
-        return [(time_s, predicted is None) for time_s in times]
-    rows_seen = zip(truth, times, known, strict=True)
-    return [(exact_s if mark else time_s, bool(mark)) for exact_s, time_s, mark in rows_seen]
+        return [(time_s, predicted is None, share) for time_s, share in zip(times, shares, strict=True)]
+    rows_seen = zip(truth, times, known, shares, strict=True)
+    return [(exact_s if mark else time_s, bool(mark), share) for exact_s, time_s, mark, share in rows_seen]
 
 
 def _read_rows(
@@ -283,6 +297,7 @@ def _read_row(
         provenance=provenance,
         is_known=seen[1],
         device_memory_bytes_per_gpu=device_bytes,
+        busy=seen[2],
         gpu_types=() if gpu_type is None else (gpu_type,) * placement.n_nodes,
     )
 

@@ -7,7 +7,7 @@ submitted. No list of jobs teaches another one, and a trial costs its time like 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -20,7 +20,7 @@ from makespan.sim import Catalogue
 from makespan.studies._catalogue import TableCatalogue
 from makespan.tables import PREDICTIONS
 
-__all__ = ["PREDICTION_MODES", "PredictionMode", "predicted_catalogue", "predictions"]
+__all__ = ["PREDICTION_MODES", "PredictionMode", "exactly", "predicted_catalogue", "predictions"]
 
 PredictionMode = Literal["sampled", "requests", "exact"]
 PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
@@ -71,14 +71,17 @@ def _digest(rows: pd.DataFrame) -> bytes:
 
 @lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share them, and a fit takes a while
 def _predicted(given: _Given) -> pd.DataFrame:
-    """Return true times of the sampled rows, and predictions elsewhere."""
+    """Return true times of the sampled rows, and predictions elsewhere; all shares are predicted."""
     learner = Learner.from_table(given.rows, given.form, given.environment)
     fit = learner.fit()
-    everywhere = fit.predict(points_from_table(given.rows, fit.points.workload, given.environment))
+    points = points_from_table(given.rows, fit.points.workload, given.environment)
+    computing, moving = fit.busy_shares(points)
     is_sampled = np.array([bool(reason) for reason in learner.reasons])
     return given.rows[["workload", *_PAIR]].assign(
-        predicted_iter_time_s=np.where(is_sampled, learner.times_s, everywhere),
+        predicted_iter_time_s=np.where(is_sampled, learner.times_s, fit.predict(points)),
         known=is_sampled,
+        computing_share=computing,
+        moving_share=moving,
     )
 
 
@@ -88,9 +91,20 @@ def predicted_catalogue(
     """Return the catalogue of throughput tables, predicted as their table of `predictions` says."""
     predicted: dict[str, list[float]] = {}
     known: dict[str, list[bool]] = {}
+    busy: dict[str, list[tuple[float, float]]] = {}
     for key, table in tables.items():
         own = predicted_times[predicted_times["workload"] == key]
         joined = table[_PAIR].merge(own, on=_PAIR, how="left")
         predicted[key] = joined["predicted_iter_time_s"].tolist()
         known[key] = joined["known"].eq(True).tolist()
-    return TableCatalogue.from_tables(tables, predicted, known=known, node=node)
+        busy[key] = list(joined[["computing_share", "moving_share"]].itertuples(index=False, name=None))
+    return TableCatalogue.from_tables(tables, predicted, known=known, busy=busy, node=node)
+
+
+def exactly(catalogue: Catalogue) -> TableCatalogue:
+    """Return a catalogue with the same configurations, whose true times all policies know."""
+    return TableCatalogue(
+        replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
+        for key in catalogue.workloads
+        for item in catalogue.all(key)
+    )

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from makespan.hardware import cluster
-from makespan.studies._catalogue import TableCatalogue
-from makespan.studies._predictions import PredictionMode, predicted_catalogue
+from makespan.studies._predictions import PredictionMode, exactly, predicted_catalogue
 from makespan.studies._runs import Scenario
 from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv
 from makespan.throughput import ReferenceTimes
@@ -34,13 +33,7 @@ def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
     """Return a scenario whose policies know sampled rows, with what they know in another mode instead."""
     if mode != "exact":
         return replace(scenario, predictions=mode)
-    catalogue = scenario.catalogue
-    items = (
-        replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
-        for key in catalogue.workloads
-        for item in catalogue.all(key)
-    )
-    return replace(scenario, catalogue=TableCatalogue(items), predictions=mode)
+    return replace(scenario, catalogue=exactly(scenario.catalogue), predictions=mode)
 
 
 def read_times(tables: Mapping[str, str]) -> ReferenceTimes:

@@ -34,6 +34,10 @@ def _timed_where_feasible(frame: pd.DataFrame) -> tuple[npt.NDArray[np.bool_], s
 
 
 def _predicted(frame: pd.DataFrame) -> tuple[npt.NDArray[np.bool_], str, str]:
+    for name in ("computing_share", "moving_share"):
+        outside = ~frame[name].between(0.0, 1.0).to_numpy(dtype=bool)
+        if outside.any():
+            return outside, name, "a share from 0 to 1"
     return ~_is_time(frame["predicted_iter_time_s"]), "predicted_iter_time_s", "a positive time"
 
 
@@ -120,6 +124,8 @@ PREDICTIONS = table_schema(
     ("cpu_threads", "int", "1", "CPU threads a GPU"),
     ("predicted_iter_time_s", "float", "s", "time of a step that policies decide by"),
     ("known", "bool", "", "whether that is the true time, so that a guarantee may rest on it"),
+    ("computing_share", "float", "1", "share of a step in which devices compute, by the fitted model"),
+    ("moving_share", "float", "1", "share of a step in which data move between them"),
     rule=_predicted,
 )
 

@@ -37,7 +37,7 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     }
     | _SPREAD,
     "synergy": {"tolerance": (0.02, 0.05, 0.1)} | _SPREAD,
-    "antman": {"shares": (True, False)} | _SPREAD,
+    "antman": {"shares": (True, False), "least_pace": (0.0, 0.1, 0.25, 0.5)} | _SPREAD,
     "gavel": _TURNS,
     "gavel-ftf": _TURNS,
     "gavel-makespan": _TURNS,
