@@ -1,11 +1,14 @@
 """A deliberately simple engine: it walks through time in equal steps. For comparison only.
 
 It shares no code with the event engine: jobs and nodes are kept in records of its own, which offer what
-policies read of a view, and every quantity is a sum over steps.
+policies read of a view, and every quantity is a sum over steps. Policies that ask who shares devices are told
+what the engine would tell them.
 """
 
 import math
 from collections import Counter
+
+from makespan.sim import Sharing
 
 EPS = 1e-9
 UNKNOWN_PACE, LEAST_PACE = 0.34, 0.01  # of a guest, of what it does alone: where nothing is known, at least
@@ -21,6 +24,7 @@ class StepJob:
         self.ready_time_s = self.held_since_s = math.nan
         self.waiting_since_s = spec.submit_time_s
         self.restart_count = self.started_rank = self.generation = 0
+        self.pace = 0.0
         self.waiting_time_s = self.restart_time_s = self.running_time_s = self.attained_service_gpu_s = 0.0
 
     def live(self, now_s, step_s, pace):
@@ -33,6 +37,7 @@ class StepJob:
         self.running_time_s += active_s
         self.restart_time_s += step_s - active_s
         self.attained_service_gpu_s += 0.0 if is_guest else step_s * held.n_gpus
+        self.pace = pace
         steps = pace * active_s / held.iter_time_s
         self.steps_left -= steps
         self.steps_by_configuration[held] += steps
@@ -107,6 +112,12 @@ class StepView:
         return self._free(
             lambda node: node.host_memory_bytes, lambda held: held.host_memory_bytes_per_gpu, both
         )
+
+    def sharing(self):
+        found = Sharing(self.cluster)
+        for job in self.running:
+            found.add(job.index, job.allocation)
+        return found
 
     @property
     def n_free_gpus(self):

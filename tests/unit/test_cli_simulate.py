@@ -440,10 +440,10 @@ def base():
     return scenario(workload="base", source="emulated")
 
 
-def watch(scenario, stream, pace_s: float = 0.0) -> LiveView:
+def watch(scenario, stream, pace_s: float = 0.0, policy: str = "fifo") -> LiveView:
     live = LiveView("title", scenario.jobs, stream, pace_s)
     options = {"restart_delay_s": 78.0, "observers": [live]}
-    simulate(scenario.jobs, scenario.cluster, scenario.catalogue, REGISTRY["fifo"], **options)
+    simulate(scenario.jobs, scenario.cluster, scenario.catalogue, REGISTRY[policy], **options)
     live.close()
     return live
 
@@ -480,6 +480,16 @@ def test_frames_replace_each_other_and_the_cursor_comes_back(base, monkeypatch: 
     assert max(widths) <= 80
     full = next(frame for frame in frames if "64/64 in use" in frame)
     assert "[####################]" in full and "since" in full
+
+
+def test_a_frame_says_who_is_a_guest_and_how_fast(base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_view, "_FRAME_S", 0.0)
+    stream = Terminal()
+    monkeypatch.setattr(_view, "_LINES", 200)
+    watch(base, stream, policy="antman")
+    assert re.search(r"guest at \d+%\x1b", stream.getvalue())
+    assert max(len(line.removesuffix("\x1b[K")) for line in stream.getvalue().splitlines()) <= 80
 
 
 def test_frames_keep_a_distance_in_time(base, monkeypatch: pytest.MonkeyPatch) -> None:

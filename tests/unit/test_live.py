@@ -446,6 +446,15 @@ def test_a_prediction_is_what_the_setting_says_and_stays_as_it_was_first_written
     assert again == first
 
 
+def test_nobody_shares_a_device_in_a_prediction(tmp_path):
+    what = setting([job("a", 0, 60, 2), job("b", 5, 40)], "antman")
+    where, path = live.slot_cluster(2), tmp_path / "prediction.json"
+    a, b = live.predict_live(what, policy("antman"), where, path).jobs.to_dict("records")
+    assert b["first_start_s"] == a["finish_time_s"]
+    events = live.run_live(what, policy("antman"), where, FakeTrainer(SPEED)).rows
+    assert not any(row[-1] for row in events)  # nor in the run
+
+
 def test_a_run_is_judged_by_its_prediction_and_not_by_what_is_profiled_later(tmp_path):
     jobs, where = [job("a", 0, 100)], live.slot_cluster(2)
     what, chosen = setting(jobs), policy("fifo")

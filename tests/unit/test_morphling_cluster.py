@@ -139,6 +139,24 @@ def test_the_study_of_knowledge_compares_modes_on_the_same_lists(scenarios, tabl
     assert logs[4:] == pytest.approx(logs[:2])
 
 
+def test_what_devices_do_in_a_step_comes_from_the_model_and_reaches_whoever_shares_them(scenarios, files):
+    knowledge = pd.read_csv(files.knowledge, keep_default_na=False, dtype={"placement": str})
+    shares = knowledge[["computing_share", "moving_share"]]
+    alone = knowledge["placement"] == "1"
+    moved = knowledge["exec_plan"].str.contains("offload")
+    assert shares.ge(0).all(axis=None) and shares.le(1).all(axis=None)
+    assert (shares["computing_share"][alone & ~moved] > 0.9).all()  # nobody to wait for
+    assert (shares["moving_share"][alone & ~moved] == 0).all()
+    assert knowledge.groupby("workload")["computing_share"].mean()["llama7"] < 0.5
+    catalogue = scenarios["base"].catalogue
+    busy = {(it.plan, it.placement.text, it.cpu_threads): it.busy for it in catalogue.all("roberta")}
+    rows = knowledge[knowledge["workload"] == "roberta"]
+    keys = rows[["exec_plan", "placement", "cpu_threads"]].itertuples(index=False, name=None)
+    assert busy == dict(zip(keys, shares.loc[rows.index].itertuples(index=False, name=None), strict=True))
+    known = knowing(scenarios["base"], "exact").catalogue.all("roberta")
+    assert [it.busy for it in known] == [it.busy for it in catalogue.all("roberta")]
+
+
 def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, tables, files):
     items = [item for key in KEYS for item in scenarios["base"].catalogue.all(key)]
     assert any(not item.is_known for item in items)

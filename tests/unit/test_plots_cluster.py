@@ -459,6 +459,6 @@ def test_policies_have_an_order_and_distinct_looks():
     assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(LOOKS)
     assert look_of(LOOKS, "other").title == "other"
     assert {name for name, look in LOOKS.items() if look.strength < 1} == {
-        name for name in LOOKS if name.endswith(("-e", "-r", "-n"))
+        name for name in LOOKS if name.endswith(("-s", "-e", "-r", "-n"))
     }
     assert set(FAMILIES) >= set(EVENTS["family"]) - {""}

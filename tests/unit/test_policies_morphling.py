@@ -214,7 +214,7 @@ def test_a_long_guaranteed_job_starts_when_arrivals_become_rare():
     short = [toy_job(f"short-{k}", 100.0 * k, n_gpus=8, steps=20) for k in range(40)]
     ends = {}
     for limit in (inf, 1.0):
-        policy = MorphlingWork(tuning=replace(CLAIRVOYANT, blocking_limit=limit))
+        policy = MorphlingWork(tuning=replace(CLAIRVOYANT, blocking_limit=limit), shares=False)
         result = simulate([long, *short], toy_nodes(1, 8), CATALOGUE, policy, restart_delay_s=DELAY_S)
         jobs = ends[limit] = result.outcomes.set_index("job_id")
         assert (jobs.loc["long", "first_start_s"] < 4000) == (limit == inf)

@@ -154,8 +154,9 @@ def test_what_no_job_has_run_makes_no_difference(name, states):
     once = events_with(usual)
     asked = [usual.requested(job) for job in jobs.values()] if states else []
     seen = {(item.workload, item.plan, item.placement.text) for item in asked}
-    held = once[once["n_gpus"] > 0]
-    for job_id, plan, nodes in zip(held["job_id"], held["plan"], held["nodes"], strict=True):
+    where = once["nodes"] + once["shared_nodes"]
+    held = once[where != ""]
+    for job_id, plan, nodes in zip(held["job_id"], held["plan"], where[where != ""], strict=True):
         counts = sorted(pair.partition(":")[2] for pair in nodes.split())
         seen.add((jobs[job_id].workload, plan, "".join(counts)))
 

@@ -79,10 +79,10 @@ def test_a_guest_computes_in_idle_moments_and_its_holder_as_if_alone():
     assert result.outcomes["attained_service_gpu_s"].tolist() == [54.0, 0.0]
 
 
-def test_the_page_of_the_engine_names_the_share_and_its_source():
+def test_the_page_of_the_engine_names_the_pace_without_a_model_and_its_source():
     text = " ".join((Path(__file__).parents[2] / "docs/background/engine.md").read_text("utf-8").split())
     assert IDLE_SHARE == SHARE
-    assert f"makes {IDLE_SHARE} of the progress that it would make alone" in text
+    assert f"every guest makes {IDLE_SHARE} of its progress" in text
     assert f"reports {IDLE_SHARE:.0%} more use".replace("%", " %") in text
 
 

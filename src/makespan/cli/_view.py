@@ -217,7 +217,7 @@ def _job_line(job: JobView, now_s: float) -> str:
     held = job.allocation
     if held is None:
         return job.spec.job_id
-    state = f"{'guest ' if held.is_guest else ''}since {clock(job.ready_time_s)}"
+    state = f"guest at {job.pace:.0%}" if held.is_guest else f"since {clock(job.ready_time_s)}"
     if now_s < job.ready_time_s:
         state = "restarting" if job.restart_count else "starting"
     it = held.configuration

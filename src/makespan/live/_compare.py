@@ -173,7 +173,7 @@ def _simulated(
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> SimulationResult:
-    """Simulate the jobs of a setting with what was profiled, in the time of the policy."""
+    """Simulate the jobs of a setting with what was profiled, in the time of the policy, without guests."""
     return simulate(
         setting.scaled_jobs(),
         cluster,
@@ -182,6 +182,7 @@ def _simulated(
         restart_delay_s=profiled.scaled_delays(),
         extra_steps=0,
         decision_limit_s=decision_limit_s,
+        shares_devices=False,
     )
 
 

@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from makespan.hardware import ClusterSpec
+from makespan.policies._guests import GuestRoom
 from makespan.policies._placing import Room
 from makespan.policies._queue import Queue, acceptable, preempt
 from makespan.sim import (
@@ -15,15 +16,11 @@ from makespan.sim import (
     Configuration,
     Decision,
     JobView,
-    crowded_guest,
-    pace_beside,
-    paces_on,
 )
 
 __all__ = ["POLICIES", "AntMan"]
 
 Options = tuple[Configuration, ...]
-Use = tuple[int, int, Configuration]
 _Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # the first of a group in the queue, as what, the group
 
 
@@ -114,18 +111,8 @@ class _Draft:
         self._shares = least_pace is not None
         self._least = least_pace or 0.0
         self._free = Room.of(view, is_tight=True)
-        self._n_gpus = view.gpus_per_node
-        self._held: dict[int, tuple[JobView, Allocation]] = {}
-        # Memory that holders and guests need on each device that they use, by node [B].
-        self._needed: dict[bool, list[list[float]]] = {
-            is_guest: [[] for _ in self._n_gpus] for is_guest in (False, True)
-        }
-        # The same by job, and how fast one more guest would be; until something changes.
-        self._uses: list[tuple[dict[int, Use], dict[int, Use]]] = [({}, {}) for _ in self._n_gpus]
-        self._places: list[dict[Configuration, list[float]]] = [{} for _ in self._n_gpus]
-        for job in view.running:
-            if job.allocation is not None:
-                self._add(job, job.allocation)
+        self._guests = GuestRoom(view)
+        self._held = {job.index: (job, job.allocation) for job in view.running if job.allocation is not None}
 
     def guests(self) -> list[tuple[JobView, Allocation]]:
         """Return the guests, by submission."""
@@ -163,7 +150,7 @@ class _Draft:
     def make_memory(self, nodes: Iterable[int]) -> None:
         """Displace guests of nodes where not all find a device with memory for them, the latest first."""
         for node in nodes:
-            while (guests := self._needed[True][node]) and not self._has_memory(node, guests):
+            while self._guests.is_crowded(node):
                 there = [(job.held_since_s, job.index) for job, held in self.guests() if node in held.nodes]
                 self._displace(self._held[max(there)[1]][0])
 
@@ -179,48 +166,24 @@ class _Draft:
 
     def _start_as_guest(self, job: JobView, options: Options) -> bool:
         for item in options:
-            if item.host_memory_bytes_per_gpu or not self._shares:
-                continue
-            nodes = self._fastest(item)
-            if nodes is not None:
-                self._give(job, item.on(nodes).beside(is_guest=True))
+            place = self._guests.fastest(item, self._least) if self._shares else None
+            if place is not None:
+                self._give(job, item.on(place[1]).beside(is_guest=True))
                 return True
         return False
-
-    def _fastest(self, item: Configuration) -> tuple[int, ...] | None:
-        """Return the nodes on which the slowest device that a guest would use is fastest, or None."""
-        places = [self._places_on(node, item) for node in range(len(self._n_gpus))]
-        levels = sorted({pace for there in places for pace in there if pace >= self._least})
-
-        def fit(rank: int) -> tuple[int, ...] | None:
-            counts = [sum(pace >= levels[rank] for pace in there) for there in places]
-            return Room(counts, of_type=self._view.nodes_by_type).fit(item)
-
-        found, low, high = None, 0, len(levels)  # the last level at which it fits, by bisection
-        while low < high:
-            rank = (low + high) // 2
-            nodes = fit(rank)
-            if nodes is None:
-                high = rank
-            else:
-                found, low = nodes, rank + 1
-        return found
 
     def _yield(self, job: JobView) -> None:
         """Let a job be a guest where it has devices, or displace it."""
         _, held = self._held[job.index]
-        is_lean = not held.configuration.host_memory_bytes_per_gpu
-        unshared = [
-            n_gpus - len(guests) for n_gpus, guests in zip(self._n_gpus, self._needed[True], strict=True)
-        ]
-        if self._shares and is_lean and all(unshared[node] >= count for node, count in held.shares):
+        if self._shares and self._guests.has_devices(held):
             self._give(job, held.beside(is_guest=True))
         else:
             self._displace(job)
 
     def _give(self, job: JobView, allocation: Allocation) -> None:
         self._remove(job)
-        self._add(job, allocation)
+        self._held[job.index] = job, allocation
+        self._guests.add(job.index, allocation)
         self.changes[job.spec.job_id] = allocation
 
     def _displace(self, job: JobView) -> None:
@@ -228,47 +191,9 @@ class _Draft:
         self.changes[job.spec.job_id] = None
         self.displaced.append(job)
 
-    def _add(self, job: JobView, held: Allocation) -> None:
-        self._held[job.index] = job, held
-        for node, count in held.shares:
-            self._places[node].clear()
-            self._uses[node][held.is_guest][job.index] = (job.index, count, held.configuration)
-            self._needed[held.is_guest][node] += [held.configuration.device_memory_bytes_per_gpu] * count
-
     def _remove(self, job: JobView) -> None:
-        if job.index not in self._held:
-            return
-        _, held = self._held.pop(job.index)
-        for node, count in held.shares:
-            self._places[node].clear()
-            del self._uses[node][held.is_guest][job.index]
-            for _ in range(count):
-                self._needed[held.is_guest][node].remove(held.configuration.device_memory_bytes_per_gpu)
-
-    def _places_on(self, node: int, item: Configuration) -> list[float]:
-        """Return how fast one more guest would be on each device of a node that has room for it."""
-        if item not in self._places[node]:
-            own_bytes = item.device_memory_bytes_per_gpu
-            guests, n_more = self._needed[True][node], 0
-            while len(guests) + n_more < self._n_gpus[node]:
-                if not self._has_memory(node, [*guests, *[own_bytes] * (n_more + 1)]):
-                    break
-                n_more += 1
-            there_bytes = self._view.cluster.nodes[node].gpu.usable_bytes
-            holders, others = (uses.values() for uses in self._uses[node])
-            _, left = paces_on(holders, others, self._n_gpus[node], there_bytes)
-            fits = [
-                it for it in left if it is None or own_bytes + it.device_memory_bytes_per_gpu <= there_bytes
-            ]
-            found = sorted((pace_beside(item, holder) for holder in fits), reverse=True)
-            # Where others have to make room, nobody knows yet what is left.
-            self._places[node][item] = (found + [0.0] * n_more)[:n_more]
-        return self._places[node][item]
-
-    def _has_memory(self, node: int, guests: list[float]) -> bool:
-        """Whether each guest finds a device."""
-        there_bytes = self._view.cluster.nodes[node].gpu.usable_bytes
-        return crowded_guest(self._needed[False][node], guests, self._n_gpus[node], there_bytes) is None
+        if job.index in self._held:
+            self._guests.remove(job.index, self._held.pop(job.index)[1])
 
 
 POLICIES = (AntMan(),)

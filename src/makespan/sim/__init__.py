@@ -8,15 +8,10 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; what may run c
 """
 
 from makespan.sim._catalogue import (
-    IDLE_SHARE,
-    LEAST_PACE,
     Allocation,
     Catalogue,
     Configuration,
     Devices,
-    crowded_guest,
-    pace_beside,
-    paces_on,
 )
 from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
 from makespan.sim._engine import Engine
@@ -37,6 +32,14 @@ from makespan.sim._policy import (
     PolicyError,
     StalledError,
     check_policy,
+)
+from makespan.sim._sharing import (
+    IDLE_SHARE,
+    LEAST_PACE,
+    Sharing,
+    crowded_guest,
+    pace_beside,
+    paces_on,
 )
 from makespan.sim._simulate import (
     SimulationResult,
@@ -73,6 +76,7 @@ __all__ = [
     "PolicyError",
     "RestartCost",
     "RestartDelays",
+    "Sharing",
     "SimulationResult",
     "StalledError",
     "Violation",

@@ -1,6 +1,6 @@
 """What a job may run as, where it runs, and the protocol of a catalogue of such configurations."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,32 +9,12 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.workloads import JobSpec
 
-__all__ = [
-    "IDLE_SHARE",
-    "LEAST_PACE",
-    "Allocation",
-    "Catalogue",
-    "Configuration",
-    "Devices",
-    "crowded_guest",
-    "pace_beside",
-    "paces",
-    "paces_on",
-]
+__all__ = ["Allocation", "Catalogue", "Configuration", "Devices"]
 
 Devices = tuple[tuple[str, int], ...]
 """Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
 
 TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
-
-IDLE_SHARE = 0.34
-"""How much of the progress that it would make alone a guest makes where no model says what it is.
-
-Source: AntMan (W. Xiao et al., OSDI 2020, abstract) reports 34 % more use of the computing units of a cluster
-with sharing than without, and holders as fast as alone. All of that is taken for what the guests do.
-"""
-
-LEAST_PACE = 0.01  # so that a guest beside somebody who leaves nothing ends at some time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,123 +158,6 @@ class Allocation:
     def text(self) -> str:
         """The shares as ``node:devices``, joined by spaces; the form of the events table."""
         return " ".join(f"{node}:{count}" for node, count in self.shares)
-
-
-def memory_by_device(
-    allocations: Iterable["Allocation | None"], n_nodes: int
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Return for each node the memory that holders, and guests, need on each device that they use [B]."""
-    needed: tuple[list[list[float]], ...] = tuple([[] for _ in range(n_nodes)] for _ in range(2))
-    for held in allocations:
-        if held is not None:
-            of_kind, own_bytes = needed[held.is_guest], held.configuration.device_memory_bytes_per_gpu
-            for node, count in zip(held.nodes, held.configuration.placement.gpus_per_node, strict=True):
-                of_kind[node] += [own_bytes] * count
-    return needed[0], needed[1]
-
-
-def crowded_guest(
-    holders: Iterable[float], guests: Iterable[float], n_devices: int, there_bytes: float
-) -> float | None:
-    """Return the memory of the largest guest that finds no device on a node, or None if all do.
-
-    Largest guests go where the least is taken, which leaves no guest without a device where any pairing does.
-
-    Parameters
-    ----------
-    holders, guests
-        Memory on a device of each device held, and of each that a guest uses [B].
-    n_devices, there_bytes
-        Devices of the node, and the memory of each that jobs may use [B].
-    """
-    taken = sorted(holders)
-    devices = [0.0] * (n_devices - len(taken)) + taken
-    for own_bytes, beside_bytes in zip(sorted(guests, reverse=True), devices, strict=False):
-        if own_bytes + beside_bytes > there_bytes * (1 + TOLERANCE):
-            return own_bytes
-    return None
-
-
-Use = tuple[int, int, Configuration]  # position of a job by submission, devices that it uses, what it runs as
-
-
-def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
-    """Return how much of the progress that it would make alone a guest makes beside a holder, or nobody.
-
-    Each phase of the guest takes as much longer as the holder leaves less of what the phase needs: with
-    shares of a step in which devices compute, a, and in which data move, c, a step of the guest takes
-    ``a / (1 - a') + c / (1 - c')`` and the rest of it as long as alone. The holder goes as fast as alone.
-    Where nothing is known of the two it is `IDLE_SHARE`; never less than `LEAST_PACE`.
-    """
-    if holder is None:
-        return 1.0
-    if guest.busy is None or holder.busy is None:
-        return IDLE_SHARE
-    longer = 1.0
-    for own, taken in zip(guest.busy, holder.busy, strict=True):
-        if own * taken > 0:
-            if taken >= 1.0:
-                return LEAST_PACE
-            longer += own / (1.0 - taken) - own
-    return max(1.0 / longer, LEAST_PACE)
-
-
-def paces_on(
-    holders: Iterable[Use], guests: Iterable[Use], n_devices: int, there_bytes: float
-) -> tuple[dict[int, float], list[Configuration | None]]:
-    """Return how fast each guest on a node goes, by position, and the holders of devices without a guest.
-
-    Guests that need most memory come first, then those submitted first. Each takes the devices on which it is
-    fastest of those where it fits, of equal ones those whose holder was submitted first, free ones last. The
-    slowest of them holds it up; if there are too few, it is at `LEAST_PACE`.
-
-    Parameters
-    ----------
-    holders, guests
-        Uses of this node alone.
-    n_devices, there_bytes
-        Devices of the node, and the memory of each that jobs may use [B].
-    """
-    left: list[Configuration | None] = []
-    for _, count, item in sorted(holders, key=lambda use: use[0]):
-        left += [item] * count
-    left += [None] * (n_devices - len(left))
-    found: dict[int, float] = {}
-    for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
-        most_bytes = there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
-        fitting = [
-            (-pace_beside(item, other), rank)
-            for rank, other in enumerate(left)
-            if other is None or other.device_memory_bytes_per_gpu <= most_bytes
-        ]
-        taken = sorted(fitting)[:count]
-        found[index] = -taken[-1][0] if len(taken) == count else LEAST_PACE
-        gone = {rank for _, rank in taken}
-        left = [other for rank, other in enumerate(left) if rank not in gone]
-    return found, left
-
-
-def paces(
-    after: Mapping[int, Allocation], gpus_per_node: Sequence[int], there_bytes: Sequence[float]
-) -> dict[int, float]:
-    """Return how much of the progress that it would make alone each guest of a cluster makes.
-
-    That is its pace on the node where it is slowest (`paces_on`). Jobs are named by their positions in the
-    order of submission; devices and memory [B] are those of every node.
-    """
-    found = {index: 1.0 for index, held in after.items() if held.is_guest}
-    shared = {node for index in found for node in after[index].nodes}
-    uses: dict[int, tuple[list[Use], list[Use]]] = {node: ([], []) for node in shared}
-    for index, held in after.items():
-        item = held.configuration
-        for node, count in zip(held.nodes, item.placement.gpus_per_node, strict=True):
-            if node in shared:
-                uses[node][held.is_guest].append((index, count, item))
-    for node, (holders, guests) in uses.items():
-        there, _ = paces_on(holders, guests, gpus_per_node[node], there_bytes[node])
-        for index, pace in there.items():
-            found[index] = min(found[index], pace)
-    return found
 
 
 class Catalogue(Protocol):

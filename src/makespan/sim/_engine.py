@@ -9,7 +9,7 @@ import numpy as np
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue, crowded_guest, memory_by_device
+from makespan.sim._catalogue import Allocation, Catalogue
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import (
     Event,
@@ -21,6 +21,7 @@ from makespan.sim._events import (
     absent_nodes,
 )
 from makespan.sim._policy import Adviser, Decision, Policy, StalledError, checked_changes, known_as
+from makespan.sim._sharing import crowded_guest, memory_by_device
 from makespan.sim._state import ClusterState
 from makespan.sim._view import ClusterView, JobView
 from makespan.sim._watch import DECISION_LIMIT_S
@@ -235,6 +236,7 @@ class Engine:
             self.evict(hit)
             nodes.fail(node)
             self._record_node(EventKind.NODE_FAILED, node, "failed")
+        self.cluster_state.devices_changed(node)
         for job in hit:
             self.record(EventKind.INTERRUPTED, job, f"node {node} {event.kind.value}")
         self._expect_rating()
@@ -287,8 +289,7 @@ class Engine:
 
     def _rate(self, _: None, __: None) -> None:
         self._rating_s = _NAN
-        self.cluster_state.pair()
-        for job in self.cluster_state.guests:
+        for job in self.cluster_state.guests_to_rate():
             if self.cluster_state.pace(job):
                 self.foresee(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
                 self.record(EventKind.RATED, job, "idle time")
@@ -333,9 +334,6 @@ class Engine:
     def _apply(self, decision: Decision) -> None:
         changes = checked_changes(decision, self.cluster_state, self.policy)
         suspended = [job for job, new in changes if new is None]
-        has_guests = any(self.cluster_state.nodes.guests)
-        if has_guests or any(new is not None and new.is_guest for _, new in changes):
-            self.cluster_state.pair(changes)
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
         ready_s: dict[int, float] = {}  # of those that stay where they are
         for job, new in changes:
@@ -345,6 +343,7 @@ class Engine:
                 self.release(job)
         if suspended:
             self.cluster_state.queue_again(suspended)
+        self.cluster_state.expect(changes)
         for job, new in changes:
             if new is None:
                 self.record(EventKind.SUSPENDED, job, "policy")

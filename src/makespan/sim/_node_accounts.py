@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import IDLE_SHARE, LEAST_PACE, Catalogue, Configuration
+from makespan.sim._catalogue import Catalogue, Configuration
 from makespan.sim._costs import RestartCost
+from makespan.sim._sharing import IDLE_SHARE, LEAST_PACE
 
 __all__ = ["SLACK", "NodeAccounts", "Row", "Rules", "Violation"]
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeGuard
 
 from makespan.errors import MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration, crowded_guest, memory_by_device
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration
+from makespan.sim._sharing import crowded_guest, memory_by_device
 from makespan.sim._state import ClusterState, Nodes
 from makespan.sim._view import ClusterView, JobView
 from makespan.sim._watch import TookTooLong, Watch

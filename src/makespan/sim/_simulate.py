@@ -66,6 +66,7 @@ def simulate(
     observers: Sequence[Observer] = (),
     decision_limit_s: float | None = DECISION_LIMIT_S,
     reveals_requests: bool = False,
+    shares_devices: bool = True,
 ) -> SimulationResult:
     """Run a trace under a policy; equal arguments give equal tables.
 
@@ -84,8 +85,8 @@ def simulate(
     decision_limit_s
         Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
         the result depends on it.
-    reveals_requests
-        Whether users state with a job how long a step takes as requested.
+    reveals_requests, shares_devices
+        Whether users state with a job how long a step takes as requested; whether jobs may be guests.
 
     Raises
     ------
@@ -101,10 +102,9 @@ def simulate(
     _check_options(checkpoint_interval_s, extra_steps)
     fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
-    rounds_s = round_length(policy, interval_s)
+    flags = {"reveals_requests": reveals_requests, "shares_devices": shares_devices}
     limits = checkpoint_interval_s, decision_limit_s
-    flags = {"reveals_requests": reveals_requests, "shares_devices": True}
-    engine = Engine(cluster, fitting, policy, cost, rounds_s, *limits, **flags)
+    engine = Engine(cluster, fitting, policy, cost, round_length(policy, interval_s), *limits, **flags)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
     _run_to_the_end(engine)

@@ -4,9 +4,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from makespan.hardware import ClusterSpec
-from makespan.sim._catalogue import Allocation, Catalogue, Configuration, paces
+from makespan.sim._catalogue import Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import NodeEvent
+from makespan.sim._sharing import Sharing
 from makespan.sim._view import ClusterView, JobView, unlocked, write
 
 __all__ = ["ClusterState", "Nodes"]
@@ -137,8 +138,8 @@ class ClusterState:
         shares_devices: bool = False,
     ) -> None:
         self.nodes = Nodes(cluster)
-        self._there_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
-        self._paces: dict[int, float] = {}  # of guests, see `pair`
+        self._sharing: Sharing | None = None  # from the first guest on
+        self._touched: set[int] = set()  # nodes on which something has changed since guests were rated
         self._pending: OrderedDict[str, JobView] = OrderedDict()
         self._running: dict[str, JobView] = {}
         self.view = ClusterView()
@@ -155,6 +156,7 @@ class ClusterState:
             "pending": self._pending.values(),
             "running": self._running.values(),
             "_nodes": self.nodes,
+            "_sharing": self.sharing,
             "_pending": self._pending,
             "_running": self._running,
         }
@@ -194,8 +196,10 @@ class ClusterState:
         if ready_s is None:
             ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
         step_s = allocation.configuration.iter_time_s
-        if allocation.is_guest:
-            step_s /= self._paces[job.index]
+        if allocation.is_guest or self._sharing is not None:
+            self.expect([(job, allocation)])
+        if allocation.is_guest and self._sharing is not None:
+            step_s /= self._sharing.pace(job.index, allocation)
         self.nodes.move(allocation, -1)
         kind = unlocked(job)
         if job.spec.job_id in self._pending:
@@ -222,6 +226,9 @@ class ClusterState:
         steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
         held_gpu_s, observed = job.attained_service_gpu_s, job.observed
         self.nodes.move(held, 1)
+        if self._sharing is not None:
+            self._sharing.remove(job.index, held)
+            self._touched.update(held.nodes)
         kind = unlocked(job)
         job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
         job._held_gpu_s, job._observed = held_gpu_s, observed
@@ -281,35 +288,62 @@ class ClusterState:
 
     # --- guests -----------------------------------------------------------------------------
 
-    @property
-    def guests(self) -> list[JobView]:
-        """Return the jobs that are guests, in the order in which they last started."""
-        if not any(self.nodes.guests):
-            return []
-        return [
-            job for job in self._running.values() if job.allocation is not None and job.allocation.is_guest
-        ]
+    def sharing(self) -> Sharing:
+        """Return who holds devices and who is a guest on them, a copy."""
+        if self._sharing is not None:
+            return self._sharing.copy()
+        found = Sharing(self.view.cluster)
+        for node, n_gpus in enumerate(self.nodes.gpus_per_node()):
+            found.resize(node, n_gpus)
+        for job in self._running.values():
+            if job.allocation is not None:
+                found.add(job.index, job.allocation)
+        return found
 
-    def pair(self, changes: Sequence[tuple[JobView, Allocation | None]] = ()) -> None:
-        """Find out how fast each guest goes, once some jobs have what is given here."""
-        after = {job.index: job.allocation for job in self._running.values()}
-        after |= {job.index: new for job, new in changes}
-        there = {index: held for index, held in after.items() if held is not None}
-        self._paces = paces(there, self.nodes.gpus_per_node(), self._there_bytes)
+    def expect(self, changes: Sequence[tuple[JobView, Allocation | None]]) -> None:
+        """Take in what jobs will have, so that it is known how fast guests among them go."""
+        if self._sharing is None:
+            if not any(new is not None and new.is_guest for _, new in changes):
+                return
+            self._sharing = self.sharing()
+        for job, new in changes:
+            if new is not None:
+                self._sharing.add(job.index, new)
+                self._touched.update(new.nodes)
+
+    def guests_to_rate(self) -> list[JobView]:
+        """Return the guests on nodes on which something has changed, in the order of submission."""
+        if self._sharing is None:
+            return []
+        found = {index for node in self._touched for index in self._sharing.guests(node)}
+        self._touched.clear()
+        if not found:
+            return []
+        return sorted(
+            (job for job in self._running.values() if job.index in found), key=lambda job: job.index
+        )
 
     def pace(self, job: JobView) -> bool:
-        """Let a guest go as fast as `pair` found, and return whether that is a change."""
+        """Let a guest go as fast as who is beside it lets it, and return whether that is a change."""
         held = job.allocation
-        if held is None or held.configuration.iter_time_s / self._paces[job.index] == job._step_s:
+        if held is None or self._sharing is None:
+            return False
+        step_s = held.configuration.iter_time_s / self._sharing.pace(job.index, held)
+        if step_s == job._step_s:
             return False
         since_s, steps_left = max(self.view.time_s, job._since_s), job._steps_left_now()
         kind = unlocked(job)
-        job._since_s, job._steps_left = since_s, steps_left
-        job._step_s = held.configuration.iter_time_s / self._paces[job.index]
+        job._since_s, job._steps_left, job._step_s = since_s, steps_left, step_s
         job._marks += ((since_s, steps_left),)
         job.generation += 1
         job.__class__ = kind
         return True
+
+    def devices_changed(self, node: int) -> None:
+        """Note that a node has more or fewer devices now."""
+        if self._sharing is not None:
+            self._sharing.resize(node, self.nodes.gpus_per_node()[node])
+            self._touched.add(node)
 
     # --- nodes ------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, ValuesView
+from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import TOLERANCE, Allocation, Catalogue, Configuration
 from makespan.sim._costs import RestartCost
 from makespan.sim._events import NodeEvent
+from makespan.sim._sharing import Sharing
 from makespan.workloads import JobSpec
 
 if TYPE_CHECKING:
@@ -126,6 +127,12 @@ class JobView(_JobSlots):
             return configuration.iter_time_s
         return configuration.predicted_iter_time_s
 
+    @property
+    def pace(self) -> float:
+        """How much of the progress that it would make with devices of its own it makes; 0 if it waits."""
+        held = self.allocation
+        return 0.0 if held is None else held.configuration.iter_time_s / self._step_s
+
     def knows(self, configuration: Configuration) -> bool:
         """Whether `step_s` is certain: sampled before, or observed by this very job."""
         return configuration.is_known or self.has_run(configuration)
@@ -231,6 +238,7 @@ class ClusterView:
     pending: ValuesView[JobView]
     running: ValuesView[JobView]
     _nodes: "Nodes"
+    _sharing: Callable[[], Sharing]
     _pending: OrderedDict[str, JobView]
     _running: dict[str, JobView]
 
@@ -268,6 +276,10 @@ class ClusterView:
     def unshared_gpus(self) -> list[int]:
         """Devices of every node without a guest, held or not; a new list."""
         return [self._nodes.unshared(node) for node in range(self.n_nodes)]
+
+    def sharing(self) -> Sharing:
+        """Return who holds devices and who is a guest on them: a copy, to try what would be."""
+        return self._sharing()
 
     @property
     def free_cpus(self) -> list[int]:

@@ -303,7 +303,7 @@ def _leads(tables: Tables, claim: Claim) -> Finding | None:
 def _worth_of_reconfiguring(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: a policy; beside it the best that changes neither plans nor resources, and its ablations."""
     lists, pairs = tables["lists"], _of_rivals(tables["lists_pairs"], claim.subject)
-    ablated = {f"{claim.subject}-{ending}": ending.upper() for ending in "ern"}
+    ablated = {f"{claim.subject}-{ending}": ending.upper() for ending in "sern"}
     rows = lists[lists["policy"].isin([claim.subject, *ablated])]
     settings = rows[rows["policy"].isin(ablated)][list(_LISTS_SETTING)].drop_duplicates()
     if len(settings) != 1:

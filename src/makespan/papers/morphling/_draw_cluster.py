@@ -70,6 +70,7 @@ _SHORT = {"base": "Base", "bp": "BP", "mt": "MT"}
 _FIXED = "fixed"
 _PARTS = {
     "": Look("plans and resources", PALETTE["black"], "o"),
+    "-s": Look("both, no sharing", PALETTE["black"], "d", (0, (6, 1)), 0.8),
     "-e": Look("plans only", PALETTE["black"], "^", (0, (4, 2)), 0.65),
     "-r": Look("resources only", PALETTE["black"], "v", (0, (5, 1, 1, 1)), 0.4),
     "-n": Look("neither", PALETTE["black"], "x", (0, (1, 1)), 0.2),

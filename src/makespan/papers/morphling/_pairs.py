@@ -11,7 +11,7 @@ __all__ = ["CHOSEN", "CLAIRVOYANT", "RECONFIGURING", "REQUESTED", "paired", "riv
 
 CLAIRVOYANT = frozenset(
     (
-        *("morphling-work", "morphling-work-e", "morphling-work-r", "morphling-work-n"),
+        *(f"morphling-work{ending}" for ending in ("", "-s", "-e", "-r", "-n")),
         *("gavel-ftf", "gavel-makespan", "sjf", "srtf"),
     )
 )

@@ -54,13 +54,22 @@ def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Confi
 class Options:
     """Options of a job by devices, nodes and counts, and the time of a step in each of them [s]."""
 
-    __slots__ = ("_faster", "items", "pairs", "step_s")
+    __slots__ = ("_by_step", "_faster", "items", "pairs", "step_s")
 
     def __init__(self, items: tuple[Configuration, ...], step_s: Mapping[Configuration, float]) -> None:
         self.items = items
         self.step_s = step_s
         self.pairs = tuple((step_s[item], item.n_gpus) for item in items)
+        self._by_step: list[tuple[float, Configuration]] | None = None
         self._faster: dict[tuple[int, float], tuple[Configuration, ...]] = {}
+
+    @property
+    def by_step(self) -> list[tuple[float, Configuration]]:
+        """Return the time of a step [s] in each option, with the option, the fastest first."""
+        if self._by_step is None:
+            times = [(self.step_s[item], order, item) for order, item in enumerate(self.items)]
+            self._by_step = [(step_s, item) for step_s, _, item in sorted(times, key=lambda it: it[:2])]
+        return self._by_step
 
     def upgrades(self, item: Configuration, step_s: float) -> tuple[Configuration, ...]:
         """Return the options that are faster than a step [s] of a configuration, on no fewer devices."""

@@ -9,6 +9,7 @@ from makespan.policies.morphling._growth import grow
 from makespan.policies.morphling._options import FULL_FREEDOM, LESS, Freedom, OptionTable
 from makespan.policies.morphling._preemption import preempt
 from makespan.policies.morphling._schedule import Arrivals, Context, Schedule, Task
+from makespan.policies.morphling._sharing import start_guests, with_guests
 from makespan.policies.morphling._tuning import CLAIRVOYANT, NON_CLAIRVOYANT, Tuning
 from makespan.sim import Catalogue, ClusterView, Decision, JobView
 
@@ -29,19 +30,26 @@ class PolicyState:
 
 
 def _decide(
-    view: ClusterView, state: PolicyState, tuning: Tuning, steps_left: Callable[[JobView], float]
+    view: ClusterView,
+    state: PolicyState,
+    tuning: Tuning,
+    steps_left: Callable[[JobView], float],
+    shares: bool,
 ) -> tuple[Decision, PolicyState]:
-    """Start what fits, let blocked jobs preempt others where that pays, hand out what is left."""
+    """Start what fits, let blocked jobs preempt others where that pays, hand out what is left, and share."""
     now_s, n_gpus = view.time_s, max(view.n_gpus, 1)
-    waiting, running = (
+    waiting, there = (
         [Task(job, state.options.of(job), steps_left(job), now_s) for job in jobs]
         for jobs in (view.pending, view.running)
     )
+    running = [task for task in there if task.held is not None]
+    waiting += [task for task in there if task.guest is not None]
     arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
     start_price = arrivals.per_s * tuning.start_horizon_s / n_gpus
     context = Context(now_s, view.restart_delay_s, start_price, n_gpus, tuning)
     schedule = Schedule.of(view, running, is_tight=state.is_tight)
-    queue, held = context.held_back(context.admit(waiting), running, arrivals)
+    ranked = start_guests(context.admit(waiting), schedule, context)
+    queue, held = context.held_back(ranked, running, arrivals)
     blocked = schedule.start(queue)
     if blocked:
         schedule, blocked = preempt(schedule, blocked, context)
@@ -49,16 +57,20 @@ def _decide(
     grow(schedule, growth_price, context)
     has_idle = schedule.room.n_gpus > 0 and bool(schedule.slots or held)
     wake_up_s = _next_multiple(now_s, tuning.look_again_s) if has_idle else None
-    decision = schedule.decision([*running, *waiting], wake_up_s)
+    tasks = [*running, *waiting]
+    decision = schedule.decision(tasks, wake_up_s)
+    if shares and view.shares_devices:
+        decision = with_guests(decision, view, schedule, tasks, context)
     return decision, PolicyState(state.options, state.is_tight, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """What both variants have."""
+    """What both variants have; whether best-effort jobs may be guests, where the engine lets them."""
 
     freedom: Freedom = FULL_FREEDOM
     tuning: Tuning = CLAIRVOYANT
+    shares: bool = True
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
         """Return an empty table of options and no arrivals."""
@@ -84,8 +96,8 @@ class MorphlingLookahead(_Variant):
     """
 
     tuning: Tuning = NON_CLAIRVOYANT
-    expected_s: float = 30.0
-    expected_share: float = 0.5
+    expected_s: float = 35.0
+    expected_share: float = 0.8
     name: str = "morphling-lookahead"
     title: str = "Morphling (lookahead)"
     interval_s: float | None = None
@@ -95,7 +107,7 @@ class MorphlingLookahead(_Variant):
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Schedule all known jobs by estimates and return what changes."""
-        return _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view))
+        return _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view), self.shares)
 
     def expected_steps(self, job: JobView, view: ClusterView) -> float:
         """Estimate the steps that a job has left from the time that it has run."""
@@ -123,12 +135,16 @@ class MorphlingWork(_Variant):
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Schedule all known jobs and return what changes."""
-        return _decide(view, state, self.tuning, lambda job: job.steps_left)
+        return _decide(view, state, self.tuning, lambda job: job.steps_left, self.shares)
 
+
+_OWN = "devices of its own"
 
 POLICIES = (
     MorphlingLookahead(),
     MorphlingWork(),
+    MorphlingLookahead(shares=False, name="morphling-lookahead-s", title=f"Morphling (lookahead, {_OWN})"),
+    MorphlingWork(shares=False, name="morphling-work-s", title=f"Morphling (work-aware, {_OWN})"),
     *(
         MorphlingLookahead(
             freedom, name=f"morphling-lookahead{suffix}", title=f"Morphling (lookahead, {title})"
@@ -140,4 +156,4 @@ POLICIES = (
         for suffix, (freedom, title) in LESS.items()
     ),
 )
-"""Both variants, each also with less to choose."""
+"""Both variants, each also without guests and with less to choose."""

@@ -34,6 +34,7 @@ class Task:
 
     __slots__ = (
         "choices",
+        "guest",
         "held",
         "index",
         "is_guaranteed",
@@ -56,12 +57,19 @@ class Task:
         self.least_gpus = 0
         self.rank: tuple[float, int] = (0.0, 0)
         self.held: Slot | None = None
+        self.guest: Slot | None = None
         allocation = job.allocation
         if allocation is not None:
             item = allocation.configuration
             step_s = job.step_s(item)
+            if allocation.is_guest:
+                step_s /= job.pace
             finish_s = max(now_s, job.ready_time_s) + steps * step_s
-            self.held = Slot(item, allocation.nodes[::-1], step_s, finish_s)
+            slot = Slot(item, allocation.nodes[::-1], step_s, finish_s)
+            if allocation.is_guest:
+                self.guest = slot
+            else:
+                self.held = slot
 
     def price_like(self, other: "Task") -> None:
         """Take over what was found for a job with the same options and steps."""

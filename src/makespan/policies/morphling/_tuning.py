@@ -42,13 +42,13 @@ class Tuning:
         in one decision.
     """
 
-    start_horizon_s: float = 5000.0
+    start_horizon_s: float = 1900.0
     growth_horizon_s: float = 240.0
     cost_tolerance: float = 1.3
-    guarantee_factor: float = 0.3
-    blocking_limit: float = 0.7
-    last_weight: float = 0.5
-    min_growth_share: float = 0.1
+    guarantee_factor: float = 0.27
+    blocking_limit: float = 2.4
+    last_weight: float = 1.0
+    min_growth_share: float = 0.15
     arrival_memory_s: float = 3600.0
     look_again_s: float = 600.0
     grain_s: float = 30.0
@@ -62,11 +62,12 @@ CLAIRVOYANT = Tuning()
 """Parameters of `morphling-work`."""
 
 NON_CLAIRVOYANT = Tuning(
-    start_horizon_s=3600.0,
-    growth_horizon_s=100.0,
-    cost_tolerance=1.15,
-    guarantee_factor=1.0,
+    start_horizon_s=5700.0,
+    growth_horizon_s=90.0,
+    cost_tolerance=1.0,
+    guarantee_factor=0.7,
     blocking_limit=inf,
-    last_weight=0.0,
+    last_weight=0.1,
+    min_growth_share=0.1,
 )
 """Parameters of `morphling-lookahead`, which foresees no end by estimates alone."""
