@@ -207,6 +207,8 @@ def test_a_suspended_job_whose_last_step_is_done_finishes():
     script = Scripted({0: {"a": ("ga", 1)}, 1: {"a": None}, 2: {"a": ("ga", 1)}}, wake_ups=(15.0, 90.0))
     result, _ = run([job("a", 0, 30)], chosen=script, trainer=Late(SPEED))
     assert result.live_outcomes["job_id"].tolist() == ["a"]
+    kinds = result.live_events["kind"].tolist()
+    assert kinds[-2:] == ["suspended", "finished"] and result.violations == ()
     times = result.live_outcomes.iloc[0]
     parts = times["waiting_time_s"] + times["running_time_s"] + times["restart_time_s"]
     assert parts == pytest.approx(times["finish_time_s"] - times["submit_time_s"])

@@ -144,7 +144,8 @@ def compare_live(
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
-    found = validate_schedule(events, jobs, cluster, catalogue, setting.scaled_delays(), extra_steps=0)
+    delays = setting.scaled_delays()
+    found = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
     again = _simulated(setting, profiled, policy, cluster)
     tables = [_on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)]
     live = summary(tables[0], tables[1], cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0)

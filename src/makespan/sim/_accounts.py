@@ -52,6 +52,8 @@ class JobAccount:
             self._report("row", row, f"kind {row.kind!r}; accepted: {', '.join(self._handlers)}")
             return
         state, handler = self._handlers[row.kind]
+        if row.kind == "finished" and self.state == "waiting" and self._rules.is_live:
+            state, handler = self.state, self._finish_late
         if self.state != state:
             self._report("life", row, f"{row.kind} while {self.state}; accepted: while {state}")
             return
@@ -139,6 +141,11 @@ class JobAccount:
             self._report("progress", row, f"{found}; accepted: 0")
         self._left = 0.0
         self.state, self.finish_s = "finished", row.time_s
+
+    def _finish_late(self, row: Row) -> None:
+        """Close the account of a job whose last step was done when its processes were told to stop."""
+        self.waiting_s += row.time_s - self._since_s
+        self._left, self.state, self.finish_s = 0.0, "finished", row.time_s
 
     # --- what is held -----------------------------------------------------------------------
 

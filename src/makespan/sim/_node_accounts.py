@@ -60,6 +60,7 @@ class Rules:
     checkpoint_interval_s: float | None
     extra_steps: float
     keeps_guarantees: bool
+    is_live: bool = False
     found: list[Violation] = field(default_factory=list)
 
     def report(self, rule: str, row: Row, message: str) -> None:

@@ -49,6 +49,7 @@ def validate_schedule(
     checkpoint_interval_s: float | None = None,
     extra_steps: float = 1,
     keeps_guarantees: bool = False,
+    is_live: bool = False,
     outcomes: pd.DataFrame | None = None,
 ) -> list[Violation]:
     """Check a schedule by the rules of `makespan.sim._validator`; an empty list means that it is possible.
@@ -63,6 +64,8 @@ def validate_schedule(
         Length of a round [s] if decisions must fall on multiples of it, else None or 0.
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
+    is_live
+        Whether the schedule is of real processes, of which one may do its last step while it is stopped.
 
     Raises
     ------
@@ -76,6 +79,7 @@ def validate_schedule(
         checkpoint_interval_s,
         extra_steps,
         keeps_guarantees,
+        is_live,
     )
     checked = EVENTS.validate(events, where="events")
     nodes = NodeAccounts(cluster, rules)
