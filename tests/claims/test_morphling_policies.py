@@ -22,6 +22,7 @@ pytestmark = pytest.mark.claims
 OURS = ("morphling-lookahead", "morphling-work")
 DELAY_S, ROUND_S = 260.0, 60.0
 SEEDS = (0, 1001, 1002)  # the file itself, and shifts of it that results are not reported on
+MORE_SEEDS = (0, *range(1001, 1011))
 DELAYS_S = (0.0, 30.0, 78.0, 120.0, 260.0, 600.0)
 ARRIVAL_STD_S = 900.0
 SPEC = cluster("a800-64")
@@ -80,7 +81,7 @@ def test_every_guarantee_is_kept_in_truth(published_dir, policy, seed):
 @pytest.mark.parametrize("policy", OURS)
 def test_jobs_take_longer_where_restarts_do(published_dir, policy, trace):
     means = [
-        mean(found(published_dir, policy, trace, seed, delay_s).avg_jct_s for seed in SEEDS)
+        mean(found(published_dir, policy, trace, seed, delay_s).avg_jct_s for seed in MORE_SEEDS)
         for delay_s in DELAYS_S
     ]
     assert all(longer >= 0.97 * shorter for shorter, longer in pairwise(means))

@@ -66,7 +66,8 @@ def keep_request(name, jobs):
     for row in rows.itertuples():
         job = requests[row.job_id]
         if name.endswith(("-e", "-n")):
-            assert row.n_gpus == job.n_gpus
+            where = row.nodes or row.shared_nodes
+            assert sum(int(share.split(":")[1]) for share in where.split()) == job.n_gpus
         if name.endswith(("-r", "-n")):
             assert row.plan == CATALOGUE.requested(job).plan
 
