@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from fake_trainer import DrivenClock, DrivenExecutor, FakeTrainer
@@ -448,6 +449,58 @@ def test_a_prediction_is_what_the_setting_says_and_stays_as_it_was_first_written
     assert again == first
 
 
+def test_a_prediction_says_between_what_it_would_be_with_step_times_that_are_off(tmp_path):
+    what, where = setting([job("a", 0, 100)]), live.slot_cluster(2)
+    first = live.predict_live(what, policy("fifo"), where, tmp_path / "prediction.json")
+    low_s, high_s = first.interval_s
+    deviation = 1.645 * 2**0.5 * live.live_settings().noise_log_sd  # of the 95th percentile, for two factors
+    assert low_s == pytest.approx(0.02 + np.exp(-deviation), rel=0.02)
+    assert high_s == pytest.approx(0.02 + np.exp(deviation), rel=0.02)
+    again = live.predict_live(what, policy("fifo"), where, tmp_path / "again.json")
+    assert again.interval_s == first.interval_s
+    row = as_live(what, first).iloc[0]
+    assert (row["predicted_low_avg_jct_s"], row["predicted_high_avg_jct_s"]) == (low_s, high_s)
+
+
+def test_the_interval_of_a_prediction_shows_that_a_schedule_hangs_on_an_instant(tmp_path):
+    # Whether c, which is short, arrives before a ends decides whether it waits for b or b for it.
+    jobs = [job("a", 0, 100, 2), job("b", 5, 200, 2), job("c", 62, 5, 2)]
+    path, where = tmp_path / "prediction.json", live.slot_cluster(2)
+    low_s, high_s = live.predict_live(setting(jobs), policy("sjf"), where, path).interval_s
+    assert high_s > 1.3 * low_s
+
+
+def test_a_prediction_without_an_interval_has_an_unknown_one(tmp_path):
+    what, path = setting([job("a", 0, 100)]), tmp_path / "prediction.json"
+    first = live.predict_live(what, policy("fifo"), live.slot_cluster(2), path)
+    values = {name: value for name, value in first.values.items() if "w_avg_jct" not in name}
+    values.pop("high_avg_jct_s")
+    path.write_text(json.dumps(values))
+    left = live.predict_live(what, policy("fifo"), live.slot_cluster(2), path)
+    row = as_live(what, left).iloc[0]
+    assert np.isnan(row["predicted_low_avg_jct_s"])
+    assert np.isnan(row["predicted_high_avg_jct_s"])
+    assert row["predicted_avg_jct_s"] == pytest.approx(1.02)
+
+
+def as_live(what, prediction):
+    where, chosen = live.slot_cluster(2), policy("fifo")
+    engine = live.run_live(what, chosen, where, FakeTrainer(SPEED))
+    return live.compare_live(what, chosen, where, engine, prediction).comparison
+
+
+def test_disturbed_step_times_are_off_together_and_each_on_its_own():
+    what = setting([job("a", 0, 100)])
+    (table,) = what.tables.values()
+    rng = np.random.default_rng(0)
+    found = [what.disturbed(rng, 0.05).tables["tiny-gpt"]["iter_time_s"].to_numpy() for _ in range(4000)]
+    logs = np.log(np.array(found) / table["iter_time_s"].to_numpy())
+    assert logs.std(axis=0) == pytest.approx(0.05 * 2**0.5, rel=0.05)
+    assert np.corrcoef(logs.T)[~np.eye(len(table), dtype=bool)] == pytest.approx(0.5, abs=0.05)
+    same = what.disturbed(rng, 0.0)
+    pd.testing.assert_frame_equal(same.tables["tiny-gpt"], table)
+
+
 def test_nobody_shares_a_device_in_a_prediction(tmp_path):
     what = setting([job("a", 0, 60, 2), job("b", 5, 40)], "antman")
     where, path = live.slot_cluster(2), tmp_path / "prediction.json"
@@ -553,3 +606,11 @@ def test_a_summary_of_runs_averages_sizes_and_keeps_the_worst():
     assert summary["bias_jct_difference_pct"].to_dict() == {"morphling": -2.0, "srtf": 10.0, "all": 2.0}
     assert summary["mean_retrodiction_jct_difference_pct"]["all"] == 3.0
     assert summary["all_predicted_before"].to_dict() == {"morphling": True, "srtf": False, "all": False}
+
+
+def test_a_summary_counts_the_runs_that_lie_in_their_interval():
+    bounds = ((1.0, 2.0), (1.1, 2.0), (0.5, 0.9), (np.nan, np.nan))  # the live run took 1 s
+    names = ("predicted_low_avg_jct_s", "predicted_high_avg_jct_s")
+    runs = [live_run(1.0) | dict(zip(names, pair, strict=True)) for pair in bounds]
+    summary = live_summary(LIVE.validate(pd.DataFrame(runs), where="test"))
+    assert summary["interval_runs"].tolist() == [1, 1]

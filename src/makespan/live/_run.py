@@ -115,9 +115,10 @@ def live_experiment(
     warm_up(spec, where, slots)
     setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell, progress)
     prediction = predict_live(setting, policy, where, directory / _PREDICTION, decision_limit_s)
-    foreseen = prediction.values
+    foreseen, (low_s, high_s) = prediction.values, prediction.interval_s
     tell(
-        f"predicted at {foreseen['written_at']}: average JCT {foreseen['avg_jct_s']:.1f} s, "
+        f"predicted at {foreseen['written_at']}: average JCT {foreseen['avg_jct_s']:.1f} s "
+        f"({low_s:.1f} to {high_s:.1f} s in nine of ten simulations with step times somewhat off), "
         f"makespan {foreseen['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
     )
     observers = observe(setting, sorted(prediction.jobs["finish_time_s"]))

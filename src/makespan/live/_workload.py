@@ -54,7 +54,8 @@ class LiveSettings:
     """How a live run is measured and timed; fields as in the preset.
 
     The time that policies see is scaled so that the measured restart delay looks as long as
-    ``policy_restart_delay_s``, for which their parameters are made.
+    ``policy_restart_delay_s``, for which their parameters are made. ``noise_log_sd`` is how far the step
+    times of a profile may be off, and ``noise_simulations`` how often that is tried.
     """
 
     policy_restart_delay_s: float
@@ -63,6 +64,8 @@ class LiveSettings:
     repetitions: int
     restart_steps: int
     checkpoint_interval_s: float
+    noise_log_sd: float
+    noise_simulations: int
     source: str
 
 
@@ -202,6 +205,17 @@ class LiveSetting:
             first_start_s=(self.first_start_s + first_start_s) / 2,
             restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2,
         )
+
+    def disturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
+        """Return the same with step times that are off by log-normal factors, one for all and one each."""
+        together = rng.normal(0.0, log_sd)
+        factors = {
+            key: np.exp(together + rng.normal(0.0, log_sd, len(it))) for key, it in self.tables.items()
+        }
+        tables = {
+            key: it.assign(iter_time_s=it["iter_time_s"] * factors[key]) for key, it in self.tables.items()
+        }
+        return replace(self, tables=tables)
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
         """Check that a run which was left is the one that is asked for."""

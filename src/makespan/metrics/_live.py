@@ -25,10 +25,13 @@ def _summary_row(policy: str, runs: pd.DataFrame) -> dict[str, object]:
     for what in ("jct", "retrodiction_jct", "makespan"):
         sizes = runs[f"{what}_difference_pct"].abs()
         row |= {f"mean_{what}_difference_pct": sizes.mean(), f"worst_{what}_difference_pct": sizes.max()}
+    live_s = runs["live_avg_jct_s"]
+    is_within = live_s.between(runs["predicted_low_avg_jct_s"], runs["predicted_high_avg_jct_s"])
     return row | {
         "bias_jct_difference_pct": runs["jct_difference_pct"].mean(),
         "mean_profile_drift_pct": runs["profile_drift_pct"].abs().mean(),
         "restart_delay_s": runs["restart_delay_s"].mean(),
         "live_restart_delay_s": runs["live_restart_delay_s"].mean(),
         "all_predicted_before": bool((runs["predicted_at"] < runs["began_at"]).all()),
+        "interval_runs": int(is_within.sum()),
     }

@@ -211,6 +211,14 @@ LIVE = table_schema(
     ("jobs", "int", "1", "jobs that finished"),
     ("live_avg_jct_s", "float", "s", "mean completion time of the live run"),
     ("predicted_avg_jct_s", "float", "s", "mean completion time as predicted before the first job"),
+    (
+        "predicted_low_avg_jct_s",
+        "float",
+        "s",
+        "5th percentile of it over simulations with disturbed step times; empty where that was not foreseen",
+        True,
+    ),
+    ("predicted_high_avg_jct_s", "float", "s", "95th percentile of it over these", True),
     ("jct_difference_pct", "float", "%", "predicted over live mean completion time, less 100"),
     (
         "retrodiction_avg_jct_s",
@@ -250,6 +258,7 @@ LIVE_SUMMARY = table_schema(
     ("restart_delay_s", "float", "s", "mean of the restart delays profiled before"),
     ("live_restart_delay_s", "float", "s", "mean of those seen in the live runs", True),
     ("all_predicted_before", "bool", "", "whether each prediction was written before the first job started"),
+    ("interval_runs", "int", "1", "runs whose mean completion time lies between the two percentiles"),
 )
 
 LIVE_JOBS = table_schema(

@@ -202,6 +202,7 @@ def _live_runs(results: _Results) -> str:
         [
             f"`{row['policy']}`, seed {row['seed']}",
             *(f"{row[name]:.1f}" for name in ("live_avg_jct_s", "predicted_avg_jct_s")),
+            _between(row["predicted_low_avg_jct_s"], row["predicted_high_avg_jct_s"]),
             *(f"{row[name]:+.1f} %" for name in errors),
             f"{row['n_restarts']} ({row['predicted_n_restarts']})",
         ]
@@ -212,9 +213,14 @@ def _live_runs(results: _Results) -> str:
         ("median size", sizes.median()),
         ("largest", sizes.max()),
     ):
-        rows.append([name, _NONE, _NONE, *(f"{found[error]:.1f} %" for error in errors), _NONE])
-    head = ["run", "average JCT [s]", "as predicted [s]", *_LIVE_ERRORS.values(), "restarts (as predicted)"]
+        rows.append([name, _NONE, _NONE, _NONE, *(f"{found[error]:.1f} %" for error in errors), _NONE])
+    head = ["run", "average JCT [s]", "as predicted [s]", "nine of ten [s]", *_LIVE_ERRORS.values()]
+    head.append("restarts (as predicted)")
     return _markdown(head, rows)
+
+
+def _between(low: float, high: float) -> str:
+    return _NONE if math.isnan(low) else f"{low:.1f} to {high:.1f}"
 
 
 _LIVE_ERRORS = {
