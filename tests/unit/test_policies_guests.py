@@ -55,6 +55,18 @@ def test_guests_need_memory_beside_their_holders():
     assert not room.has_place(replace(small, host_memory_bytes_per_gpu=1.0), (0,))
 
 
+def test_a_guest_that_just_fits_is_not_turned_away():
+    spec = toy_nodes(2, 1)
+    there_bytes, usual = spec.nodes[0].gpu.usable_bytes, find(HALF, "ga", "1")
+    holder = replace(usual, device_memory_bytes_per_gpu=0.7 * there_bytes)
+    room = room_of(spec, *(Allocation(holder, (node,)) for node in range(2)))
+    guest = replace(usual, device_memory_bytes_per_gpu=there_bytes - 0.7 * there_bytes)
+    assert room.fastest(guest)[1] == (0,)
+    assert room.fastest(replace(guest, device_memory_bytes_per_gpu=0.31 * there_bytes)) is None
+    room.remove(1, Allocation(holder, (1,)))
+    assert room.fastest(replace(guest, device_memory_bytes_per_gpu=0.31 * there_bytes)) == (1.0, (1,))
+
+
 def run(name, jobs, spec, catalogue=ONE):
     """Simulate and check, and return what happened to each job."""
     result = simulate(jobs, spec, catalogue, policy(name), extra_steps=0, **GIVEN)

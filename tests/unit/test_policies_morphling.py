@@ -1,5 +1,6 @@
 """The rules of Morphling on clusters that are small enough to work out by hand."""
 
+import random
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
@@ -271,6 +272,43 @@ def test_jobs_far_back_in_the_queue_count_as_ending_when_the_last_before_them_st
     near = look_ahead(now, queue, weighing(0.0, max_foreseen=1))
     assert near.cost_s == pytest.approx(run_s + (2 * run_s + DELAY_S) + 2 * run_s)
     assert set(near.ends_s) == {queue[0]}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_jobs_with_other_choices_pass_those_for_which_there_is_no_room_and_no_others(seed):
+    draw = random.Random(seed)
+    sizes = [find(CATALOGUE, "ga", text) for text in ("1", "2", "4", "8")]
+    running = [task(index, draw.randint(50, 200)) for index in range(4)]
+    held = [(one, draw.choice(sizes), (node,)) for node, one in enumerate(running)]
+    queue = [
+        task(4 + place, draw.randint(20, 300), options=only(*sorted(draw.sample(sizes, 2), key=sizes.index)))
+        for place in range(12)
+    ]
+    admitted(*queue)
+    now = scheduled([8, 8, 8, 8], *held)
+    ahead = look_ahead(now, queue, weighing(1.0))
+    expected = one_by_one(now, queue)
+    assert {one: ahead.ends_s[one] for one in queue} == {one: pytest.approx(expected[one]) for one in queue}
+    ends = [*expected.values(), *(slot.finish_s for slot in now.slots.values())]
+    assert ahead.cost_s == pytest.approx(sum(ends) + max(ends))
+
+
+def one_by_one(schedule, queue):
+    """Return when each job of a queue ends [s], if at each end all that wait are tried in their order."""
+    room = schedule.room.copy()
+    left = [(slot.finish_s, one.index, slot.item, slot.nodes) for one, slot in schedule.slots.items()]
+    found = {}
+    while left:
+        left.sort(key=lambda run: run[:2])
+        now_s, _, item, nodes = left.pop(0)
+        room.give(item, nodes)
+        for one in queue:
+            chosen = None if one in found else room.first_fit(one.choices)
+            if chosen is not None:
+                room.take(*chosen)
+                found[one] = now_s + DELAY_S + one.steps * one.options.step_s[chosen[0]]
+                left.append((found[one], one.index, *chosen))
+    return found
 
 
 # --- preemption -------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Where one more guest fits, and where it would be fastest."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from makespan.policies._placing import Room
@@ -7,18 +8,32 @@ from makespan.sim import Allocation, ClusterView, Configuration
 
 __all__ = ["GuestRoom"]
 
+_ALMOST = 1 - 1e-9  # of what a guest needs, so that nobody who just fits is turned away
+
 Place = tuple[float, tuple[int, ...]]  # pace, and nodes in the order of the counts
 
 
 class GuestRoom:
     """Holders and guests of every node, as they are now and then as a decision changes them."""
 
-    __slots__ = ("_n_nodes", "_of_type", "_sharing", "add", "remove")
+    __slots__ = ("_most", "_n_nodes", "_of_type", "_sharing", "_spare")
 
     def __init__(self, view: ClusterView) -> None:
         self._sharing = view.sharing()
         self._of_type, self._n_nodes = view.nodes_by_type, view.n_nodes
-        self.add, self.remove = self._sharing.add, self._sharing.remove
+        # Memory for guests on devices without one, the least first, until something changes; most by node.
+        self._spare: list[float] | None = None
+        self._most: list[float] = []
+
+    def add(self, index: int, held: Allocation) -> None:
+        """Take in what a job, by its position in the order of submission, is to hold or use."""
+        self._sharing.add(index, held)
+        self._spare = None
+
+    def remove(self, index: int, held: Allocation) -> None:
+        """Forget what a job holds or uses."""
+        self._sharing.remove(index, held)
+        self._spare = None
 
     def is_crowded(self, node: int) -> bool:
         """Whether some guest of a node finds no device with memory for it."""
@@ -41,11 +56,14 @@ class GuestRoom:
 
         The slowest device that it uses counts. Guests that need host memory fit nowhere.
         """
-        if item.host_memory_bytes_per_gpu:
+        if item.host_memory_bytes_per_gpu or not self._may_fit(item):
             return None
-        of_node = self._sharing.places
-        places = [of_node(node, item) for node in range(self._n_nodes)]
-        levels = sorted({pace for there in places for pace in there if pace >= least_pace})
+        of_node, own_bytes = self._sharing.places, item.device_memory_bytes_per_gpu * _ALMOST
+        places = [of_node(node, item) if most >= own_bytes else () for node, most in enumerate(self._most)]
+        paces = sorted([pace for there in places for pace in there if pace >= least_pace], reverse=True)
+        if len(paces) < item.n_gpus:
+            return None
+        levels = sorted(set(paces[item.n_gpus - 1 :]))
         found, low, high = None, 0, len(levels)  # the last level at which it fits, by bisection
         while low < high:
             rank = (low + high) // 2
@@ -57,3 +75,12 @@ class GuestRoom:
             else:
                 found, low = (least, nodes), rank + 1
         return found
+
+    def _may_fit(self, item: Configuration) -> bool:
+        """Whether enough devices without a guest have memory for one more, wherever they are."""
+        if self._spare is None:
+            by_node = [self._sharing.spare_bytes(node) for node in range(self._n_nodes)]
+            self._most = [max(there, default=-1.0) for there in by_node]
+            self._spare = sorted([spare for there in by_node for spare in there])
+        own_bytes = item.device_memory_bytes_per_gpu * _ALMOST
+        return len(self._spare) - bisect_left(self._spare, own_bytes) >= item.n_gpus

@@ -193,16 +193,16 @@ class Room:
         return min(cpus, default=0) < 0 or min(host_bytes, default=0.0) < 0
 
     def _move(self, item: Configuration, nodes: Sequence[int], sign: int) -> None:
-        gpus, levels = self.gpus, self._levels
+        gpus, levels, supplies = self.gpus, self._levels, self._supplies
         for node, count in zip(nodes, item.counts, strict=True):
-            bit = 1 << node
-            levels[gpus[node]] ^= bit
-            gpus[node] += sign * count
-            while gpus[node] >= len(levels):
-                levels.append(0)
-            levels[gpus[node]] ^= bit
-            if self._supplies is not None:
-                cpus, host_bytes = self._supplies
+            bit, free = 1 << node, gpus[node]
+            levels[free] ^= bit
+            gpus[node] = free = free + sign * count
+            if free >= len(levels):
+                levels += [0] * (free + 1 - len(levels))
+            levels[free] ^= bit
+            if supplies is not None:
+                cpus, host_bytes = supplies
                 cpus[node] += sign * count * item.cpu_threads
                 host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
         self.n_gpus += sign * item.n_gpus

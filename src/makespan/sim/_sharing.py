@@ -10,7 +10,8 @@ __all__ = ["IDLE_SHARE", "LEAST_PACE", "Sharing", "crowded_guest", "pace_beside"
 
 Use = tuple[int, int, Configuration]  # position of a job by submission, devices that it uses, what it runs as
 Pairs = tuple[dict[int, float], list[Configuration | None]]  # of `paces_on`
-Found = tuple[Pairs, dict[Configuration, list[float]]]  # of a node, and what `Sharing.places` said of it
+# Of a node, what `Sharing.places` said of it, and the memory for guests on each device without one [B].
+Found = tuple[Pairs, dict[Configuration, list[float]], list[float]]
 
 IDLE_SHARE = 0.34
 """How much of the progress that it would make alone a guest makes where no model says what it is.
@@ -167,7 +168,9 @@ class Sharing:
         if found is None:
             holders, guests = (uses.values() for uses in self._here[node])
             pairs = paces_on(holders, guests, self._n_devices[node], self._there_bytes[node])
-            found = self._found[node] = (pairs, {})
+            most_bytes = self._there_bytes[node] * (1 + TOLERANCE)
+            spare = [most_bytes - (it.device_memory_bytes_per_gpu if it else 0.0) for it in pairs[1]]
+            found = self._found[node] = (pairs, {}, spare)
         return found
 
     def pace(self, index: int, held: Allocation) -> float:
@@ -176,7 +179,7 @@ class Sharing:
 
     def places(self, node: int, item: Configuration) -> list[float]:
         """Return how fast one more guest would be on each device of a node, if no other guest makes room."""
-        pairs, known = self._on(node)
+        pairs, known, _ = self._on(node)
         found = known.get(item)
         if found is None:
             most_bytes = self._there_bytes[node] * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
@@ -186,6 +189,10 @@ class Sharing:
                 if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
             ]
         return found
+
+    def spare_bytes(self, node: int) -> list[float]:
+        """Return the memory that each device of a node without a guest has left for one [B]."""
+        return self._on(node)[2]
 
     def n_unshared(self, node: int) -> int:
         """Return how many devices of a node have no guest."""

@@ -38,27 +38,37 @@ def look_ahead(
     ]
     total_s = sum([run[0] for run in heap])
     last_s = max([run[0] for run in heap], default=now_s)
-    waiting = list(blocked[: tuning.max_foreseen])
-    n_beyond, time_s, weight = len(blocked) - len(waiting), now_s, tuning.last_weight
-    rest_s = sum([task.least_s for task in waiting])  # what is to be added at least to the time
+    foreseen = blocked[: tuning.max_foreseen]
+    n_waiting, n_beyond = len(foreseen), len(blocked) - len(foreseen)
+    time_s, weight = now_s, tuning.last_weight
+    rest_s = sum([task.least_s for task in foreseen])  # what is to be added at least to the time
     ends_s: dict[Task, float] = {}
     if total_s + rest_s + len(blocked) * now_s + weight * last_s >= limit_s:
         return None
     room, delay_s, grain_s = schedule.room.copy(), schedule.delay_s, tuning.grain_s
+    groups = _by_choices(foreseen)
     heapq.heapify(heap)
-    while heap and waiting:
+    while heap and groups:
         time_s, _, item, nodes = heapq.heappop(heap)
         room.give(item, nodes)
         if heap and heap[0][0] <= time_s + grain_s:
             continue
-        if total_s + rest_s + (len(waiting) + n_beyond) * time_s + weight * last_s >= limit_s:
+        if total_s + rest_s + (n_waiting + n_beyond) * time_s + weight * last_s >= limit_s:
             return None
-        left = []
-        for task in waiting:
+        turns = [(group[-1][0], group) for group in groups.values() if group[-1][1].least_gpus <= room.n_gpus]
+        heapq.heapify(turns)
+        while turns:
+            group = heapq.heappop(turns)[1]
+            task = group[-1][1]
             chosen = room.first_fit(task.choices) if task.least_gpus <= room.n_gpus else None
             if chosen is None:
-                left.append(task)
-                continue
+                continue  # nor does anybody else with these choices fit now
+            group.pop()
+            if group:
+                heapq.heappush(turns, (group[-1][0], group))
+            else:
+                del groups[task.choices]
+            n_waiting -= 1
             room.take(*chosen)
             end_s = time_s + delay_s + task.steps * task.options.step_s[chosen[0]]
             heapq.heappush(heap, (end_s, task.index, *chosen))
@@ -66,10 +76,17 @@ def look_ahead(
             total_s += end_s
             rest_s -= task.least_s
             last_s = max(last_s, end_s)
-        waiting = left
-    ends_s |= dict.fromkeys(waiting, last_s)
-    cost_s = total_s + len(waiting) * last_s + n_beyond * time_s + weight * last_s
+    ends_s |= {task: last_s for group in groups.values() for _, task in group}
+    cost_s = total_s + n_waiting * last_s + n_beyond * time_s + weight * last_s
     return Lookahead(cost_s, ends_s) if cost_s < limit_s else None
+
+
+def _by_choices(tasks: Sequence[Task]) -> dict[tuple[Configuration, ...], list[tuple[int, Task]]]:
+    """Group jobs by what they may start as: with their places in the queue, the first one last."""
+    groups: dict[tuple[Configuration, ...], list[tuple[int, Task]]] = {}
+    for place in range(len(tasks) - 1, -1, -1):
+        groups.setdefault(tasks[place].choices, []).append((place, tasks[place]))
+    return groups
 
 
 def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[Schedule, list[Task]]:
