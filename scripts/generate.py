@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
 from makespan.cli import cli_page
+from makespan.confidence import half_widths
 from makespan.config import configuration_page, json_schema, load_settings
 from makespan.papers import PAPERS, figures
 from makespan.tables import tables_page, write_text
@@ -47,6 +49,7 @@ def generated_files() -> dict[str, str]:
         "CONTRIBUTING.md": _filled("CONTRIBUTING.md", "layers", _layer_list()),
         "README.md": _filled("README.md", "results", _result_list()),
         "docs/index.md": _filled("docs/index.md", "papers", _paper_list()),
+        "docs/papers/morphling.md": _filled("docs/papers/morphling.md", "sets of live runs", _live_sets()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": page,
@@ -162,6 +165,32 @@ def _live_files() -> list[tuple[str, str]]:
     when = "measured only" if live.in_all else "measured only, on request"
     what = f"{live.workload} under {len(live.policies)} policies, {len(live.seeds)} seeds, beside predictions"
     return [("live", f"{what}; {when}"), ("live_summary", f"mean and worst error of these; {when}")]
+
+
+def _live_sets() -> str:
+    """Return the errors of every set of live runs that was made, and over all that were made as now.
+
+    The two policies of a seed have the same jobs, so the interval of the mean is that over seeds.
+    """
+    runs = pd.read_csv(ROOT / "docs/papers/morphling-live-runs.csv")
+    runs["size"] = runs["jct_difference_pct"].abs()
+    now = str(runs["made_with"].iloc[-1])
+    of_now = runs[runs["made_with"] == now]
+    seeds = of_now.groupby("seed")["size"].mean()
+    (half,) = half_widths(seeds.groupby(lambda _: 0))
+    sets = [(name, str(one["made_with"].iloc[0]), one) for name, one in runs.groupby("runs", sort=False)]
+    rows = []
+    for name, made_with, one in [*sets, ("all of the last kind", now, of_now)]:
+        known = one["in_interval"].dropna()
+        within = f"{known.astype(bool).sum()} of {len(known)}" if len(known) else "–"
+        rows.append((name, made_with, _pct(one["size"].mean()), _pct(one["size"].max()), within))
+    mean = f"{rows[-1][2]} ({_pct(seeds.mean() - half)} to {_pct(seeds.mean() + half)})"
+    rows[-1] = (*rows[-1][:2], mean, *rows[-1][3:])
+    return _table(("runs", "made with", "mean size", "largest", "in the interval"), rows)
+
+
+def _pct(value: float) -> str:
+    return f"{value:.1f} %"
 
 
 def _layers() -> list[list[str]]:

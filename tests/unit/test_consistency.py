@@ -1,5 +1,6 @@
 """Facts that stand in several files agree: pins, environments, versions, generated pages."""
 
+import csv
 import re
 import tomllib
 from pathlib import Path
@@ -131,6 +132,17 @@ def test_generated_files_are_what_the_code_says():
         name for name, text in generator().generated_files().items() if (ROOT / name).read_text() != text
     ]
     assert not stale, "run make generated"
+
+
+def test_the_last_set_of_live_runs_on_record_is_the_one_on_the_page():
+    page = (ROOT / "docs" / "papers" / "morphling.md").read_text()
+    between = page.partition("<!-- live runs -->")[2].partition("<!-- end of live runs -->")[0]
+    lines = [line.strip("| ").split(" | ") for line in between.splitlines() if ", seed " in line]
+    shown = [(*re.findall(r"`(.+)`, seed (\d+)", line[0])[0], float(line[4].split()[0])) for line in lines]
+    with (ROOT / "docs" / "papers" / "morphling-live-runs.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    last = [one for one in runs if one["runs"] == runs[-1]["runs"]]
+    assert shown == [(one["policy"], one["seed"], float(one["jct_difference_pct"])) for one in last]
 
 
 def test_every_module_of_the_package_is_on_the_page_of_the_api_and_in_the_list_of_layers():
