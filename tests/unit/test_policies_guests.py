@@ -7,6 +7,7 @@ from toy_cluster import find, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import policy
 from makespan.policies._guests import GuestRoom
+from makespan.policies._placing import Places
 from makespan.sim import Allocation, Engine, restart_cost, simulate, validate_schedule
 from makespan.studies import TableCatalogue
 
@@ -19,7 +20,8 @@ GIVEN = {"restart_delay_s": 4.0, "interval_s": 1.0}
 
 def room_of(spec, *held):
     """Return the room for guests beside jobs that have what is given."""
-    room = GuestRoom(Engine(spec, ONE, policy("fifo"), restart_cost(4.0), 1.0, None).view)
+    view = Engine(spec, ONE, policy("fifo"), restart_cost(4.0), 1.0, None).view
+    room = GuestRoom(view, Places.on(spec, ONE))
     for index, allocation in enumerate(held):
         room.add(index, allocation)
     return room

@@ -18,9 +18,10 @@ from makespan.policies.morphling import (
     MorphlingWork,
 )
 from makespan.policies.morphling._growth import grow
+from makespan.policies.morphling._lookahead import Lookahead
 from makespan.policies.morphling._options import FULL_FREEDOM, Options, OptionTable
 from makespan.policies.morphling._policies import _next_multiple
-from makespan.policies.morphling._preemption import Residents, displace, look_ahead, preempt
+from makespan.policies.morphling._preemption import Residents, displace, preempt
 from makespan.policies.morphling._schedule import Arrivals, Context, Schedule, Slot, Task
 from makespan.sim import simulate
 from makespan.studies import TableCatalogue
@@ -42,8 +43,10 @@ def view_of(index=0, ran=(), **spec):
         spec=job,
         index=index,
         allocation=None,
+        generation=len(ran),
         ready_time_s=0.0,
         observed=frozenset(ran),
+        has_run=lambda item: item in ran,
         step_s=lambda item: item.iter_time_s if item in ran else item.predicted_iter_time_s,
         assures=lambda item: item is reference or item.predicted_iter_time_s <= reference.iter_time_s,
     )
@@ -64,8 +67,8 @@ def task(index=0, steps=100.0, options=None, **spec):
     return Task(view_of(index, **spec), options_of(CATALOGUE) if options is None else options, steps, 0.0)
 
 
-def context(now_s=0.0, price=0.0, tuning=CLAIRVOYANT):
-    return Context(now_s, DELAY_S, price, 8, tuning)
+def context(now_s=0.0, price=0.0, tuning=CLAIRVOYANT, preempt_price=0.0, last_weight=1.0):
+    return Context(now_s, DELAY_S, price, preempt_price, last_weight, 8, tuning)
 
 
 def scheduled(free, *held, now_s=0.0):
@@ -79,7 +82,7 @@ def scheduled(free, *held, now_s=0.0):
 
 
 def weighing(last_weight, **changes):
-    return context(tuning=replace(CLAIRVOYANT, last_weight=last_weight, grain_s=0.0, **changes))
+    return context(tuning=replace(CLAIRVOYANT, grain_s=0.0, **changes), last_weight=last_weight)
 
 
 def admitted(*tasks, price=0.0, now_s=0.0, tuning=CLAIRVOYANT):
@@ -246,12 +249,13 @@ def test_the_lookahead_starts_blocked_jobs_when_devices_become_free():
     running, waiting = task(0, 100), task(1, 50, options=only(item))
     admitted(waiting)
     now = scheduled([8], (running, item, (0,)))
-    ahead = look_ahead(now, [waiting], weighing(2.0))
+    ahead = Lookahead(now, [waiting], weighing(2.0))
+    cost_s = ahead.cost_s()
     first_s = 100 * item.predicted_iter_time_s
     last_s = first_s + DELAY_S + 50 * item.predicted_iter_time_s
     assert ahead.ends_s == {waiting: pytest.approx(last_s)}
-    assert ahead.cost_s == pytest.approx(first_s + 3.0 * last_s)
-    assert look_ahead(now, [waiting], weighing(2.0), ahead.cost_s) is None
+    assert cost_s == ahead.cost_s() == pytest.approx(first_s + 3.0 * last_s)
+    assert Lookahead(now, [waiting], weighing(2.0)).cost_s(cost_s) is None
     assert now.room.gpus == [0]
 
 
@@ -259,7 +263,8 @@ def test_a_job_that_never_fits_waits_until_the_others_are_done():
     item, pair = find(CATALOGUE, "ga", "8"), find(CATALOGUE, "ga", "11")
     running, waiting = task(0, 100), task(1, 50, options=only(pair))
     admitted(waiting)
-    ahead = look_ahead(scheduled([8], (running, item, (0,))), [waiting], weighing(0.0))
+    ahead = Lookahead(scheduled([8], (running, item, (0,))), [waiting], weighing(0.0))
+    ahead.follow([waiting])
     assert ahead.ends_s[waiting] == pytest.approx(100 * item.predicted_iter_time_s)
 
 
@@ -269,8 +274,8 @@ def test_jobs_far_back_in_the_queue_count_as_ending_when_the_last_before_them_st
     admitted(*queue)
     now = scheduled([8], (running, item, (0,)))
     run_s = 100 * item.predicted_iter_time_s
-    near = look_ahead(now, queue, weighing(0.0, max_foreseen=1))
-    assert near.cost_s == pytest.approx(run_s + (2 * run_s + DELAY_S) + 2 * run_s)
+    near = Lookahead(now, queue, weighing(0.0, max_foreseen=1))
+    assert near.cost_s() == pytest.approx(run_s + (2 * run_s + DELAY_S) + 2 * run_s)
     assert set(near.ends_s) == {queue[0]}
 
 
@@ -286,11 +291,42 @@ def test_jobs_with_other_choices_pass_those_for_which_there_is_no_room_and_no_ot
     ]
     admitted(*queue)
     now = scheduled([8, 8, 8, 8], *held)
-    ahead = look_ahead(now, queue, weighing(1.0))
+    ahead = Lookahead(now, queue, weighing(1.0))
+    cost_s = ahead.cost_s()
     expected = one_by_one(now, queue)
     assert {one: ahead.ends_s[one] for one in queue} == {one: pytest.approx(expected[one]) for one in queue}
     ends = [*expected.values(), *(slot.finish_s for slot in now.slots.values())]
-    assert ahead.cost_s == pytest.approx(sum(ends) + max(ends))
+    assert cost_s == pytest.approx(sum(ends) + max(ends))
+
+
+def test_the_lookahead_goes_no_further_than_it_is_asked_to():
+    item = find(CATALOGUE, "ga", "8")
+    running, *queue = (task(index, 100, options=only(item)) for index in range(5))
+    admitted(*queue)
+    now = scheduled([8], (running, item, (0,)))
+    ahead = Lookahead(now, queue, weighing(1.0))
+    assert ahead.ends_s == {}
+    ahead.follow(queue[:2])
+    assert set(ahead.ends_s) == set(queue[:2])
+    known = dict(ahead.ends_s)
+    assert ahead.cost_s() == Lookahead(now, queue, weighing(1.0)).cost_s()
+    assert set(ahead.ends_s) == set(queue) and known.items() <= ahead.ends_s.items()
+
+
+@pytest.mark.parametrize("is_guaranteed", [False, True])
+def test_devices_have_their_price_until_jobs_end(is_guaranteed):
+    item = find(CATALOGUE, "ga", "8")
+    running = task(0, 100, options=only(item))
+    waiting = task(1, 50, options=only(item), is_guaranteed=is_guaranteed)
+    admitted(waiting)
+    now = scheduled([8], (running, item, (0,)))
+    half = replace(CLAIRVOYANT, preempt_factor=0.5)
+    free, dear = (
+        Lookahead(now, [waiting], context(preempt_price=price, tuning=half)) for price in (0.0, 0.25)
+    )
+    step_s = item.predicted_iter_time_s
+    held_s = 100 * step_s + (0.5 if is_guaranteed else 1.0) * (DELAY_S + 50 * step_s)
+    assert dear.cost_s() - free.cost_s() == pytest.approx(0.25 * 8 * held_s)
 
 
 def one_by_one(schedule, queue):
@@ -332,6 +368,18 @@ def test_nobody_preempts_where_waiting_is_cheaper():
     after, blocked = preempt(before, [large], context())
     assert after is before
     assert blocked == [large]
+
+
+def test_nobody_takes_devices_that_those_who_wait_or_arrive_would_miss_for_longer():
+    whole = find(CATALOGUE, "ga", "8")
+    victim, newcomer = (task(index, steps, options=only(whole)) for index, steps in enumerate((5000, 400)))
+    others = [task(index, 900, options=only(whole)) for index in range(2, 50)]
+    now, first_only = scheduled([8], (victim, whole, (0,))), replace(CLAIRVOYANT, max_preempting=1)
+    for n_others, price, is_taken in ((0, 0.0, True), (0, 4.0, False), (10, 0.0, True), (40, 0.0, False)):
+        queue = admitted(newcomer, *others[:n_others])
+        after, waiting = preempt(now, queue, context(preempt_price=price, tuning=first_only))
+        assert (newcomer in after.slots) is is_taken, (n_others, price)
+        assert (after is now) is not is_taken and len(waiting) == len(queue)
 
 
 @pytest.mark.parametrize("is_guaranteed", [False, True])

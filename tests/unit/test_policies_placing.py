@@ -1,19 +1,34 @@
 """Best fit on numbers whose bits are nodes."""
 
 import random
+from dataclasses import replace
 
 import pytest
-from toy_cluster import find, throughput_rows, toy_catalogue, toy_nodes
+from toy_cluster import (
+    FAST,
+    SLOW,
+    find,
+    mixed_nodes,
+    throughput_rows,
+    toy_catalogue,
+    toy_nodes,
+    typed_catalogue,
+)
 
-from makespan.policies._placing import Room, can_starve
+from makespan.policies import _placing
+from makespan.policies._placing import Places, Room, can_starve
 from makespan.studies import TableCatalogue
 
 
-def best_fit(free, counts):
+def best_fit(free, counts, of_type=None, types=()):
     """Return what the plain loop over nodes finds."""
     nodes = []
-    for count in counts:
-        able = [(room, node) for node, room in enumerate(free) if room >= count and node not in nodes]
+    for rank, count in enumerate(counts):
+        able = [
+            (room, node)
+            for node, room in enumerate(free)
+            if room >= count and node not in nodes and (not types or types[rank] in ("", of_type[node]))
+        ]
         if not able:
             return None
         nodes.append(min(able)[1])
@@ -31,6 +46,73 @@ def test_placing_agrees_with_the_plain_loop():
         assert found == best_fit(free, item.counts)
         outcomes.add(found is None)
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("most", [8, 127, 128, 300])
+def test_places_remember_and_change_no_answer(most):
+    rng, items = random.Random(most), toy_catalogue().all("roberta")
+    places = Places(6, most)
+    for _ in range(2):  # the second time everything is known
+        for seed in range(100):
+            draw = random.Random(seed)
+            free = [draw.choice((0, draw.randint(0, most))) for _ in range(6)]
+            choices = tuple(draw.sample(items, 3))
+            known = places.packed(free)
+            assert places.unpacked(known) == free
+            expected = [(item, best_fit(free, item.counts)) for item in choices]
+            assert [(item, places.fit(known, item)) for item in choices] == expected
+            first = next((fit for fit in expected if fit[1] is not None), None)
+            assert places.first_fit(known, sum(free), choices) == first
+    room = Room([most] * 6, places=places)
+    for _ in range(50):
+        item = rng.choice(items)
+        nodes = room.fit(item)
+        if nodes is not None:
+            room.take(item, nodes)
+    assert places.packed(room.gpus) == room._free and sum(room.gpus) == room.n_gpus
+
+
+def test_a_place_has_the_type_of_device_that_is_asked_for():
+    places, catalogue = Places.on(mixed_nodes(2, 8), typed_catalogue()), typed_catalogue()
+    of_type = [FAST, FAST, SLOW, SLOW]
+    assert [list(places.nodes_of_type(name)) for name in (FAST, SLOW, "")] == [[0, 1], [2, 3], [0, 1, 2, 3]]
+    rng, outcomes = random.Random(7), set()
+    for _ in range(300):
+        free = [rng.randint(0, 8) for _ in of_type]
+        item = rng.choice(catalogue.all("roberta"))
+        found = places.fit(places.packed(free), item)
+        assert found == best_fit(free, item.counts, of_type, item.types_by_count)
+        outcomes.add((found is None, item.types_by_count[0]))
+    assert len(outcomes) == 4
+
+
+def test_supplies_are_looked_at_where_they_may_run_out():
+    rng = random.Random(3)
+    item = replace(find(toy_catalogue(), "ga", "22"), host_memory_bytes_per_gpu=2.0)
+    outcomes = set()
+    for _ in range(300):
+        free = [rng.randint(0, 8) for _ in range(5)]
+        cpus, host = [rng.randint(0, 16) for _ in free], [float(rng.randint(0, 8)) for _ in free]
+        supplied = [
+            count if cpus[node] >= 2 * item.cpu_threads and host[node] >= 4.0 else 0
+            for node, count in enumerate(free)
+        ]
+        found = Room(free, cpus, host).fit(item)
+        assert found == best_fit(supplied, item.counts)
+        outcomes.add(found is None)
+    assert outcomes == {True, False}
+
+
+def test_places_forget_everything_before_they_grow_without_bounds(monkeypatch):
+    monkeypatch.setattr(_placing, "_MAX_REMEMBERED", 5)
+    places, item = Places(2, 8), find(toy_catalogue(), "ga", "2")
+    for free in range(9):
+        assert places.fit(places.packed([free, 0]), item) == ((0,) if free >= 2 else None)
+        assert sum(len(known) for known in places._fits.values()) <= 5
+
+
+def test_what_is_larger_than_any_node_fits_nowhere():
+    assert Places(2, 4).fit(Places(2, 4).packed([4, 4]), find(toy_catalogue(), "ga", "8")) is None
 
 
 def test_giving_undoes_taking_and_refusals_are_forgotten():

@@ -1,5 +1,6 @@
 """The engine: delays, rounds, failures, checks and errors."""
 
+import gc
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_
 
 from makespan.errors import InputError, MakespanError, TraceError, UnknownNameError
 from makespan.hardware import ClusterSpec
-from makespan.policies import policy
+from makespan.policies import REGISTRY, policy
 from makespan.sim import (
     Allocation,
     Decision,
@@ -459,3 +460,22 @@ def test_a_result_says_how_long_it_took():
     result = run([toy_job()])
     assert 0 < result.policy_wall_s < result.wall_s
     assert result.n_decisions == 1
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_simulation_leaves_nothing_for_the_collector(name):
+    jobs = [toy_job(f"j{at}", float(at), steps=40, n_gpus=1 + at % 2, plan="ga") for at in range(12)]
+    failures = [NodeEvent(30.0, 0, NodeEventKind.FAILED), NodeEvent(60.0, 0, NodeEventKind.JOINED)]
+    given = {"restart_delay_s": 2.0, "failures": failures}
+
+    def run_once():
+        simulate(jobs, toy_nodes(2, 2), toy_catalogue(), policy(name), **given)
+
+    run_once()  # what is made once, and kept
+    gc.collect()
+    gc.disable()
+    try:
+        run_once()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

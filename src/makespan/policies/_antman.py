@@ -7,7 +7,7 @@ from typing import Any
 
 from makespan.hardware import ClusterSpec
 from makespan.policies._guests import GuestRoom
-from makespan.policies._placing import Room
+from makespan.policies._placing import Places
 from makespan.policies._queue import Queue, acceptable, preempt
 from makespan.sim import (
     Allocation,
@@ -52,7 +52,7 @@ class AntMan:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return the queue, still empty."""
-        return Queue()
+        return Queue(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve guaranteed jobs, then the others, each by submission."""
@@ -67,7 +67,7 @@ class AntMan:
             return acceptable(job, requested(job.spec), 1.0, 0.0, self.max_slowdown)
 
         least = self.least_pace if self.shares and view.shares_devices else None
-        draft = _Draft(view, least)
+        draft = _Draft(view, least, state)
         draft.end_sharing()
         state.update(view, order, options)
         started: dict[Options, int] = {}
@@ -104,14 +104,14 @@ def _serve(
 class _Draft:
     """Who will have what, and be guest where."""
 
-    def __init__(self, view: ClusterView, least_pace: float | None) -> None:
+    def __init__(self, view: ClusterView, least_pace: float | None, queue: Queue) -> None:
         self.changes: dict[str, Allocation | None] = {}
         self.displaced: list[JobView] = []
         self._view = view
         self._shares = least_pace is not None
         self._least = least_pace or 0.0
-        self._free = Room.of(view, is_tight=True)
-        self._guests = GuestRoom(view)
+        self._free = queue.room(view)
+        self._guests = GuestRoom(view, self._free.places)
         self._held = {job.index: (job, job.allocation) for job in view.running if job.allocation is not None}
 
     def guests(self) -> list[tuple[JobView, Allocation]]:

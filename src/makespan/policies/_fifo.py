@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._placing import Room, can_starve
+from makespan.policies._placing import Places
 from makespan.sim import Allocation, Catalogue, ClusterView, Decision
 
 __all__ = ["POLICIES", "Fifo"]
@@ -24,11 +24,11 @@ class Fifo:
     references: tuple[str, ...] = ()
     is_serial: bool = False
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> bool:
-        """Return whether nodes may run out of CPU threads or host memory."""
-        return can_starve(cluster, catalogue)
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Places:
+        """Return where what fits, which does not change."""
+        return Places.on(cluster, catalogue)
 
-    def decide(self, view: ClusterView, state: bool) -> tuple[Decision, bool]:
+    def decide(self, view: ClusterView, state: Places) -> tuple[Decision, Places]:
         """Start jobs from the head of the queue until one does not fit."""
         changes: dict[str, Allocation | None] = {}
         head = next(iter(view.pending), None)
@@ -36,7 +36,7 @@ class Fifo:
             return Decision(changes), state
         if view.catalogue.as_requested(head.spec)[0].n_gpus > view.n_free_gpus:
             return Decision(changes), state
-        room = Room.of(view, is_tight=state)
+        room = state.room(view)
         for job in view.pending:
             found = room.first_fit(view.catalogue.as_requested(job.spec))
             if found is None:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._queue import acceptable, serve
+from makespan.policies._placing import Places
+from makespan.policies._queue import Queue, acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -106,6 +107,7 @@ def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats
 class Turns:
     """What jobs may run as by type of device, computed once a kind, and what each has received of it [s]."""
 
+    places: Places
     time_s: float = 0.0
     received_s: dict[str, dict[str, float]] = field(default_factory=dict)
     _known: dict[tuple[str, str, int], dict[str, tuple[Configuration, ...]]] = field(default_factory=dict)
@@ -164,7 +166,7 @@ class Gavel:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Turns:
         """Return what jobs have received: nothing."""
-        return Turns()
+        return Turns(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Turns) -> tuple[Decision, Turns]:
         """Compute the shares, then serve jobs by how far behind their share they are."""
@@ -194,7 +196,7 @@ class Gavel:
         def victims(job: JobView) -> list[JobView]:
             return [other for other in over if priority[other] * self.advantage <= priority[job]]
 
-        decision = serve(view, order, options, victims)
+        decision = serve(view, order, options, victims, Queue(state.places))
         return Decision(decision.changes, _next_turn_s(view, turn_s)), state
 
     def _shares(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from makespan.policies._placing import Fit, Room
+from makespan.policies._placing import Fit, Places, Room
 from makespan.sim import Allocation, ClusterView, Configuration, Decision, JobView
 
 __all__ = ["Queue", "acceptable", "preempt", "serve"]
@@ -25,16 +25,24 @@ def acceptable(job: JobView, options: Options, steps: float, delay_s: float, max
 class Queue:
     """Waiting jobs grouped by what they may run as, each group in the order of a policy.
 
-    A policy may keep one in its state if neither order nor options of a job change while it waits.
+    A policy may keep one in its state if neither order nor options of a job change while it waits. It has
+    the places on the cluster, if the policy keeps them.
     """
 
-    __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs")
+    __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs", "places")
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places | None = None) -> None:
+        self.places = places
         self._groups: dict[Options, list[Key]] = {}  # of each job its key, its index and itself
         self._displaced: list[JobView] = []
         self._last_index = -1
         self._n_jobs = 0
+
+    def room(self, view: ClusterView, kept_threads: int = 0) -> Room:
+        """Return what is free now, see `Room`."""
+        if self.places is None:
+            return Room.of(view, is_tight=True, kept_threads=kept_threads)
+        return self.places.room(view, kept_threads)
 
     def update(self, view: ClusterView, order: Order, options: Callable[[JobView], Options]) -> None:
         """Take in who has come since the last decision, or everybody if others came or went as well."""
@@ -96,10 +104,10 @@ def serve(
     queue, kept_threads
         What the policy keeps between decisions, if order and options of a waiting job stay; see `Room`.
     """
-    room = Room.of(view, is_tight=True, kept_threads=kept_threads)
+    queue = Queue() if queue is None else queue
+    room = queue.room(view, kept_threads)
     if not (room.n_gpus or victims is not None):
         return Decision()
-    queue = Queue() if queue is None else queue
     queue.update(view, order, options)
     most = room.n_gpus if victims is None else view.n_gpus
     waiting = [(group[0], choices, group) for choices, group in queue.groups(most)]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from makespan.hardware import ClusterSpec
+from makespan.policies._placing import Places
 from makespan.policies._queue import Queue, acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
@@ -27,7 +28,7 @@ class ShortestJobFirst:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return the queue, still empty."""
-        return Queue()
+        return Queue(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve the queue by run time."""
@@ -60,7 +61,7 @@ class ShortestRemainingTimeFirst:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return the queue, still empty."""
-        return Queue()
+        return Queue(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve the queue by remaining time; the longest running job is displaced first."""

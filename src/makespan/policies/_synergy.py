@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from makespan.hardware import ClusterSpec
+from makespan.policies._placing import Places
 from makespan.policies._queue import Queue, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
@@ -76,7 +77,7 @@ class Synergy:
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> tuple[CpuDemands, Queue]:
         """Return the table of demands and the queue, still empty."""
         fair_threads = min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes)
-        return CpuDemands(fair_threads), Queue()
+        return CpuDemands(fair_threads), Queue(Places.on(cluster, catalogue))
 
     def decide(
         self, view: ClusterView, state: tuple[CpuDemands, Queue]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from makespan.hardware import ClusterSpec
+from makespan.policies._placing import Places
 from makespan.policies._queue import Queue, acceptable, serve
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 
@@ -33,7 +34,7 @@ class Tiresias:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return the queue, still empty."""
-        return Queue()
+        return Queue(Places.on(cluster, catalogue))
 
     def queue(self, job: JobView) -> int:
         """Return the queue of a job, 0 for the one that is served first."""
@@ -63,7 +64,7 @@ class Tiresias:
             level = self.queue(job)
             return list(takewhile(lambda other: queues[other] > level, candidates))
 
-        kept = state if self.promotion is None else Queue()  # promotion comes with time alone
+        kept = state if self.promotion is None else Queue(state.places)  # promotion comes with time alone
         return serve(view, order, options, victims, kept), state
 
 

@@ -36,6 +36,7 @@ from makespan.sim._policy import (
 from makespan.sim._sharing import (
     IDLE_SHARE,
     LEAST_PACE,
+    Company,
     Sharing,
     crowded_guest,
     pace_beside,
@@ -60,6 +61,7 @@ __all__ = [
     "Allocation",
     "Catalogue",
     "ClusterView",
+    "Company",
     "Configuration",
     "Decision",
     "Devices",

@@ -128,6 +128,7 @@ class Engine:
                 handler(first, second)
         if len(finished) < n_jobs:
             raise self.stalled()
+        queue.clear()  # what is out of date refers to the engine, and would keep all of it alive
 
     def stalled(self) -> StalledError:
         """Return the error that says who waits for ever."""

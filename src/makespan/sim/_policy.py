@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeGuard
 from makespan.errors import MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue, Configuration
-from makespan.sim._sharing import crowded_guest, memory_by_device
 from makespan.sim._state import ClusterState, Nodes
 from makespan.sim._view import ClusterView, JobView
 from makespan.sim._watch import TookTooLong, Watch
@@ -307,16 +306,24 @@ def _check_memory(
     changes: list[tuple[JobView, Allocation | None]], view: ClusterView, policy: Policy
 ) -> None:
     """Check that each guest finds a device with memory for it."""
-    after = {job.spec.job_id: job.allocation for job in view.running}
-    after |= {job.spec.job_id: new for job, new in changes}
-    needed = memory_by_device(after.values(), view.n_nodes)
-    for node, (n_gpus, holders, guests) in enumerate(zip(view.gpus_per_node, *needed, strict=True)):
-        there_bytes = view.cluster.nodes[node].gpu.usable_bytes
-        own_bytes = crowded_guest(holders, guests, n_gpus, there_bytes)
+    sharing, touched = view.sharing(), set[int]()
+    for job, _ in changes:
+        if job.allocation is not None:
+            sharing.remove(job.index, job.allocation)
+            touched.update(job.allocation.nodes)
+    for job, new in changes:
+        if new is not None:
+            sharing.add(job.index, new)
+            touched.update(new.nodes)
+    for node in sorted(touched):
+        own_bytes = sharing.on(node).crowded_bytes
         if own_bytes is not None:
+            after = {job.spec.job_id: job.allocation for job in view.running}
+            after |= {job.spec.job_id: new for job, new in changes}
             job_id = next(name for name, held in after.items() if _is_guest_with(held, node, own_bytes))
+            there = format_bytes(view.cluster.nodes[node].gpu.usable_bytes)
             found = f"needs {format_bytes(own_bytes)} on a device of node {node} beside what others need"
-            raise _error(view, policy, job_id, f"{found}; accepted: {format_bytes(there_bytes)} for both")
+            raise _error(view, policy, job_id, f"{found}; accepted: {there} for both")
 
 
 def _is_guest_with(held: Allocation | None, node: int, own_bytes: float) -> bool:

@@ -6,12 +6,11 @@ from functools import lru_cache
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import TOLERANCE, Allocation, Configuration
 
-__all__ = ["IDLE_SHARE", "LEAST_PACE", "Sharing", "crowded_guest", "pace_beside", "paces_on"]
+__all__ = ["IDLE_SHARE", "LEAST_PACE", "Company", "Sharing", "crowded_guest", "pace_beside", "paces_on"]
 
 Use = tuple[int, int, Configuration]  # position of a job by submission, devices that it uses, what it runs as
-Pairs = tuple[dict[int, float], list[Configuration | None]]  # of `paces_on`
-# Of a node, what `Sharing.places` said of it, and the memory for guests on each device without one [B].
-Found = tuple[Pairs, dict[Configuration, list[float]], list[float]]
+Part = tuple[int, Configuration]  # devices of a node that a job uses, and what it runs as
+Parts = tuple[Part, ...]  # by submission of the jobs
 
 IDLE_SHARE = 0.34
 """How much of the progress that it would make alone a guest makes where no model says what it is.
@@ -115,41 +114,98 @@ def paces_on(
     return found, left
 
 
+class Company:
+    """What follows from who holds devices of a node and who is a guest there, whichever jobs these are.
+
+    Attributes
+    ----------
+    paces
+        How fast each guest goes, in the order of submission.
+    crowded_bytes
+        Memory of the largest guest that finds no device [B], or None if all do.
+    n_unshared, spare_bytes, most_bytes
+        Devices without a guest, the memory that each of them has left for one, and the most of these [B].
+    """
+
+    __slots__ = (
+        "_guests", "_holders", "_left", "_n_devices", "_places", "_there_bytes", "crowded_bytes",
+        "most_bytes", "n_unshared", "paces", "spare_bytes",
+    )  # fmt: skip
+
+    def __init__(self, holders: Parts, guests: Parts, n_devices: int, there_bytes: float) -> None:
+        self._n_devices, self._there_bytes = n_devices, there_bytes
+        first, second = ([(rank, *part) for rank, part in enumerate(parts)] for parts in (holders, guests))
+        paces, self._left = paces_on(first, second, n_devices, there_bytes)
+        self.paces = [paces[rank] for rank in range(len(guests))]
+        self._holders, self._guests = _bytes_of(holders), _bytes_of(guests)
+        self.n_unshared = n_devices - len(self._guests)
+        self.crowded_bytes = self._crowded(self._guests)
+        limit_bytes = there_bytes * (1 + TOLERANCE)
+        taken_bytes = [it.device_memory_bytes_per_gpu if it else 0.0 for it in self._left]
+        self.spare_bytes = [limit_bytes - taken for taken in taken_bytes]
+        self.most_bytes = max(self.spare_bytes, default=-1.0)
+        self._places: dict[Configuration, list[float]] = {}
+
+    def places(self, item: Configuration) -> list[float]:
+        """Return how fast one more guest would be on each device, if no other guest makes room."""
+        found = self._places.get(item)
+        if found is None:
+            most_bytes = self._there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
+            found = self._places[item] = [
+                pace_beside(item, holder)
+                for holder in self._left
+                if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
+            ]
+        return found
+
+    def has_memory(self, n_more: int, own_bytes: float) -> bool:
+        """Whether each guest finds a device, with so many more that need so much memory [B]."""
+        if n_more > self.n_unshared:
+            return False
+        return self._crowded(self._guests + [own_bytes] * n_more) is None
+
+    def _crowded(self, guests: list[float]) -> float | None:
+        return crowded_guest(self._holders, guests, self._n_devices, self._there_bytes)
+
+
+_company = lru_cache(maxsize=1 << 13)(Company)  # the same is on a node again and again
+
+
 class Sharing:
     """Holders and guests of every node, kept up to date as jobs take devices and give them back.
 
     Whoever gets a `copy` may change it to try what would be.
     """
 
-    __slots__ = ("_found", "_here", "_n_devices", "_there_bytes")
+    __slots__ = ("_company", "_here", "_n_devices", "_there_bytes")
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._n_devices = [node.n_gpus for node in cluster.nodes]
         self._there_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
-        # Uses by position, of holders and of guests; what `paces_on` says of them, until something changes.
-        self._here: list[tuple[dict[int, Use], dict[int, Use]]] = [({}, {}) for _ in cluster.nodes]
-        self._found: list[Found | None] = [None] * cluster.n_nodes
+        # Uses by position, of holders and of guests; what follows from them, until something changes.
+        self._here: list[tuple[dict[int, Part], dict[int, Part]]] = [({}, {}) for _ in cluster.nodes]
+        self._company: list[Company | None] = [None] * cluster.n_nodes
 
     def copy(self) -> "Sharing":
         """Return an independent copy."""
         other = Sharing.__new__(Sharing)
         other._n_devices, other._there_bytes = self._n_devices.copy(), self._there_bytes
-        other._here, other._found = self._here.copy(), self._found.copy()
+        other._here, other._company = self._here.copy(), self._company.copy()
         return other
 
     def resize(self, node: int, n_devices: int) -> None:
         """Let a node have so many devices from now on."""
-        self._n_devices[node], self._found[node] = n_devices, None
+        self._n_devices[node], self._company[node] = n_devices, None
 
     def add(self, index: int, held: Allocation) -> None:
         """Take in what a job, by its position in the order of submission, holds or uses; unchecked."""
-        item = held.configuration
+        item, is_guest = held.configuration, held.is_guest
         for node, count in zip(held.nodes, item.placement.gpus_per_node, strict=True):
-            uses, use = self._here[node], (index, count, item)
-            if uses[held.is_guest].get(index) != use:
+            uses, part = self._here[node], (count, item)
+            if uses[is_guest].get(index) != part:
                 changed = uses[0].copy(), uses[1].copy()
-                changed[held.is_guest][index] = use
-                self._here[node], self._found[node] = changed, None
+                changed[is_guest][index] = part
+                self._here[node], self._company[node] = changed, None
 
     def remove(self, index: int, held: Allocation) -> None:
         """Forget what a job holds or uses."""
@@ -157,55 +213,30 @@ class Sharing:
             holders, guests = self._here[node]
             changed = holders.copy(), guests.copy()
             changed[held.is_guest].pop(index, None)
-            self._here[node], self._found[node] = changed, None
+            self._here[node], self._company[node] = changed, None
 
     def guests(self, node: int) -> Iterable[int]:
         """Return the guests of a node."""
         return self._here[node][True].keys()
 
-    def _on(self, node: int) -> Found:
-        found = self._found[node]
+    def on(self, node: int) -> Company:
+        """Return what follows from who is on a node now."""
+        found = self._company[node]
         if found is None:
-            holders, guests = (uses.values() for uses in self._here[node])
-            pairs = paces_on(holders, guests, self._n_devices[node], self._there_bytes[node])
-            most_bytes = self._there_bytes[node] * (1 + TOLERANCE)
-            spare = [most_bytes - (it.device_memory_bytes_per_gpu if it else 0.0) for it in pairs[1]]
-            found = self._found[node] = (pairs, {}, spare)
+            holders, guests = (tuple([uses[index] for index in sorted(uses)]) for uses in self._here[node])
+            found = _company(holders, guests, self._n_devices[node], self._there_bytes[node])
+            self._company[node] = found
         return found
+
+    def everywhere(self) -> list[Company]:
+        """Return the same of every node."""
+        return [it or self.on(node) for node, it in enumerate(self._company)]
 
     def pace(self, index: int, held: Allocation) -> float:
         """Return how much of the progress that it would make alone a guest makes where it is slowest."""
-        return min([self._on(node)[0][0][index] for node in held.nodes])
-
-    def places(self, node: int, item: Configuration) -> list[float]:
-        """Return how fast one more guest would be on each device of a node, if no other guest makes room."""
-        pairs, known, _ = self._on(node)
-        found = known.get(item)
-        if found is None:
-            most_bytes = self._there_bytes[node] * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
-            found = known[item] = [
-                pace_beside(item, holder)
-                for holder in pairs[1]
-                if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
-            ]
-        return found
-
-    def spare_bytes(self, node: int) -> list[float]:
-        """Return the memory that each device of a node without a guest has left for one [B]."""
-        return self._on(node)[2]
-
-    def n_unshared(self, node: int) -> int:
-        """Return how many devices of a node have no guest."""
-        return self._n_devices[node] - sum([count for _, count, _ in self._here[node][True].values()])
-
-    def has_memory(self, node: int, n_more: int = 0, own_bytes: float = 0.0) -> bool:
-        """Whether each guest of a node finds a device, with so many more that need so much memory [B]."""
-        holders, guests = (_bytes_of(uses.values()) for uses in self._here[node])
-        if len(guests) + n_more > self._n_devices[node]:
-            return False
-        more = [own_bytes] * n_more
-        return crowded_guest(holders, guests + more, self._n_devices[node], self._there_bytes[node]) is None
+        ranks = [(node, sorted(self._here[node][True]).index(index)) for node in held.nodes]
+        return min([self.on(node).paces[rank] for node, rank in ranks])
 
 
-def _bytes_of(uses: Iterable[Use]) -> list[float]:
-    return [item.device_memory_bytes_per_gpu for _, count, item in uses for _ in range(count)]
+def _bytes_of(parts: Parts) -> list[float]:
+    return [item.device_memory_bytes_per_gpu for count, item in parts for _ in range(count)]

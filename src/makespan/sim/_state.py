@@ -1,7 +1,7 @@
 """The state of a cluster and its jobs, and the transitions that change it."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from makespan.hardware import ClusterSpec
 from makespan.sim._catalogue import Allocation, Catalogue, Configuration
@@ -124,6 +124,32 @@ class Nodes:
         self.free_host_bytes[node] = host_bytes
 
 
+class _Shared:
+    """Who shares devices with whom, and the copies of it that views hand out.
+
+    It knows neither view nor state, which would keep each other alive after the end of a run.
+    """
+
+    __slots__ = ("_cluster", "_nodes", "_running", "now")
+
+    def __init__(self, cluster: ClusterSpec, nodes: Nodes, running: Mapping[str, JobView]) -> None:
+        self._cluster, self._nodes, self._running = cluster, nodes, running
+        self.now: Sharing | None = None  # from the first guest on
+
+    def __call__(self) -> Sharing:
+        """Return who holds devices and who is a guest on them, a copy."""
+        if self.now is not None:
+            self.now.everywhere()  # what follows from who is where now is of use later, too
+            return self.now.copy()
+        found = Sharing(self._cluster)
+        for node, n_gpus in enumerate(self._nodes.gpus_per_node()):
+            found.resize(node, n_gpus)
+        for job in self._running.values():
+            if job.allocation is not None:
+                found.add(job.index, job.allocation)
+        return found
+
+
 class ClusterState:
     """Jobs and nodes with the transitions between their states; the only code that writes to views."""
 
@@ -138,10 +164,10 @@ class ClusterState:
         shares_devices: bool = False,
     ) -> None:
         self.nodes = Nodes(cluster)
-        self._sharing: Sharing | None = None  # from the first guest on
         self._touched: set[int] = set()  # nodes on which something has changed since guests were rated
         self._pending: OrderedDict[str, JobView] = OrderedDict()
         self._running: dict[str, JobView] = {}
+        self._shared = _Shared(cluster, self.nodes, self._running)
         self.view = ClusterView()
         values = {
             "time_s": 0.0,
@@ -156,7 +182,7 @@ class ClusterState:
             "pending": self._pending.values(),
             "running": self._running.values(),
             "_nodes": self.nodes,
-            "_sharing": self.sharing,
+            "_sharing": self._shared,
             "_pending": self._pending,
             "_running": self._running,
         }
@@ -196,10 +222,10 @@ class ClusterState:
         if ready_s is None:
             ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
         step_s = allocation.configuration.iter_time_s
-        if allocation.is_guest or self._sharing is not None:
+        if allocation.is_guest or self._shared.now is not None:
             self.expect([(job, allocation)])
-        if allocation.is_guest and self._sharing is not None:
-            step_s /= self._sharing.pace(job.index, allocation)
+        if allocation.is_guest and self._shared.now is not None:
+            step_s /= self._shared.now.pace(job.index, allocation)
         self.nodes.move(allocation, -1)
         kind = unlocked(job)
         if job.spec.job_id in self._pending:
@@ -226,8 +252,8 @@ class ClusterState:
         steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
         held_gpu_s, observed = job.attained_service_gpu_s, job.observed
         self.nodes.move(held, 1)
-        if self._sharing is not None:
-            self._sharing.remove(job.index, held)
+        if self._shared.now is not None:
+            self._shared.now.remove(job.index, held)
             self._touched.update(held.nodes)
         kind = unlocked(job)
         job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
@@ -288,34 +314,22 @@ class ClusterState:
 
     # --- guests -----------------------------------------------------------------------------
 
-    def sharing(self) -> Sharing:
-        """Return who holds devices and who is a guest on them, a copy."""
-        if self._sharing is not None:
-            return self._sharing.copy()
-        found = Sharing(self.view.cluster)
-        for node, n_gpus in enumerate(self.nodes.gpus_per_node()):
-            found.resize(node, n_gpus)
-        for job in self._running.values():
-            if job.allocation is not None:
-                found.add(job.index, job.allocation)
-        return found
-
     def expect(self, changes: Sequence[tuple[JobView, Allocation | None]]) -> None:
         """Take in what jobs will have, so that it is known how fast guests among them go."""
-        if self._sharing is None:
+        if self._shared.now is None:
             if not any(new is not None and new.is_guest for _, new in changes):
                 return
-            self._sharing = self.sharing()
+            self._shared.now = self._shared()
         for job, new in changes:
             if new is not None:
-                self._sharing.add(job.index, new)
+                self._shared.now.add(job.index, new)
                 self._touched.update(new.nodes)
 
     def guests_to_rate(self) -> list[JobView]:
         """Return the guests on nodes on which something has changed, in the order of submission."""
-        if self._sharing is None:
+        if self._shared.now is None:
             return []
-        found = {index for node in self._touched for index in self._sharing.guests(node)}
+        found = {index for node in self._touched for index in self._shared.now.guests(node)}
         self._touched.clear()
         if not found:
             return []
@@ -326,9 +340,9 @@ class ClusterState:
     def pace(self, job: JobView) -> bool:
         """Let a guest go as fast as who is beside it lets it, and return whether that is a change."""
         held = job.allocation
-        if held is None or self._sharing is None:
+        if held is None or self._shared.now is None:
             return False
-        step_s = held.configuration.iter_time_s / self._sharing.pace(job.index, held)
+        step_s = held.configuration.iter_time_s / self._shared.now.pace(job.index, held)
         if step_s == job._step_s:
             return False
         since_s, steps_left = max(self.view.time_s, job._since_s), job._steps_left_now()
@@ -341,8 +355,8 @@ class ClusterState:
 
     def devices_changed(self, node: int) -> None:
         """Note that a node has more or fewer devices now."""
-        if self._sharing is not None:
-            self._sharing.resize(node, self.nodes.gpus_per_node()[node])
+        if self._shared.now is not None:
+            self._shared.now.resize(node, self.nodes.gpus_per_node()[node])
             self._touched.add(node)
 
     # --- nodes ------------------------------------------------------------------------------

@@ -32,16 +32,17 @@ def grow(schedule: Schedule, price: float, context: Context) -> None:
 def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Context) -> list[Step]:
     """List larger configurations that pay, with the share of time saved a device, the steepest first."""
     left_s = slot.finish_s - context.now_s
-    delay_s, steps = context.delay_s, task.steps
-    held = slot.item.n_gpus
+    delay_s, steps, held = context.delay_s, task.steps, slot.item.n_gpus
     least_s = context.tuning.min_growth_share * left_s if slot is task.held else 0.0
-    if left_s <= delay_s + least_s:
+    upgrades, fastest_s = task.options.upgrades(slot.item, slot.step_s)
+    if left_s - (delay_s + steps * fastest_s) <= least_s:
         return []
-    budget_s = left_s * (1.0 + price * held) - least_s
-    step_s = task.options.step_s
+    budget_s, most = left_s * (1.0 + price * held) - least_s, schedule.room.n_gpus + held
     found: list[tuple[float, int, Configuration]] = []
-    for order, item in enumerate(task.options.upgrades(slot.item, slot.step_s)):
-        time_s = delay_s + steps * step_s[item]
+    for order, (step_s, item) in enumerate(upgrades):
+        if item.n_gpus > most:
+            break
+        time_s = delay_s + steps * step_s
         if time_s * (1.0 + price * item.n_gpus) >= budget_s or left_s - time_s <= least_s:
             continue
         slope = (left_s - time_s) / max(item.n_gpus - held, 1)

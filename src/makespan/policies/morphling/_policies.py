@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._placing import can_starve
+from makespan.policies._placing import Places
 from makespan.policies.morphling._growth import grow
 from makespan.policies.morphling._options import FULL_FREEDOM, LESS, Freedom, OptionTable
 from makespan.policies.morphling._preemption import preempt
@@ -22,10 +22,10 @@ _REFERENCES = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What the policies remember; tight nodes may run out of CPU threads or host memory."""
+    """What the policies remember."""
 
     options: OptionTable
-    is_tight: bool
+    places: Places
     arrivals: Arrivals
 
 
@@ -45,9 +45,12 @@ def _decide(
     running = [task for task in there if task.held is not None]
     waiting += [task for task in there if task.guest is not None]
     arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
-    start_price = arrivals.per_s * tuning.start_horizon_s / n_gpus
-    context = Context(now_s, view.restart_delay_s, start_price, n_gpus, tuning)
-    schedule = Schedule.of(view, running, is_tight=state.is_tight)
+    per_gpu_s = arrivals.per_s / n_gpus
+    start_price, preempt_price = per_gpu_s * tuning.start_horizon_s, per_gpu_s * tuning.preempt_horizon_s
+    last_weight = tuning.last_share * (len(waiting) + len(running))
+    prices = start_price, preempt_price
+    context = Context(now_s, view.restart_delay_s, *prices, last_weight, n_gpus, tuning)
+    schedule = Schedule.of(view, running, state.places)
     ranked = start_guests(context.admit(waiting), schedule, context)
     queue, held = context.held_back(ranked, running, arrivals)
     blocked = schedule.start(queue)
@@ -61,7 +64,7 @@ def _decide(
     decision = schedule.decision(tasks, wake_up_s)
     if shares and view.shares_devices:
         decision = with_guests(decision, view, schedule, tasks, context)
-    return decision, PolicyState(state.options, state.is_tight, arrivals)
+    return decision, PolicyState(state.options, state.places, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class _Variant:
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
         """Return an empty table of options and no arrivals."""
         fitting = catalogue.on(cluster)
-        return PolicyState(OptionTable(fitting, self.freedom), can_starve(cluster, fitting), Arrivals())
+        return PolicyState(OptionTable(fitting, self.freedom), Places.on(cluster, fitting), Arrivals())
 
 
 @dataclass(frozen=True, slots=True)

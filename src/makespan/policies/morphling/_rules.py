@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from makespan.hardware import ClusterSpec
-from makespan.policies._placing import Fit, Room, can_starve
+from makespan.policies._placing import Fit, Places, Room
 from makespan.policies.morphling._options import FULL_FREEDOM, LESS, Freedom, allowed
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 
@@ -283,10 +283,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class RulesState:
-    """Curves; whether a node may run out of CPU threads or host memory."""
+    """Curves, and where what fits."""
 
     curves: Curves
-    is_tight: bool
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class Morphling:
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> RulesState:
         """Return no curves yet."""
         fitting = catalogue.on(cluster)
-        return RulesState(Curves(fitting, self.freedom), can_starve(cluster, fitting))
+        return RulesState(Curves(fitting, self.freedom), Places.on(cluster, fitting))
 
     def decide(self, view: ClusterView, state: RulesState) -> tuple[Decision, RulesState]:
         """Start waiting jobs, at the cost of others where they may, and hand out what is left."""
@@ -325,7 +325,7 @@ class Morphling:
             for jobs in (view.pending, view.running)
         )
         held = {task: task.held for task in running if task.held is not None}
-        draft = Draft(Room.of(view, is_tight=state.is_tight), held)
+        draft = Draft(state.places.room(view), held)
         refused: set[Curve] = set()
         for task in sorted(waiting, key=lambda task: self.rank(task, view.time_s)):
             if task.curve not in refused and not (draft.start(task) or draft.make_room(task)):

@@ -1,11 +1,11 @@
 """Tentative schedule: what every known job would hold after a decision, and in which order jobs enter it."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
+from operator import attrgetter
 
-from makespan.policies._placing import Room
+from makespan.policies._placing import Places, Room
 from makespan.policies.morphling._options import Options
 from makespan.policies.morphling._tuning import Tuning
 from makespan.sim import Allocation, ClusterView, Configuration, Decision, JobView
@@ -61,7 +61,7 @@ class Task:
         allocation = job.allocation
         if allocation is not None:
             item = allocation.configuration
-            step_s = job.step_s(item)
+            step_s = options.step_s.get(item) or job.step_s(item)
             if allocation.is_guest:
                 step_s /= job.pace
             finish_s = max(now_s, job.ready_time_s) + steps * step_s
@@ -89,12 +89,11 @@ class Schedule:
         self.delay_s = delay_s
 
     @classmethod
-    def of(cls, view: ClusterView, running: Iterable[Task], *, is_tight: bool) -> "Schedule":
+    def of(cls, view: ClusterView, running: Iterable[Task], places: Places) -> "Schedule":
         """Return the schedule in which nothing changes."""
         slots = {task: task.held for task in running if task.held is not None}
-        return cls(
-            Room.of(view, is_tight=is_tight), slots, view.time_s + view.restart_delay_s, view.restart_delay_s
-        )
+        delay_s = view.restart_delay_s
+        return cls(places.room(view), slots, view.time_s + delay_s, delay_s)
 
     def copy(self) -> "Schedule":
         """Return an independent copy."""
@@ -152,8 +151,11 @@ class Arrivals:
         per_s = self.per_s * exp((self.time_s - now_s) / memory_s) + len(new) / memory_s
         if not new:
             return Arrivals(per_s, now_s, self.last_index, self.sizes)
-        sizes = Counter(task.options.items[0].n_gpus for task in new)
-        return Arrivals(per_s, now_s, max(task.index for task in new), sizes + Counter(self.sizes))
+        sizes = dict(self.sizes)
+        for task in new:
+            n_gpus = task.options.items[0].n_gpus
+            sizes[n_gpus] = sizes.get(n_gpus, 0) + 1
+        return Arrivals(per_s, now_s, max(task.index for task in new), sizes)
 
     def share_between(self, n_gpus: int, limit: int) -> float:
         """Return the share of jobs that need more than so many devices, but not more than a limit."""
@@ -163,11 +165,17 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the parts of a decision share: time, delay [s], price of a device second, devices, parameters."""
+    """What the parts of a decision share: time, delay [s], devices, parameters, and what these come to now.
+
+    The prices are of a device second [1]: to a job that starts, and to one that preempts others. The weight
+    says as how many jobs the end of the schedule counts.
+    """
 
     now_s: float
     delay_s: float
     start_price: float
+    preempt_price: float
+    last_weight: float
     n_gpus: int
     tuning: Tuning
 
@@ -181,7 +189,7 @@ class Context:
                     self._price(task)
                 else:
                     task.price_like(like)
-        return sorted(tasks, key=_rank_of)
+        return sorted(tasks, key=attrgetter("rank"))
 
     def held_back(
         self, queue: Sequence[Task], running: Iterable[Task], arrivals: Arrivals
@@ -215,17 +223,11 @@ class Context:
         ``g`` devices for ``T`` s cost ``T (1 + price g)``; what costs little more than the least is
         acceptable.
         """
-        steps, delay_s, price, pairs = task.steps, self.delay_s, self.start_price, task.options.pairs
-        times = [(delay_s + steps * step_s, n_gpus) for step_s, n_gpus in pairs]
+        price, (times, area) = self.start_price, task.options.times(task.steps, self.delay_s)
         costs = [time_s * (1.0 + price * n_gpus) for time_s, n_gpus in times]
         limit = min(costs) * self.tuning.cost_tolerance
         chosen = sorted([(cost, order) for order, cost in enumerate(costs) if cost <= limit])
-        area = min([time_s * n_gpus for time_s, n_gpus in times])
         task.rank = (area * self.tuning.guarantee_factor if task.is_guaranteed else area, task.index)
-        task.choices = tuple([task.options.items[order] for _, order in chosen])
-        task.least_gpus = min([times[order][1] for _, order in chosen])
-        task.least_s = min([times[order][0] for _, order in chosen])
-
-
-def _rank_of(task: Task) -> tuple[float, int]:
-    return task.rank
+        ranks = tuple([order for _, order in chosen])
+        task.choices, task.least_gpus = task.options.choices(ranks)
+        task.least_s = min([times[order][0] for order in ranks])

@@ -1,6 +1,7 @@
 """Sharing: best-effort jobs that wait compute meanwhile on devices that others hold, where these are idle."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from makespan.policies._guests import GuestRoom
 from makespan.policies.morphling._schedule import Context, Schedule, Slot, Task
@@ -40,8 +41,11 @@ def with_guests(
     A guest that finds no memory any more beside new holders is suspended. Any other job of the queue goes
     where it makes most progress.
     """
-    changes, room = dict(decision.changes), GuestRoom(view)
-    rest = sorted((task for task in tasks if task not in schedule.slots), key=lambda task: task.rank)
+    slots = schedule.slots
+    rest = sorted([task for task in tasks if task not in slots], key=attrgetter("rank"))
+    if not rest:
+        return decision
+    changes, room = dict(decision.changes), GuestRoom(view, schedule.room.places)
     _make_room(
         [task for task in rest[::-1] if task.guest], _with_holders(room, schedule, tasks), room, changes
     )
@@ -56,9 +60,10 @@ def with_guests(
     waiting = [task for task in rest if not task.is_guaranteed and _has_nothing(task, changes)]
     refused: set[tuple[Configuration, ...]] = set()
     for task in waiting[: context.tuning.max_foreseen]:
-        found = None if task.options.items in refused else _fastest(task, room)
+        options = task.options
+        found = None if options.items in refused else room.fastest_of(options.by_step)
         if found is None:
-            refused.add(task.options.items)
+            refused.add(options.items)
         else:
             room.add(task.index, found)
             changes[task.job.spec.job_id] = found
@@ -93,15 +98,3 @@ def _make_room(
         if held is not None and any(node in touched and room.is_crowded(node) for node in held.nodes):
             room.remove(task.index, held)
             changes[task.job.spec.job_id] = None
-
-
-def _fastest(task: Task, room: GuestRoom) -> Allocation | None:
-    """Return as what and where a job would make most progress as a guest, or None if it fits nowhere."""
-    found, most = None, 0.0
-    for step_s, item in task.options.by_step:
-        if most * step_s >= 1.0:
-            break  # even alone it would make less
-        place = room.fastest(item, most * step_s)
-        if place is not None and place[0] / step_s > most:
-            found, most = item.on(place[1]).beside(is_guest=True), place[0] / step_s
-    return found
