@@ -9,7 +9,9 @@ puts those of both variants into ``docs/images/policies-search.png`` and ``docs/
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -40,10 +42,12 @@ SPREAD = 0.5  # of a changed parameter, standard deviation of its logarithm
 SEARCHED = (
     "start_horizon_s",
     "growth_horizon_s",
+    "preempt_horizon_s",
     "cost_tolerance",
     "guarantee_factor",
+    "preempt_factor",
     "blocking_limit",
-    "last_weight",
+    "last_share",
     "min_growth_share",
     "expected_s",
     "expected_share",
@@ -75,21 +79,30 @@ def on_nodes(given: Scenario, n_nodes: int) -> Scenario:
     return replace(given, cluster=where, jobs=jobs)
 
 
-def judged(judge: MorphlingLookahead | MorphlingWork, given: list[tuple[str, Scenario]]) -> dict[str, float]:
+@cache
+def _cases(n_seeds: int) -> list[tuple[str, Scenario]]:
+    return cases(n_seeds)
+
+
+def _times_s(judge: MorphlingLookahead | MorphlingWork, n_seeds: int, rank: int) -> tuple[float, float]:
+    """Return average JCT and makespan of one case [s]; runs in a process of the pool."""
+    it = _cases(n_seeds)[rank][1]
+    given = {"restart_delay_s": it.restart_delay_s, "interval_s": it.interval_s}
+    jobs = simulate(it.jobs, it.cluster, it.catalogue, judge, **given).outcomes
+    jct_s = jobs["finish_time_s"] - jobs["submit_time_s"]
+    return float(jct_s.mean()), float(jobs["finish_time_s"].max() - jobs["submit_time_s"].min())
+
+
+def judged(
+    judge: MorphlingLookahead | MorphlingWork, n_seeds: int, pool: ProcessPoolExecutor
+) -> dict[str, float]:
     """Return the geometric means of average JCT and makespan [s], by trace."""
+    traces = [trace for trace, _ in _cases(n_seeds)]
+    times_s = pool.map(partial(_times_s, judge, n_seeds), range(len(traces)), chunksize=4)
     logs: dict[str, list[float]] = {name: [] for name in MEASURES}
-    for trace, it in given:
-        result = simulate(
-            it.jobs,
-            it.cluster,
-            it.catalogue,
-            judge,
-            restart_delay_s=it.restart_delay_s,
-            interval_s=it.interval_s,
-        )
-        jobs = result.outcomes
-        logs[f"jct_{trace}"].append(np.log((jobs["finish_time_s"] - jobs["submit_time_s"]).mean()))
-        logs[f"makespan_{trace}"].append(np.log(jobs["finish_time_s"].max() - jobs["submit_time_s"].min()))
+    for trace, (jct_s, makespan_s) in zip(traces, times_s, strict=True):
+        logs[f"jct_{trace}"].append(np.log(jct_s))
+        logs[f"makespan_{trace}"].append(np.log(makespan_s))
     return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
@@ -125,12 +138,15 @@ def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def search(
-    judge: MorphlingLookahead | MorphlingWork, n_points: int, n_seeds: int, seed: int
+    judge: MorphlingLookahead | MorphlingWork,
+    n_points: int,
+    n_seeds: int,
+    seed: int,
+    pool: ProcessPoolExecutor,
 ) -> Iterator[pd.DataFrame]:
     """Judge the parameters that are shipped, then changes of points on the front; yield all after each."""
-    given, rng = cases(n_seeds), np.random.default_rng(seed)
-    start = parameters(judge)
-    rows = [start | judged(judge, given)]
+    rng, start = np.random.default_rng(seed), parameters(judge)
+    rows = [start | judged(judge, n_seeds, pool)]
     while True:
         table = with_ratios(pd.DataFrame(rows))
         yield table
@@ -142,7 +158,7 @@ def search(
         for name in rng.permutation(list(start))[: int(rng.integers(1, 4))]:
             changed = changed_value(name, values[name], rng)
             values[name] = float(f"{changed:.2g}")
-        rows.append(values | judged(with_parameters(judge, values), given))
+        rows.append(values | judged(with_parameters(judge, values), n_seeds, pool))
 
 
 def changed_value(name: str, value: float, rng: np.random.Generator) -> float:
@@ -210,8 +226,9 @@ def main(variant: str | None, points: int, lists: int, seed: int, *, only_draw: 
         raise click.UsageError(f"no variant; accepted: {', '.join(VARIANTS)}, or --draw")
     if variant is not None:
         FOLDER.mkdir(exist_ok=True)
-        for table in search(VARIANTS[variant], points, lists, seed):
-            write_csv(table.drop(columns=["jct", "makespan", "on_front"]), FOLDER / f"{variant}.csv")
+        with ProcessPoolExecutor() as pool:
+            for table in search(VARIANTS[variant], points, lists, seed, pool):
+                write_csv(table.drop(columns=["jct", "makespan", "on_front"]), FOLDER / f"{variant}.csv")
     if only_draw:
         draw()
 
