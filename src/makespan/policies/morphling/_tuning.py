@@ -66,10 +66,10 @@ CLAIRVOYANT = Tuning()
 
 NON_CLAIRVOYANT = Tuning(
     start_horizon_s=4800.0,
-    growth_horizon_s=70.0,
-    preempt_horizon_s=2700.0,
+    growth_horizon_s=140.0,
+    preempt_horizon_s=400.0,
     cost_tolerance=1.0,
-    guarantee_factor=0.25,
+    guarantee_factor=0.12,
     preempt_factor=0.28,
     blocking_limit=inf,
     last_share=0.02,
