@@ -442,9 +442,9 @@ def test_a_prediction_is_what_the_setting_says_and_stays_as_it_was_first_written
     assert c["first_start_s"] == pytest.approx(a["finish_time_s"])
     assert c["finish_time_s"] == pytest.approx(c["first_start_s"] + 0.02 + 0.6 * 30 / SPEED)
     values = first.values
-    assert values["makespan_s"] == pytest.approx(c["finish_time_s"])
+    assert values["undisturbed_makespan_s"] == pytest.approx(c["finish_time_s"])
     ends = first.jobs["finish_time_s"] - first.jobs["submit_time_s"]
-    assert values["avg_jct_s"] == pytest.approx(ends.mean())
+    assert values["undisturbed_avg_jct_s"] == pytest.approx(ends.mean())
     again = live.predict_live(setting(jobs, delay_wall_s=5.0), policy("fifo"), where, path)
     assert again == first
 
@@ -462,12 +462,38 @@ def test_a_prediction_says_between_what_it_would_be_with_step_times_that_are_off
     assert (row["predicted_low_avg_jct_s"], row["predicted_high_avg_jct_s"]) == (low_s, high_s)
 
 
-def test_the_interval_of_a_prediction_shows_that_a_schedule_hangs_on_an_instant(tmp_path):
-    # Whether c, which is short, arrives before a ends decides whether it waits for b or b for it.
-    jobs = [job("a", 0, 100, 2), job("b", 5, 200, 2), job("c", 62, 5, 2)]
-    path, where = tmp_path / "prediction.json", live.slot_cluster(2)
-    low_s, high_s = live.predict_live(setting(jobs), policy("sjf"), where, path).interval_s
+def test_a_prediction_does_not_hang_on_the_instant_that_one_simulation_does(tmp_path):
+    # Whether c, which is short, arrives before a ends, at 62 s, decides whether it waits for b or b for it.
+    def foreseen(arrives_s):
+        jobs = [job("a", 0, 100, 2), job("b", 5, 200, 2), job("c", arrives_s, 5, 2)]
+        path = tmp_path / f"{arrives_s}.json"
+        first = live.predict_live(setting(jobs), policy("sjf"), live.slot_cluster(2), path)
+        return first.values["undisturbed_avg_jct_s"], first.values["avg_jct_s"], first.interval_s
+
+    (early_s, early_median_s, _), (late_s, late_median_s, _) = foreseen(61.9), foreseen(62.1)
+    assert late_s > 1.4 * early_s
+    assert late_median_s < 1.2 * early_median_s
+    for arrives_s, is_above in (
+        (50, False),
+        (75, True),
+    ):  # where no step time that is likely changes who waits
+        simulated_s, median_s, _ = foreseen(arrives_s)
+        assert median_s == pytest.approx(simulated_s)
+        assert (median_s > 1.0) == is_above
+    _, median_s, (low_s, high_s) = foreseen(62.1)
+    assert low_s < median_s < high_s
     assert high_s > 1.3 * low_s
+
+
+def test_simulations_with_disturbed_step_times_come_in_pairs_of_opposite_ones():
+    what = setting([job("a", 0, 100)])
+    (table,) = what.tables.values()
+    times_s = [
+        what.disturbed(np.random.default_rng(3), sign * 0.05).tables["tiny-gpt"]["iter_time_s"]
+        for sign in (1, -1)
+    ]
+    assert (times_s[0] * times_s[1]).tolist() == pytest.approx((table["iter_time_s"] ** 2).tolist())
+    assert not np.allclose(times_s[0], times_s[1])
 
 
 def test_a_prediction_without_an_interval_has_an_unknown_one(tmp_path):

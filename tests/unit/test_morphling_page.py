@@ -87,7 +87,8 @@ def results(tmp_path):
             "predicted_low_avg_jct_s": 18.5 if seed == 2 else float("nan"),
             "predicted_high_avg_jct_s": 21.04 if seed == 2 else float("nan"),
         }
-        | {"jct_difference_pct": error, "profile_drift_pct": -2.0, "n_restarts": 8, "predicted_n_restarts": 6}
+        | {"jct_difference_pct": error, "undisturbed_jct_difference_pct": error + 3}
+        | {"profile_drift_pct": -2.0, "n_restarts": 8, "predicted_n_restarts": 6}
         for seed, error in ((1, 3.0), (2, -9.0), (3, 1.0))
     ]
     for source, schema, rows in (
@@ -121,6 +122,7 @@ def test_blocks_are_made_from_the_tables_that_are_built(results):
         ["other seed", "0.03", "0.06"],
         ["paper, PP2/TP4", "0.042", "0.084"],
     ]
+    nothing = ("+0.0 %", "+0.0 %")
     assert cells(found["live runs"])[2:] == [
         [
             "`morphling-work`, seed 2",
@@ -128,15 +130,15 @@ def test_blocks_are_made_from_the_tables_that_are_built(results):
             "18.2",
             "18.5 to 21.0",
             "-9.0 %",
-            "+0.0 %",
-            "+0.0 %",
+            "-6.0 %",
+            *nothing,
             "-2.0 %",
             "8 (6)",
         ],
-        ["`morphling-work`, seed 3", "20.0", "20.2", "–", "+1.0 %", "+0.0 %", "+0.0 %", "-2.0 %", "8 (6)"],
-        ["mean size", "–", "–", "–", "4.3 %", "0.0 %", "0.0 %", "2.0 %", "–"],
-        ["median size", "–", "–", "–", "3.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
-        ["largest", "–", "–", "–", "9.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
+        ["`morphling-work`, seed 3", "20.0", "20.2", "–", "+1.0 %", "+4.0 %", *nothing, "-2.0 %", "8 (6)"],
+        ["mean size", "–", "–", "–", "4.3 %", "5.3 %", "0.0 %", "0.0 %", "2.0 %", "–"],
+        ["median size", "–", "–", "–", "3.0 %", "6.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
+        ["largest", "–", "–", "–", "9.0 %", "6.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
     ]
     assert page(results / "nothing") == {}
 

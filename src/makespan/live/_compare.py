@@ -35,14 +35,17 @@ _RULES = ("order", "row", "life", "capacity")
 
 _EXPECTED = "a prediction of a live run"
 
-_BOUNDS, _PERCENTILES = ("low_avg_jct_s", "high_avg_jct_s"), (5, 95)
+_JCT, _MAKESPAN = "avg_jct_s", "makespan_s"
+_BOUNDS, _PERCENTILES = (f"low_{_JCT}", f"high_{_JCT}"), (5, 95)
+_UNDISTURBED = "undisturbed_"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What was expected of a live run, as a file that was written before its first job started.
 
-    ``text`` is the file, in which all times are on the wall.
+    ``text`` is the file, in which all times are on the wall. Average JCT and makespan are medians over
+    simulations with disturbed step times; the jobs are those of the one with step times as profiled.
     """
 
     text: str
@@ -84,8 +87,9 @@ def predict_live(
 ) -> Prediction:
     """Simulate the jobs of a setting, and write what is expected of the live run into a file.
 
-    Beside it stands between which values nine of ten simulations lie if step times are somewhat off, as a
-    schedule can hang on an instant.
+    A schedule can hang on an instant, and one simulation cannot say which side of it will come. So average
+    JCT and makespan are the medians of many whose step times are somewhat off, and beside them stands
+    between which values nine of ten lie.
 
     Parameters
     ----------
@@ -100,6 +104,7 @@ def predict_live(
     if left is not None:
         return left
     outcomes = _foreseen(setting, setting, policy, cluster, decision_limit_s)
+    disturbed = _disturbed(setting, setting, policy, cluster, decision_limit_s)
     columns = ["job_id", "workload", "n_gpus", "plan", "steps", "submit_time_s"]
     columns += ["first_start_s", "finish_time_s", "n_restarts"]
     values = {
@@ -111,8 +116,9 @@ def predict_live(
         "first_start_s": setting.first_start_s,
         "restart_delay_s": setting.restart_delay_s,
         "step_times_s": {key: _step_times_s(table) for key, table in setting.tables.items()},
-        **_totals(outcomes),
-        **_interval(setting, policy, cluster, decision_limit_s),
+        **_medians(outcomes, disturbed),
+        **dict(zip(_BOUNDS, _percentiles(disturbed[_JCT], *_PERCENTILES), strict=True)),
+        **{_UNDISTURBED + name: value for name, value in _totals(outcomes).items()},
         "jobs": outcomes[columns].to_dict("records"),
     }
     written = Prediction(json.dumps(values, indent=1) + "\n")
@@ -147,7 +153,7 @@ def compare_live(
     prediction: Prediction,
     profiled: LiveSetting | None = None,
 ) -> LiveResult:
-    """Compare what ran live with its prediction, and with a simulation of the same by what was ``profiled``.
+    """Compare what ran live with its prediction, and with what would be predicted by what was ``profiled``.
 
     That is the mean of profiles before and after the run, by default the one before it.
     """
@@ -161,13 +167,14 @@ def compare_live(
     tables = [_on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)]
     live = summary(tables[0], tables[1], cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0)
     overheads_s = [value / setting.scale for value in engine.overheads_s]
+    expected = _medians(tables[3], _disturbed(setting, profiled, policy, cluster))
     row = {
         "live_restart_delay_s": sum(overheads_s) / len(overheads_s) if overheads_s else float("nan"),
         "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
         "began_at": engine.began_at,
     }
     return LiveResult(
-        comparison=_comparison(setting, profiled, row, tables, prediction),
+        comparison=_comparison(setting, profiled, row, tables[1], prediction, expected),
         jobs=_job_table(setting.policy, tables[1], prediction.jobs, tables[3], engine.final_losses),
         prediction=prediction,
         live_events=tables[0],
@@ -209,19 +216,32 @@ def _foreseen(
     return _on_wall(_simulated(setting, profiled, policy, cluster, decision_limit_s).outcomes, setting.scale)
 
 
-def _interval(
-    setting: LiveSetting, policy: Policy, cluster: ClusterSpec, decision_limit_s: float | None
-) -> dict[str, float]:
-    """Return 5th and 95th percentile of the average JCT over simulations with disturbed step times [s]."""
-    how, rng = live_settings(), np.random.default_rng([setting.seed, 1])
-    found = [
-        _totals(
-            _foreseen(setting, setting.disturbed(rng, how.noise_log_sd), policy, cluster, decision_limit_s)
-        )
-        for _ in range(how.noise_simulations)
+def _disturbed(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> pd.DataFrame:
+    """Average JCT and makespan of simulations with disturbed step times, in pairs of opposite ones [s]."""
+    how = live_settings()
+    draws = [
+        profiled.disturbed(np.random.default_rng([setting.seed, 1, pair]), sign * how.noise_log_sd)
+        for pair in range(how.noise_simulations // 2)
+        for sign in (1, -1)
     ]
-    low_s, high_s = np.percentile([one["avg_jct_s"] for one in found], _PERCENTILES)
-    return dict(zip(_BOUNDS, (float(low_s), float(high_s)), strict=True))
+    return pd.DataFrame(
+        [_totals(_foreseen(setting, one, policy, cluster, decision_limit_s)) for one in draws]
+    )
+
+
+def _medians(outcomes: pd.DataFrame, disturbed: pd.DataFrame) -> dict[str, float]:
+    """Medians of average JCT and makespan over the simulations, that with step times as profiled included."""
+    return {name: _percentiles([value, *disturbed[name]], 50)[0] for name, value in _totals(outcomes).items()}
+
+
+def _percentiles(values: Sequence[float] | pd.Series, *which: float) -> list[float]:
+    return [float(one) for one in np.percentile(values, which)]
 
 
 def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
@@ -238,7 +258,7 @@ def _step_times_s(table: pd.DataFrame) -> dict[str, float]:
 def _totals(outcomes: pd.DataFrame) -> dict[str, float]:
     """Mean completion time and makespan of finished jobs [s]."""
     ends, begins = outcomes["finish_time_s"], outcomes["submit_time_s"]
-    return {"avg_jct_s": float((ends - begins).mean()), "makespan_s": float(ends.max() - begins.min())}
+    return {_JCT: float((ends - begins).mean()), _MAKESPAN: float(ends.max() - begins.min())}
 
 
 def _drift_pct(before: LiveSetting, mean: LiveSetting) -> float:
@@ -252,15 +272,16 @@ def _comparison(
     setting: LiveSetting,
     profiled: LiveSetting,
     row: Mapping[str, Any],
-    tables: Sequence[pd.DataFrame],
+    outcomes: pd.DataFrame,
     prediction: Prediction,
+    again: Mapping[str, float],
 ) -> pd.DataFrame:
     """Put a run beside prediction and retrodiction: one row of schema `LIVE`."""
-    live, again = _totals(tables[1]), _totals(tables[3])
-    n_jobs, n_restarts = len(tables[1]), int(tables[1]["n_restarts"].sum())
-    predicted = _totals(prediction.jobs)
+    live, predicted = _totals(outcomes), prediction.values
+    n_jobs, n_restarts = len(outcomes), int(outcomes["n_restarts"].sum())
+    undisturbed_s = predicted.get(_UNDISTURBED + _JCT, predicted[_JCT])
     values: dict[str, Any] = {}
-    for what, total in (("jct", "avg_jct_s"), ("makespan", "makespan_s")):
+    for what, total in (("jct", _JCT), ("makespan", _MAKESPAN)):
         values |= {
             f"live_{total}": live[total],
             f"predicted_{total}": predicted[total],
@@ -271,6 +292,7 @@ def _comparison(
     values |= {
         "predicted_low_avg_jct_s": prediction.interval_s[0],
         "predicted_high_avg_jct_s": prediction.interval_s[1],
+        "undisturbed_jct_difference_pct": 100 * (undisturbed_s / live[_JCT] - 1),
         "policy": setting.policy,
         "workload": setting.workload,
         "seed": setting.seed,

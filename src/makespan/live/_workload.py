@@ -207,10 +207,13 @@ class LiveSetting:
         )
 
     def disturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
-        """Return the same with step times that are off by log-normal factors, one for all and one each."""
-        together = rng.normal(0.0, log_sd)
+        """Return the same with step times that are off by log-normal factors, one for all and one each.
+
+        The same draws with ``-log_sd`` are as much off to the other side.
+        """
+        together = rng.standard_normal()
         factors = {
-            key: np.exp(together + rng.normal(0.0, log_sd, len(it))) for key, it in self.tables.items()
+            key: np.exp(log_sd * (together + rng.standard_normal(len(it)))) for key, it in self.tables.items()
         }
         tables = {
             key: it.assign(iter_time_s=it["iter_time_s"] * factors[key]) for key, it in self.tables.items()

@@ -22,7 +22,7 @@ def live_summary(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _summary_row(policy: str, runs: pd.DataFrame) -> dict[str, object]:
     row: dict[str, object] = {"policy": policy, "runs": len(runs)}
-    for what in ("jct", "retrodiction_jct", "makespan"):
+    for what in ("jct", "undisturbed_jct", "retrodiction_jct", "makespan"):
         sizes = runs[f"{what}_difference_pct"].abs()
         row |= {f"mean_{what}_difference_pct": sizes.mean(), f"worst_{what}_difference_pct": sizes.max()}
     live_s = runs["live_avg_jct_s"]

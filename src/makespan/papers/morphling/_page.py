@@ -225,6 +225,7 @@ def _between(low: float, high: float) -> str:
 
 _LIVE_ERRORS = {
     "jct_difference_pct": "error of the prediction",
+    "undisturbed_jct_difference_pct": "of the one as profiled",
     "makespan_difference_pct": "of its makespan",
     "retrodiction_jct_difference_pct": "of the retrodiction",
     "profile_drift_pct": "drift of the profile",
