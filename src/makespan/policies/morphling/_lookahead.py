@@ -24,11 +24,13 @@ class Lookahead:
     ----------
     ends_s
         When blocked jobs end [s], as far as they were followed.
+    last_s
+        The last of these ends and those of running jobs [s].
     """
 
     __slots__ = (
-        "_context", "_groups", "_heap", "_last_s", "_n_beyond", "_n_waiting", "_rest_s", "_room", "_time_s",
-        "_total_s", "ends_s",
+        "_context", "_groups", "_heap", "_n_beyond", "_n_waiting", "_rest_s", "_room", "_time_s", "_total_s",
+        "ends_s", "last_s",
     )  # fmt: skip
 
     def __init__(self, schedule: Schedule, blocked: Sequence[Task], context: Context) -> None:
@@ -39,7 +41,7 @@ class Lookahead:
         price, now_s = context.preempt_price, context.now_s
         self._total_s = sum([end_s + price * it.n_gpus * (end_s - now_s) for end_s, _, it, _ in self._heap])
         heapify(self._heap)
-        self._last_s = max([run[0] for run in self._heap], default=now_s)
+        self.last_s = max([run[0] for run in self._heap], default=now_s)
         foreseen = blocked[: context.tuning.max_foreseen]
         self._n_waiting, self._n_beyond = len(foreseen), len(blocked) - len(foreseen)
         self._rest_s = sum([task.least_s for task in foreseen])  # what is to be added at least to the time
@@ -58,8 +60,8 @@ class Lookahead:
         if not self._run({None}, limit_s):
             return None
         weight = self._context.last_weight
-        waiting_s = self._n_waiting * self._last_s + self._n_beyond * self._time_s
-        cost_s = self._total_s + waiting_s + weight * self._last_s
+        waiting_s = self._n_waiting * self.last_s + self._n_beyond * self._time_s
+        cost_s = self._total_s + waiting_s + weight * self.last_s
         return cost_s if cost_s < limit_s else None
 
     def _run(self, awaited: set[Task] | set[None], limit_s: float) -> bool:
@@ -68,7 +70,7 @@ class Lookahead:
         weight, factor, n_beyond = self._context.last_weight, tuning.preempt_factor, self._n_beyond
         grain_s = tuning.grain_s
         heap, groups, room, ends_s = self._heap, self._groups, self._room, self.ends_s
-        total_s, rest_s, last_s, n_waiting = self._total_s, self._rest_s, self._last_s, self._n_waiting
+        total_s, rest_s, last_s, n_waiting = self._total_s, self._rest_s, self.last_s, self._n_waiting
         time_s = self._time_s
         while heap and groups and awaited:
             time_s, _, item, nodes = heappop(heap)
@@ -101,7 +103,7 @@ class Lookahead:
                 last_s = max(last_s, end_s)
                 n_waiting -= 1
                 awaited.discard(task)
-        self._total_s, self._rest_s, self._last_s, self._n_waiting = total_s, rest_s, last_s, n_waiting
+        self._total_s, self._rest_s, self.last_s, self._n_waiting = total_s, rest_s, last_s, n_waiting
         self._time_s = time_s
         if not heap:  # what never fits
             ends_s |= {task: last_s for group in groups.values() for _, task in group}

@@ -50,8 +50,9 @@ def _worth_a_trial(
 ) -> list[_Trial]:
     """List what blocked jobs could get by force, and from whom, by what may be gained [s], most first.
 
-    A job ends earlier, which counts once more where it ends last; everybody removed loses a restart; and
-    whoever waits, or arrives meanwhile, does without the devices for as long.
+    A job ends earlier, which moves the end of the schedule where it ends last, and elsewhere may let others
+    end earlier, which counts as much again at most; everybody removed loses a restart; and whoever waits, or
+    arrives meanwhile, does without the devices for as long.
     """
     tuning, delay_s = context.tuning, context.delay_s
     tasks = blocked[: tuning.max_preempting]
@@ -60,10 +61,12 @@ def _worth_a_trial(
     possible = []
     for task in tasks:
         spare_s, step_s = ahead.ends_s[task] - context.now_s, task.options.step_s
+        is_last = ahead.ends_s[task] >= ahead.last_s
+        weight = 1.0 + (context.last_weight if is_last else min(context.last_weight, 1.0))
         own_price = price * tuning.preempt_factor if task.is_guaranteed else price
         for order, item in enumerate(task.choices):
             held_s = delay_s + task.steps * step_s[item]
-            gain_s = (spare_s - held_s) * (1.0 + context.last_weight) - own_price * item.n_gpus * held_s
+            gain_s = (spare_s - held_s) * weight - own_price * item.n_gpus * held_s
             if gain_s > 0:
                 possible.append((-gain_s, task.index, order, task, item))
     if not possible:
