@@ -8,7 +8,7 @@ Results are reported on lists with other seeds. Points go to ``benchmarks/search
 puts those of both variants into ``docs/images/policies-search.png`` and ``docs/background``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -143,15 +143,16 @@ def search(
     n_seeds: int,
     seed: int,
     pool: ProcessPoolExecutor,
+    known: Sequence[Mapping[str, float]] = (),
 ) -> Iterator[pd.DataFrame]:
-    """Judge the parameters that are shipped, then changes of points on the front; yield all after each."""
+    """Judge what is shipped and points that are known, then changes of the front; yield all after each."""
     rng, start = np.random.default_rng(seed), parameters(judge)
-    rows = [start | judged(judge, n_seeds, pool)]
-    while True:
+    rows: list[dict[str, float]] = []
+    for point in [start, *(one for one in known if one != start)]:
+        rows.append({**point, **judged(with_parameters(judge, point), n_seeds, pool)})
+        yield with_ratios(pd.DataFrame(rows))
+    for _ in range(n_points):
         table = with_ratios(pd.DataFrame(rows))
-        yield table
-        if len(rows) > n_points:
-            return
         front = table[table["on_front"]]
         parent = front.iloc[int(rng.integers(len(front)))]
         values = {name: float(parent[name]) for name in start}
@@ -159,6 +160,7 @@ def search(
             changed = changed_value(name, values[name], rng)
             values[name] = float(f"{changed:.2g}")
         rows.append(values | judged(with_parameters(judge, values), n_seeds, pool))
+        yield with_ratios(pd.DataFrame(rows))
 
 
 def changed_value(name: str, value: float, rng: np.random.Generator) -> float:
@@ -219,16 +221,20 @@ def draw() -> None:
 @click.option("--points", default=60, show_default=True, help="Sets of parameters to try.")
 @click.option("--lists", default=1, show_default=True, help="Shifts and subsamples of each published list.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the changes.")
+@click.option("--again", is_flag=True, help="Judge the points on record too, as policies have changed.")
 @click.option("--draw", "only_draw", is_flag=True, help="Draw what was found before, and search nothing.")
-def main(variant: str | None, points: int, lists: int, seed: int, *, only_draw: bool) -> None:
+def main(variant: str | None, points: int, lists: int, seed: int, *, again: bool, only_draw: bool) -> None:
     """Search one variant and write its points after each."""
     if variant is None and not only_draw:
         raise click.UsageError(f"no variant; accepted: {', '.join(VARIANTS)}, or --draw")
     if variant is not None:
         FOLDER.mkdir(exist_ok=True)
+        judge, path = VARIANTS[variant], FOLDER / f"{variant}.csv"
+        known = pd.read_csv(path)[list(parameters(judge))].to_dict("records") if again else []
         with ProcessPoolExecutor() as pool:
-            for table in search(VARIANTS[variant], points, lists, seed, pool):
-                write_csv(table.drop(columns=["jct", "makespan", "on_front"]), FOLDER / f"{variant}.csv")
+            for table in search(judge, points, lists, seed, pool, known):
+                if len(table) >= len(known):  # until then the record stays as it is
+                    write_csv(table.drop(columns=["jct", "makespan", "on_front"]), path)
     if only_draw:
         draw()
 

@@ -85,7 +85,7 @@ class GuestRoom:
         spare = self._spare_bytes()
         if item.host_memory_bytes_per_gpu or len(spare) - bisect_left(spare, own_bytes) < item.n_gpus:
             return None
-        places = [it.places(item) if it.most_bytes >= own_bytes else () for it in self._company]
+        places = [it.paces_for(item) if it.most_bytes >= own_bytes else () for it in self._company]
         paces = sorted([pace for there in places for pace in there if pace >= least_pace], reverse=True)
         if len(paces) < item.n_gpus:
             return None

@@ -128,7 +128,7 @@ class Company:
     """
 
     __slots__ = (
-        "_guests", "_holders", "_left", "_n_devices", "_places", "_there_bytes", "crowded_bytes",
+        "_guests", "_holders", "_left", "_n_devices", "_paces_for", "_there_bytes", "crowded_bytes",
         "most_bytes", "n_unshared", "paces", "spare_bytes",
     )  # fmt: skip
 
@@ -144,14 +144,14 @@ class Company:
         taken_bytes = [it.device_memory_bytes_per_gpu if it else 0.0 for it in self._left]
         self.spare_bytes = [limit_bytes - taken for taken in taken_bytes]
         self.most_bytes = max(self.spare_bytes, default=-1.0)
-        self._places: dict[Configuration, list[float]] = {}
+        self._paces_for: dict[Configuration, list[float]] = {}
 
-    def places(self, item: Configuration) -> list[float]:
+    def paces_for(self, item: Configuration) -> list[float]:
         """Return how fast one more guest would be on each device, if no other guest makes room."""
-        found = self._places.get(item)
+        found = self._paces_for.get(item)
         if found is None:
             most_bytes = self._there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
-            found = self._places[item] = [
+            found = self._paces_for[item] = [
                 pace_beside(item, holder)
                 for holder in self._left
                 if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
