@@ -85,8 +85,8 @@ class GuestRoom:
         spare = self._spare_bytes()
         if item.host_memory_bytes_per_gpu or len(spare) - bisect_left(spare, own_bytes) < item.n_gpus:
             return None
-        places = [it.paces_for(item) if it.most_bytes >= own_bytes else () for it in self._company]
-        paces = sorted([pace for there in places for pace in there if pace >= least_pace], reverse=True)
+        by_node = [it.paces_for(item) if it.most_bytes >= own_bytes else () for it in self._company]
+        paces = sorted([pace for there in by_node for pace in there if pace >= least_pace], reverse=True)
         if len(paces) < item.n_gpus:
             return None
         levels = sorted(set(paces[item.n_gpus - 1 :]))
@@ -94,7 +94,7 @@ class GuestRoom:
         while low < high:
             rank = (low + high) // 2
             least = levels[rank]
-            counts = [sum([pace >= least for pace in there]) if there else 0 for there in places]
+            counts = [sum([pace >= least for pace in there]) if there else 0 for there in by_node]
             is_enough = sum(counts) >= item.n_gpus
             nodes = self._places.search(self._places.packed(counts), item) if is_enough else None
             if nodes is None:
