@@ -232,8 +232,8 @@ def main(variant: str | None, points: int, lists: int, seed: int, *, again: bool
         judge, path = VARIANTS[variant], FOLDER / f"{variant}.csv"
         known = pd.read_csv(path)[list(parameters(judge))].to_dict("records") if again else []
         with ProcessPoolExecutor() as pool:
-            for table in search(judge, points, lists, seed, pool, known):
-                if len(table) >= len(known):  # until then the record stays as it is
+            for n_judged, table in enumerate(search(judge, points, lists, seed, pool, known), 1):
+                if n_judged >= len(known):  # until then the record stays as it is
                     write_csv(table.drop(columns=["jct", "makespan", "on_front"]), path)
     if only_draw:
         draw()

@@ -138,11 +138,27 @@ def test_the_last_set_of_live_runs_on_record_is_the_one_on_the_page():
     page = (ROOT / "docs" / "papers" / "morphling.md").read_text()
     between = page.partition("<!-- live runs -->")[2].partition("<!-- end of live runs -->")[0]
     lines = [line.strip("| ").split(" | ") for line in between.splitlines() if ", seed " in line]
-    shown = [(*re.findall(r"`(.+)`, seed (\d+)", line[0])[0], float(line[4].split()[0])) for line in lines]
+    shown = [
+        (
+            *re.findall(r"`(.+)`, seed (\d+)", line[0])[0],
+            *(float(line[column].split()[0]) for column in (4, 5)),
+        )
+        for line in lines
+    ]
     with (ROOT / "docs" / "papers" / "morphling-live-runs.csv").open() as file:
         runs = list(csv.DictReader(file))
     last = [one for one in runs if one["runs"] == runs[-1]["runs"]]
-    assert shown == [(one["policy"], one["seed"], float(one["jct_difference_pct"])) for one in last]
+    errors = ("jct_difference_pct", "undisturbed_jct_difference_pct")
+    assert shown == [(one["policy"], one["seed"], *(float(one[name]) for name in errors)) for one in last]
+
+
+def test_the_changelog_has_the_errors_of_the_last_live_runs_as_the_page_does():
+    page = (ROOT / "docs" / "papers" / "morphling.md").read_text()
+    table = page.partition("<!-- sets of live runs -->")[2].partition("<!-- end of sets of live runs -->")[0]
+    _, _, judged, undisturbed, _ = table.strip().splitlines()[-1].strip("| ").split(" | ")
+    told = " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    assert f"seeds 21 to 25 meet it: {judged.replace(',', ' and')}," in told
+    assert f"was nearer in the mean: {undisturbed.replace(',', ' and')}." in told
 
 
 def test_every_module_of_the_package_is_on_the_page_of_the_api_and_in_the_list_of_layers():
