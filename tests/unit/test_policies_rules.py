@@ -1,5 +1,6 @@
 """The five rules of Morphling, each on a cluster that is small enough to work out by hand."""
 
+from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 
@@ -59,9 +60,11 @@ def view_of(index=0, catalogue=BOTH, observed=(), **spec):
     )
 
 
-def task_of(index=0, catalogue=BOTH, is_open=True, observed=(), freedom=Freedom(), **spec):  # noqa: B008
+def task_of(index=0, catalogue=BOTH, is_open=True, observed=(), freedom=Freedom(), now_s=0.0, **spec):  # noqa: B008
     job = view_of(index, catalogue, observed, **spec)
-    return Task(job, Curves(catalogue, freedom).of(job), is_open=is_open)
+    is_starving = POLICY.starves_from_s(job, SimpleNamespace(time_s=now_s)) <= now_s
+    curve = Curves(catalogue, freedom).of(job)
+    return Task(job, curve, is_open=is_open, yields=is_open, is_starving=is_starving)
 
 
 def holding(free, *held):
@@ -125,16 +128,18 @@ def test_the_minimum_of_a_guaranteed_job_is_its_request_until_more_is_known():
 def test_guaranteed_jobs_come_first_then_those_that_starve_then_steep_ones():
     now_s = 10_000.0
     tasks = [
-        task_of(0, n_gpus=4, submit_time_s=now_s),  # speeds relative to four devices: the flattest curve
-        task_of(1, n_gpus=1, submit_time_s=now_s),
-        task_of(2, n_gpus=4, submit_time_s=now_s - POLICY.age_limit_s),
-        task_of(3, n_gpus=4, submit_time_s=now_s - POLICY.age_limit_s - 1.0),
-        task_of(4, n_gpus=4, is_guaranteed=True, submit_time_s=now_s),
-        task_of(5, n_gpus=1, is_guaranteed=True, submit_time_s=now_s),
-        task_of(6, n_gpus=4, is_guaranteed=True, submit_time_s=0.0),
-        task_of(7, n_gpus=1, submit_time_s=now_s - POLICY.age_limit_s + 1.0),
+        task_of(
+            0, n_gpus=4, now_s=now_s, submit_time_s=now_s
+        ),  # speeds relative to four devices: the flattest curve
+        task_of(1, n_gpus=1, now_s=now_s, submit_time_s=now_s),
+        task_of(2, n_gpus=4, now_s=now_s, submit_time_s=now_s - POLICY.age_limit_s),
+        task_of(3, n_gpus=4, now_s=now_s, submit_time_s=now_s - POLICY.age_limit_s - 1.0),
+        task_of(4, n_gpus=4, is_guaranteed=True, now_s=now_s, submit_time_s=now_s),
+        task_of(5, n_gpus=1, is_guaranteed=True, now_s=now_s, submit_time_s=now_s),
+        task_of(6, n_gpus=4, is_guaranteed=True, now_s=now_s, submit_time_s=0.0),
+        task_of(7, n_gpus=1, now_s=now_s, submit_time_s=now_s - POLICY.age_limit_s + 1.0),
     ]
-    served = sorted(tasks, key=lambda task: POLICY.rank(task, now_s))
+    served = sorted(tasks, key=POLICY.rank)
     assert [task.index for task in served] == [6, 5, 4, 3, 2, 1, 7, 0]
 
 
@@ -158,7 +163,7 @@ def test_the_lowest_slope_shrinks_first_and_only_as_far_as_needed():
     draft = holding([0, 0], (flat, "4", (0,)), (steep, "4", (1,)))
     newcomer = task_of(2, is_guaranteed=True, n_gpus=2)
     assert flat.curve.down(flat.held[0])[0].slope == pytest.approx(0.3)
-    assert draft.make_room(newcomer)
+    assert draft.make_room(newcomer, POLICY)
     assert sizes(draft) == {0: 2, 1: 4, 2: 2}
 
 
@@ -169,7 +174,7 @@ def test_what_turns_out_not_to_be_needed_is_given_back():
     lost = [task.curve.down(task.held[0])[0].slope for task in (flat, rigid)]
     assert lost == pytest.approx([0.125, 0.25])  # so the first shrinks first, in vain
     newcomer = task_of(2, workload="t5", is_guaranteed=True, n_gpus=4)
-    assert draft.make_room(newcomer)
+    assert draft.make_room(newcomer, POLICY)
     assert sizes(draft) == {0: 4, 2: 4}
     assert draft.slots[flat] is flat.held
 
@@ -178,9 +183,9 @@ def test_nobody_shrinks_below_a_minimum_and_what_is_in_vain_changes_nothing():
     sure = task_of(0, is_guaranteed=True, n_gpus=2)
     draft = holding([0], (sure, "4", (0,)))
     assert [step.n_gpus for step in sure.curve.down(sure.held[0])] == [2]
-    assert draft.make_room(task_of(1, is_guaranteed=True, n_gpus=2))
+    assert draft.make_room(task_of(1, is_guaranteed=True, n_gpus=2), POLICY)
     assert sizes(draft) == {0: 2, 1: 2}
-    assert not draft.make_room(task_of(2, is_guaranteed=True, n_gpus=1))
+    assert not draft.make_room(task_of(2, is_guaranteed=True, n_gpus=1), POLICY)
     assert sizes(draft) == {0: 2, 1: 2} and draft.room.gpus == [0]
     assert not sure.curve.down(next(item for item in sure.curve.speeds if item.n_gpus == 2))
 
@@ -194,18 +199,65 @@ def test_a_best_effort_job_takes_only_from_lower_slopes_with_an_open_gate():
     ):
         victim = task_of(0, is_open=is_open)
         draft = holding([0], (victim, "4", (0,)))
-        assert draft.make_room(task_of(1, **mine)) is expected
+        assert draft.make_room(task_of(1, **mine), POLICY) is expected
     weak = task_of(1, n_gpus=4)  # 0.42 a device, and the victim loses 0.8 with its second one
     draft = holding([0], (task_of(0), "2", (0,)))
-    assert not draft.make_room(weak)
-    assert draft.make_room(task_of(2, n_gpus=4, is_guaranteed=False, workload="t5")) is False
+    assert not draft.make_room(weak, POLICY)
+    assert draft.make_room(task_of(2, n_gpus=4, is_guaranteed=False, workload="t5"), POLICY) is False
     assert sizes(draft) == {0: 2}
+
+
+def test_a_starving_job_takes_from_steeper_curves_too():
+    now_s = 2 * POLICY.age_limit_s
+    old = {"now_s": now_s, "submit_time_s": now_s - POLICY.age_limit_s, "n_gpus": 4}
+    flat = task_of(1, **old | {"submit_time_s": now_s})  # 0.42 a device, and the victim loses 0.8
+    for job, policy, expected in (
+        (flat, POLICY, False),
+        (task_of(1, **old), POLICY, True),
+        (task_of(1, **old), replace(POLICY, starving_takes=False), False),
+    ):
+        draft = holding([0], (task_of(0), "2", (0,)))
+        assert draft.make_room(job, policy) is expected
+        assert sizes(draft) == ({0: 1, 1: 1} if expected else {0: 2})
+
+
+def test_a_starving_job_waits_for_gates_and_for_guarantees():
+    now_s = 2 * POLICY.age_limit_s
+    starving = task_of(1, now_s=now_s)
+    assert starving.is_starving
+    closed = holding([0], (task_of(0, is_open=False), "2", (0,)))
+    assert not closed.make_room(starving, POLICY)
+    assert closed.make_room(starving, replace(POLICY, starving_passes_gates=True))
+    sure = holding([0], (task_of(0, is_guaranteed=True, n_gpus=2), "2", (0,)))
+    assert not sure.make_room(starving, POLICY)
+
+
+def test_age_counts_from_submission_whatever_a_job_has_run():
+    view, job = SimpleNamespace(time_s=9000.0), view_of(submit_time_s=100.0)
+    job.waiting_since_s = 8000.0
+    assert POLICY.starves_from_s(job, view) == 100.0 + POLICY.age_limit_s
+    waiting = replace(POLICY, age_since="waiting")
+    assert waiting.starves_from_s(job, view) == 8000.0 + POLICY.age_limit_s
+    job.allocation = object()
+    assert waiting.starves_from_s(job, view) == 9000.0 + POLICY.age_limit_s
+
+
+def test_room_is_forced_for_a_smaller_size_where_the_steepest_cannot_be_reached():
+    """The steepest size of the job takes four GPUs; a guaranteed job keeps two of them."""
+    superlinear = catalogue_of(("ga", "1", 8.0), ("ga", "2", 4.0), ("ga", "4", 1.0))
+    job = task_of(2, catalogue=superlinear, n_gpus=1)
+    assert [step.n_gpus for step in job.curve.starts] == [4, 1, 2]
+    for forces_smaller, expected in ((True, {0: 2, 1: 1, 2: 1}), (False, {0: 2, 1: 2})):
+        sure, flat = task_of(0, is_guaranteed=True, n_gpus=2), task_of(1)
+        draft = holding([0], (sure, "2", (0,)), (flat, "2", (0,)))
+        assert draft.make_room(job, replace(POLICY, forces_smaller=forces_smaller)) is forces_smaller
+        assert sizes(draft) == expected
 
 
 def test_a_guarantee_needs_no_open_gate_and_may_stop_a_best_effort_job():
     victim = task_of(0, is_open=False)
     draft = holding([0], (victim, "1", (0,)))
-    assert draft.make_room(task_of(1, is_guaranteed=True))
+    assert draft.make_room(task_of(1, is_guaranteed=True), POLICY)
     assert sizes(draft) == {1: 1}
 
 
@@ -259,14 +311,43 @@ def test_a_running_job_does_not_grow_before_its_gate_opens_but_a_newcomer_does()
 
 def test_the_gate_opens_when_restarts_are_three_percent_of_the_time_on_devices():
     view = SimpleNamespace(time_s=1000.0, restart_delay_s=30.0)
+    never = POLICY.initial_state(toy_nodes(1, 4), BOTH)
+    once = replace(never, own_changes={"job-0": 1})
     job = view_of()
-    assert POLICY.opens_s(job, view) == 1000.0
+    assert POLICY.opens_s(job, view, never) == 1000.0
     job.first_start_s, job.running_time_s, job.restart_time_s, job.restart_count = 0.0, 900.0, 30.0, 0
-    assert POLICY.opens_s(job, view) == pytest.approx(1000.0 + 30.0 / 0.03 - 930.0)
-    job.restart_count = 1
-    assert POLICY.opens_s(job, view) == pytest.approx(1000.0 + 60.0 / 0.03 - 930.0)
+    assert POLICY.opens_s(job, view, never) == pytest.approx(1000.0 + 30.0 / 0.03 - 930.0)
+    assert POLICY.opens_s(job, view, once) == pytest.approx(1000.0 + 60.0 / 0.03 - 930.0)
+    assert POLICY.opens_s(job, view, once, n_more=0) == POLICY.opens_s(job, view, never)
     job.running_time_s = 1970.0
-    assert POLICY.opens_s(job, view) == 1000.0
+    assert POLICY.opens_s(job, view, once) == 1000.0
+
+
+def test_restarts_that_others_caused_do_not_close_the_gate():
+    view = SimpleNamespace(time_s=1000.0, restart_delay_s=30.0)
+    state = POLICY.initial_state(toy_nodes(1, 4), BOTH)
+    job = view_of()
+    job.first_start_s, job.running_time_s, job.restart_time_s, job.restart_count = 0.0, 900.0, 100.0, 5
+    assert POLICY.opens_s(job, view, state) == 1000.0
+    all_count = replace(POLICY, gate_counts="all")
+    assert all_count.opens_s(job, view, state) == pytest.approx(1000.0 + 6 * 30.0 / 0.03 - 1000.0)
+
+
+def test_a_job_that_was_shrunk_grows_back_as_soon_as_its_own_changes_allow():
+    """A guaranteed job takes one of two GPUs for a while; the other job gets it back when that one ends."""
+    jobs = [
+        toy_job("long", steps=3000, n_gpus=2),
+        toy_job("taker", 2000.0, n_gpus=1, steps=20, is_guaranteed=True),
+    ]
+    sizes_of = {}
+    for counts in ("own", "all"):
+        policy = replace(POLICY, gate_counts=counts)
+        events = simulate(jobs, toy_nodes(1, 2), BOTH, policy, restart_delay_s=60.0).events
+        mine = events[(events["job_id"] == "long") & events["kind"].isin(PLACED)]
+        ends_s = events.loc[(events["job_id"] == "taker") & (events["kind"] == "finished"), "time_s"].iloc[0]
+        sizes_of[counts] = mine["n_gpus"].tolist(), mine["time_s"].iloc[-1] - ends_s
+    assert sizes_of["own"][0][-2:] == sizes_of["all"][0][-2:] == [1, 2]
+    assert sizes_of["own"][1] < sizes_of["all"][1]
 
 
 def test_a_lone_job_grows_when_its_gate_opens_although_nothing_happens():

@@ -56,6 +56,19 @@ def test_a_configuration_counts_its_devices_largest_share_first():
     assert (item.counts, item.n_gpus, item.n_nodes) == ((3, 1, 1), 5, 3)
 
 
+def test_equal_shares_on_the_same_nodes_are_one_allocation_in_whatever_order():
+    item = configuration(placement=Placement.parse("1133"))
+    allocation = item.on((4, 3, 2, 0))
+    assert allocation == item.on((3, 4, 0, 2)) and hash(allocation) == hash(item.on((3, 4, 0, 2)))
+    assert allocation.nodes == (0, 2, 3, 4) and allocation.shares == ((0, 1), (2, 1), (3, 3), (4, 3))
+    assert allocation != item.on((2, 3, 4, 0))
+
+
+def test_shares_of_other_devices_are_not_exchanged():
+    item = configuration(placement=Placement.parse("22"), gpu_types=("a800-80", "v100-32"))
+    assert item.on((1, 0)).nodes == (0, 1) and item.on((0, 1)).nodes == (1, 0)
+
+
 def test_an_allocation_pairs_nodes_with_shares_and_writes_them_by_node():
     allocation = configuration().on((5, 2))  # three devices on node 5
     assert allocation.nodes == (2, 5)

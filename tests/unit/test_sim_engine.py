@@ -105,6 +105,22 @@ def test_an_equal_allocation_is_no_change():
     assert "reconfigured" not in set(result.events["kind"])
 
 
+def test_equal_shares_in_another_order_are_no_change():
+    item = find(toy_catalogue(), "ga", "1111")
+    orders = iter([(4, 3, 2, 0), (3, 0, 4, 2), (0, 2, 3, 4), (2, 3, 4, 0)])
+
+    def script(view):
+        jobs = [*view.pending, *view.running]
+        return {job.spec.job_id: Allocation(item, next(orders, (0, 2, 3, 4))) for job in jobs}
+
+    chosen = Scripted(script, asks_every_round=True)
+    options = {"restart_delay_s": 5.0, "interval_s": 1.0}
+    result = simulate([toy_job(n_gpus=4, steps=40)], toy_nodes(5, 1), toy_catalogue(), chosen, **options)
+    assert result.n_decisions > 4
+    assert "reconfigured" not in set(result.events["kind"])
+    assert result.outcomes["restart_time_s"].tolist() == [5.0]
+
+
 def test_a_suspended_job_returns_to_its_place_in_the_queue():
     queue = []
 

@@ -101,6 +101,24 @@ def test_a_policy_sees_how_many_devices_are_without_a_guest():
     assert seen[1.0] == ([1, 2], [1, 2], True)
 
 
+def test_a_guest_of_the_same_nodes_in_another_order_goes_on():
+    catalogue = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "11", 1.0)])])
+    item, seen = catalogue.all("roberta")[0], []
+    jobs = [toy_job("a", n_gpus=2, steps=50), toy_job("b", n_gpus=2, steps=17)]
+
+    def script(view):
+        nodes = (0, 1) if view.time_s < 10.0 else (1, 0)
+        seen.append(nodes)
+        there = {job.spec.job_id for job in (*view.pending, *view.running)}
+        return {name: Allocation(item, nodes, is_guest=name == "b") for name in ("a", "b") if name in there}
+
+    chosen = Scripted(script, asks_every_round=True)
+    options = {"restart_delay_s": 4.0, "interval_s": 1.0}
+    events = simulate(jobs, toy_nodes(2, 1), catalogue, chosen, **options).events
+    assert {(0, 1), (1, 0)} <= set(seen)
+    assert set(events["kind"]) <= {"submitted", "started", "ready", "rated", "finished"}
+
+
 def test_a_guest_gets_devices_and_gives_them_up_without_a_restart():
     script = BESIDE | {14.0: {"a": (0, True), "b": (0, False)}}
     result = run([PAIR[0], replace(PAIR[1], steps=30)], script)

@@ -305,3 +305,13 @@ def test_the_validator_shares_no_code_with_the_engine(name):
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     engine = {"_engine", "_simulate", "_state", "_view", "_events", "_policy"}
     assert not imported & {f"makespan.sim.{part}" for part in engine}
+
+
+def test_a_restart_on_the_same_nodes_with_the_same_plan_is_found(good):
+    """The same job, plan and nodes again, after another delay: nothing changed, so nothing may restart."""
+    events = good.events.copy()
+    moved = row(events, "a", "reconfigured")
+    first = row(events, "a", "started")
+    events.loc[moved, ["plan", "iter_time_s"]] = events.loc[first, ["plan", "iter_time_s"]].tolist()
+    found = [one for one in check(events) if "restarted as it was" in one.message]
+    assert [one.rule for one in found] == ["restart"] and found[0].time_s == events.loc[moved, "time_s"]

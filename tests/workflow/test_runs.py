@@ -38,7 +38,7 @@ SCHEMAS = {
     name: OF_PAPER.get(name, OF_PAPER["study"])
     for name in (
         *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
-        *("lists", "lists_summary", "lists_pairs", "rivals", "threads", "knowledge"),
+        *("lists", "lists_summary", "lists_pairs", "rivals", "readings", "threads", "knowledge"),
         *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
     )
 }
@@ -50,6 +50,7 @@ SIMULATION_RULES = {
         "table4",
         "lists",
         "rivals",
+        "readings",
         "knowledge",
         "load",
         "large_models",

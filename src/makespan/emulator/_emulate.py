@@ -16,6 +16,7 @@ from makespan.emulator._timemodel import TERM_NAMES, phases, predict, predict_te
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
 from makespan.plans import write_plan
+from makespan.rounding import significant
 from makespan.tables import THROUGHPUT
 from makespan.workloads import Workload
 
@@ -300,10 +301,10 @@ def _frame(
             "placement": [point.placement.text for point in points],
             "cpu_threads": [point.plan.cpu_threads for point in points],
             "global_batch_size": workload.global_batch_size,
-            "iter_time_s": np.where(feasible, total, np.nan),
-            "forward_s": forward,
-            "overlap_sync_s": overlap,
-            "optimize_s": optimize,
+            "iter_time_s": significant(np.where(feasible, total, np.nan)),
+            "forward_s": significant(forward),
+            "overlap_sync_s": significant(overlap),
+            "optimize_s": significant(optimize),
             "feasible": feasible,
             "clean": True,
             "flag": "",

@@ -12,6 +12,7 @@ from makespan.least_squares import forward_differences, least_squares
 from makespan.perf._environment import Environment, Prior
 from makespan.perf._forms import EXTENDED, PUBLISHED, Form, Phases, Profile, Terms
 from makespan.perf._points import Measured, Points
+from makespan.rounding import significant
 from makespan.tables import FIT
 
 __all__ = ["FORMS", "Fit", "fit", "forward_profile"]
@@ -26,6 +27,8 @@ _N_STARTS = 12
 _START_SPREAD = 0.5  # of the prior's own standard deviation
 _SEARCH_TOLERANCE, _FINAL_TOLERANCE = 1e-6, 1e-10  # relative change of cost and parameters
 _STEP = 1e-6  # of the finite differences in log parameters
+_DECIMALS = 5  # of log parameters, so five significant digits of a parameter
+_SPREAD_DIGITS = 5  # of the standard error of a log parameter
 _DETERMINED = 0.5  # share of the prior's standard deviation that may be left
 
 
@@ -288,13 +291,13 @@ def _solve(problem: _Problem, seed: int) -> Floats:
     descend = partial(least_squares, problem.residuals, bounds=bounds, step=_STEP, scale=problem.spread)
     found = [descend(start, tolerance=_SEARCH_TOLERANCE) for start in starts]
     best = min(found, key=lambda pair: pair[1])[0]
-    return descend(best, tolerance=_FINAL_TOLERANCE)[0]
+    return descend(best, tolerance=_FINAL_TOLERANCE, decimals=_DECIMALS)[0]
 
 
 def _result(problem: _Problem, z: Floats, environment: Environment, measured: Measured) -> Fit:
     values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
     lower, upper = problem.bounds
-    log_sd = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
+    log_sd = significant(np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian))), _SPREAD_DIGITS)
     information = np.clip(1.0 - (log_sd / problem.spread) ** 2, 0.0, 1.0)
     at_bound = (z - lower < 10 * _STEP) | (upper - z < 10 * _STEP)
     return Fit(
@@ -309,5 +312,5 @@ def _result(problem: _Problem, z: Floats, environment: Environment, measured: Me
         information=information,
         at_bound=at_bound,
         residual=rows[: len(measured)] / problem.weights[0],
-        cost=0.5 * float(rows @ rows),
+        cost=0.5 * float(np.sum(rows**2)),
     )

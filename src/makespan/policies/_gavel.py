@@ -57,7 +57,7 @@ class Matrix:
     @property
     def equal(self) -> Floats:
         """Rate of each job where it runs on every type in proportion to the number of devices."""
-        rates: Floats = self.rates @ (self.n_gpus / max(self.n_gpus.sum(), 1.0))
+        rates: Floats = np.sum(self.rates * (self.n_gpus / max(self.n_gpus.sum(), 1.0)), axis=1)
         return rates
 
     def shares(self, needed: Floats) -> Floats | None:
@@ -65,7 +65,7 @@ class Matrix:
         n_jobs, n_types = self.rates.shape
         if n_types == 1:
             only: Floats = needed / self.rates[:, 0]
-            return only[:, None] if only @ self.sizes <= self.n_gpus[0] else None
+            return only[:, None] if np.sum(only * self.sizes) <= self.n_gpus[0] else None
         # Variables are shares, job by job; the cost prefers the type on which a job is fastest. Rates are
         # relative to the best of the job, so that the solver sees the same numbers in any unit of time.
         fastest = self.fastest

@@ -157,7 +157,18 @@ class Places:
         if item.counts[0] >= len(self._equal):
             return None
         if suits is None and not item.gpu_types:
-            return self._search(free, item.counts)
+            nodes = self._search(free, item.counts)
+        else:
+            nodes = self._search_suited(free, item, suits)
+        if nodes is None or len(nodes) == 1:
+            return nodes
+        # In the order of `Allocation.nodes`, so that a policy sees where a job would stay as it is.
+        shares = sorted(zip(item.counts, item.types_by_count, nodes, strict=True), reverse=True)
+        return tuple([node for _, _, node in shares])
+
+    def _search_suited(
+        self, free: int, item: Configuration, suits: Callable[[int, int, int], bool] | None
+    ) -> tuple[int, ...] | None:
         bits, low, taken, nodes = self._bits, self._low, 0, list[int]()
         for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
             able = free + self._lacking[count] & self._marks(gpu_type) & ~taken

@@ -84,8 +84,11 @@ class JobAccount:
         self.state = "running"
 
     def _reconfigure(self, row: Row) -> None:
+        before = (self._held, self._shares, self._is_guest)
         self._settle(row)
         self._take(row)
+        if self._held is not None and (self._held, self._shares, self._is_guest) == before:
+            self._report("restart", row, "restarted as it was; accepted: another plan, nodes or threads")
 
     def _share(self, row: Row) -> None:
         before, shares, ready_s, is_guest = self._held, self._shares, self._ready_s, self._is_guest

@@ -120,6 +120,9 @@ class Configuration:
 class Allocation:
     """A configuration on certain nodes, aligned with ``placement.gpus_per_node`` (smallest share first).
 
+    Equal shares are in the order of their nodes, however they are given, so that two allocations are equal if
+    and only if nothing would change between them.
+
     A guest has no devices of its own: it computes on those of others, or free ones, in moments when these are
     idle, at most one guest a device, and the slowest of them holds it up (`pace_beside`). It must fit into
     memory beside the holder; on which devices of a node jobs are is nobody's business, so that they are
@@ -133,12 +136,17 @@ class Allocation:
     is_guest: bool = False
 
     def __post_init__(self) -> None:
-        """Check that every share has its own node."""
+        """Check that every share has its own node, and bring equal shares into order."""
         if len(self.nodes) != self.configuration.n_nodes or len(set(self.nodes)) != len(self.nodes):
             raise InputError(
                 f"allocation of placement {self.configuration.placement.text}: nodes are {self.nodes}; "
                 f"accepted: {self.configuration.n_nodes} different node(s)"
             )
+        if len(self.nodes) > 1:
+            counts = self.configuration.placement.gpus_per_node
+            types = self.configuration.gpu_types or counts
+            ordered = sorted(zip(counts, types, self.nodes, strict=True))
+            object.__setattr__(self, "nodes", tuple([node for _, _, node in ordered]))
 
     @property
     def shares(self) -> tuple[tuple[int, int], ...]:

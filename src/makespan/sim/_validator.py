@@ -13,7 +13,7 @@ alone who held what, when and how far that carried each job. The rules are:
 - ``failure``: nodes fail and join in turn, and no more devices are withdrawn than there are; whoever holds
   what goes away loses it at once, and nobody is interrupted without reason.
 - ``restart``: after every start and change a job makes no progress for as long as the restart costs, and its
-  ``ready`` row stands at the end of it.
+  ``ready`` row stands at the end of it; nobody restarts to hold what it held.
 - ``progress``: the steps left follow from the time with progress and the time of a step, and end at zero.
 - ``round``: decisions fall on rounds.
 - ``guarantee``: guarantees are kept, where they are promised.

@@ -16,6 +16,7 @@ import pandas as pd
 
 from makespan.hardware import NodeSpec
 from makespan.perf import Environment, Learner, load_environment, points_from_table
+from makespan.rounding import significant
 from makespan.sim import Catalogue
 from makespan.studies._catalogue import TableCatalogue
 from makespan.tables import PREDICTIONS
@@ -78,10 +79,10 @@ def _predicted(given: _Given) -> pd.DataFrame:
     computing, moving = fit.busy_shares(points)
     is_sampled = np.array([bool(reason) for reason in learner.reasons])
     return given.rows[["workload", *_PAIR]].assign(
-        predicted_iter_time_s=np.where(is_sampled, learner.times_s, fit.predict(points)),
+        predicted_iter_time_s=np.where(is_sampled, learner.times_s, significant(fit.predict(points))),
         known=is_sampled,
-        computing_share=computing,
-        moving_share=moving,
+        computing_share=significant(computing),
+        moving_share=significant(moving),
     )
 
 

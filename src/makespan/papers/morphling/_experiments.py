@@ -10,6 +10,7 @@ from makespan.hardware import ClusterSpec
 from makespan.metrics import allocation_by_family, idle_spells, job_metrics
 from makespan.papers.morphling._knowledge import knowledge_study
 from makespan.papers.morphling._lists import compare_on_lists, drawn_lists
+from makespan.papers.morphling._readings import exchange_readings
 from makespan.papers.morphling._rivals import sweep_rivals
 from makespan.papers.morphling._studies import STUDIES, scale_study
 from makespan.papers.morphling._tables import ALLOCATION, BASELINE, JCT, TABLE4
@@ -150,10 +151,11 @@ def run_experiment(
         if name == "knowledge":
             return {name: knowledge_study(sampled, drawn_lists(jobs, times, **drawn), **chosen)}
         return compare_on_lists(scenarios, drawn_lists(jobs, times, **drawn), **chosen)
-    if name == "rivals":
+    if name in ("rivals", "readings"):
         chosen = dict(options)
         jobs = {trace: scenarios[trace].jobs for trace in chosen.pop("traces")}
-        return {name: sweep_rivals(scenarios, drawn_lists(jobs, times, **drawn), **chosen)}
+        vary = sweep_rivals if name == "rivals" else exchange_readings
+        return {name: vary(scenarios, drawn_lists(jobs, times, **drawn), **chosen)}
     if name == "scale":
         return {name: scale_study(scenarios["base"], **options)}
     return {name: getting_started(scenarios, **options)}

@@ -1,12 +1,13 @@
 """The tables of the paper's page, made from result tables, so that its numbers are those of a run."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
+from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, READINGS, TABLE2_SUMMARY, TABLE4
 from makespan.tables import JOINED_CLAIMS, LIVE, TableSchema, read_csv
 
 __all__ = ["BLOCKS", "STATEMENTS", "page"]
@@ -157,6 +158,37 @@ def _many_lists(source: str) -> Callable[[_Results], str]:
     return block
 
 
+def _readings(source: str) -> Callable[[_Results], str]:
+    def block(results: _Results) -> str:
+        table = results.read(READINGS, source).fillna({"reading": "", "value": ""})
+        settings = list(dict.fromkeys(zip(table["trace"], table["restart_delay_s"], strict=True)))
+        head = ["reading", *(f"{_TRACES[trace]}, {delay_s:g} s" for trace, delay_s in settings)]
+        cells = {
+            (row["reading"], row["value"], row["trace"], row["restart_delay_s"]): row
+            for row in table.to_dict("records")
+        }
+        lines = []
+        for reading, value in dict.fromkeys(zip(table["reading"], table["value"], strict=True)):
+            name = f"`{reading}`: {value}" if reading else "as shipped, in s and ks"
+            lines.append([name, *(_reading_cell(cells[reading, value, *where]) for where in settings)])
+        counts = f"\n{table['lists'].min()} lists of each trace, {source} iteration times:\n"
+        return counts + _markdown(head, lines)
+
+    return block
+
+
+def _reading_cell(row: Mapping[Hashable, Any]) -> str:
+    """Return the means with the shipped readings, or ratios to them with their intervals."""
+    if not row["reading"]:
+        return f"{row['jct_mean_s']:.0f} / {row['makespan_mean_s'] / 1000:.1f}"
+    ratios = (
+        f"{row[f'{what}_ratio_mean']:.2f} ({row[f'{what}_ratio_low']:.2f} to {row[f'{what}_ratio_high']:.2f})"
+        for what in ("jct", "makespan")
+    )
+    return " / ".join(ratios)
+
+
+_TRACES = {"base": "Base", "bp": "BP", "mt": "MT"}
 _LISTS_HEAD = (
     *("policy", "Base: average JCT [s]", "Base: makespan [ks]"),
     *("MT: average JCT [s]", "MT: makespan [ks]", "guarantees kept, least"),
@@ -249,6 +281,8 @@ BLOCKS: Mapping[str, Callable[[_Results], str]] = {
     "the lists of the authors": _one_list,
     "many lists, published": _many_lists("published"),
     "many lists, emulated": _many_lists("emulated"),
+    "readings, published": _readings("published"),
+    "readings, emulated": _readings("emulated"),
     "losses": _losses,
     "live runs": _live_runs,
 }

@@ -15,7 +15,7 @@ from makespan.studies import Case, Scenario, run_all
 from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
-__all__ = ["AIMS_AT_MAKESPAN", "VALUES", "sweep_rivals"]
+__all__ = ["AIMS_AT_MAKESPAN", "VALUES", "sweep_rivals", "variants"]
 
 Jobs = tuple[JobSpec, ...]
 List = tuple[str, Draw, int]
@@ -67,28 +67,32 @@ def sweep_rivals(
 
     A variant differs from what is shipped in one parameter, and is compared with that on the same lists.
     """
-    variants = [(policy_named(name), *variant) for name in policies for variant in _variants(name)]
+    changed_one = [
+        (policy_named(name), *variant) for name in policies for variant in variants(name, VALUES[name])
+    ]
     settings = [(key, jobs, delay_s) for key, jobs in lists.items() for delay_s in delays_s]
     cases = [
         Case(replace(scenarios[key[0]], jobs=jobs, restart_delay_s=delay_s, interval_s=interval_s), changed)
-        for _, _, _, changed in variants
+        for _, _, _, changed in changed_one
         for key, jobs, delay_s in settings
     ]
     runs = iter(run_all(cases, n_processes))
     rows = [
         {"policy": shipped.name, "parameter": parameter, "value": value, "setting": number}
         | {name: getattr(next_run.metrics, name) for name in ("avg_jct_s", "makespan_s")}
-        for shipped, parameter, value, _ in variants
+        for shipped, parameter, value, _ in changed_one
         for number, next_run in zip(range(len(settings)), runs, strict=False)
     ]
     return RIVALS.validate(_compared(pd.DataFrame(rows)), where="rivals")
 
 
-def _variants(name: str) -> Iterator[tuple[str, str, Policy]]:
-    """Yield parameter, value as text and policy: first what is shipped, then everything else."""
+def variants(
+    name: str, values_by_parameter: Mapping[str, tuple[Any, ...]]
+) -> Iterator[tuple[str, str, Policy]]:
+    """Yield parameter, value as text and policy: first what is shipped, then each other value alone."""
     shipped: Any = policy_named(name)
     yield "", "", shipped
-    for parameter, values in VALUES[name].items():
+    for parameter, values in values_by_parameter.items():
         for value in values:
             if value != getattr(shipped, parameter):
                 yield parameter, _text(value), replace(shipped, **{parameter: value})
@@ -97,6 +101,8 @@ def _variants(name: str) -> Iterator[tuple[str, str, Policy]]:
 def _text(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(f"{one:g}" for one in value)
+    if isinstance(value, str):
+        return value
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 

@@ -48,6 +48,7 @@ _CONTENTS = {
     "lists_summary": "means over these lists with confidence intervals",
     "lists_pairs": "every policy beside each that knows no more, list by list",
     "rivals": "what other values of their parameters do to rivals, on lists of their own",
+    "readings": "what other readings of the paper's rules do to its scheduler",
     "threads": "policies with requested and with chosen numbers of CPU threads where jobs offload",
     "knowledge": "what policies know beforehand, and what knowing more is worth",
     "load": "completion time and makespan against the arrival rate",

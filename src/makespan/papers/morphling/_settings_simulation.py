@@ -15,6 +15,7 @@ EXPERIMENT_TABLES = {
     "table4": ("table4", "jct", "allocation", "schedule"),
     "lists": ("lists", "lists_summary", "lists_pairs"),
     "rivals": ("rivals",),
+    "readings": ("readings",),
     "knowledge": ("knowledge",),
     "load": ("load", "load_summary"),
     "large_models": ("large_models", "large_models_summary"),
@@ -38,6 +39,7 @@ _seeds = partial(_chosen, changes="lists", min_length=1)
 _of_lists = partial(_chosen, changes="lists")
 _of_threads = partial(_chosen, changes="threads")
 _of_rivals = partial(_chosen, changes="rivals")
+_of_readings = partial(_chosen, changes="readings")
 _study_seeds = partial(_chosen, "seeds of the job lists", min_length=1)
 _policies = partial(_chosen, "policies", min_length=1)
 _figures = partial(option, source="Morphling, simulation figures", min_length=1)
@@ -104,6 +106,16 @@ class Rivals(Block):
         "time without progress after every start and change", unit="s", min_length=1
     )
     policies: tuple[RivalName, ...] = _of_rivals("rivals", min_length=1)
+
+
+class Readings(Block):
+    """Alternative readings of the rules that the paper states, exchanged one at a time."""
+
+    seeds: tuple[Seed, ...] = _of_readings("seeds of the lists", min_length=1)
+    traces: tuple[TraceName, ...] = _of_readings("traces that lists are drawn from", min_length=1)
+    restart_delays_s: tuple[Time, ...] = _of_readings(
+        "time without progress after every start and change", unit="s", min_length=1
+    )
 
 
 class Threads(Block):
@@ -211,6 +223,7 @@ class Simulation(Block):
     job_lists: JobLists = option("generated job lists")
     lists: Lists = option("comparison on many job lists")
     rivals: Rivals = option("parameters of rivals")
+    readings: Readings = option("readings of the paper's rules")
     threads: Threads = option("study of CPU threads")
     knowledge: Knowledge = option("study of what policies know")
     load: Load = option("load study")
@@ -237,6 +250,11 @@ class Simulation(Block):
             "table4": compared | traces | {"shown": list(self.shown)},
             "lists": {"interval_s": self.interval_s} | self._compared_on_lists(),
             "rivals": {"interval_s": self.interval_s} | self._varied(),
+            "readings": {
+                "interval_s": self.interval_s,
+                "traces": list(self.readings.traces),
+                "delays_s": list(self.readings.restart_delays_s),
+            },
             "knowledge": study | self.knowledge.model_dump(exclude={"seeds"}),
             "load": study | self.load.model_dump(exclude={"seeds"}),
             "large_models": study | self.large_models.model_dump(exclude={"seeds"}),
@@ -268,7 +286,7 @@ class Simulation(Block):
         if experiment == "lists":
             seeds: dict[str, tuple[int, ...]] = self.lists.seeds.model_dump()
             return ways | {"seeds": {how: list(given) for how, given in seeds.items()}}
-        if experiment not in ("rivals", "knowledge", "load", "large_models", "rounds"):
+        if experiment not in ("rivals", "readings", "knowledge", "load", "large_models", "rounds"):
             return {}
-        study: Rivals | Knowledge | Load | LargeModels | Rounds = getattr(self, experiment)
+        study: Rivals | Readings | Knowledge | Load | LargeModels | Rounds = getattr(self, experiment)
         return ways | {"seeds": {how: list(study.seeds) for how in ("shifted", "generated")}}

@@ -22,6 +22,7 @@ __all__ = [
     "LISTS_SUMMARY",
     "LOAD",
     "PUBLISHED",
+    "READINGS",
     "RIVALS",
     "ROUNDS",
     "SCALE",
@@ -204,6 +205,18 @@ RIVALS = table_schema(
         "shipped values on the same list",
     ),
 )
+READINGS = table_schema(
+    "readings",
+    _TRACE,
+    _SETTING[2],
+    ("reading", "text", "", "reading of a rule that is exchanged; empty for those that are shipped", True),
+    ("value", "text", "", "the alternative", True),
+    ("lists", "int", "1", "how many lists"),
+    ("jct_mean_s", "float", "s", f"{_JCT}, geometric mean"),
+    ("makespan_mean_s", "float", "s", f"{_MAKESPAN}, geometric mean"),
+    *_interval("jct_ratio", "1", f"{_JCT} over that with the shipped readings on the same list"),
+    *_interval("makespan_ratio", "1", f"{_MAKESPAN} over that with the shipped readings on the same list"),
+)
 THREADS = table_schema(
     "threads",
     _POLICY,
@@ -290,6 +303,7 @@ SCHEMAS = (
         LISTS_SUMMARY,
         LISTS_PAIRS,
         RIVALS,
+        READINGS,
         THREADS,
         KNOWLEDGE,
         LOAD,

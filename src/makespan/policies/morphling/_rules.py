@@ -1,29 +1,43 @@
-"""Morphling as published: five rules on sensitivity curves, and where they had to be read in one way.
+"""Morphling as published: five rules on sensitivity curves, and how they are read where they leave room.
 
-A curve is the speed of a job over its speed as requested, by devices, on its best plan for each shape.
+A curve is the speed of a job over its speed as requested, by number of GPUs, on its best plan for each shape.
 
-Reading: the slope of a waiting job is its gain a device from nothing to the size at which that is steepest,
-of a guaranteed job to its minimum; that is what it starts with, and rule 4 makes it larger.
-Reading: a running job's slope is what it would lose a device at that smaller size which costs least.
-Reading: the steps go from size to size, because not every number of devices has a plan.
-Reading: age is the time that a job has waited since it last ran; the paper names no limit, here it is an
-hour. Starving jobs of a class go by it, oldest first.
-Reading: fewest nodes first means the fewest for one number of devices, then the fastest shape; a share goes
-to the node that it fills best. A plan with fewer CPU threads or less host memory is taken where a node lacks
-what the faster one wants.
-Reading: best-effort jobs take from jobs whose slope is lower and whose gate is open; the minimum of a
-best-effort job is nothing, so it may be stopped. What turns out not to be needed is given back.
-Reading: stopped jobs may start again in the same decision on what is free, without taking from others.
-Reading: of the gate, T is the time with devices so far, restarts included; a job that has never run, or that
-changes in this decision already, has none to pass. A decision follows when a gate opens or a job starts to
-starve.
-Reading: a plan that the job has run counts with the time that was observed; a guarantee rests on known times
-alone, so the minimum of a guaranteed job is its request until more is known.
+Each reading has its ground: the paper (P), the released scheduler (R), or a choice of ours (O). Those with a
+name in parentheses are fields of `Morphling`; ``readings.csv`` has what the alternatives cost.
+
+- A starving job takes from every job with a lower slope, not only from the queue before it: past the age
+  limit its slope counts as the largest (R; ``starving_takes``). Among starving jobs the oldest is served
+  first (O; ``starving_order``). Age counts from submission, whatever the job has run since (R;
+  ``age_since``). The paper names no limit and that of the release, 200,000 s, never binds on its own lists;
+  ours is an hour (O; ``age_limit_s``).
+- Room is forced for smaller sizes of a waiting job too, in the order of their slopes, where the steepest
+  cannot be reached (R; ``forces_smaller``).
+- N of the gate counts the changes that reconfigured a job for its own gain; a restart because others stopped
+  or shrank the job is not its own (P: the gate bounds what a job spends on its own reconfigurations;
+  ``gate_counts``). T is the time with GPUs so far, restarts included (O; ``gate_time``).
+- Best-effort jobs take from jobs whose slope is lower and whose gate would be open for one change more (O;
+  ``victim_counts``), starving ones included (O; ``starving_passes_gates``), and a job that is itself past the
+  age limit yields like any other (O; ``old_yield``). The minimum of a best-effort job is nothing, so it may
+  be stopped.
+- The slope of a waiting job is its gain per GPU from nothing to the size at which that is steepest, of a
+  guaranteed job to its minimum; it starts with that size, and rule 4 makes it larger (P). The slope of a
+  running job is what it would lose per GPU at the smaller size that costs least (P).
+- Steps go from size to size, because not every number of GPUs has a plan (O).
+- Fewest nodes first means the fewest for one number of GPUs, then the fastest shape (P; ``shape_order``); a
+  share goes to the node that it fills best. A plan with fewer CPU threads or less host memory is taken where
+  a node lacks what the faster one wants (O).
+- What turns out not to be needed is given back (O; ``gives_back``). Stopped jobs may start again in the same
+  decision on what is free, without taking from others (O; ``restarts_stopped``).
+- A job that has never run, or that changes in this decision already, has no gate to pass. A decision follows
+  when a gate opens or a job starts to starve (O).
+- A plan that the job has run counts with the time that was observed; a guarantee rests on known times alone,
+  so the minimum of a guaranteed job is its request until more is known (O).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Literal
 
 from makespan.hardware import ClusterSpec
 from makespan.policies._placing import Fit, Places, Room
@@ -45,9 +59,17 @@ class Step:
 class Curve:
     """Sensitivity curve: speeds relative to the request, and the steps up and down from each."""
 
-    __slots__ = ("_down", "_options", "_up", "least_gpus", "speeds", "starts")
+    __slots__ = ("_by_speed", "_down", "_options", "_up", "least_gpus", "speeds", "starts")
 
-    def __init__(self, job: JobView, items: Iterable[Configuration], reference: Configuration) -> None:
+    def __init__(
+        self,
+        job: JobView,
+        items: Iterable[Configuration],
+        reference: Configuration,
+        *,
+        by_speed: bool = False,
+    ) -> None:
+        self._by_speed = by_speed
         requested_s = job.step_s(reference)
         self.speeds = {item: requested_s / job.step_s(item) for item in items}
         is_guaranteed = job.spec.is_guaranteed
@@ -86,6 +108,8 @@ class Curve:
         steps = []
         for size, group in sizes.items():
             group.sort(key=lambda item: (item.n_nodes, -self.speeds[item], item.cpu_threads))
+            if self._by_speed:
+                group.sort(key=lambda item: -self.speeds[item])
             slope = (max(self.speeds[item] for item in group) - speed) / (size - n_gpus)
             steps.append(Step(slope, size, tuple(group)))
         return tuple(sorted(steps, key=lambda step: (-step.slope, step.n_gpus)))
@@ -110,6 +134,7 @@ class Curves:
 
     catalogue: Catalogue
     freedom: Freedom
+    by_speed: bool = False
     _of_kind: dict[object, Curve] = field(default_factory=dict)
     _of_job: dict[str, tuple[object, Curve]] = field(default_factory=dict)
 
@@ -128,21 +153,29 @@ class Curves:
         observed = frozenset(item for item in items if job.has_run(item))
         key = (spec.workload, spec.plan, spec.n_gpus, spec.is_guaranteed, observed)
         if key not in self._of_kind:
-            self._of_kind[key] = Curve(job, items, self.catalogue.requested(spec))
+            self._of_kind[key] = Curve(job, items, self.catalogue.requested(spec), by_speed=self.by_speed)
         return self._of_kind[key]
 
 
 class Task:
-    """A job in one decision: its curve, what it holds, and whether its gate is open."""
+    """A job in one decision: its curve, what it holds, and what the gate and its age allow.
 
-    __slots__ = ("curve", "held", "index", "is_guaranteed", "is_open", "job")
+    ``is_open`` is whether it may be reconfigured for its own gain, ``yields`` whether best-effort jobs may
+    take from it.
+    """
 
-    def __init__(self, job: JobView, curve: Curve, *, is_open: bool) -> None:
+    __slots__ = ("curve", "held", "index", "is_guaranteed", "is_open", "is_starving", "job", "yields")
+
+    def __init__(
+        self, job: JobView, curve: Curve, *, is_open: bool, yields: bool = True, is_starving: bool = False
+    ) -> None:
         self.job = job
         self.curve = curve
         self.index = job.index
         self.is_guaranteed = job.spec.is_guaranteed
         self.is_open = is_open
+        self.yields = yields
+        self.is_starving = is_starving
         held = job.allocation
         self.held: Fit | None = None if held is None else (held.configuration, held.nodes[::-1])
 
@@ -177,18 +210,30 @@ class Draft:
                 return True
         return False
 
-    def make_room(self, task: Task) -> bool:
-        """Start a job at its first step by shrinking the lowest slopes; change nothing if in vain."""
-        wanted = task.curve.starts[0]
-        limit = inf if task.is_guaranteed else wanted.slope
+    def make_room(self, task: Task, how: "Morphling") -> bool:
+        """Start a job by shrinking the lowest slopes; change nothing where no size can be reached."""
+        takes_all = task.is_guaranteed or (task.is_starving and how.starving_takes)
+        ignores_gates = task.is_guaranteed or (task.is_starving and how.starving_passes_gates)
         victims = [
             other
             for other, fit in self.slots.items()
-            if (task.is_guaranteed or other.is_open) and fit[0].n_gpus > other.curve.least_gpus
+            if fit[0].n_gpus > other.curve.least_gpus
+            and (ignores_gates or other.yields)
+            and (how.old_yield or task.is_guaranteed or not other.is_starving)
         ]
-        most = sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
-        if self.room.n_gpus + most < wanted.n_gpus:
-            return False
+        most = self.room.n_gpus
+        most += sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
+        steps = task.curve.starts if how.forces_smaller else task.curve.starts[:1]
+        for step in steps:
+            limit = inf if takes_all else step.slope
+            if step.n_gpus <= most and self._force(task, step, victims, limit, gives_back=how.gives_back):
+                return True
+        return False
+
+    def _force(
+        self, task: Task, wanted: Step, victims: Iterable[Task], limit: float, *, gives_back: bool
+    ) -> bool:
+        """Shrink jobs below a slope, the lowest first, until a step fits; change nothing if in vain."""
         trial = Draft(self.room.copy(), self.slots.copy())
         shrunk: dict[Task, None] = {}
         while trial.room.first_fit(wanted.items) is None:
@@ -196,7 +241,8 @@ class Draft:
             if victim is None:
                 return False
             shrunk[victim] = None
-        trial.spare(shrunk, self.slots, wanted.items)
+        if gives_back:
+            trial.spare(shrunk, self.slots, wanted.items)
         found = trial.room.first_fit(wanted.items)
         if found is None:
             return False
@@ -283,27 +329,64 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class RulesState:
-    """Curves, and where what fits."""
+    """Curves, what fits where, and how often each job was reconfigured for its own gain."""
 
     curves: Curves
     places: Places
+    own_changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Morphling:
-    """Choose devices and plans together by the five rules of the paper.
+    """Choose GPUs and plans together by the five rules of the paper.
 
     Parameters
     ----------
     gate_share
-        Share of its time with devices that a running job must not spend on restarts, the next one included.
+        Share of its time with GPUs that a running job must not spend on restarts, the next one included.
     age_limit_s
-        Waiting time from which a job starves [s].
+        Age from which a waiting job starves [s].
+    starving_takes
+        Whether a starving job takes from every lower slope, or only moves up the queue.
+    age_since
+        Whether age counts from submission, or from when the job last lost its GPUs.
+    starving_order
+        Whether starving jobs are served by age or by slope.
+    forces_smaller
+        Whether room is forced for smaller sizes too, or for the steepest alone.
+    gate_counts
+        Whether N of the gate counts the changes for the job's own gain, or all of its restarts.
+    gate_time
+        Whether T of the gate is the time with GPUs, or the time with progress.
+    victim_counts
+        Whether the gate of a job that others take from counts that change.
+    starving_passes_gates
+        Whether starving jobs take from jobs whose gate is closed.
+    old_yield
+        Whether jobs past the age limit yield to best-effort jobs.
+    gives_back
+        Whether jobs get back what was taken from them and is not needed.
+    restarts_stopped
+        Whether stopped jobs may start again in the same decision.
+    shape_order
+        Whether shapes of one size are tried by number of nodes or by speed.
     """
 
     freedom: Freedom = FULL_FREEDOM
     gate_share: float = 0.97
     age_limit_s: float = 3600.0
+    starving_takes: bool = True
+    age_since: Literal["submission", "waiting"] = "submission"
+    starving_order: Literal["age", "slope"] = "age"
+    forces_smaller: bool = True
+    gate_counts: Literal["own", "all"] = "own"
+    gate_time: Literal["held", "progress"] = "held"
+    victim_counts: bool = True
+    starving_passes_gates: bool = False
+    old_yield: bool = True
+    gives_back: bool = True
+    restarts_stopped: bool = True
+    shape_order: Literal["nodes", "speed"] = "nodes"
     name: str = "morphling"
     title: str = "Morphling"
     interval_s: float | None = None
@@ -316,53 +399,93 @@ class Morphling:
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> RulesState:
         """Return no curves yet."""
         fitting = catalogue.on(cluster)
-        return RulesState(Curves(fitting, self.freedom), Places.on(cluster, fitting))
+        curves = Curves(fitting, self.freedom, by_speed=self.shape_order == "speed")
+        return RulesState(curves, Places.on(cluster, fitting))
 
     def decide(self, view: ClusterView, state: RulesState) -> tuple[Decision, RulesState]:
         """Start waiting jobs, at the cost of others where they may, and hand out what is left."""
         waiting, running = (
-            [Task(job, state.curves.of(job), is_open=self.opens_s(job, view) <= view.time_s) for job in jobs]
-            for jobs in (view.pending, view.running)
+            [self._task(job, view, state) for job in jobs] for jobs in (view.pending, view.running)
         )
         held = {task: task.held for task in running if task.held is not None}
         draft = Draft(state.places.room(view), held)
-        refused: set[Curve] = set()
-        for task in sorted(waiting, key=lambda task: self.rank(task, view.time_s)):
-            if task.curve not in refused and not (draft.start(task) or draft.make_room(task)):
-                refused.add(task.curve)
-        stopped = [task for task in running if task not in draft.slots]
-        for task in sorted(stopped, key=lambda task: self.rank(task, view.time_s)):
-            draft.start(task)
+        refused: set[tuple[Curve, bool]] = set()
+        for task in sorted(waiting, key=self.rank):
+            kind = task.curve, task.is_starving
+            if kind not in refused and not (draft.start(task) or draft.make_room(task, self)):
+                refused.add(kind)
+        if self.restarts_stopped:
+            for task in sorted((task for task in running if task not in draft.slots), key=self.rank):
+                draft.start(task)
         draft.grow()
-        return draft.decision([*running, *waiting], self._wake_up_s(draft, waiting, view)), state
+        state = replace(state, own_changes=_own_changes(running, draft, state.own_changes))
+        return draft.decision([*running, *waiting], self._wake_up_s(draft, waiting, view, state)), state
 
-    def rank(self, task: Task, now_s: float) -> tuple[bool, bool, float, float, int]:
+    def _task(self, job: JobView, view: ClusterView, state: RulesState) -> Task:
+        return Task(
+            job,
+            state.curves.of(job),
+            is_open=self.opens_s(job, view, state) <= view.time_s,
+            yields=self.opens_s(job, view, state, n_more=int(self.victim_counts)) <= view.time_s,
+            is_starving=self.starves_from_s(job, view) <= view.time_s,
+        )
+
+    def starves_from_s(self, job: JobView, view: ClusterView) -> float:
+        """When a job that gets no GPUs reaches the age limit [s]."""
+        if self.age_since == "submission":
+            return job.spec.submit_time_s + self.age_limit_s
+        since_s = view.time_s if job.allocation is not None else job.waiting_since_s
+        return since_s + self.age_limit_s
+
+    def rank(self, task: Task) -> tuple[bool, bool, float, float, int]:
         """Order in which jobs are served: guaranteed first, then starving, then steep ones."""
-        job, slope = task.job, task.curve.starts[0].slope
-        since_s = now_s if job.allocation is not None else job.waiting_since_s
-        is_starving = now_s - since_s >= self.age_limit_s
-        return not task.is_guaranteed, not is_starving, since_s if is_starving else 0.0, -slope, task.index
+        job, by_age = task.job, task.is_starving and self.starving_order == "age"
+        since_s = job.spec.submit_time_s if self.age_since == "submission" else job.waiting_since_s
+        slope = task.curve.starts[0].slope
+        return (
+            not task.is_guaranteed, not task.is_starving, since_s if by_age else 0.0, -slope, task.index
+        )  # fmt: skip
 
-    def opens_s(self, job: JobView, view: ClusterView, n_changes: int = 1) -> float:
-        """When ``(T - N delay) / T`` of a job reaches the gate if it keeps its devices until then [s]."""
+    def opens_s(self, job: JobView, view: ClusterView, state: RulesState, n_more: int = 1) -> float:
+        """When ``(T - N delay) / T`` of a job reaches the gate if it keeps its GPUs until then [s].
+
+        N counts so many changes more than there were.
+        """
         if job.first_start_s is None:
             return view.time_s
-        lost_s = (job.restart_count + n_changes) * view.restart_delay_s
-        spent_s = job.running_time_s + job.restart_time_s
+        is_own = self.gate_counts == "own"
+        n_before = state.own_changes.get(job.spec.job_id, 0) if is_own else job.restart_count
+        lost_s = (n_before + n_more) * view.restart_delay_s
+        spent_s = job.running_time_s + (job.restart_time_s if self.gate_time == "held" else 0.0)
         missing_s = lost_s - (1.0 - self.gate_share) * spent_s
         return (
             view.time_s if missing_s <= 1e-9 * spent_s else view.time_s + missing_s / (1.0 - self.gate_share)
         )
 
-    def _wake_up_s(self, draft: Draft, waiting: Iterable[Task], view: ClusterView) -> float:
+    def _wake_up_s(
+        self, draft: Draft, waiting: Iterable[Task], view: ClusterView, state: RulesState
+    ) -> float:
         """When the next gate opens or the next job starts to starve [s]; infinity if never."""
+        # A change that this decision makes is counted in `own_changes` already, but not yet as a restart.
+        is_counted = self.gate_counts == "own"
         moments = [
-            self.opens_s(task.job, view, 1 if fit == task.held else 2) for task, fit in draft.slots.items()
+            self.opens_s(task.job, view, state, 1 if is_counted or fit == task.held else 2)
+            for task, fit in draft.slots.items()
         ]
-        moments += [
-            task.job.waiting_since_s + self.age_limit_s for task in waiting if task not in draft.slots
-        ]
+        moments += [self.starves_from_s(task.job, view) for task in waiting if task not in draft.slots]
         return min((moment for moment in moments if moment > view.time_s), default=inf)
+
+
+def _own_changes(running: Iterable[Task], draft: Draft, before: Mapping[str, int]) -> Mapping[str, int]:
+    """Count the changes of running jobs that make them faster; a job that others shrink does not count."""
+    gained = [
+        task.job.spec.job_id
+        for task in running
+        if task.held is not None
+        and (fit := draft.slots.get(task, task.held)) != task.held
+        and task.curve.speeds[fit[0]] > task.curve.speeds[task.held[0]]
+    ]
+    return {**before, **{job_id: before.get(job_id, 0) + 1 for job_id in gained}} if gained else before
 
 
 POLICIES = (
