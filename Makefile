@@ -96,7 +96,7 @@ setup: $(STAMPS)/package ## Create .venv with the pinned run set and the package
 setup-dev setup-docs: $(STAMPS)/dev
 
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python {v[0]}.{v[1]} found, 3.11 or newer needed; try make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v < (3, 14) and f"Python {v[0]}.{v[1]} found; 3.11 to 3.13 are supported; try make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
 	@touch $@

@@ -1,5 +1,9 @@
-"""GPUs: which of them processes get, what is said where there are too few, and training on them."""
+"""GPUs: how many torch has, which of them processes get, what is said of too few, and training on them."""
 
+import json
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +14,8 @@ from makespan.errors import InputError
 from makespan.live._segments import slots_of
 from makespan.papers.oobleck import _live
 from makespan.papers.oobleck._joining import join_run
-from makespan.profiling import profiling_launcher, rate_runs
+from makespan.plans import Placement
+from makespan.profiling import _rates, allocation_launcher, profile_points, profiling_launcher, rate_runs
 from makespan.runtime import (
     Identity,
     Launch,
@@ -20,11 +25,35 @@ from makespan.runtime import (
     _rendezvous,
     choose_device,
     join,
-    n_visible_gpus,
+    local_gpus,
+    local_launcher,
 )
+from makespan.runtime._devices import Gpus
+from makespan.workloads import workload
 
 torch = pytest.importorskip("torch")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch has a GPU here")
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+FAKE_TORCH = """
+from types import SimpleNamespace
+__version__, version = "9.9", SimpleNamespace(cuda="9", hip=None)
+cuda = SimpleNamespace(
+    is_available=lambda: True,
+    device_count=lambda: {count},
+    get_device_properties=lambda index: SimpleNamespace(total_memory=(index + 1) * 2**30),
+)
+"""
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Return a function that gives this machine so many GPUs, as processes would find them."""
+
+    def give(count):
+        monkeypatch.setattr(_launch, "local_gpus", lambda interpreter=(): Gpus([1e9] * count, "as made up"))
+
+    return give
 
 
 def who(**changes):
@@ -35,26 +64,91 @@ def who(**changes):
 # --- which there are --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("named", "count"), [("", 0), ("-1", 0), ("0,1", 2), ("0,-1,2", 1), ("GPU-ab, GPU-cd", 2), ("3,", 1)]
-)
-def test_gpus_are_counted_as_cuda_counts_them(monkeypatch, named, count):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert n_visible_gpus() == count
+def test_gpus_are_those_that_torch_counts_where_processes_run(monkeypatch, tmp_path):
+    """In a process started as those of a run are, whose torch is a stand-in with two GPUs."""
+    (tmp_path / "torch.py").write_text(FAKE_TORCH.format(count=2))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SOURCE}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8,9")
+    found = local_gpus((sys.executable, "-B"))
+    assert found.memory_bytes == [2**30, 2**31]
+    assert found.source == "as torch 9.9 counts them with CUDA_VISIBLE_DEVICES=7,8,9"
+    assert LocalLauncher("cuda", interpreter=(sys.executable, "-B")).n_devices == 2
+    assert LocalLauncher("cuda", gpus=(1, 2), interpreter=(sys.executable, "-B")).n_devices == 1
 
 
-def test_hidden_gpus_are_not_profiled(monkeypatch, tmp_path):
+@without_gpu
+def test_what_was_granted_is_no_gpu_where_torch_has_none(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'Some GPU, 1024 MiB, 1.2'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert profiling_launcher("auto", 1).device == "cuda"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert profiling_launcher("auto", 1).device == "cpu"
+    for granted in ("0,1", None):
+        if granted is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", granted)
+        assert local_gpus().count == 0
+        assert profiling_launcher("auto", 1).device == local_launcher("auto", 1).device == "cpu"
+        with pytest.raises(InputError, match=r"0 GPU\(s\) at hand \(.*torch "):
+            profiling_launcher("cuda", 1)
 
 
-def test_rates_are_measured_between_as_many_processes_as_there_are_gpus():
+@without_gpu
+def test_a_machine_is_profiled_where_torch_has_none_of_the_gpus_that_were_granted(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.chdir(tmp_path)
+    command = "profile --workload tiny-gpt --placement 1 --steps 1 --repetitions 1 --output here --quiet"
+    done = CliRunner().invoke(main, command.split())
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "here" / "tiny-gpt.json").read_text())
+    assert "cpu" in json.dumps(record)
+
+
+def test_auto_takes_gpus_where_there_is_one_for_each_process(gpus):
+    gpus(2)
+    assert [local_launcher("auto", count).device for count in (1, 2, 3)] == ["cuda", "cuda", "cpu"]
+    gpus(0)
+    assert local_launcher("auto", 1).device == "cpu"
+    assert local_launcher("cpu", 9).device == "cpu"
+
+
+@without_gpu
+def test_tasks_of_slurm_are_asked_whether_each_has_a_gpu(monkeypatch, tmp_path):
+    """Tasks run with a stand-in for srun; the second has a torch that counts no GPU."""
+    for task, count in enumerate((1, 0)):
+        (tmp_path / f"node{task}").mkdir()
+        (tmp_path / f"node{task}" / "torch.py").write_text(FAKE_TORCH.format(count=count))
+    srun = tmp_path / "srun"
+    srun.write_text(
+        "#!/bin/sh\n"
+        'while [ "${1#-}" != "$1" ]; do case $1 in --ntasks=*) n=${1#*=};; esac; shift; done\n'
+        "for task in $(seq 0 $((n - 1))); do\n"
+        f"  SLURM_PROCID=$task SLURM_NTASKS=$n SLURM_LOCALID=0 PYTHONPATH={tmp_path}/node$task:{SOURCE} "
+        '"$@" || exit 1\n'
+        "done\n"
+    )
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    kinds = {}
+    for text in ("1", "11"):
+        (point, *_) = profile_points(workload("tiny-gpt"), [Placement.parse(text)], 1)
+        kinds[text] = allocation_launcher(point, "auto", "gpu:a800:1", tmp_path / "run").device
+    assert kinds == {"1": "cuda", "11": "cpu"}
+
+
+@without_gpu
+def test_a_process_says_that_torch_has_no_gpu_for_it():
+    with pytest.raises(InputError, match=r"process 1 of its node, but 0 GPU\(s\) at hand \(.*torch "):
+        choose_device(who())
+
+
+def test_memory_of_a_device_is_that_of_the_smallest_gpu_that_torch_has(monkeypatch):
+    monkeypatch.setattr(_rates, "local_gpus", lambda: Gpus([3e9, 2e9], ""))
+    assert _rates._device_memory("cuda", 2) == 2e9
+
+
+def test_rates_are_measured_between_as_many_processes_as_there_are_gpus(gpus):
+    gpus(3)
     one, many = LocalLauncher("cuda", gpus=(0,)), LocalLauncher("cuda", gpus=(0, 1, 2))
     assert rate_runs(3, 2, one) == rate_runs(3, 1, many) < rate_runs(3, 2, many)
     assert rate_runs(3, 2, many) == rate_runs(3, 2, LocalLauncher())
@@ -92,7 +186,7 @@ def test_gpus_are_places_among_those_that_were_granted(monkeypatch, started, tmp
 
 def test_each_process_meets_the_others_on_its_own_gpu(monkeypatch, tmp_path):
     told = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(_rendezvous, "gpus_of_torch", lambda: Gpus([1e9, 1e9], ""))
     monkeypatch.setattr(torch.cuda, "set_device", told.append)
     monkeypatch.setattr(_rendezvous, "_store", lambda *arguments: None)
     group = "torch.distributed."
@@ -103,7 +197,8 @@ def test_each_process_meets_the_others_on_its_own_gpu(monkeypatch, tmp_path):
     assert choose_device(who(local_rank=0)) == torch.device("cuda", 0)
 
 
-def test_a_node_that_replaces_a_lost_one_gets_its_gpu(monkeypatch, started, tmp_path):
+def test_a_node_that_replaces_a_lost_one_gets_its_gpu(monkeypatch, gpus, started, tmp_path):
+    gpus(3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     run = _live._Run.__new__(_live._Run)
     run.launcher, run.launch = LocalLauncher("cuda"), Launch("some.worker", {}, 3, tmp_path)
@@ -135,19 +230,19 @@ def test_without_gpus_a_verb_says_so_before_anything_starts(monkeypatch, started
     done = CliRunner().invoke(main, command.split())
     assert done.exit_code == 2
     (line,) = done.output.splitlines()
-    assert "0 GPU(s) at hand; accepted: one GPU for each process, or cpu" in line
+    assert "0 GPU(s) at hand (" in line and "; accepted: one GPU for each process, or cpu" in line
     assert started == []
 
 
-def test_a_live_run_has_a_gpu_for_each_slot(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+def test_a_live_run_has_a_gpu_for_each_slot(gpus):
+    gpus(2)
     assert slots_of("local", "cuda", 2)((0, 1)).device == "cuda"
     with pytest.raises(InputError, match=r"3 process\(es\), but 2 GPU\(s\)"):
         slots_of("local", "cuda", 3)
 
 
-def test_who_joins_a_run_names_its_gpu(monkeypatch, tmp_path):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+def test_who_joins_a_run_names_its_gpu(gpus, tmp_path):
+    gpus(2)
     with pytest.raises(InputError, match="2 GPUs, of which this process may have one"):
         join_run(tmp_path, LocalLauncher("cuda"))
 

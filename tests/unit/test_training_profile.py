@@ -21,7 +21,6 @@ from makespan.profiling import (
     profile_points,
     profile_record,
     profile_table,
-    profiling_launcher,
 )
 from makespan.profiling import _measurements as module
 from makespan.profiling import _rates as rates_module
@@ -33,7 +32,8 @@ from makespan.profiling._rates import (
     allocation_launcher,
     environment_text,
 )
-from makespan.runtime import LocalLauncher, describe_machine
+from makespan.runtime import LocalLauncher, _launch, describe_machine
+from makespan.runtime._devices import Gpus
 from makespan.tables import THROUGHPUT, read_csv
 from makespan.training import RunResult, unsupported_reasons
 from makespan.training._job import PhaseTimes
@@ -184,7 +184,8 @@ def test_one_run_alone_says_nothing_about_noise(trained):
     assert profile_record([measured(Procedure(0, 1, 1))])["repeatability_pct"] is None
 
 
-def test_what_cannot_be_trained_has_a_reason_and_no_time(trained):
+def test_what_cannot_be_trained_has_a_reason_and_no_time(monkeypatch, trained):
+    monkeypatch.setattr(_launch, "local_gpus", lambda interpreter: Gpus([1e9], "as made up"))
     asked = trained(lambda number: (1.0,))
     points = profile_points(GPT, [TWO], 1)
     part = measured(Procedure(0, 1, 1), points, LocalLauncher(device="cuda", gpus=(0,)))
@@ -306,21 +307,21 @@ def test_gpus_are_listed_by_their_driver_tool(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (gpu,) = describe_machine()["gpus"]
     assert gpu == {"name": "Some GPU", "memory.total": "1024 MiB", "driver_version": "1.2"}
-    assert profiling_launcher("auto", 1).device == "cuda"
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert describe_machine()["gpus"] == []
-    assert profiling_launcher("auto", 2).device == "cpu"
 
 
-def test_processes_on_several_nodes_are_started_with_what_steps_do_not_inherit():
+def test_processes_on_several_nodes_are_started_with_what_steps_do_not_inherit(tmp_path):
     (point, *_) = profile_points(GPT, [Placement((2, 2))], 3)
-    launcher = allocation_launcher(point, "cpu", "gpu:a800:2")
+    launcher = allocation_launcher(point, "cpu", "gpu:a800:2", tmp_path)
     assert {"--nodes=2", "--ntasks-per-node=2", "--gres=gpu:a800:2", "--cpus-per-task=3"} <= set(
         launcher.options
     )
     uneven = replace(point, placement=Placement((1, 3)))
     assert not [
-        one for one in allocation_launcher(uneven, "cpu", "").options if "ntasks" in one or "gres" in one
+        one
+        for one in allocation_launcher(uneven, "cpu", "", tmp_path).options
+        if "ntasks" in one or "gres" in one
     ]
 
 

@@ -20,11 +20,12 @@ def main(
     """Train every point for a few steps, on the nodes of an allocation if it asks for any, and write."""
     wanted = [ProfilePoint(plan, Placement.parse(place), threads) for plan, place, threads in points]
     steps = {name: value for name, value in procedure.items() if name != "device"}
-    node, device, run_dir = load_environment(machine).node, procedure["device"], None
-    if gres is None:
+    node, device = load_environment(machine).node, procedure["device"]
+    run_dir = None if gres is None else Path(part).with_suffix(".run")
+    if run_dir is None:
         launcher = on_this_machine(device, wanted[0].cpu_threads)
     else:
-        launcher, run_dir = on_nodes(wanted[0], device, gres), Path(part).with_suffix(".run")
+        launcher = on_nodes(wanted[0], device, gres, run_dir)
     measured = measure_points(workload(key), wanted, node, launcher, Procedure(**steps), run_dir)
     write_json(measured, part, indent=1)
 

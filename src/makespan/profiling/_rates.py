@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
@@ -19,13 +20,13 @@ from makespan.runtime import (
     RunDirectory,
     SlurmLauncher,
     check_gpus,
+    local_gpus,
+    local_launcher,
     memory_bytes,
-    n_visible_gpus,
+    slurm_device,
     usable_cpus,
-    visible_gpus,
 )
 from makespan.training import RunResult, TrainingJob
-from makespan.units import GIB
 from makespan.workloads import Workload
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
 
 _BANDWIDTH_WORKER = "makespan.profiling._bandwidth"
 _FLOAT_BYTES = 4
-_MIB = GIB / 1024
 _UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
 _STEPS, _WARM_UP = 10, 3
 _EXCHANGE_RUNS, _PLANS = 1, 3  # of the exchange, and of each workload alone and divided
@@ -74,36 +74,34 @@ def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int)
 
     An `InputError` says that there are none for ``cuda``.
     """
-    launcher = LocalLauncher(_kind(device), threads_per_process=cpu_threads)
+    launcher = replace(local_launcher(device, 1), threads_per_process=cpu_threads)
     check_gpus(launcher, 1)
     return launcher
 
 
-def _kind(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    if device == "auto":
-        return "cuda" if n_visible_gpus() else "cpu"
-    return device
-
-
 def allocation_launcher(
-    point: ProfilePoint, device: Literal["auto", "cpu", "cuda"], gres: str
+    point: ProfilePoint, device: Literal["auto", "cpu", "cuda"], gres: str, run_dir: Path
 ) -> SlurmLauncher:
     """Return a launcher for the nodes of the allocation in which this process runs.
 
     Parameters
     ----------
     point, device
-        Processes of each node; ``auto`` for GPUs if this node has any.
+        Processes of each node; ``auto`` for GPUs if each process has one that its torch can use.
     gres
         GPUs of each node, as the allocation was asked for; steps do not inherit them. Empty for none.
+    run_dir
+        Directory that all nodes see, in which processes tell of their GPUs.
     """
-    kind, place = _kind(device), point.placement
+    place = point.placement
     options = [f"--nodes={place.n_nodes}", f"--cpus-per-task={point.cpu_threads}", "--overlap"]
     if len(set(place.gpus_per_node)) == 1:
         options.append(f"--ntasks-per-node={place.gpus_per_node[-1]}")
     if gres:
         options.append(f"--gres={gres}")
-    return SlurmLauncher(kind, tuple(options), point.cpu_threads)
+    launcher = SlurmLauncher("cpu", tuple(options), point.cpu_threads)
+    kind = slurm_device(launcher, place.n_gpus, run_dir) if device == "auto" else device
+    return replace(launcher, device=kind)
 
 
 def measure_rates(
@@ -275,7 +273,7 @@ def _difference_s(longer_s: float, shorter_s: float) -> float:
 def _device_memory(kind: str, n_devices: int) -> float:
     if kind == "cpu":
         return memory_bytes() / n_devices
-    return min(float(gpu["memory.total"].split()[0]) * _MIB for gpu in visible_gpus())
+    return min(local_gpus().memory_bytes)
 
 
 def environment_text(rates: MachineRates, source: str) -> str:

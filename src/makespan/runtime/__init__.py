@@ -10,6 +10,7 @@ calls `join` or `choose_device`.
 - `start_checkpoint` and `finish_checkpoint` keep checkpoints complete or absent; `latest_checkpoint` is the
   newest, `sound_checkpoint` the newest that nothing has damaged
 - `take` holds a file for a process until it ends, and `is_taken` says whether one does
+- `local_gpus` and `slurm_device` ask torch, in a process that would use them, which GPUs there are
 - `describe_machine` says on what a measurement was made
 """
 
@@ -29,16 +30,12 @@ from makespan.runtime._launch import (
     ProcessOptions,
     SlurmLauncher,
     check_gpus,
+    local_gpus,
     local_launcher,
+    slurm_device,
 )
 from makespan.runtime._locks import is_taken, take
-from makespan.runtime._machine import (
-    describe_machine,
-    memory_bytes,
-    n_visible_gpus,
-    usable_cpus,
-    visible_gpus,
-)
+from makespan.runtime._machine import describe_machine, memory_bytes, usable_cpus
 from makespan.runtime._rendezvous import Identity, choose_device, end_worker, join, run_worker
 
 __all__ = [
@@ -59,13 +56,13 @@ __all__ = [
     "is_taken",
     "join",
     "latest_checkpoint",
+    "local_gpus",
     "local_launcher",
     "memory_bytes",
-    "n_visible_gpus",
     "run_worker",
+    "slurm_device",
     "sound_checkpoint",
     "start_checkpoint",
     "take",
     "usable_cpus",
-    "visible_gpus",
 ]

@@ -11,16 +11,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from makespan.errors import InputError, LostWorkerError, WorkerError
+from makespan.leftovers import temporary_directory
+from makespan.runtime._devices import Gpus
 from makespan.runtime._directory import RunDirectory
 from makespan.runtime._forkserver import Process, can_fork, fork_worker
-from makespan.runtime._machine import gpu_names, n_visible_gpus
+from makespan.runtime._machine import gpu_names
 
 __all__ = [
-    "Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "check_gpus", "local_launcher",
+    "Launch", "Launcher", "LocalLauncher", "ProcessOptions", "SlurmLauncher", "check_gpus", "local_gpus",
+    "local_launcher", "slurm_device",
 ]  # fmt: skip
 
 _SRUN_INTERRUPTS = 2
@@ -30,6 +34,7 @@ _GRACE_S = 0.5
 _TERMINATE_S = 5.0
 _LOG_LINES = 5
 _PYTHON = (sys.executable,)
+_GPU_PROBE = "makespan.runtime._gpu_probe"
 _OF_ONE_PROCESS = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
                    "MAKESPAN_CPUS")  # fmt: skip
 
@@ -166,10 +171,11 @@ class LocalLauncher:
 
     @property
     def n_devices(self) -> int | None:
-        """GPUs at hand; None on CPU, where processes may share one."""
+        """GPUs at hand, as torch counts them; None on CPU, where processes may share one."""
         if self.device == "cpu":
             return None
-        return len(self.gpus) if self.gpus is not None else n_visible_gpus()
+        count = local_gpus(self.interpreter).count
+        return count if self.gpus is None else sum(place < count for place in self.gpus)
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Run processes of this machine, each with a GPU of its own if any; see `Launcher.run`."""
@@ -270,10 +276,34 @@ def _run(
     return _watch(launch, processes, limits, interrupts)
 
 
+def local_gpus(interpreter: Sequence[str] = _PYTHON) -> Gpus:
+    """GPUs of this machine that processes started here can use; torch is asked in such a process."""
+    return _probed(tuple(interpreter), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+@cache
+def _probed(interpreter: tuple[str, ...], granted: str | None) -> Gpus:
+    """Answer of a process; ``granted`` is what it inherits, by which answers differ."""
+    with temporary_directory("gpus") as directory:
+        LocalLauncher(interpreter=interpreter).run(Launch(_GPU_PROBE, {}, 1, directory))
+        return Gpus(**RunDirectory(directory).result()["gpus"])
+
+
+def slurm_device(launcher: SlurmLauncher, n_processes: int, run_dir: Path) -> Literal["cpu", "cuda"]:
+    """Device for tasks of Slurm: GPUs if each of so many has one of its own that its torch can use.
+
+    The tasks are asked, which may run on other machines; all see the ``run_dir``.
+    """
+    launch = Launch(_GPU_PROBE, {}, n_processes, run_dir)
+    launcher.run(launch)
+    answers = [RunDirectory(run_dir).result(rank) for rank in range(n_processes)]
+    return "cuda" if all(answer["has_own"] for answer in answers) else "cpu"
+
+
 def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> LocalLauncher:
     """Launcher for this machine; ``auto`` takes GPUs where there is one for each process, else the CPU."""
     if device == "auto":
-        device = "cuda" if n_visible_gpus() >= n_processes else "cpu"
+        device = "cuda" if local_gpus().count >= n_processes else "cpu"
     return LocalLauncher(device)
 
 
@@ -281,7 +311,10 @@ def check_gpus(launcher: Launcher, n_processes: int) -> None:
     """Check that processes have a GPU each, if they use any; an `InputError` says how many there are."""
     if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
         found = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
-        raise InputError(f"{found}; accepted: one GPU for each process, or cpu")
+        source = (
+            f" ({local_gpus(launcher.interpreter).source})" if isinstance(launcher, LocalLauncher) else ""
+        )
+        raise InputError(f"{found}{source}; accepted: one GPU for each process, or cpu")
 
 
 def _run_variables(device: str, timeout_s: float) -> dict[str, str]:

@@ -13,9 +13,7 @@ from typing import Any
 
 from makespan.errors import InputError
 
-__all__ = [
-    "describe_machine", "gpu_names", "memory_bytes", "n_visible_gpus", "usable_cpus", "visible_gpus",
-]  # fmt: skip
+__all__ = ["describe_machine", "gpu_names", "memory_bytes", "usable_cpus"]
 
 _LIBRARIES = ("makespan", "numpy", "torch")
 _SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
@@ -25,15 +23,16 @@ _QUERY_LIMIT_S = 30
 def describe_machine() -> dict[str, Any]:
     """Describe this machine in plain values, for the record beside a measurement.
 
-    ``cpus`` are those usable by this process, ``visible_devices`` those granted to it (None without a
-    grant), ``load`` is the mean number of processes that wanted to run over the last minute.
+    ``cpus`` are those usable by this process, ``gpus`` those that the tool of the driver lists, whoever uses
+    them, ``visible_devices`` those granted to this process (None without a grant), ``load`` is the mean
+    number of processes that wanted to run over the last minute.
     """
     return {
         "processor": _processor(),
         "cpus": usable_cpus(),
         "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "gpus": visible_gpus(),
+        "gpus": _gpus_of_driver(),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm": {name: os.environ[name] for name in _SLURM if name in os.environ},
         "load": round(os.getloadavg()[0], 2),
@@ -49,12 +48,6 @@ def usable_cpus() -> int:
 def memory_bytes() -> int:
     """Memory of the machine [B]."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def n_visible_gpus() -> int:
-    """GPUs that processes started here will see, counted without torch."""
-    granted = _granted_gpus()
-    return len(visible_gpus()) if granted is None else len(granted)
 
 
 def gpu_names(places: Sequence[int]) -> str:
@@ -76,7 +69,7 @@ def _granted_gpus() -> list[str] | None:
     return list(takewhile(lambda one: bool(one) and not one.startswith("-"), names))
 
 
-def visible_gpus() -> list[dict[str, str]]:
+def _gpus_of_driver() -> list[dict[str, str]]:
     """Name, memory and driver of each GPU, with the keys of nvidia-smi; empty where there is no driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

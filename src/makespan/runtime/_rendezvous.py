@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from makespan.files import read_json, write_json
 from makespan.leftovers import end_with_parent
+from makespan.runtime._devices import gpu_of, gpus_of_torch
 from makespan.runtime._directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -72,12 +73,15 @@ def identity(environment: Mapping[str, str] = os.environ) -> Identity:
 
 
 def choose_device(who: Identity) -> "torch.device":
-    """Device of this process: the CPU, or the GPU of its rank within the node."""
+    """Device of this process: the CPU, or the GPU of its rank within the node.
+
+    An `InputError` says that torch has no GPU for it here.
+    """
     import torch
 
     if who.device == "cpu":
         return torch.device("cpu")
-    index = who.local_rank if torch.cuda.device_count() > 1 else 0
+    index = gpu_of(who.local_rank, gpus_of_torch())
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
