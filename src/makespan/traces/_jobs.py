@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from makespan.errors import InputError, cell_error
 from makespan.plans import PLAN_TEXTS, read_plan, write_plan
-from makespan.tables import JOBS
+from makespan.tables import JOBS, write_csv
 from makespan.traces._cells import (
     ROW,
     Finding,
@@ -25,7 +26,7 @@ from makespan.traces._cells import (
 )
 from makespan.workloads import JobSpec, resolve_workload_key, workload, workload_keys
 
-__all__ = ["JobTrace", "jobs_table", "read_jobs", "read_morphling_jobs"]
+__all__ = ["JobTrace", "jobs_table", "read_jobs", "read_morphling_jobs", "write_jobs"]
 
 _MORPHLING = {
     "job_id": "name",
@@ -55,6 +56,21 @@ def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
     rows = [[getattr(job, name) for name in JOBS.names] for job in jobs]
     table = pd.DataFrame(rows, columns=JOBS.names)
     return JOBS.validate(table.astype({"duration_s": "float64"}), where="jobs")
+
+
+def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
+    """Write jobs, in order of submission, as a list that `read_jobs` reads back unchanged.
+
+    ``-`` stands for the standard output. Raises `InputError` for a name that would not be read as it is.
+    """
+    listed = sorted(jobs, key=attrgetter("submit_time_s"))
+    for job in listed:
+        for name in ("job_id", "workload", "plan", "tenant"):
+            value = getattr(job, name)
+            if value != value.strip() or not value.isprintable():
+                accepted = "a text of printable characters without spaces around it"
+                raise InputError(f"job {job.job_id!r}: {name} is {value!r}; accepted: {accepted}")
+    write_csv(jobs_table(listed), path, JOBS)
 
 
 def read_morphling_jobs(path: str | Path) -> JobTrace:
