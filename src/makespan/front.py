@@ -160,7 +160,13 @@ def emulate(
     return emulate_points(spec, trace_points(spec, where), where, constants, seed=seed, noise=noise)
 
 
-def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "extended") -> TableFit:
+def fit(
+    table: pd.DataFrame,
+    cluster_name: str = "a800-64",
+    *,
+    form: str = "extended",
+    parameters: float | None = None,
+) -> TableFit:
     """Fit a performance model to the few rows of a throughput table that a fixed design samples.
 
     Parameters
@@ -169,6 +175,9 @@ def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "exte
         Schema `makespan.tables.THROUGHPUT`, of one workload.
     cluster_name, form
         Cluster whose constants enter the model, and form of that, a key of `makespan.perf.FORMS`.
+    parameters
+        Number of parameters of a model that the zoo lacks; without it, the size with which the model fits
+        best, which is logged. A decoder of usual proportions stands for such a model.
 
     Returns
     -------
@@ -183,7 +192,7 @@ def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "exte
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
         raise InputError(f"table of workloads {', '.join(keys) or 'none'}; accepted: exactly one")
-    return fit_table(table, keys[0], form, load_environment(cluster_name))
+    return fit_table(table, keys[0], form, load_environment(cluster_name), parameters=parameters)
 
 
 def rank_plans(
