@@ -16,6 +16,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _VERBS = (
+    "ComparisonError",
     "Run",
     "Scenario",
     "compare",

@@ -1,4 +1,5 @@
 from makespan.front import (
+    ComparisonError,
     Run,
     Scenario,
     compare,
@@ -11,6 +12,7 @@ from makespan.front import (
 )
 
 __all__ = [
+    "ComparisonError",
     "Run",
     "Scenario",
     "__version__",

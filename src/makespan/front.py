@@ -1,5 +1,6 @@
 """The verbs of ``import makespan``: names and files in, tables and values out."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,16 +8,42 @@ import pandas as pd
 
 from makespan.emulator import emulate as emulate_points
 from makespan.emulator import load_calibration, trace_points
-from makespan.errors import InputError
+from makespan.errors import InputError, MakespanError
 from makespan.hardware import cluster
 from makespan.perf import TableFit, fit_table, load_environment
 from makespan.perf import rank_plans as rank_fitted
 from makespan.plans import Placement, write_exec_plan
 from makespan.sim import Policy
-from makespan.studies import Case, Run, Scenario, comparison, read_trace, run, run_all, scenario
+from makespan.studies import (
+    Case,
+    Run,
+    RunError,
+    Scenario,
+    attempt_all,
+    comparison,
+    demand,
+    nobody_waited,
+    read_trace,
+    resolved,
+    run,
+    scenario,
+)
 from makespan.workloads import workload as load_workload
 
-__all__ = ["Run", "Scenario", "compare", "emulate", "fit", "rank_plans", "read_trace", "scenario", "simulate"]
+__all__ = [
+    "ComparisonError",
+    "Run",
+    "Scenario",
+    "compare",
+    "emulate",
+    "fit",
+    "rank_plans",
+    "read_trace",
+    "scenario",
+    "simulate",
+]
+
+_LOG = logging.getLogger(__name__)
 
 
 def simulate(scenario: Scenario, policy: str | Path | Policy = "morphling-work") -> Run:
@@ -59,22 +86,49 @@ def compare(
     Returns
     -------
     pandas.DataFrame
-        One row a policy, see `makespan.studies.comparison`.
+        One row a policy, see `makespan.studies.comparison`, and the column ``offered_load``, see
+        `makespan.studies.Demand`.
 
     Raises
     ------
+    ComparisonError
+        A simulation cannot be done; ``table`` has what the others reached.
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     MakespanError
-        No policy is given or one is unknown, or a simulation cannot be done.
+        No policy is given or one is unknown.
     """
-    runs = run_all([Case(scenario, policy) for policy in policies], n_processes)
-    if not runs:
+    chosen = [resolved(policy) for policy in policies]
+    if not chosen:
         raise InputError("no policies to compare; accepted: at least one")
-    names = [item.policy for item in runs]
+    names = [policy.name for policy in chosen]
     if baseline is not None and baseline not in names:
         raise InputError(f"baseline {baseline!r} does not take part; accepted: {', '.join(names)}")
-    return comparison(runs, baseline or names[0])
+    done = attempt_all([Case(scenario, policy) for policy in chosen], n_processes)
+    runs = [item for item in done if not isinstance(item, RunError)]
+    asked = demand(scenario)
+    table = comparison(runs, baseline or names[0]).assign(offered_load=asked.load)
+    failures = [item for item in done if isinstance(item, RunError)]
+    if failures:
+        raise ComparisonError("; ".join(map(str, failures)), table)
+    for item in runs:
+        item.check()
+    if nobody_waited(runs):
+        _LOG.warning(
+            "no job waited for longer than a round, so this comparison says nothing about queueing; at most "
+            "%d of %d GPUs are asked for at a time",
+            asked.most_gpus,
+            scenario.cluster.n_gpus,
+        )
+    return table
+
+
+class ComparisonError(MakespanError):
+    """Some of several policies failed; ``table`` has the rows of the others, as `compare` returns them."""
+
+    def __init__(self, message: str, table: pd.DataFrame) -> None:
+        super().__init__(message)
+        self.table = table
 
 
 def emulate(
@@ -106,7 +160,13 @@ def emulate(
     return emulate_points(spec, trace_points(spec, where), where, constants, seed=seed, noise=noise)
 
 
-def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "extended") -> TableFit:
+def fit(
+    table: pd.DataFrame,
+    cluster_name: str = "a800-64",
+    *,
+    form: str = "extended",
+    parameters: float | None = None,
+) -> TableFit:
     """Fit a performance model to the few rows of a throughput table that a fixed design samples.
 
     Parameters
@@ -115,6 +175,9 @@ def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "exte
         Schema `makespan.tables.THROUGHPUT`, of one workload.
     cluster_name, form
         Cluster whose constants enter the model, and form of that, a key of `makespan.perf.FORMS`.
+    parameters
+        Number of parameters of a model that the zoo lacks; without it, the size with which the model fits
+        best, which is logged. A decoder of usual proportions stands for such a model.
 
     Returns
     -------
@@ -129,7 +192,7 @@ def fit(table: pd.DataFrame, cluster_name: str = "a800-64", *, form: str = "exte
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
         raise InputError(f"table of workloads {', '.join(keys) or 'none'}; accepted: exactly one")
-    return fit_table(table, keys[0], form, load_environment(cluster_name))
+    return fit_table(table, keys[0], form, load_environment(cluster_name), parameters=parameters)
 
 
 def rank_plans(

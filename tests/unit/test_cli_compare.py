@@ -111,6 +111,82 @@ def test_simulate_and_compare_have_one_result(name: str, tmp_path: Path) -> None
     assert line.split()[2] == f"{table['avg_jct_s'].iloc[0]:.1f}"
 
 
+# --- failures, and comparisons that compare nothing ------------------------------------------------
+
+RAISES = """
+from makespan.policies import policy
+from makespan.sim import Decision
+
+
+class Late:
+    name, title, interval_s = "late", "Raises late", None
+    is_clairvoyant = honours_guarantees = False
+    references = ()
+
+    def initial_state(self, cluster, catalogue):
+        return policy("fifo").initial_state(cluster, catalogue)
+
+    def decide(self, view, state):
+        if view.time_s > 1000:
+            raise KeyError("x")
+        return policy("fifo").decide(view, state)
+
+
+POLICIES = (Late(),)
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+@pytest.mark.parametrize("baseline", ["fifo", "late"])
+def test_what_others_reached_is_kept_when_a_policy_fails(
+    workers: str, baseline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("late.py").write_text(RAISES, encoding="utf-8")
+    options = ("--baseline", baseline, "--workers", workers, "--output", "table.csv", "--delay", "30")
+    result = run("--policies", "fifo,./late.py,sjf", *options)
+    assert result.exit_code == 1
+    table = read_csv("table.csv", COMPARISON)
+    assert table["policy"].tolist() == ["fifo", "sjf"]
+    assert table["jct_ratio"].isna().all() == (baseline == "late")
+    assert "schedules: 2 of 2 possible" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("Error: policy 'late' on 'naive': late.py, line 16")
+    assert "late: failed" in result.stderr
+
+
+def test_only_failures_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("late.py").write_text(RAISES, encoding="utf-8")
+    result = run("--policies", "./late.py", "--output", "table.csv", "--quiet")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith("Error: policy 'late' on 'naive': late.py, line 16")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["late.py"]
+
+
+def test_waiting_time_and_load_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    options = ("--workload", "base", "--jobs", "30", "--nodes", "2", "--load", "4", "--output", str(path))
+    result = run("--policies", "fifo,sjf", "--quiet", *options)
+    assert result.exit_code == 0
+    table = pd.read_csv(path)
+    row = next(line for line in result.stdout.splitlines() if line.startswith("fifo ")).split()
+    head = next(line for line in result.stdout.splitlines() if line.startswith("policy ")).split()
+    assert head[-2:] == ["wait", "wall"] and row[-2] == f"{table['avg_waiting_time_s'][0]:.0f}"
+    assert table["avg_waiting_time_s"][0] > 600
+    assert f"load {table['offered_load'][0]:.2f}, at most " in result.stdout
+    assert "Warning" not in result.output
+
+
+def test_a_comparison_in_which_nobody_waits_is_said_to_compare_nothing() -> None:
+    idle = run("--policies", "fifo,sjf", "--jobs", "3", "--load", "0.01", "--quiet")
+    assert idle.exit_code == 0
+    (warning,) = (line for line in idle.stderr.splitlines() if line.startswith("Warning: "))
+    assert "no job waited for longer than a round under any policy" in warning
+    assert "of 64 GPUs are asked for at a time" in warning and "--load" in warning
+    busy = run("--policies", "fifo,sjf", "--jobs", "30", "--load", "100", "--quiet")
+    assert "Warning" not in busy.output and "of 64 GPUs asked for at a time" in busy.stdout
+
+
 # --- progress -----------------------------------------------------------------------------------
 
 

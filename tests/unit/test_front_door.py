@@ -90,3 +90,37 @@ def test_read_trace_knows_every_format_by_name(naive, tmp_path):
         makespan.read_trace(tmp_path / "jobs.csv", "slurm")
     with pytest.raises(InputError, match="epoch_time_s"):
         makespan.read_trace(tmp_path / "jobs.csv", "easyscale")
+
+
+def test_compare_keeps_what_others_reached_when_a_policy_fails(naive):
+    class Broken:
+        name, title, interval_s, references = "broken", "Broken", None, ()
+        is_clairvoyant = honours_guarantees = False
+
+        def initial_state(self, cluster, catalogue):
+            return None
+
+        def decide(self, view, state):
+            raise KeyError("x")
+
+    with pytest.raises(
+        makespan.ComparisonError, match=r"policy 'broken' on 'naive'.*KeyError: 'x'"
+    ) as caught:
+        makespan.compare(naive, ["fifo", Broken(), "sjf"])
+    whole = makespan.compare(naive, ["fifo", "sjf"])
+    pd.testing.assert_frame_equal(caught.value.table.drop(columns="wall_s"), whole.drop(columns="wall_s"))
+
+
+def test_demand_counts_what_is_asked_for_at_a_time():
+    from makespan.studies import demand
+    from makespan.workloads import JobSpec
+
+    jobs = [JobSpec(name, at_s, "bert", n, 8 * n, "ga", 100) for name, at_s, n in
+            (("a", 0.0, 4), ("b", 0.0, 2), ("c", 1e6, 8))]  # fmt: skip
+    given = makespan.scenario(jobs, predictions="exact")
+    fitting = given.catalogue.on(given.cluster)
+    work = sum(job.n_gpus * job.steps * fitting.requested(job).iter_time_s for job in jobs)
+    found = demand(given)
+    assert found.most_gpus == 8 and found.load == pytest.approx(work / (64 * 1e6))
+    at_once = demand(makespan.scenario(jobs[:2], predictions="exact"))
+    assert at_once.most_gpus == 6 and at_once.load != at_once.load

@@ -286,6 +286,48 @@ def test_scaling_multiplies_jobs_under_new_names(base):
         scaled(base, 0, 1)
 
 
+def without_each_in_turn(jobs):
+    for number in (0, 7, len(jobs) // 2, len(jobs) - 1):
+        yield jobs[number].job_id, (*jobs[:number], *jobs[number + 1 :])
+
+
+def test_leaving_a_job_out_shifts_no_other(base):
+    for draw in (lambda jobs: with_perturbed_arrivals(jobs, 300.0, 1), lambda jobs: scaled(jobs, 3, 1)):
+        whole = {job.job_id: job for job in draw(base)}
+        for gone, rest in without_each_in_turn(base):
+            less = {job.job_id: job for job in draw(rest)}
+            assert less == {name: job for name, job in whole.items() if name.split("/")[0] != gone}
+
+
+def test_leaving_a_job_out_changes_at_most_who_stands_at_the_border_of_a_share(base, times):
+    draws = (
+        lambda jobs: with_guarantees(jobs, 0.4, 1),
+        lambda jobs: subsampled(jobs, 0.4, 1),
+        lambda jobs: with_large_share(jobs, 0.6, 1, times),
+    )
+    for draw in draws:
+        whole = set(draw(base))
+        for gone, rest in without_each_in_turn(base):
+            less = set(draw(rest))
+            others = {job for job in whole if job.job_id.removeprefix("llama7-for-") != gone}
+            others = {job for job in others if not job.job_id.endswith(f"-for-{gone}")}
+            assert len(others - less) <= 1 and len(less - others) <= 1
+
+
+def test_a_larger_share_keeps_what_a_smaller_one_drew(base, times):
+    small, large = (set(with_large_share(base, share, 1, times)) - set(base) for share in (0.5, 0.8))
+    assert small < large
+    assert set(subsampled(base, 0.3, 1)) < set(subsampled(base, 0.6, 1))
+    more = {job.job_id: job for job in scaled(base, 4, 1)}
+    assert all(more[job.job_id] == job for job in scaled(base, 3, 1))
+
+
+def test_generated_lists_are_those_of_earlier_versions(times):
+    mt = generate_jobs("mt", 40, 1, times).jobs
+    guaranteed = [number for number, job in enumerate(mt) if job.is_guaranteed]
+    assert guaranteed == [1, 2, 5, 6, 10, 11, 13, 15, 16, 18, 21, 25, 26, 28, 29, 32, 33, 34, 39]
+
+
 # --- mapping ----------------------------------------------------------------------------------
 
 
@@ -323,6 +365,26 @@ def test_mapping_is_seeded_and_follows_the_weights(times):
     assert trace.jobs != map_requests(many, WorkloadMapping(offers, seed=2), times).jobs
     share = sum(job.workload == "vit" for job in trace.jobs) / 2000
     assert share == pytest.approx(0.75, abs=0.05)
+
+
+def test_leaving_a_request_out_changes_what_no_other_trains(times):
+    trace = foreign(*[1, 2, 4, 8, 1, 3, 2] * 20)
+    mapping = WorkloadMapping.like_base(3)
+    whole = {job.job_id: job for job in map_requests(trace, mapping, times).jobs}
+    for gone in (0, 5, 70, 139):
+        table = trace.table.drop(index=gone).reset_index(drop=True)
+        less = RequestTrace(table, ReadReport("foreign", 139, 139), 0.0)
+        for mapped in (less, replace(less, table=table.iloc[::-1].reset_index(drop=True))):
+            found = {job.job_id: job for job in map_requests(mapped, mapping, times).jobs}
+            assert found == {name: job for name, job in whole.items() if name != f"j{gone}"}
+
+
+def test_requests_beyond_the_cluster_change_what_no_other_trains(times):
+    trace, mapping = foreign(1, 64, 2, 64, 4, 8), WorkloadMapping.like_base(1)
+    whole = {job.job_id: job for job in map_requests(trace, mapping, times).jobs}
+    fitting = map_requests(trace, replace(mapping, max_gpus=32), times).jobs
+    assert [job.job_id for job in fitting] == ["j0", "j2", "j4", "j5"]
+    assert all(whole[job.job_id] == job for job in fitting)
 
 
 def test_counts_without_offer_and_too_large_requests_are_reported(times):

@@ -22,6 +22,8 @@ from makespan.files import is_stream
 if TYPE_CHECKING:
     import pandas as pd
 
+    from makespan.studies import Demand
+
 __all__ = ["compare_command"]
 
 _ALL = "all"
@@ -38,11 +40,17 @@ _COLUMNS = (
     ("sla_attainment", "SLA", "{:.1%}"),
     ("jct_ratio", "JCT/B", "{:.2f}"),
     ("makespan_ratio", "span/B", "{:.2f}"),
+    ("avg_waiting_time_s", "wait", "{:.0f}"),
     ("wall_s", "wall", "{:.2f}"),
 )
 _LEGEND = (
-    "JCT, its percentiles, makespan and wall clock time in s; GPUs: share of their time that jobs hold\n"
-    "them; restarts: of a job, the first start included; SLA: guarantees kept; /B: over that of {baseline}"
+    "JCT, its percentiles, makespan, waiting and wall clock time in s; GPUs: share of their time that jobs\n"
+    "hold them; restarts: of a job, the first start included; SLA: guarantees kept; wait: mean time without\n"
+    "GPUs; /B: over that of {baseline}"
+)
+_IDLE = (
+    "no job waited for longer than a round under any policy, so this comparison says nothing about queueing; "
+    "at most {most} of {n_gpus} GPUs are asked for at a time: raise --load or --jobs, or take fewer --nodes"
 )
 
 
@@ -86,11 +94,13 @@ def compare_command(
 ) -> None:
     """Run a workload under several policies.
 
-    Prints one row a policy, ratios to one of them, and the verdict of the
-    schedule validator. The exit status is 1 if a schedule is impossible.
+    Prints what the jobs ask for, one row a policy, ratios to one of them, and the verdict of the schedule
+    validator. Load is the GPU time of the jobs as requested over that of the cluster while jobs arrive.
+    A policy that fails is named last, and the others keep their rows. The exit status is 1 if one failed or
+    a schedule is impossible.
     """
     from makespan.cli._view import Progress
-    from makespan.studies import Case, comparison, run_all
+    from makespan.studies import Case, RunError, attempt_all, comparison, demand, nobody_waited
     from makespan.studies import scenario as assemble
     from makespan.tables import COMPARISON, write_csv
 
@@ -103,19 +113,24 @@ def compare_command(
     beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     say(scenario.report, err=True)
+    asked = demand(scenario)
     progress = None if quiet else Progress(names)
     try:
         cases = [Case(scenario, given) for given in chosen.values()]
-        done = run_all(cases, workers, progress=progress, is_strict=False, can_spawn=True)
+        attempts = attempt_all(cases, workers, progress=progress, can_spawn=True)
     finally:
         if progress is not None:
             progress.close()
-    table = comparison(done, base)
+    done = [item for item in attempts if not isinstance(item, RunError)]
+    failures = [item for item in attempts if isinstance(item, RunError)]
+    if not done:
+        raise failures[0]
+    table = comparison(done, base).assign(offered_load=asked.load)
     if output is not None:
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, knowledge: {scenario.predictions}"
-    say(f"{scenario.title}\n{setting}\n", err=beside)
+    say(f"{scenario.title}\n{setting}\n{_load(asked, scenario.cluster.n_gpus)}\n", err=beside)
     if form is not None:
         say_rows(table.to_dict("records"), form)
     else:
@@ -128,8 +143,18 @@ def compare_command(
         say("\n".join(verdict_lines(item)), err=beside)
     if output is not None:
         say(f"{output}: {len(table)} rows", err=beside)
-    if wrong:
+    if nobody_waited(done):
+        say(f"Warning: {_IDLE.format(most=asked.most_gpus, n_gpus=scenario.cluster.n_gpus)}", err=True)
+    for failure in failures:
+        say(f"Error: {failure}", err=True)
+    if wrong or failures:
         ctx.exit(1)
+
+
+def _load(asked: "Demand", n_gpus: int) -> str:
+    """Say what the jobs ask for; all at once, they have no load."""
+    load = f"load {asked.load:.2f}, " if asked.load == asked.load else ""
+    return f"{load}at most {asked.most_gpus} of {n_gpus} GPUs asked for at a time"
 
 
 def _chosen(text: str) -> dict[str, str]:

@@ -33,6 +33,7 @@ workloads and clusters; in zsh and fish alike, with `zsh_source` and `fish_sourc
 VERBS = {
     "simulate": ("makespan.cli._simulate:simulate_command", "Run a workload under a policy and watch it."),
     "compare": ("makespan.cli._compare:compare_command", "Run a workload under several policies."),
+    "jobs": ("makespan.cli._jobs:jobs_command", "Write the jobs of a workload as a list."),
     "policies": ("makespan.cli._lists:policies_command", "List the scheduling policies."),
     "clusters": ("makespan.cli._lists:clusters_command", "List the clusters of the catalogue."),
     "workloads": ("makespan.cli._lists:workloads_command", "List what jobs may train."),

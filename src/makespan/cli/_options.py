@@ -24,6 +24,7 @@ __all__ = [
     "check_target",
     "cluster_option",
     "decision_limit_option",
+    "list_options",
     "scenario_options",
     "shown_option",
     "verdict_lines",
@@ -79,7 +80,7 @@ decision_limit_option = click.option(
 _COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
 
-_SCENARIO = (
+_LIST = (
     shown_option(
         "--workload",
         default="naive",
@@ -136,6 +137,17 @@ _SCENARIO = (
         "--gpus-per-node", help="Another number of GPUs a node; CPU threads and memory follow.", **_COUNT
     ),
     shown_option(
+        "--seed",
+        default=1,
+        type=SEED,
+        metavar="N",
+        help="Of the generated workload, and of what the jobs of foreign traces train.",
+    ),
+)
+"""What says which jobs there are, and where."""
+
+_SIMULATION = (
+    shown_option(
         "--delay",
         "restart_delay_s",
         default=_RESTART_DELAY_S,
@@ -148,13 +160,6 @@ _SCENARIO = (
         default=_ROUND_S,
         help="Length of a round; 0 to decide after each event.",
         **SECONDS,
-    ),
-    shown_option(
-        "--seed",
-        default=1,
-        type=SEED,
-        metavar="N",
-        help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
     click.option(
         "--predictions",
@@ -186,11 +191,18 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")
 
 
-def scenario_options(command: Command) -> Command:
+def list_options(command: Command) -> Command:
     """Add the options that describe workload, throughput and cluster."""
-    for option in reversed(_SCENARIO):
+    for option in reversed(_LIST):
         command = option(command)
     return command
+
+
+def scenario_options(command: Command) -> Command:
+    """Add the same, and the options that say how a simulation goes."""
+    for option in reversed(_SIMULATION):
+        command = option(command)
+    return list_options(command)
 
 
 def verdict_lines(done: "Run") -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
-from makespan.studies import Run
+from makespan.studies import Attempt, RunError
 from makespan.units import printable
 from makespan.workloads import JobSpec
 
@@ -287,6 +287,10 @@ class Countdown(_OnErrors):
             self._next = now + _LINE_S
 
 
+def _reached(run: Attempt) -> str:
+    return "failed" if isinstance(run, RunError) else f"average JCT {run.metrics.avg_jct_s:.0f} s"
+
+
 class Progress(_OnErrors):
     """How far several simulations are: a bar a policy in a terminal, else a line now and then.
 
@@ -298,7 +302,7 @@ class Progress(_OnErrors):
         self._names = names
         self._told: set[int] = set()
 
-    def __call__(self, shares: Sequence[float], done: Sequence[Run | None]) -> None:
+    def __call__(self, shares: Sequence[float], done: Sequence[Attempt | None]) -> None:
         """Show the share of finished jobs of each, and what is over; as for `makespan.studies.run_all`."""
         if self._panel is None:
             self._tell(done)
@@ -314,16 +318,17 @@ class Progress(_OnErrors):
             self._write(f"{len(self._told)}/{len(self._names)} policies done; {', '.join(going)}")
             self._next = now + _LINE_S
 
-    def _tell(self, done: Sequence[Run | None]) -> None:
+    def _tell(self, done: Sequence[Attempt | None]) -> None:
         for number, run in enumerate(done):
             if run is not None and number not in self._told:
                 self._told.add(number)
                 count = f"{len(self._told)}/{len(self._names)}"
-                self._write(f"{count} {self._names[number]}: average JCT {run.metrics.avg_jct_s:.0f} s")
+                self._write(f"{count} {self._names[number]}: {_reached(run)}")
 
-    def _line(self, name: str, share: float, run: Run | None) -> str:
+    def _line(self, name: str, share: float, run: Attempt | None) -> str:
         name = f"{name:<{max(map(len, self._names))}}"
         if run is not None:
-            jct_s = run.metrics.avg_jct_s
-            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, average JCT {jct_s:.0f} s"
+            if isinstance(run, RunError):
+                return f"{name}  {bar(share, _PROGRESS_WIDTH)} failed"
+            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, {_reached(run)}"
         return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")

@@ -1,6 +1,5 @@
 """From points to a throughput table: emulation with seeded noise, and the explanation of a point."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from makespan.draws import named_rng, named_seed
 from makespan.emulator._calibration import Calibration, CalibrationSet, load_calibration
 from makespan.emulator._features import Features, feature_table
 from makespan.emulator._points import Point
@@ -36,7 +36,6 @@ __all__ = [
 MAX_NOISE = 50.0
 """Largest scale of the noise: the time of a row then spreads by a factor of e, which is no measurement."""
 
-_SEED_BYTES = 8
 _Array = NDArray[np.float64]
 _COMPUTE_TERMS = ("forward", "backward", "recompute")
 
@@ -134,12 +133,11 @@ class Anomalies:
 
 def row_seed(global_seed: int, cluster: str, workload: str, point: Point) -> int:
     """Return a 64-bit seed that depends on the row alone, not on what else is emulated."""
-    text = "\x1f".join((str(global_seed), cluster, workload, point.text))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_SEED_BYTES).digest(), "big")
+    return named_seed(global_seed, cluster, workload, point.text)
 
 
 def _row_generator(global_seed: int, cluster: str, workload: str, point: Point) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(row_seed(global_seed, cluster, workload, point)))
+    return named_rng(global_seed, cluster, workload, point.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,9 @@ class Summary:
         Jobs that finished; last finish minus first submission [s].
     avg_jct_s, p50_jct_s, p95_jct_s, p99_jct_s
         Completion time: mean and percentiles, interpolated linearly [s].
-    avg_queueing_delay_s, avg_waiting_time_s
-        Mean of first start minus submission, and of time without devices, also after a suspension [s].
+    avg_queueing_delay_s, avg_waiting_time_s, max_waiting_time_s
+        Mean of first start minus submission; mean and largest time without devices, also after a
+        suspension [s].
     avg_slowdown, avg_finish_time_fairness, max_finish_time_fairness
         Mean completion time over duration alone; mean and worst fairness, see `job_metrics` for the share.
     gpu_allocation_ratio
@@ -147,6 +148,7 @@ class Summary:
     makespan_s: float
     avg_queueing_delay_s: float
     avg_waiting_time_s: float
+    max_waiting_time_s: float
     avg_slowdown: float
     avg_finish_time_fairness: float
     max_finish_time_fairness: float
@@ -183,6 +185,7 @@ def summary(
         makespan_s=float(outcomes["finish_time_s"].max() - outcomes["submit_time_s"].min()),
         avg_queueing_delay_s=float(jobs["queueing_delay_s"].mean()),
         avg_waiting_time_s=float(outcomes["waiting_time_s"].mean()),
+        max_waiting_time_s=float(outcomes["waiting_time_s"].max()),
         avg_slowdown=float(jobs["slowdown"].mean()),
         avg_finish_time_fairness=float(jobs["finish_time_fairness"].mean()),
         max_finish_time_fairness=float(jobs["finish_time_fairness"].max()),

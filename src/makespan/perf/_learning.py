@@ -1,5 +1,6 @@
 """From throughput tables to models: which rows are sampled, what a fit predicts, learning from what ran."""
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -7,15 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from makespan.errors import FitError, InputError
 from makespan.perf._environment import Environment
 from makespan.perf._fit import Fit, fit
 from makespan.perf._points import measured_from_table, plans_from_table, points_from_table
 from makespan.plans import ExecutionPlan, Placement, PlanFamily
-from makespan.workloads import Workload
+from makespan.workloads import Workload, is_in_zoo, workload_of
 from makespan.workloads import workload as load_workload
 
 __all__ = ["Learner", "SAMPLED", "TableFit", "fit_table", "regret", "sampling_design"]
 
+_LOG = logging.getLogger(__name__)
+_SIZES = tuple(10 ** (half / 2) for half in range(16, 23))  # of models that the zoo lacks [parameters]
 Bools = npt.NDArray[np.bool_]
 Pair = tuple[ExecutionPlan, Placement]
 _OFFLOAD = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
@@ -31,7 +35,7 @@ SAMPLED = "sampled"
 """Why rows of the sampling design are known."""
 
 
-def sampling_design(frame: pd.DataFrame, workload: str) -> Bools:
+def sampling_design(frame: pd.DataFrame, workload: str | Workload) -> Bools:
     """Choose the rows to fit: at most seven data-parallel ones and three model-parallel ones.
 
     The rule looks at plans and placements, never at times. Of plain data parallelism it takes two
@@ -48,17 +52,16 @@ def sampling_design(frame: pd.DataFrame, workload: str) -> Bools:
         Schema `makespan.tables.THROUGHPUT`, rows of one workload. Infeasible and flagged rows are
         not sampled.
     workload
-        Key of the workload.
+        The workload, or its key in the zoo.
 
     Returns
     -------
     numpy.ndarray
         Mask, (n_rows,).
     """
+    spec = load_workload(workload) if isinstance(workload, str) else workload
     usable = np.flatnonzero((frame["feasible"] & frame["clean"]).to_numpy(dtype=bool))
-    pairs = dict(
-        zip(usable.tolist(), plans_from_table(frame.iloc[usable], load_workload(workload)), strict=True)
-    )
+    pairs = dict(zip(usable.tolist(), plans_from_table(frame.iloc[usable], spec), strict=True))
     chosen: list[int] = []
     for families, placements in _WANTED:
         members = {row: pair for row, pair in pairs.items() if pair[0].plan_family in families}
@@ -164,8 +167,12 @@ def fit_table(
     environment: Environment,
     *,
     sampled: Bools | None = None,
+    parameters: float | None = None,
 ) -> TableFit:
     """Sample, fit and predict the rows of one workload in a throughput table.
+
+    The zoo may lack the workload: then a decoder of usual proportions stands for the model, and where nobody
+    states its size, the size is the one of a grid with which the model fits best, which is logged.
 
     Parameters
     ----------
@@ -175,29 +182,46 @@ def fit_table(
         Key of the workload, and a key of `FORMS`.
     sampled
         Rows to fit, (n_rows,); those of `sampling_design` if not given.
+    parameters
+        Number of parameters of a model that the zoo lacks.
 
     Raises
     ------
     FitError
         No clean feasible row can be sampled.
     """
-    spec = load_workload(workload)
-    usable = ((frame["workload"] == spec.key) & frame["feasible"].astype(bool)).to_numpy()
+    is_known = is_in_zoo(workload)
+    key = load_workload(workload).key if is_known else workload
+    if is_known and parameters is not None:
+        there = load_workload(workload).model.parameters
+        if parameters != there:
+            found = f"{key!r} has {there} parameters, got {parameters:g}"
+            raise InputError(f"{found}; state no number, or name the model differently")
+    usable = ((frame["workload"] == key) & frame["feasible"].astype(bool)).to_numpy()
     kept = frame[usable].reset_index(drop=True)
+    if not len(kept):
+        raise FitError(f"no observation of {key!r}; at least one row is needed for a fit")
+    batch = int(kept["global_batch_size"].iloc[0])
+    sizes = [1.0] if is_known else _SIZES if parameters is None else [parameters]
+    specs = [workload_of(key, batch, size) for size in sizes]
     measured = measured_from_table(kept)
-    fitted = sampling_design(kept, spec.key) if sampled is None else sampled[usable]
+    fitted = sampling_design(kept, specs[0]) if sampled is None else sampled[usable]
     candidates = []
-    for variant in _micro_batch_variants(spec):
+    for variant in (variant for spec in specs for variant in _micro_batch_variants(spec)):
         points = points_from_table(kept, variant, environment)
         result = fit(form, points.take(fitted), measured.take(fitted), environment)
         candidates.append(TableFit(result, kept, fitted, result.predict(points)))
-    return min(candidates, key=lambda candidate: candidate.fit.cost)
+    best = min(candidates, key=lambda candidate: candidate.fit.cost)
+    if len(sizes) > 1:
+        size = best.fit.points.workload.model.parameters
+        _LOG.warning("%s is not in the zoo; its times fit %.3g parameters best, state others", key, size)
+    return best
 
 
 def _micro_batch_variants(spec: Workload) -> list[Workload]:
     """Return the workload with each cap on micro-batches that its trace may have used but does not record."""
     one_a_sample = replace(spec, max_microbatches=spec.global_batch_size)
-    return [spec] if spec.max_microbatches == 1 else [spec, one_a_sample]
+    return [spec] if spec.max_microbatches in (1, spec.global_batch_size) else [spec, one_a_sample]
 
 
 def regret(frame: pd.DataFrame, predicted_s: Floats) -> pd.DataFrame:

@@ -37,7 +37,7 @@ from makespan.traces import (
     with_load,
 )
 from makespan.traces import Request as StatedRequest
-from makespan.workloads import JobSpec
+from makespan.workloads import JobSpec, is_in_zoo
 
 __all__ = ["resized", "scenario"]
 
@@ -87,8 +87,8 @@ def scenario(
         own, 0 to decide after each event. By default as in the simulator released with Morphling.
     predictions
         What policies decide by: ``exact``, the source's own times; ``sampled``, those of a model fitted to
-        a few sampled rows, the default if the cluster has its constants; or ``requests``, the same, and
-        users state with each job what its request takes.
+        a few sampled rows, the default if the cluster has its constants and the zoo all workloads; or
+        ``requests``, the same, and users state with each job what its request takes.
     file_format, tasks, epoch_time_s, published_dir, measured_dir
         As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
         with ``<workload>.csv`` tables.
@@ -105,15 +105,17 @@ def scenario(
     with _reports_printed_once():
         trace, times = reader.read(throughput, where)
     jobs = with_load(trace.jobs if n_jobs is None else trace.jobs[:n_jobs], load)
-    mode, origin = predictions or _usual_mode(cluster_name), trace.report.where
+    mode, origin = predictions or _usual_mode(cluster_name, jobs), trace.report.where
     known = _catalogue(jobs, times, where, cluster_name, mode, origin)
     report = trace.report.text + (f"; load {load:g}" if load != 1 else "")
     given = reader.name, jobs, where, known, restart_delay_s, interval_s
     return Scenario(*given, source=_shown(throughput, times, jobs), predictions=mode, report=report)
 
 
-def _usual_mode(cluster_name: str) -> PredictionMode:
-    return "sampled" if cluster_name in environment_names() else "exact"
+def _usual_mode(cluster_name: str, jobs: Iterable[JobSpec]) -> PredictionMode:
+    """Return what policies know unless told otherwise: predictions, where all workloads are of the zoo."""
+    is_known = all(is_in_zoo(key) for key in {job.workload for job in jobs})
+    return "sampled" if is_known and cluster_name in environment_names() else "exact"
 
 
 def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
@@ -209,7 +211,9 @@ class _Reader:
             times = _times(source, statistics().requests)
             name = str(self.workload)
             return generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=where.n_gpus), times
-        found = read_trace(path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s)
+        own = source.batch_of if isinstance(source, MeasuredSource) else None
+        options = {"tasks": self.tasks, "epoch_time_s": self.epoch_time_s, "batch_of": own}
+        found = read_trace(path, self.file_format, **options)
         if isinstance(found, JobTrace):
             return found, _times(source, found.jobs)
         times = _times(source, statistics().requests)
@@ -251,6 +255,8 @@ def _catalogue(
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     exact = TableCatalogue.from_tables(tables, node=where.nodes[0])
     check_jobs(jobs, where, exact.on(where), origin)
+    if mode == "exact" and not all(map(is_in_zoo, tables)):
+        return exact
     if cluster_name not in environment_names():
         if mode == "exact":
             return exact

@@ -11,7 +11,7 @@ from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan
 from makespan.sim import Configuration, Devices
 from makespan.tables import THROUGHPUT
 from makespan.throughput import placement_order, reference_plan
-from makespan.workloads import JobSpec, Workload, workload
+from makespan.workloads import JobSpec, Workload, is_in_zoo, workload_of
 
 __all__ = ["TableCatalogue"]
 
@@ -262,31 +262,35 @@ def _seen(
 def _read_rows(
     key: str, rows: pd.DataFrame, seen: Sequence[Seen], node: NodeSpec | None, gpu_type: str | None
 ) -> list[Configuration]:
-    spec = workload(key)
+    # The rule of thumb for memory needs the layers of a model; where the zoo lacks it, times alone are known.
+    batch = int(rows["global_batch_size"].iloc[0])
+    spec = workload_of(key, batch, 1.0) if is_in_zoo(key) else None
     columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "provenance")
     values = zip(*(rows[name].tolist() for name in columns), strict=True)
     chosen = zip(values, seen, rows["feasible"], strict=True)
-    return [_read_row(spec, row, expected, node, gpu_type) for row, expected, feasible in chosen if feasible]
+    given = key, batch, spec, node, gpu_type
+    return [_read_row(*given, row, expected) for row, expected, feasible in chosen if feasible]
 
 
 def _read_row(
-    spec: Workload,
-    values: tuple[str, str, int, float, str],
-    seen: Seen,
+    key: str,
+    batch: int,
+    spec: Workload | None,
     node: NodeSpec | None,
     gpu_type: str | None,
+    values: tuple[str, str, int, float, str],
+    seen: Seen,
 ) -> Configuration:
     plan_text, placement_text, cpu_threads, iter_time_s, provenance = values
-    batch = spec.global_batch_size
     try:
         placement = Placement.parse(placement_text)
         plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
     except InputError as error:
-        where = f"catalogue: {plan_text!r} on {placement_text!r} of {spec.key!r}"
+        where = f"catalogue: {plan_text!r} on {placement_text!r} of {key!r}"
         raise TraceError(f"{where}: {error}") from error
     device_bytes, host_bytes = _bytes_per_gpu(plan, spec, placement, node)
     return Configuration(
-        workload=spec.key,
+        workload=key,
         plan=plan_text,
         family=plan.plan_family.title,
         placement=placement,
@@ -303,11 +307,13 @@ def _read_row(
 
 
 def _bytes_per_gpu(
-    plan: ExecutionPlan, spec: Workload, placement: Placement, node: NodeSpec | None
+    plan: ExecutionPlan, spec: Workload | None, placement: Placement, node: NodeSpec | None
 ) -> tuple[float, float]:
     """Memory on device, at most what there is of it as the plan has run, and on the host [B]."""
     if node is None:
         return 0.0, 0.0
+    if spec is None:  # whoever might need all of a device shares none
+        return node.gpu.usable_bytes, 0.0
     needed = memory_estimate(plan, spec, node, placement)
     own_bytes = needed.device_bytes - needed.bytes_by_component.get("reserved", 0.0)
     host_bytes = needed.host_bytes / max(placement.gpus_per_node) if plan.offload else 0.0

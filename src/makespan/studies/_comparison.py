@@ -1,14 +1,16 @@
-"""Tables over several simulations: their metrics, and ratios to a baseline."""
+"""Tables over several simulations: their metrics, ratios to a baseline, and what the jobs ask for."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from makespan.studies._runs import Run
+from makespan.studies._runs import Run, Scenario
 from makespan.tables import COMPARISON
 
-__all__ = ["comparison", "measures"]
+__all__ = ["Demand", "comparison", "demand", "measures", "nobody_waited"]
 
 _SETTING = ["trace", "restart_delay_s", "rounds"]
 
@@ -59,3 +61,38 @@ def _row(run: Run) -> dict[str, Any]:
 def measures(run: Run) -> dict[str, float]:
     """Return the metrics that studies report of every simulation, by column."""
     return {name: getattr(run.metrics, name) for name in _MEASURES}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """GPUs that the jobs of a scenario ask for, if each starts at its submission and runs as requested.
+
+    Parameters
+    ----------
+    load
+        Device time over that of the cluster between the first and the last submission [1]; NaN if all jobs
+        are submitted at once.
+    most_gpus
+        Largest number of GPUs at a time.
+    """
+
+    load: float
+    most_gpus: int
+
+
+def demand(scenario: Scenario) -> Demand:
+    """Return how much of the cluster the jobs of a scenario ask for."""
+    jobs, fitting = scenario.jobs, scenario.catalogue.on(scenario.cluster)
+    start_s = np.array([job.submit_time_s for job in jobs])
+    gpus = np.array([job.n_gpus for job in jobs], dtype=np.int64)
+    work_s = np.array([job.steps * fitting.requested(job).iter_time_s for job in jobs])
+    span_s = float(np.ptp(start_s)) if len(jobs) else 0.0
+    load = float(gpus @ work_s) / (scenario.cluster.n_gpus * span_s) if span_s > 0 else float("nan")
+    times_s, changes = np.concatenate([start_s, start_s + work_s]), np.concatenate([gpus, -gpus])
+    order = np.lexsort((changes, times_s))  # at the same time, devices are given back first
+    return Demand(load, int(np.cumsum(changes[order]).max(initial=0)))
+
+
+def nobody_waited(runs: Iterable[Run]) -> bool:
+    """Whether no job of any of these runs waited for longer than a round of its policy."""
+    return all(run.metrics.max_waiting_time_s <= (run.interval_s or 0.0) for run in runs)

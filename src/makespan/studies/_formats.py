@@ -27,9 +27,8 @@ FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
 """Formats of traces; jobs of the last five do not say what they train."""
 
 _PAI_TASKS = "pai_task_table.csv"
+_NAMING = {"auto": read_jobs, "morphling": read_morphling_jobs}  # lists that name what jobs train
 _READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
-    "auto": read_jobs,
-    "morphling": read_morphling_jobs,
     "philly": read_philly_jobs,
     "helios": read_helios_jobs,
     "openb": read_openb_pods,
@@ -42,6 +41,7 @@ def read_trace(
     *,
     tasks: Path | None = None,
     epoch_time_s: float | None = None,
+    batch_of: Callable[[str], int | None] | None = None,
 ) -> JobTrace | RequestTrace:
     """Read a trace.
 
@@ -57,6 +57,10 @@ def read_trace(
     epoch_time_s
         Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
 
+    batch_of
+        Formats auto and morphling: global batch of workloads with measurements of their own, see
+        `makespan.traces.read_jobs`.
+
     Returns
     -------
     JobTrace or RequestTrace
@@ -69,6 +73,8 @@ def read_trace(
         The format is unknown, a file is missing or broken, or something that the format needs is not given.
     """
     place = Path(path)
+    if file_format in _NAMING:
+        return _NAMING[file_format](place, batch_of)
     if file_format in _READERS:
         return _READERS[file_format](place)
     if file_format == "pai":

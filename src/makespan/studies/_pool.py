@@ -17,7 +17,7 @@ from makespan.leftovers import end_with_parent
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.studies._runs import Case, Run, repeated, resolved, run
 
-__all__ = ["Progress", "RunError", "run_all"]
+__all__ = ["Attempt", "Progress", "RunError", "attempt_all", "run_all"]
 
 _SHORT_JOBS = 2500  # jobs in all up to which starting processes takes longer than it saves
 _POLL_S = 0.2
@@ -25,12 +25,15 @@ _CAN_COPY = sys.platform == "linux"
 _FINISHED = EventKind.FINISHED.value
 
 Shares = MutableSequence[float]
-Progress = Callable[[Sequence[float], Sequence[Run | None]], None]
-"""Told now and then of the share of jobs that each simulation has finished, and of those that are over."""
 
 
 class RunError(MakespanError):
     """One of several simulations cannot be done; says which."""
+
+
+Attempt = Run | RunError
+Progress = Callable[[Sequence[float], Sequence[Attempt | None]], None]
+"""Told now and then of the share of jobs that each simulation has finished, and of those that are over."""
 
 
 def run_all(
@@ -62,6 +65,38 @@ def run_all(
     RunError
         A simulation cannot be done, or a process died.
     """
+    found = _all(cases, n_processes, progress, keeps_going=False, can_spawn=can_spawn)
+    done = [item for item in found if not isinstance(item, RunError)]  # the first one would have been raised
+    if is_strict:
+        for item in done:
+            item.check()
+    return done
+
+
+def attempt_all(
+    cases: Iterable[Case],
+    n_processes: int | None = 1,
+    *,
+    progress: Progress | None = None,
+    can_spawn: bool = False,
+) -> list[Attempt]:
+    """Run simulations as `run_all`, and go on where one cannot be done; its `RunError` takes its place.
+
+    Impossible schedules are left to the caller, in `Run.violations`. Raises as `run_all` does before
+    anything runs.
+    """
+    return _all(cases, n_processes, progress, keeps_going=True, can_spawn=can_spawn)
+
+
+def _all(
+    cases: Iterable[Case],
+    n_processes: int | None,
+    progress: Progress | None,
+    *,
+    keeps_going: bool,
+    can_spawn: bool,
+) -> Sequence[Attempt]:
+    """Run simulations; without ``keeps_going`` the first error is raised."""
     listed = list(cases)
     for case in listed:
         # Only to see whether it can be; where processes are no copies of this one, each loads its policies.
@@ -71,13 +106,8 @@ def run_all(
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
     n_processes = min(n_processes, len(listed))
     if n_processes < 2 or not (_CAN_COPY or can_spawn):
-        done = _in_turn(listed, progress)
-    else:
-        done = _in_processes(listed, n_processes, progress)
-    if is_strict:
-        for item in done:
-            item.check()
-    return done
+        return _in_turn(listed, progress, keeps_going)
+    return _in_processes(listed, n_processes, progress, keeps_going)
 
 
 @dataclass(slots=True)
@@ -103,8 +133,7 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
         done = run(case.scenario, case.policy, observers)
         done = repeated(case, done)
     except MakespanError as error:  # some carry what cannot be sent to another process
-        name = resolved(case.policy).name
-        raise RunError(f"policy {name!r} on {case.scenario.name!r}: {error}") from None
+        raise _failure(case, str(error)) from None
     if case.keeps_tables:
         return done
     result = done.result
@@ -112,26 +141,37 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
     return replace(done, result=bare)
 
 
-def _in_turn(cases: Sequence[Case], progress: Progress | None) -> list[Run]:
+def _failure(case: Case, problem: str) -> RunError:
+    return RunError(f"policy {resolved(case.policy).name!r} on {case.scenario.name!r}: {problem}")
+
+
+def _in_turn(cases: Sequence[Case], progress: Progress | None, keeps_going: bool) -> list[Attempt]:
     shares = [0.0] * len(cases)
-    runs: list[Run] = []
+    done: list[Attempt] = []
 
     def tell() -> None:
         if progress is not None:
-            progress(shares, [*runs, *([None] * (len(cases) - len(runs)))])
+            progress(shares, [*done, *([None] * (len(cases) - len(done)))])
 
     for number, case in enumerate(cases):
-        runs.append(_one(case, number, None if progress is None else shares, tell))
+        try:
+            done.append(_one(case, number, None if progress is None else shares, tell))
+        except RunError as error:
+            if not keeps_going:
+                raise
+            done.append(error)
         tell()
-    return runs
+    return done
 
 
-def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | None) -> list[Run]:
+def _in_processes(
+    cases: Sequence[Case], n_processes: int, progress: Progress | None, keeps_going: bool
+) -> list[Attempt]:
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
     began = {child.pid for child in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(n_processes, context, _start_worker, (os.getpid(), cases, shares))
-    done: list[Run | None] = [None] * len(cases)
+    done: list[Attempt | None] = [None] * len(cases)
     with _stopped_at_an_error(pool, began):
         with _interrupts_later():
             futures = {pool.submit(_work, number): number for number in range(len(cases))}
@@ -139,19 +179,24 @@ def _in_processes(cases: Sequence[Case], n_processes: int, progress: Progress | 
         while waiting:
             ready, waiting = wait(waiting, _POLL_S)
             for future in sorted(ready, key=futures.__getitem__):
-                done[futures[future]] = _result(future)
+                number = futures[future]
+                done[number] = _result(future, cases[number], keeps_going)
             if progress is not None:
                 progress(shares, done)
-        return [_result(future) for future in futures]
+        return [item for item in done if item is not None]
 
 
-def _result(future: "Future[Run]") -> Run:
+def _result(future: "Future[Run]", case: Case, keeps_going: bool) -> Attempt:
     try:
         return future.result()
     except BrokenProcessPool:
-        raise RunError(
-            "a process of the simulations was killed, perhaps for want of memory; run fewer at a time"
-        ) from None
+        killed = "a process of the simulations was killed, perhaps for want of memory; run fewer at a time"
+        error = _failure(case, killed)
+    except RunError as failed:
+        error = failed
+    if not keeps_going:
+        raise error
+    return error
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def read_artifact_trace(
             "provenance": provenance,
         }
     )
-    return THROUGHPUT.validate(canonical_rows(table, workload, where), where)
+    return THROUGHPUT.validate(canonical_rows(table, workload.global_batch_size, where), where)
 
 
 def _read_text(path: Path) -> pd.DataFrame:

@@ -73,9 +73,7 @@ class ReferenceTimes:
         many GPUs.
         """
         rows = self._with(workload_key, n_gpus)
-        text = write_plan(
-            read_plan(plan, n_gpus=n_gpus, global_batch_size=workload(workload_key).global_batch_size)
-        )
+        text = write_plan(read_plan(plan, n_gpus=n_gpus, global_batch_size=self._batch(workload_key)))
         chosen = reference_plan(text, ((row.plan, counts, row.iter_time_s) for row, counts in rows))
         same = [pair for pair in rows if pair[0].plan == chosen]
         return min(same, key=lambda pair: (*placement_order(pair[1]), pair[0].iter_time_s))[0]
@@ -87,6 +85,13 @@ class ReferenceTimes:
     def steps(self, workload_key: str, n_gpus: int, plan: str, duration_s: float) -> int:
         """Return how many optimiser steps fill a duration, at least one."""
         return max(1, round(duration_s / self.requested(workload_key, n_gpus, plan).iter_time_s))
+
+    def _batch(self, workload_key: str) -> int:
+        """Return the global batch of the measured runs, which may differ from that of the zoo."""
+        table = self.tables[workload_key]
+        if "global_batch_size" in table:
+            return int(table["global_batch_size"].iloc[0])
+        return workload(workload_key).global_batch_size
 
     def _with(self, workload_key: str, n_gpus: int) -> list[_Measured]:
         rows = self._of(workload_key).get(n_gpus)

@@ -11,7 +11,7 @@ import pandas as pd
 from makespan.errors import InputError, MissingDataError, TraceError, cell_error
 from makespan.plans import PLAN_TEXTS, Placement, read_plan, write_plan
 from makespan.tables import PROVENANCES, THROUGHPUT, read_csv
-from makespan.workloads import Workload, workload, workload_keys
+from makespan.workloads import is_in_zoo, workload, workload_keys
 
 __all__ = ["FLAG_FAILED", "MeasuredSource", "canonical_rows", "check_times", "read_throughput"]
 
@@ -21,14 +21,17 @@ FLAG_FAILED = "failed run"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSource:
-    """Tables measured on the user's own devices: a file ``<workload>.csv`` each, in the canonical schema."""
+    """Tables measured on the user's own devices: a file ``<workload>.csv`` each, in the canonical schema.
+
+    Workloads that the zoo lacks are as welcome as its own, and the global batch is that of the table.
+    """
 
     directory: Path
     name: ClassVar[str] = "measured"
 
     def workload_keys(self) -> tuple[str, ...]:
-        """Return the workloads that have a file."""
-        keys = tuple(key for key in workload_keys() if (self.directory / f"{key}.csv").is_file())
+        """Return the workloads of the zoo that have a file."""
+        keys = tuple(key for key in workload_keys() if self._path(key).is_file())
         if not keys:
             raise MissingDataError(
                 f"{self.directory}: no measured traces; accepted: a directory with <workload>.csv in the "
@@ -38,30 +41,53 @@ class MeasuredSource:
         return keys
 
     def load(self, workload_key: str) -> pd.DataFrame:
-        """Read and check the trace of one workload."""
-        key, keys = workload(workload_key).key, self.workload_keys()
-        if key not in keys:
+        """Read and check the trace of one workload, of the zoo or not."""
+        key = self._key(workload_key)
+        if key is None:
+            names = sorted(path.stem for path in self.directory.glob("*.csv"))
+            if not names:
+                self.workload_keys()  # says what is accepted
             raise MissingDataError(
-                f"{self.directory}: no measured trace {key}.csv; it has: {', '.join(keys)}"
+                f"{self.directory}: no measured trace {workload_key}.csv; it has: {', '.join(names)}"
             )
-        return read_throughput(self.directory / f"{key}.csv")
+        return read_throughput(self._path(key), key)
+
+    def batch_of(self, name: str) -> int | None:
+        """Return the global batch of the trace of a workload, None if there is no such trace."""
+        key = self._key(name)
+        return None if key is None else int(self.load(key)["global_batch_size"].iloc[0])
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}.csv"
+
+    def _key(self, name: str) -> str | None:
+        """Return the name by which there is a file: as it is, or what it is an alias of."""
+        is_known = is_in_zoo(name)
+        keys = [name, workload(name).key] if is_known else [name]
+        return next((key for key in keys if Path(key).name == key and self._path(key).is_file()), None)
 
 
-def read_throughput(path: str | Path) -> pd.DataFrame:
-    """Read a throughput table of one workload of the zoo and check its rows."""
+def read_throughput(path: str | Path, key: str | None = None) -> pd.DataFrame:
+    """Read a throughput table of one workload, ``key`` if given, and check its rows.
+
+    All rows must have the same global batch.
+    """
     frame, where = read_csv(path, THROUGHPUT), str(path)
     keys = sorted(set(frame["workload"]))
     if len(keys) != 1:
         found = ", ".join(keys) or "no rows"
         raise TraceError(f"{where}: column 'workload': found {found}; accepted: one workload a file")
-    spec = workload(keys[0])
-    accepted: dict[str, str | int] = {"workload": spec.key, "global_batch_size": spec.global_batch_size}
-    for column, wanted in accepted.items():
-        for row, value in enumerate(frame[column], 1):
-            if value != wanted:
-                raise cell_error(where, row, column, value, str(wanted))
+    wanted = key or (workload(keys[0]).key if is_in_zoo(keys[0]) else keys[0])
+    batch = int(frame["global_batch_size"].iloc[0])
+    if batch < 1:
+        raise cell_error(where, 1, "global_batch_size", batch, "a whole number, at least 1")
+    accepted: dict[str, str | int] = {"workload": wanted, "global_batch_size": batch}
+    for column, value in accepted.items():
+        for row, found_value in enumerate(frame[column], 1):
+            if found_value != value:
+                raise cell_error(where, row, column, found_value, str(value))
     _check_measured(frame, where)
-    return canonical_rows(frame, spec, where)
+    return canonical_rows(frame, batch, where)
 
 
 def _check_measured(frame: pd.DataFrame, where: str) -> None:
@@ -85,21 +111,23 @@ def check_times(values: Iterable[float], column: str, where: str, accepted: str)
             raise cell_error(where, row, column, value, accepted)
 
 
-def canonical_rows(frame: pd.DataFrame, workload: Workload, where: str) -> pd.DataFrame:
+def canonical_rows(frame: pd.DataFrame, global_batch_size: int, where: str) -> pd.DataFrame:
     """Check plans and placements and write them in canonical notation: equal ones have equal text.
 
     Refused are texts that cannot be read, plans whose degrees do not multiply to the GPUs of the
     placement, and (plan, placement, threads) that occur twice.
     """
     cells = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], frame["feasible"], strict=True)
-    texts = [_canonical(row, cell, workload, where) for row, cell in enumerate(cells, 1)]
+    texts = [_canonical(row, cell, global_batch_size, where) for row, cell in enumerate(cells, 1)]
     plans, placements = zip(*texts, strict=True)
     result = frame.assign(exec_plan=plans, placement=placements)
     _reject_duplicates(result, where)
     return result
 
 
-def _canonical(row: int, cell: tuple[str, str, int, bool], workload: Workload, where: str) -> tuple[str, str]:
+def _canonical(
+    row: int, cell: tuple[str, str, int, bool], global_batch_size: int, where: str
+) -> tuple[str, str]:
     plan_text, placement_text, cpu_threads, feasible = *cell[:2], int(cell[2]), cell[3]
     try:
         placement = Placement.parse(placement_text)
@@ -107,7 +135,7 @@ def _canonical(row: int, cell: tuple[str, str, int, bool], workload: Workload, w
         accepted = f"one digit a node such as 44 or 1124 ({error})"
         raise cell_error(where, row, "placement", placement_text, accepted) from error
     # A run that failed may have asked for more replicas than the batch has samples.
-    batch = workload.global_batch_size if feasible else placement.n_gpus
+    batch = global_batch_size if feasible else placement.n_gpus
     try:
         plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
     except InputError as error:

@@ -19,7 +19,7 @@ from makespan.traces._flat_lists import (
     read_openb_nodes,
     read_openb_pods,
 )
-from makespan.traces._jobs import JobTrace, jobs_table, read_jobs, read_morphling_jobs
+from makespan.traces._jobs import JobTrace, jobs_table, read_jobs, read_morphling_jobs, write_jobs
 from makespan.traces._nested_lists import (
     read_pai_jobs,
     read_pai_machines,
@@ -78,4 +78,5 @@ __all__ = [
     "with_large_share",
     "with_load",
     "with_perturbed_arrivals",
+    "write_jobs",
 ]

@@ -1,8 +1,9 @@
 """Job traces that name models and plans: the canonical table and the Morphling artifact's lists."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from makespan.errors import InputError, cell_error
 from makespan.plans import PLAN_TEXTS, read_plan, write_plan
-from makespan.tables import JOBS
+from makespan.tables import JOBS, write_csv
 from makespan.traces._cells import (
     ROW,
     Finding,
@@ -23,9 +24,9 @@ from makespan.traces._cells import (
     refuse,
     repair,
 )
-from makespan.workloads import JobSpec, resolve_workload_key, workload, workload_keys
+from makespan.workloads import JobSpec, is_in_zoo, resolve_workload_key, workload, workload_keys
 
-__all__ = ["JobTrace", "jobs_table", "read_jobs", "read_morphling_jobs"]
+__all__ = ["JobTrace", "jobs_table", "read_jobs", "read_morphling_jobs", "write_jobs"]
 
 _MORPHLING = {
     "job_id": "name",
@@ -39,6 +40,7 @@ _MORPHLING = {
     "duration_s": "duration",
 }
 _CANONICAL = {name: name for name in JOBS.names}
+BatchOf = Callable[[str], int | None]
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
 
@@ -57,8 +59,23 @@ def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
     return JOBS.validate(table.astype({"duration_s": "float64"}), where="jobs")
 
 
-def read_morphling_jobs(path: str | Path) -> JobTrace:
-    """Read a job list of the Morphling artifact; raises as `read_jobs`.
+def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
+    """Write jobs, in order of submission, as a list that `read_jobs` reads back unchanged.
+
+    ``-`` stands for the standard output. Raises `InputError` for a name that would not be read as it is.
+    """
+    listed = sorted(jobs, key=attrgetter("submit_time_s"))
+    for job in listed:
+        for name in ("job_id", "workload", "plan", "tenant"):
+            value = getattr(job, name)
+            if value != value.strip() or not value.isprintable():
+                accepted = "a text of printable characters without spaces around it"
+                raise InputError(f"job {job.job_id!r}: {name} is {value!r}; accepted: {accepted}")
+    write_csv(jobs_table(listed), path, JOBS)
+
+
+def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
+    """Read a job list of the Morphling artifact; ``batch_of`` and errors are as for `read_jobs`.
 
     Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
     exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
@@ -66,14 +83,20 @@ def read_morphling_jobs(path: str | Path) -> JobTrace:
     """
     findings: list[Finding] = []
     cells = read_cells(path, tuple(_MORPHLING.values()), findings)
-    return _job_trace(cells, _MORPHLING, str(path), findings)
+    return _job_trace(cells, _MORPHLING, str(path), findings, batch_of)
 
 
-def read_jobs(path: str | Path) -> JobTrace:
+def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """Read a job trace that names models and plans, in either of two forms.
 
     The canonical form has the columns of `JOBS`; the form of the Morphling artifact is recognised
     by its column ``submission_time``. Plans and workloads come back in canonical notation.
+
+    Parameters
+    ----------
+    batch_of
+        Returns the global batch of a workload that has measurements of its own, and None for others, which
+        must be in the zoo; for example `makespan.throughput.MeasuredSource.batch_of`.
 
     Raises
     ------
@@ -89,10 +112,16 @@ def read_jobs(path: str | Path) -> JobTrace:
 
     cells = read_cells(path, columns, findings)
     form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
-    return _job_trace(cells, form, str(path), findings)
+    return _job_trace(cells, form, str(path), findings, batch_of)
 
 
-def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, findings: list[Finding]) -> JobTrace:
+def _job_trace(
+    cells: pd.DataFrame,
+    columns: dict[str, str],
+    where: str,
+    findings: list[Finding],
+    batch_of: BatchOf | None,
+) -> JobTrace:
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     _check_names(frame, columns["job_id"], where)
     frame["submit_time_s"] = _required(cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0)
@@ -102,9 +131,11 @@ def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, finding
     repair(frame, frame["duration_s"].isna(), "duration missing; the steps decide", findings)
     frame["is_guaranteed"] = _flags(cells, columns["is_guaranteed"], where)
     frame["tenant"] = cells[columns["tenant"]] if "tenant" in columns else ""
-    keys = _workloads(cells, columns["workload"], where)
+    batches = {name: batch_of(name) for name in dict.fromkeys(cells[columns["workload"]]) if batch_of}
+    own = {name: batch for name, batch in batches.items() if batch is not None}
+    keys = _workloads(cells, columns["workload"], own, where)
     frame["workload"] = keys
-    frame["plan"] = _plans(cells, columns["plan"], keys, frame["n_gpus"], where)
+    frame["plan"] = _plans(cells, columns["plan"], keys, own, frame["n_gpus"], where)
     ordered = in_order(frame, findings)[JOBS.names]
     report = finish_report(where, len(cells), len(frame), findings)
     return JobTrace(tuple(_spec(row) for row in ordered.itertuples(index=False, name=None)), report)
@@ -146,18 +177,28 @@ def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
     return text.isin(_TRUE)
 
 
-def _workloads(cells: pd.DataFrame, column: str, where: str) -> list[str]:
+def _workloads(cells: pd.DataFrame, column: str, own: Mapping[str, int], where: str) -> list[str]:
     keys = []
     for row, name in zip(cells[ROW], cells[column], strict=True):
+        if name in own and not is_in_zoo(name):
+            keys.append(name)
+            continue
         try:
             keys.append(resolve_workload_key(name))
         except InputError as error:
-            raise cell_error(where, int(row), column, name, ", ".join(workload_keys())) from error
+            accepted = ", ".join(workload_keys())
+            accepted += "; or a workload with measurements of its own (source measured)"
+            raise cell_error(where, int(row), column, name, accepted) from error
     return keys
 
 
 def _plans(
-    cells: pd.DataFrame, column: str, keys: list[str], n_gpus: "pd.Series[int]", where: str
+    cells: pd.DataFrame,
+    column: str,
+    keys: list[str],
+    own: Mapping[str, int],
+    n_gpus: "pd.Series[int]",
+    where: str,
 ) -> list[str]:
     known: dict[tuple[str, str, int], str] = {}
     triples = list(zip(cells[column], keys, n_gpus, strict=True))
@@ -165,8 +206,9 @@ def _plans(
         if triple in known:
             continue
         text, key, gpus = triple
+        batch = own[key] if key in own else workload(key).global_batch_size
         try:
-            plan = read_plan(text, n_gpus=int(gpus), global_batch_size=workload(key).global_batch_size)
+            plan = read_plan(text, n_gpus=int(gpus), global_batch_size=batch)
         except InputError as error:
             raise cell_error(where, int(row), column, text, f"{PLAN_TEXTS} ({error})") from error
         known[triple] = write_plan(plan)

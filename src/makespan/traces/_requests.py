@@ -1,6 +1,5 @@
 """What a foreign trace asked for, devices and time but no model, and how it becomes jobs that name one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from makespan.tables import REQUESTS
 from makespan.throughput import ReferenceTimes
 from makespan.traces._cells import ROW, Finding, ReadReport, drop, finish_report, in_order, refuse
 from makespan.traces._jobs import JobTrace
-from makespan.traces._synthetic import Request, statistics
+from makespan.traces._synthetic import Request, drawn_requests, statistics
 from makespan.workloads import JobSpec
 
 __all__ = ["RequestTrace", "WorkloadMapping", "finish_requests", "map_requests", "whole"]
@@ -69,6 +68,8 @@ class WorkloadMapping:
         What a request can become. A request is mapped to offers with as many GPUs, in proportion
         to their weights; where there is none, to those with the next smaller count, or, below the
         smallest one, with that.
+    seed
+        What a request becomes follows from it and the name of the job alone.
     cpus_per_gpu
         CPU threads for each GPU where the trace does not say.
     guaranteed
@@ -105,7 +106,7 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
         numbered = table.assign(**{ROW: np.arange(1, len(table) + 1)})
         reason = f"asks for more than {mapping.max_gpus} GPUs (rows of the cleaned table)"
         table = drop(numbered, numbered["n_gpus"] > mapping.max_gpus, reason, findings)
-    chosen, changed = _choose(table["n_gpus"].tolist(), mapping)
+    chosen, changed = _choose(table, mapping)
     if changed:
         reason = "no offer with as many GPUs; the next smaller count is taken (rows of the cleaned table)"
         findings.append(Finding("repaired", reason, tuple(changed)))
@@ -114,22 +115,19 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
     return JobTrace(_jobs(table, chosen, mapping, times), report)
 
 
-def _choose(counts: Sequence[int], mapping: WorkloadMapping) -> tuple[list[Request], list[int]]:
+def _choose(table: pd.DataFrame, mapping: WorkloadMapping) -> tuple[list[Request], list[int]]:
+    """Choose an offer for each request, and say which have no offer with as many GPUs."""
     offered = sorted({offer.n_gpus for offer in mapping.offers})
-    by_gpus = {count: [offer for offer in mapping.offers if offer.n_gpus == count] for count in offered}
-    shares = {
-        count: np.cumsum([offer.weight for offer in offers]) / sum(offer.weight for offer in offers)
-        for count, offers in by_gpus.items()
-    }
-    draws = np.random.default_rng(mapping.seed).random(len(counts))
-    chosen, changed = [], []
-    for row, (count, draw) in enumerate(zip(counts, draws, strict=True), 1):
-        taken = max((n for n in offered if n <= count), default=offered[0])
-        if taken != count:
-            changed.append(row)
-        at = min(int(np.searchsorted(shares[taken], draw, side="right")), len(by_gpus[taken]) - 1)
-        chosen.append(by_gpus[taken][at])
-    return chosen, changed
+    counts = table["n_gpus"].tolist()
+    taken = [max((n for n in offered if n <= count), default=offered[0]) for count in counts]
+    chosen: dict[int, Request] = {}
+    for size in sorted(set(taken)):
+        rows = [row for row, n in enumerate(taken) if n == size]
+        offers = [offer for offer in mapping.offers if offer.n_gpus == size]
+        names = table["job_id"].iloc[rows].tolist()
+        chosen |= zip(rows, drawn_requests(offers, names, mapping.seed, "workload"), strict=True)
+    changed = [row for row, (n, count) in enumerate(zip(taken, counts, strict=True), 1) if n != count]
+    return [chosen[row] for row in range(len(counts))], changed
 
 
 def _jobs(

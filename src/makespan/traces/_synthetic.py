@@ -4,10 +4,11 @@ Generated ones have the statistics of the Base trace of Morphling: counts (model
 submissions an hour) are apportioned exactly and the quantiles of the durations are stratified, so a
 seed decides which job gets which value and when it arrives, but not the statistics of the whole.
 Changes of load, models, guarantees, plans, arrivals and size take jobs and return new ones in order
-of submission; what is not named stays as it is. The random ones take a seed.
+of submission; what is not named stays as it is. The random ones take a seed, and what they draw for a job
+follows from that and the name of the job: who else is in the list makes no difference.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -16,6 +17,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from makespan.draws import named_rng, named_uniforms
 from makespan.errors import InputError, unknown_name
 from makespan.presets import read_preset
 from makespan.throughput import ReferenceTimes
@@ -29,6 +31,7 @@ __all__ = [
     "Request",
     "WorkloadStatistics",
     "apportion",
+    "drawn_requests",
     "generate_jobs",
     "scaled",
     "statistics",
@@ -166,7 +169,9 @@ def generate_jobs(
     if variant == "bp":
         jobs = with_best_plan(base, times)
     elif variant == "mt":
-        jobs = with_guarantees(base, known.guaranteed_share, seed)
+        # By place, not by name, so that generated lists stay the same from version to version.
+        order = np.random.default_rng([seed, *b"guarantees"]).permutation(n_jobs)
+        jobs = _guaranteed(base, set(order[: round(known.guaranteed_share * n_jobs)].tolist()))
     where = f"generated {variant} workload, seed {seed}"
     return JobTrace(jobs, finish_report(where, len(jobs), len(jobs), ()))
 
@@ -263,9 +268,11 @@ def with_guarantees(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
     """Guarantee a share of the jobs, from 0 to 1, drawn at random, and no others."""
     listed = tuple(jobs)
     _check_share(share)
-    chosen = _rng(seed, "guarantees").permutation(len(listed))[: round(share * len(listed))]
-    guaranteed = set(chosen.tolist())
-    return tuple(replace(job, is_guaranteed=number in guaranteed) for number, job in enumerate(listed))
+    return _guaranteed(listed, set(_ranked(listed, seed, "guarantees")[: round(share * len(listed))]))
+
+
+def _guaranteed(jobs: Jobs, chosen: Collection[int]) -> Jobs:
+    return tuple(replace(job, is_guaranteed=number in chosen) for number, job in enumerate(jobs))
 
 
 def with_large_share(
@@ -283,21 +290,31 @@ def with_large_share(
     """
     known, listed = stats or statistics(), list(jobs)
     _check_share(share)
-    rng = _rng(seed, "large models")
     is_large = np.array([job.workload in known.large for job in listed], dtype=bool)
     missing = round(share * len(listed)) - int(is_large.sum())
     candidates = np.flatnonzero(~is_large if missing > 0 else is_large)
-    replaced = rng.permutation(candidates)[: abs(missing)]
+    ranked = _ranked([listed[number] for number in candidates], seed, "large models")
+    replaced = candidates[ranked[: abs(missing)]]
     offers = [request for request in known.requests if (request.workload in known.large) == (missing > 0)]
-    for number, request in zip(replaced, _draw(offers, len(replaced), rng), strict=True):
+    drawn = drawn_requests(offers, [listed[number].job_id for number in replaced], seed, "large model")
+    for number, request in zip(replaced, drawn, strict=True):
         listed[number] = _retrained(listed[number], request, times, known.cpus_per_gpu)
     return tuple(listed)
 
 
-def _draw(offers: Sequence[Request], count: int, rng: np.random.Generator) -> list[Request]:
-    counts = apportion(np.array([offer.weight for offer in offers]), count)
-    order = rng.permutation(np.repeat(np.arange(len(offers)), counts))
-    return [offers[number] for number in order]
+def drawn_requests(offers: Sequence[Request], names: Sequence[str], seed: int, purpose: str) -> list[Request]:
+    """Draw a request for each name, in proportion to the weights; raises `InputError` without any offer."""
+    if names and not offers:
+        raise InputError(f"{len(names)} jobs to draw, no request to draw from; accepted: at least one")
+    bounds = np.cumsum([offer.weight for offer in offers]) / sum(offer.weight for offer in offers)
+    at = np.searchsorted(bounds, named_uniforms(seed, purpose, names), side="right")
+    return [offers[number] for number in np.minimum(at, len(offers) - 1)]
+
+
+def _ranked(jobs: Sequence[JobSpec], seed: int, purpose: str) -> list[int]:
+    """Return the positions of jobs in an order that is drawn, the same for any part of the jobs."""
+    drawn = named_uniforms(seed, purpose, (job.job_id for job in jobs))
+    return [int(number) for number in np.argsort(drawn, kind="stable")]
 
 
 def _retrained(job: JobSpec, request: Request, times: ReferenceTimes, cpus_per_gpu: int) -> JobSpec:
@@ -319,11 +336,12 @@ def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) ->
     listed = tuple(jobs)
     if not (np.isfinite(std_s) and std_s >= 0):
         raise InputError(f"standard deviation of arrivals {std_s}; accepted: a finite time in s, 0 or more")
-    shifts = _rng(seed, "arrivals").normal(0.0, std_s, len(listed))
-    return _ordered(
-        replace(job, submit_time_s=max(0.0, job.submit_time_s + float(shift)))
-        for job, shift in zip(listed, shifts, strict=True)
-    )
+
+    def moved(job: JobSpec) -> JobSpec:
+        shift_s = named_rng(seed, "arrivals", job.job_id).normal(0.0, std_s)
+        return replace(job, submit_time_s=max(0.0, job.submit_time_s + shift_s))
+
+    return _ordered(map(moved, listed))
 
 
 def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
@@ -332,8 +350,7 @@ def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
     if not 0.0 < share <= 1.0:
         raise InputError(f"share of jobs {share}; accepted: a number above 0, up to 1")
     n_kept = max(round(share * len(listed)), min(len(listed), 1))
-    kept = np.sort(_rng(seed, "subsample").permutation(len(listed))[:n_kept])
-    return tuple(listed[number] for number in kept)
+    return tuple(listed[number] for number in sorted(_ranked(listed, seed, "subsample")[:n_kept]))
 
 
 def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 600.0) -> Jobs:
@@ -344,7 +361,7 @@ def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 60
     result = list(listed)
     for number in range(1, copies):
         renamed = (replace(job, job_id=f"{job.job_id}/{number}") for job in listed)
-        result += with_perturbed_arrivals(renamed, std_s, seed * copies + number)
+        result += with_perturbed_arrivals(renamed, std_s, seed)
     return _ordered(result)
 
 
@@ -355,8 +372,3 @@ def _ordered(jobs: Iterable[JobSpec]) -> Jobs:
 def _check_share(share: float) -> None:
     if not 0.0 <= share <= 1.0:
         raise InputError(f"share of jobs {share}; accepted: a number from 0 to 1")
-
-
-def _rng(seed: int, purpose: str) -> np.random.Generator:
-    """Return a generator that depends on the seed and on what it is for, and on nothing else."""
-    return np.random.default_rng([seed, *purpose.encode()])

@@ -7,6 +7,7 @@ A *model* is an architecture, a *stack* is what the training software does with 
 from makespan.workloads._layers import Head, Layer, head, layers
 from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Workload
 from makespan.workloads._zoo import (
+    is_in_zoo,
     model,
     model_keys,
     resolve_workload_key,
@@ -14,6 +15,7 @@ from makespan.workloads._zoo import (
     stack,
     workload,
     workload_keys,
+    workload_of,
 )
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "ModelSpec",
     "Workload",
     "head",
+    "is_in_zoo",
     "layers",
     "model",
     "model_keys",
@@ -33,4 +36,5 @@ __all__ = [
     "stack",
     "workload",
     "workload_keys",
+    "workload_of",
 ]

@@ -1,13 +1,15 @@
-"""Presets of models, stacks and workloads, read from the packaged TOML files."""
+"""Presets of models, stacks and workloads, read from the packaged TOML files, and workloads of one's own."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from makespan.errors import unknown_name
+from makespan.errors import InputError, unknown_name
 from makespan.presets import preset_entry, read_preset
 from makespan.workloads._spec import BlockSpec, ModelSpec, Stack, Workload
 
 __all__ = [
+    "is_in_zoo",
     "model",
     "model_keys",
     "resolve_workload_key",
@@ -15,11 +17,21 @@ __all__ = [
     "stack",
     "workload",
     "workload_keys",
+    "workload_of",
 ]
 
 
 _PACKAGE = "makespan.workloads"
 _SMALL_STACK, _SMALL_PRECISION = "torch-fp32", "fp32"
+_EVERY_FAMILY = (
+    "DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+GA", "TP+PP", "DP+TP+PP",
+)  # fmt: skip
+
+# Proportions of a decoder that stands for a model of which the number of parameters alone is known: about
+# those of the GPT-3 family (Brown et al. 2020, table 2.1).
+_OWN_STACK, _OWN_PRECISION = "modern", "bf16"
+_HEAD_CHANNELS, _HIDDEN_PER_LAYER, _FFN_PER_HIDDEN, _PARAMETERS_PER_CHANNEL = 128, 128, 4, 12
+_OWN_SEQ, _OWN_VOCAB, _LEAST_PARAMETERS = 1024, 32_000, 1e4
 
 
 def model_keys() -> tuple[str, ...]:
@@ -102,4 +114,67 @@ def _small_workload(key: str) -> Workload:
         max_microbatches=microbatches,
         used_for_calibration=False,
         source=entry["source"],
+    )
+
+
+def is_in_zoo(name: str) -> bool:
+    """Whether `workload` knows a name."""
+    return name in small_workload_keys() or _aliases().get(name, name) in workload_keys()
+
+
+def workload_of(name: str, global_batch_size: int, parameters: float) -> Workload:
+    """Return what a table of one's own measurements is about.
+
+    A workload of the zoo comes back with the global batch of the table. For another name a decoder of usual
+    proportions stands for the model, because nothing but its size is known; ``parameters`` counts there
+    alone.
+
+    Raises
+    ------
+    InputError
+        The batch or the number of parameters is out of range.
+    """
+    if is_in_zoo(name):
+        found = workload(name)
+        is_same = found.global_batch_size == global_batch_size
+        return found if is_same else replace(found, global_batch_size=global_batch_size)
+    if not _LEAST_PARAMETERS <= parameters < float("inf"):
+        raise InputError(f"workload {name!r}: {parameters:g} parameters; expected >= {_LEAST_PARAMETERS:g}")
+    hidden = (parameters * _HIDDEN_PER_LAYER / _PARAMETERS_PER_CHANNEL) ** (1 / 3)
+    heads = max(round(hidden / _HEAD_CHANNELS), 1)
+    channels = heads * _HEAD_CHANNELS
+    block = BlockSpec(
+        n_layers=max(round(parameters / (_PARAMETERS_PER_CHANNEL * channels**2)), 1),
+        kind="causal",
+        seq=_OWN_SEQ,
+        hidden=channels,
+        heads=heads,
+        kv_heads=heads,
+        ffn=_FFN_PER_HIDDEN * channels,
+        gated=False,
+        kv_channels=_HEAD_CHANNELS,
+    )
+    source = "own measurements; shape assumed from the number of parameters"
+    return Workload(
+        key=name,
+        aliases=(),
+        model=ModelSpec(
+            key=name,
+            title=f"{name} ({parameters / 1e6:.4g} M parameters)",
+            family="gpt2",
+            blocks=(block,),
+            vocab=_OWN_VOCAB,
+            tied_head=True,
+            max_positions=0,
+            parameters=round(parameters),
+            source=source,
+        ),
+        global_batch_size=global_batch_size,
+        precision=_OWN_PRECISION,
+        families=_EVERY_FAMILY,
+        data_parallel_stack=stack(_OWN_STACK),
+        model_parallel_stack=stack(_OWN_STACK),
+        max_microbatches=global_batch_size,
+        used_for_calibration=False,
+        source=source,
     )
