@@ -66,6 +66,8 @@ class Scenario:
     decision_limit_s
         Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
         depends on it.
+    kept
+        What stays as in the job list whatever the cluster, for the title: durations or steps.
     """
 
     name: str
@@ -80,13 +82,15 @@ class Scenario:
     predictions: str = "exact"
     report: str = ""
     decision_limit_s: float | None = DECISION_LIMIT_S
+    kept: str = ""
 
     @property
     def title(self) -> str:
-        """Name, source and size in a few words."""
+        """Name, source, size, and what stays as in the job list, in a few words."""
         source = f" ({self.source})" if self.source else ""
         size = f"{self.cluster.n_nodes} x {self.cluster.gpus_per_node} GPUs"
-        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}"
+        kept = f", {self.kept}" if self.kept else ""
+        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
 
 
 @dataclass(frozen=True, slots=True)
