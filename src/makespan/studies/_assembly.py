@@ -140,7 +140,8 @@ def scenario(
     report = "\n".join([head, *listed.lines, *lines, *changed])
     given = reader.name, jobs, where, known, restart_delay_s, interval_s
     shown = _shown(throughput, times, jobs)
-    return Scenario(*given, source=shown, predictions=mode, report=report, kept=listed.kept)
+    described = {"source": shown, "report": report, "kept": listed.kept}
+    return Scenario(*given, predictions=mode, made_for=where, **described)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
-from makespan.workloads._layers import Head, Layer, head, layers
-from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Workload
+from makespan.workloads._layers import Head, Layer, head, layers, parameter_count
+from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Stack, Workload
 from makespan.workloads._zoo import (
     model,
     model_keys,
@@ -23,11 +23,13 @@ __all__ = [
     "JobSpec",
     "Layer",
     "ModelSpec",
+    "Stack",
     "Workload",
     "head",
     "layers",
     "model",
     "model_keys",
+    "parameter_count",
     "resolve_workload_key",
     "small_workload_keys",
     "stack",
