@@ -35,7 +35,7 @@ NOTATION_ONLY = ["212+interleaved2+a2", "212+interleaved2+layers1-1-1-1+a2", "14
 def small(plan: ExecutionPlan) -> Workload:
     """Return a workload with the model size and batch of Fig. 9."""
     spec = workload("llama7")
-    model = replace(spec.model, blocks=(replace(spec.model.blocks[0], n_layers=4),))
+    model = replace(spec.model, blocks=(replace(spec.model.blocks[0], n_layers=4),), parameters=0)
     return replace(spec, model=model, global_batch_size=plan.global_batch_size)
 
 

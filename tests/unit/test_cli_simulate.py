@@ -329,11 +329,11 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--source", "measured", "--measured-dir", "gone"), "gone: no measured traces"),
         (
             ("--workload", "large.csv", "--nodes", "4"),
-            "large.csv: row 1, job 'a': asks for 64 GPUs; accepted: at most the 32 of cluster",
+            "large.csv: every job requests more than cluster 'a800-64 as 4 x 8' has (first: row 1, job a: 64",
         ),
         (
-            ("--workload", "mine.csv", "--nodes", "1", "--gpus-per-node", "4"),
-            "row 2, job 'b': asks for 8 GPUs; accepted: at most the 4",
+            ("--workload", "mine.csv", "--nodes", "1", "--gpus-per-node", "4", "--too-large", "reject"),
+            "mine.csv: row 2, job 'b': requests 8 GPUs, more than the 4 of cluster",
         ),
         (("--workload", "broken.csv"), "broken.csv: row 2, column 'steps': found 'many'"),
         (("--workload", "empty.csv"), "empty.csv"),

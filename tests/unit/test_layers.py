@@ -56,6 +56,5 @@ def test_the_head_is_on_text_models_only() -> None:
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
     spec = model("bert-large")
-    odd = ModelSpec("x", "X", "mamba", spec.blocks, 10, True, 0, 10, "test")
     with pytest.raises(UnknownNameError, match=r"model family 'mamba'.*bert"):
-        layers(odd)
+        ModelSpec("x", "X", "mamba", spec.blocks, 10, True, 0, 10, "test")

@@ -182,10 +182,10 @@ JOB = JobSpec("a", 0.0, "vit", 2, 16, "zero-dp", 10)
     [
         ([], "jobs: no job; accepted: at least one"),
         ([JOB, replace(JOB, submit_time_s=3.0)], "jobs: row 2: job name 'a' is that of row 1"),
-        ([replace(JOB, n_gpus=65)], "asks for 65 GPUs; accepted: at most the 64 of cluster 'a800-64'"),
-        ([replace(JOB, n_cpus=10_000)], "asks for 10000 CPU threads; accepted: at most the 768"),
+        ([replace(JOB, n_gpus=65)], "jobs: every job requests more than cluster 'a800-64' has"),
+        ([replace(JOB, n_cpus=10_000)], "10000 CPU threads for 2 GPU(s) on 2 node(s), more than the 192"),
         ([replace(JOB, workload="t5_4B")], "unknown model or workload 't5_4B'"),
-        ([replace(JOB, n_gpus=64)], "jobs: row 1, job 'a', on cluster 'a800-64': job 'a': no configuration"),
+        ([replace(JOB, n_gpus=48)], "jobs: row 1, job 'a', on cluster 'a800-64': execution plan 'zero-dp'"),
     ],
 )
 def test_jobs_that_cannot_run_are_refused_before_a_simulation(jobs, message):

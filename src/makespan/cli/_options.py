@@ -131,6 +131,26 @@ _LIST = (
         help="Format easyscale: duration of an epoch with all logical workers.",
         **SECONDS | {"type": real(10**9, "32 years", above=True)},
     ),
+    click.option(
+        "--keep",
+        type=click.Choice(["durations", "work"]),
+        show_default="work of lists that state steps, durations of others",
+        help="What stays as in the list on any cluster: how long jobs take as requested, or their steps.",
+    ),
+    click.option(
+        "--recorded-on",
+        metavar="CLUSTER",
+        shell_complete=CLUSTER_NAMES,
+        show_default="a800-64 for generated lists",
+        help="With --keep work: cluster of the catalogue on which the durations of a list become steps.",
+    ),
+    shown_option(
+        "--too-large",
+        default="drop",
+        type=click.Choice(["drop", "reject"]),
+        help="Jobs that request more GPUs or CPU threads than the cluster has: leave them out and say so, or "
+        "stop.",
+    ),
     cluster_option,
     click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
     click.option(

@@ -29,7 +29,7 @@ from makespan.emulator._emulate import (
 )
 from makespan.emulator._features import feature_table
 from makespan.emulator._observations import Observations, observe
-from makespan.emulator._points import Point, read_point, trace_points
+from makespan.emulator._points import Point, equal_placements, read_point, trace_points
 from makespan.emulator._protocols import CalibrationFit, calibrate, calibration_set, refined_set
 from makespan.emulator._schedule import exact_pipeline, pipeline_time_s
 from makespan.emulator._trace import EMULATED_NOTE, LEGACY_UNITS, write_trace
@@ -54,6 +54,7 @@ __all__ = [
     "calibration_set",
     "calibration_text",
     "emulate",
+    "equal_placements",
     "exact_pipeline",
     "explain",
     "feature_table",

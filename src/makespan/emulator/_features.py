@@ -1,7 +1,7 @@
 """Features of the time model: what depends on workload, plan and placement, not on constants."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -70,6 +70,10 @@ class _Setting:
         return min(node.gpu.memory_bandwidth_bytes_per_s * node.gpu.memory_efficiency for node in self.nodes)
 
     @property
+    def intra_latency_s(self) -> float:
+        return max(node.intra_latency_s for node in self.nodes)
+
+    @property
     def checkpoint_fraction(self) -> float:
         return 1.0 if self.bound.stack.full_checkpointing else self.plan.checkpoint_fraction
 
@@ -82,9 +86,31 @@ class _Setting:
         return self.bound.model.parameters / (self.plan.tp * self.plan.pp)
 
 
-def _stage_nodes(cluster: ClusterSpec, n_nodes: int) -> tuple[NodeSpec, ...]:
-    """Return the kinds of node of a placement: the first nodes, or one for all where they are equal."""
-    return cluster.nodes[:1] if cluster.is_homogeneous else cluster.nodes[:n_nodes]
+def _stage_nodes(cluster: ClusterSpec, placement: Placement) -> tuple[NodeSpec, ...]:
+    """Return the kind of node of each share of a placement, smallest share first; one for all if equal.
+
+    On a mixed cluster the largest share comes first to the node with the fastest device memory that has as
+    many devices, so that the order in which the nodes are listed does not matter.
+    """
+    if cluster.is_homogeneous:
+        return cluster.nodes[:1]
+    free = sorted(cluster.nodes, key=lambda node: (-node.gpu.memory_bandwidth_bytes_per_s, repr(node)))
+    chosen: list[NodeSpec] = []
+    for count in reversed(placement.gpus_per_node):
+        index = next((i for i, node in enumerate(free) if node.n_gpus >= count), 0)
+        chosen.append(free.pop(index))
+    return tuple(reversed(chosen))
+
+
+def _tightest(nodes: tuple[NodeSpec, ...], placement: Placement) -> NodeSpec:
+    """Return a node by which memory is judged: the least of each kind of memory that a placement meets."""
+    smallest = min(nodes, key=lambda node: node.gpu.memory_bytes)
+    if len(nodes) == 1:
+        return smallest
+    fits = all(count <= node.n_gpus for count, node in zip(placement.gpus_per_node, nodes, strict=True))
+    count = max(node.n_gpus for node in nodes) if fits else min(node.n_gpus for node in nodes)
+    host_bytes = min(node.host_memory_bytes for node in nodes)
+    return replace(smallest, n_gpus=count, gpus_per_nic=count, host_memory_bytes=host_bytes)
 
 
 def _element_bytes(stage: Stage, setting: _Setting) -> float:
@@ -118,7 +144,7 @@ def _stage_work(stage: Stage, setting: _Setting) -> dict[str, float]:
         "again_layer_passes": fraction * again_layers,
         "tensor_bytes": b * stage.all_reduce_bytes * _RING_PASSES * (tp - 1) / tp,
         "tensor_reductions": has_tensor * stage.n_all_reduces,
-        "launch_s": stage.n_kernels * setting.nodes[0].gpu.launch_gap_s,
+        "launch_s": stage.n_kernels * max(node.gpu.launch_gap_s for node in setting.nodes),
     }
 
 
@@ -163,7 +189,7 @@ def _transfer_features(setting: _Setting) -> dict[str, float]:
             latency_s += crossings * cluster.network.latency_s
         else:
             intra_s += volume / boundary.bandwidth_bytes_per_s
-            latency_s += crossings * setting.nodes[0].intra_latency_s
+            latency_s += crossings * setting.intra_latency_s
     return {
         "transfer_inter_s": inter_s,
         "transfer_intra_s": intra_s,
@@ -192,7 +218,7 @@ def _exchange_features(setting: _Setting) -> dict[str, float]:
         "partitioned_buckets": (1.0 - is_plain) * buckets * float(plan.dp > 1),
         "buckets": float(buckets),
         "network_hops": float(across - 1),
-        "local_hops_s": setting.nodes[0].intra_latency_s * (plan.dp - across),
+        "local_hops_s": setting.intra_latency_s * (plan.dp - across),
         "data_intra_bytes_per_s": group.intra_bandwidth_bytes_per_s,
         "data_inter_bytes_per_s": group.inter_bandwidth_bytes_per_s,
         "data_crosses": float(group.crosses_nodes),
@@ -219,7 +245,7 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
         "device_update_unfused_s_per_b": on_device * (1.0 - is_fused) * shard / streaming,
         "host_parameters": on_host * shard,
         "host_threads": threads,
-        "host_thread_rate": node.adam_rate_per_thread * threads,
+        "host_thread_rate": min(node.adam_rate_per_thread * threads, node.adam_rate_cap),
         "host_memory_rate": host_bandwidth / (_HOST_BYTES_PER_PARAMETER * local),
         "host_is_slow": float(stack.host_optimizer == "slow"),
         "host_link_s": on_host * stack.partitioned_bytes * shard / pcie,
@@ -230,11 +256,12 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
 
 def _constant_features(setting: _Setting) -> dict[str, float]:
     plan = setting.plan
-    node, local = setting.nodes[0], max(setting.point.placement.gpus_per_node)
+    local = max(setting.point.placement.gpus_per_node)
+    loader_rate = min(node.loader_rate_per_thread for node in setting.nodes)
     decoded = float(setting.bound.model.family == "vit") * plan.replica_batch_size * local
     return {
         "microbatches": float(plan.n_microbatches),
-        "loader_s": decoded / (node.loader_rate_per_thread * (plan.cpu_threads * local)),
+        "loader_s": decoded / (loader_rate * (plan.cpu_threads * local)),
         "steps": 1.0,
         "further_nodes": float(setting.point.placement.n_nodes - 1),
         "is_async": float(setting.bound.stack.phase_style == "ddp"),
@@ -243,7 +270,7 @@ def _constant_features(setting: _Setting) -> dict[str, float]:
 
 
 def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec) -> _Setting:
-    nodes = _stage_nodes(cluster, point.placement.n_nodes)
+    nodes = _stage_nodes(cluster, point.placement)
     layout = geometry(point.placement.gpus_per_node, nodes, cluster.network, plan.pp, plan.tp, plan.dp)
     return _Setting(point, plan, workload.for_plan(plan), nodes, layout, cluster)
 
@@ -290,11 +317,20 @@ class FeatureTable:
         """Return whether each row can run, (n_points,)."""
         return np.array([self.verdicts[code].feasible for code in codes], dtype=bool)
 
+    def _verdict(self, point: Point) -> tuple[ExecutionPlan, Verdict]:
+        """Return the plan with its micro-batch resolved, and whether it can run."""
+        wanted, there = point.placement.n_nodes, self.cluster.n_nodes
+        if wanted > there:
+            reason = (
+                f"placement {point.placement.text} has {wanted} nodes, cluster {self.cluster.name!r} {there}"
+            )
+            return point.plan, Verdict(False, {}, {}, reason)
+        node = _tightest(_stage_nodes(self.cluster, point.placement), point.placement)
+        plan = resolve_micro_batch(point.plan, self.workload, node)
+        return plan, memory_estimate(plan, self.workload, node, point.placement)
+
     def _add(self, point: Point) -> NDArray[np.float64]:
-        nodes = _stage_nodes(self.cluster, point.placement.n_nodes)
-        smallest = min(nodes, key=lambda kind: kind.gpu.memory_bytes)
-        plan = resolve_micro_batch(point.plan, self.workload, smallest)
-        verdict = memory_estimate(plan, self.workload, smallest, point.placement)
+        plan, verdict = self._verdict(point)
         row = np.full(len(FEATURE_NAMES), np.nan)  # stays so if the structure alone forbids the plan
         if verdict.bytes_by_component:
             row = _feature_row(_setting(self.workload, plan, point, self.cluster))

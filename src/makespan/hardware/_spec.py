@@ -204,6 +204,10 @@ class ClusterSpec:
         """Devices of the largest node."""
         return max(node.n_gpus for node in self.nodes)
 
+    def max_cpu_threads(self, n_gpus: int) -> int:
+        """Return the most CPU threads that a job can have: those of as many nodes as it has devices."""
+        return sum(sorted((node.cpu_threads for node in self.nodes), reverse=True)[:n_gpus])
+
 
 def homogeneous(node: NodeSpec, n_nodes: int, network: Network, name: str | None = None) -> ClusterSpec:
     """Build a cluster of equal nodes, one or more."""

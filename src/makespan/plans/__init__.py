@@ -11,7 +11,14 @@ from makespan.plans._memory import (
     memory_estimate,
     resolve_micro_batch,
 )
-from makespan.plans._notation import PLAN_TEXTS, enumerate_plans, read_plan, write_exec_plan, write_plan
+from makespan.plans._notation import (
+    PLAN_TEXTS,
+    enumerate_plans,
+    read_plan,
+    stated_cpu_threads,
+    write_exec_plan,
+    write_plan,
+)
 from makespan.plans._placement import (
     Placement,
     RankGroups,
@@ -45,6 +52,7 @@ __all__ = [
     "read_plan",
     "resolve_micro_batch",
     "stages",
+    "stated_cpu_threads",
     "write_exec_plan",
     "write_plan",
 ]

@@ -10,13 +10,14 @@ from makespan.plans._placement import Placement
 from makespan.plans._plan import ExecutionPlan
 from makespan.plans._stages import Stage, chunk_layers, stages
 from makespan.units import format_bytes
-from makespan.workloads import BoundWorkload, Workload
+from makespan.workloads import BoundWorkload, Stack, Workload
 
 __all__ = ["DEFAULT_MEMORY_RULES", "MemoryRules", "Verdict", "memory_estimate", "resolve_micro_batch"]
 
-# Bytes per parameter under mixed-precision Adam: 16-bit weight and gradient; fp32 weight and two
-# moments (Rajbhandari et al. 2020, "ZeRO", section 3.1). The host keeps an fp32 gradient as well.
-_WEIGHT, _GRADIENT, _OPTIMIZER = 2, 2, 12
+# Bytes per parameter of all states under Adam with an fp32 master copy: 2 + 2 + 12 with 16-bit weights and
+# gradients (Rajbhandari et al. 2020, "ZeRO", section 3.1), 4 + 4 + 8 where the fp32 weights are the master
+# copy. The host keeps an fp32 gradient in place of the 16-bit weight and gradient.
+_STATES = 16
 _HOST_STATE = 16
 
 
@@ -151,7 +152,7 @@ def _stage_bytes(
     logits = plan.micro_batch_size * stage.logit_bytes / plan.tp
     workspace = 2 * rules.bucket_bytes + rules.workspace_bytes
     return {
-        "states": _state_bytes(plan, stage, rules),
+        "states": _state_bytes(plan, bound.stack, stage, rules),
         "activations": activations,
         "logits": logits,
         "workspace": workspace,
@@ -160,19 +161,22 @@ def _stage_bytes(
     }
 
 
-def _state_bytes(plan: ExecutionPlan, stage: Stage, rules: MemoryRules) -> float:
+def _state_bytes(plan: ExecutionPlan, stack: Stack, stage: Stage, rules: MemoryRules) -> float:
     held, shards = stage.parameters / plan.tp, plan.dp
+    # A gradient has one width, in memory as on the wire, and a weight that of its gradient.
+    width = stack.gradient_bytes if plan.zero_stage == 0 else stack.partitioned_bytes
+    weight, gradient, optimizer = width, width, _STATES - 2 * width
     if plan.offload:
-        return (_WEIGHT + _GRADIENT / shards) * held + rules.offload_bucket_bytes
+        return (weight + gradient / shards) * held + rules.offload_bucket_bytes
     if plan.zero_stage == 0:
-        return (_WEIGHT + _GRADIENT + _OPTIMIZER) * held
+        return (weight + gradient + optimizer) * held
     if plan.zero_stage == 1:
-        return (_WEIGHT + _GRADIENT + _OPTIMIZER / shards) * held
+        return (weight + gradient + optimizer / shards) * held
     if plan.zero_stage == 2:
-        transient = _GRADIENT * held if plan.grad_accum_steps > 1 and shards > 1 else 0.0
-        return (_WEIGHT + (_GRADIENT + _OPTIMIZER) / shards) * held + transient
-    largest = (_WEIGHT + _GRADIENT) * stage.largest.parameters / plan.tp
-    return (_WEIGHT + _GRADIENT + _OPTIMIZER) * held / shards + largest
+        transient = gradient * held if plan.grad_accum_steps > 1 and shards > 1 else 0.0
+        return (weight + (gradient + optimizer) / shards) * held + transient
+    largest = (weight + gradient) * stage.largest.parameters / plan.tp
+    return (weight + gradient + optimizer) * held / shards + largest
 
 
 def _activation_bytes(plan: ExecutionPlan, bound: BoundWorkload, index: int, stage: Stage) -> float:

@@ -28,7 +28,14 @@ from typing import Any
 from makespan.errors import NotationError, PlanError
 from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
 
-__all__ = ["PLAN_TEXTS", "enumerate_plans", "read_plan", "write_exec_plan", "write_plan"]
+__all__ = [
+    "PLAN_TEXTS",
+    "enumerate_plans",
+    "read_plan",
+    "stated_cpu_threads",
+    "write_exec_plan",
+    "write_plan",
+]
 
 _WORDS = tuple(family.word for family in PlanFamily if family.word)
 
@@ -50,7 +57,7 @@ _OFFLOADED = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
 
 
 def read_plan(
-    text: str, *, n_gpus: int, global_batch_size: int, cpu_threads: int = DEFAULT_CPU_THREADS
+    text: str, *, n_gpus: int, global_batch_size: int | None, cpu_threads: int = DEFAULT_CPU_THREADS
 ) -> ExecutionPlan:
     """Read a plan.
 
@@ -62,7 +69,8 @@ def read_plan(
     text
         The notation, for example ``"244"``, ``"zero-dp"`` or ``"122+zero1+gc+a2"``.
     n_gpus, global_batch_size
-        Devices of the placement beside it, and samples an optimiser step.
+        Devices of the placement beside it, and samples an optimiser step; None for one sample per replica
+        and pass, where only the form of the plan matters.
     cpu_threads
         CPU threads a GPU, unless the text says otherwise.
 
@@ -81,6 +89,8 @@ def read_plan(
             f"but the placement has {n_gpus}"
         )
     steps = fields.get("grad_accum_steps", 1)
+    if global_batch_size is None:
+        global_batch_size = dp * max(steps, 1)
     if steps < 1 or global_batch_size % (dp * steps):
         passes = f" in {steps} passes" if steps != 1 else ""
         raise PlanError(
@@ -89,6 +99,12 @@ def read_plan(
         )
     micro_batch_size = global_batch_size // (dp * steps)
     return ExecutionPlan(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, **fields)
+
+
+def stated_cpu_threads(text: str) -> int | None:
+    """Return the CPU threads per GPU that the text of a plan states by ``+cpu``, None if it does not."""
+    threads: int | None = _parse(text)[1].get("cpu_threads")
+    return threads
 
 
 @lru_cache(maxsize=4096)

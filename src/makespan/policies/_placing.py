@@ -50,8 +50,7 @@ def keeps_plan(reference: Configuration, item: Configuration) -> bool:
 @cache
 def _split(plan: str, n_gpus: int) -> tuple[int, int] | None:
     """Tensor and pipeline degree of a plan that splits the model, None for any other."""
-    # Only the degrees are of interest, so one sample a device is batch enough for any of them.
-    found = read_plan(plan, n_gpus=n_gpus, global_batch_size=n_gpus)
+    found = read_plan(plan, n_gpus=n_gpus, global_batch_size=None)
     return (found.tp, found.pp) if found.is_model_parallel else None
 
 

@@ -170,7 +170,9 @@ def _exchange_times(
     workloads: Sequence[Workload], n_processes: int, cpu_threads: int, launcher: LocalLauncher
 ) -> dict[str, float]:
     request = {
-        "gradient_bytes": round(mean(_FLOAT_BYTES * spec.model.parameters for spec in workloads)),
+        "gradient_bytes": round(
+            mean(spec.data_parallel_stack.gradient_bytes * spec.model.parameters for spec in workloads)
+        ),
         "activation_bytes": round(mean(_activation_bytes(spec) for spec in workloads)),
     }
     with temporary_directory("rates") as directory:

@@ -131,6 +131,7 @@ def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
 
 def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) -> pd.DataFrame:
     """Return finished jobs with their finish times [s], in order, as a table of schema `OUTCOMES`."""
+    references = [catalogue.requested(job.spec) for job, _ in jobs]
     rows = [
         (
             job.spec.job_id,
@@ -141,7 +142,10 @@ def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) 
             job.spec.steps,
             job.spec.is_guaranteed,
             job.spec.tenant,
-            catalogue.requested(job.spec).iter_time_s,
+            reference.iter_time_s,
+            reference.plan,
+            reference.cpu_threads,
+            reference.provenance,
             job.first_start_s,
             finish_time_s,
             job.restart_count,
@@ -150,7 +154,7 @@ def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) 
             job._running_s,
             job._restart_s,
         )
-        for job, finish_time_s in jobs
+        for (job, finish_time_s), reference in zip(jobs, references, strict=True)
     ]
     return _table(rows, OUTCOMES)
 
@@ -204,10 +208,11 @@ def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Ca
             f"{where}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
             f"{cluster.name!r}, or it would wait for ever"
         )
-    threads = sum(node.cpu_threads for node in cluster.nodes)
+    threads = cluster.max_cpu_threads(job.n_gpus)
     if job.n_cpus > threads:
         raise InputError(
-            f"{where}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of {cluster.name!r}"
+            f"{where}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of the "
+            f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) can use"
         )
     try:
         catalogue.requested(job)

@@ -9,14 +9,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
-from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
 from makespan.studies._formats import published_list, read_trace
-from makespan.studies._job_lists import GENERATED, generated_jobs
+from makespan.studies._job_lists import GENERATED, generated_jobs, left_out, limited_statistics
 from makespan.studies._predictions import PredictionMode, exactly, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
+from makespan.studies._requested import (
+    KEPT,
+    TOO_LARGE,
+    Kept,
+    TooLarge,
+    fitting,
+    settled,
+    with_steps,
+)
 from makespan.studies._runs import Scenario
 from makespan.tables import shown_source
 from makespan.throughput import (
@@ -44,6 +53,7 @@ __all__ = ["resized", "scenario"]
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
+_TESTBED = "a800-64"  # on which the durations of generated lists hold
 _STDIN = "-"
 _MAX_NODES, _MAX_GPUS = 10_000, 1_024
 ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
@@ -68,6 +78,9 @@ def scenario(
     epoch_time_s: float | None = None,
     published_dir: Path | None = None,
     measured_dir: Path | None = None,
+    keep: Kept | None = None,
+    recorded_on: str | None = None,
+    too_large: TooLarge = "drop",
 ) -> Scenario:
     """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
 
@@ -92,6 +105,14 @@ def scenario(
     file_format, tasks, epoch_time_s, published_dir, measured_dir
         As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
         with ``<workload>.csv`` tables.
+    keep, recorded_on
+        ``durations``: jobs take as long as their list states, on this cluster and as requested, the default
+        of foreign and generated lists. ``work``: they do the same steps on every cluster, the default of
+        lists that state steps; where a list states durations, the steps are those that fill them on cluster
+        ``recorded_on`` (for generated lists ``a800-64`` unless given).
+    too_large
+        Jobs that request more GPUs or CPU threads than the cluster has: ``drop`` leaves them out and reports
+        them, ``reject`` raises.
 
     Raises
     ------
@@ -102,14 +123,72 @@ def scenario(
     emulated = _emulated(cluster_name, where, gpus_per_node)
     reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
     throughput = _throughput(source, emulated, reader, measured_dir)
+    choice = _Choice(keep, recorded_on, too_large)
     with _reports_printed_once():
-        trace, times = reader.read(throughput, where)
-    jobs = with_load(trace.jobs if n_jobs is None else trace.jobs[:n_jobs], load)
-    mode, origin = predictions or _usual_mode(cluster_name, jobs), trace.report.where
+        listed = reader.read(throughput, where, choice)
+    trace, origin = listed.trace, listed.trace.report.where
+    rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
+    jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
+    settings = throughput, where, origin
+    jobs, rows, times, changed = settled(jobs, rows, listed.times, *settings, is_drawn=listed.is_drawn)
+    if keep == "durations" and not listed.is_drawn:
+        jobs = with_steps(jobs, rows, times, origin)
+    jobs = with_load(jobs, load)
+    mode = predictions or _usual_mode(cluster_name, jobs)
     known = _catalogue(jobs, times, where, cluster_name, mode, origin)
-    report = trace.report.text + (f"; load {load:g}" if load != 1 else "")
+    head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
+    report = "\n".join([head, *listed.lines, *lines, *changed])
     given = reader.name, jobs, where, known, restart_delay_s, interval_s
-    return Scenario(*given, source=_shown(throughput, times, jobs), predictions=mode, report=report)
+    shown = _shown(throughput, times, jobs)
+    described = {"source": shown, "report": report, "kept": listed.kept}
+    return Scenario(*given, predictions=mode, made_for=where, **described)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What stays as in a job list, and what becomes of jobs that are too large; as for `scenario`."""
+
+    keep: Kept | None
+    recorded_on: str | None
+    too_large: TooLarge
+
+    def __post_init__(self) -> None:
+        if self.keep not in (None, *KEPT):
+            raise unknown_name("keep", str(self.keep), KEPT)
+        if self.too_large not in TOO_LARGE:
+            raise unknown_name("too_large", self.too_large, TOO_LARGE)
+        if self.recorded_on is not None and self.keep != "work":
+            raise InputError(
+                f"recorded_on {self.recorded_on!r} says on which cluster durations become work; expected "
+                f"keep 'work' with it, got {self.keep!r}"
+            )
+
+    def of_stated_steps(self, where: str) -> str:
+        """Return what stays of a list that states steps, in words."""
+        if self.recorded_on is not None:
+            raise InputError(
+                f"{where}: recorded_on {self.recorded_on!r}, but the list states steps, which are its work "
+                "on every cluster; leave recorded_on out"
+            )
+        return "durations kept" if self.keep == "durations" else "steps kept"
+
+    def of_durations(self, where: str, source: ThroughputSource, usual: str | None) -> ThroughputSource:
+        """Return the source by whose times durations become steps: the given one, or another cluster."""
+        if self.keep != "work":
+            return source
+        if not isinstance(source, EmulatedSource):
+            raise InputError(
+                f"{where}: keep 'work' needs the times of another cluster, which source {source.name!r} does "
+                "not have; use source 'emulated', or keep 'durations'"
+            )
+        name = self.recorded_on or usual
+        if name is None:
+            raise InputError(
+                f"{where}: keep 'work' needs the cluster on which the durations were recorded; give "
+                f"recorded_on (--recorded-on), one of {', '.join(cluster_names())}"
+            )
+        recorded = cluster(name)
+        return replace(source, cluster=homogeneous(recorded.node, recorded.n_nodes, recorded.network, name))
 
 
 def _usual_mode(cluster_name: str, jobs: Iterable[JobSpec]) -> PredictionMode:
@@ -169,6 +248,20 @@ def _throughput(
 
 
 @dataclass(frozen=True, slots=True)
+class _Listed:
+    """A job list, the throughput of what it trains, and what stays of it, in words.
+
+    ``lines`` go into the report beside that of the reader; ``is_drawn``: models, plans and steps are ours.
+    """
+
+    trace: JobTrace
+    times: ReferenceTimes
+    kept: str
+    lines: tuple[str, ...] = ()
+    is_drawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Reader:
     """What says which jobs a scenario has; as for `scenario`."""
 
@@ -201,24 +294,51 @@ class _Reader:
             raise MissingDataError(f"{given}: no such directory with the published files")
         return Path(given)
 
-    def read(self, source: ThroughputSource, where: ClusterSpec) -> tuple[JobTrace, ReferenceTimes]:
-        """Return the jobs and the throughput of what they train."""
+    def read(self, source: ThroughputSource, where: ClusterSpec, choice: _Choice) -> "_Listed":
+        """Return the jobs and the throughput of what they train.
+
+        Models, plans and steps are drawn by the times that turn durations into work: where work is kept,
+        every cluster gets the same jobs.
+        """
         if not isinstance(self.workload, str | Path):
             jobs = tuple(self.workload)
-            return JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs))), _times(source, jobs)
+            trace = JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs)))
+            return _Listed(trace, _times(source, jobs), choice.of_stated_steps("jobs"))
         path = self._path(str(self.workload))
         if path is None:
-            times = _times(source, statistics().requests)
             name = str(self.workload)
-            return generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=where.n_gpus), times
+            by = choice.of_durations(name, source, _TESTBED)
+            times, most, kept = self._drawn_by(by, source, where)
+            trace = generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=most)
+            return _Listed(trace, _times(source, statistics().requests), kept, is_drawn=True)
         own = source.batch_of if isinstance(source, MeasuredSource) else None
         options = {"tasks": self.tasks, "epoch_time_s": self.epoch_time_s, "batch_of": own}
         found = read_trace(path, self.file_format, **options)
         if isinstance(found, JobTrace):
-            return found, _times(source, found.jobs)
-        times = _times(source, statistics().requests)
-        mapping = WorkloadMapping.like_base(self.seed, max_gpus=where.n_gpus)
-        return map_requests(found, mapping, times), times
+            return _Listed(found, _times(source, found.jobs), choice.of_stated_steps(str(path)))
+        largest = int(found.table["n_gpus"].max())
+        if choice.too_large == "reject" and largest > where.n_gpus:
+            raise InputError(
+                f"{path}: a job requests {largest} GPUs, more than the {where.n_gpus} of cluster "
+                f"{where.name!r}; choose a larger cluster, or let such jobs be dropped"
+            )
+        times, most, kept = self._drawn_by(choice.of_durations(str(path), source, None), source, where)
+        possible = limited_statistics(times, most)
+        mapping = replace(WorkloadMapping.like_base(self.seed, where.n_gpus), offers=possible.requests)
+        absent = left_out(statistics(), possible)
+        lines = (f"  models are drawn{absent.removeprefix(',')}",) if absent else ()
+        trace = map_requests(found, mapping, times)
+        return _Listed(trace, _times(source, statistics().requests), kept, lines, is_drawn=True)
+
+    @staticmethod
+    def _drawn_by(
+        by: ThroughputSource, source: ThroughputSource, where: ClusterSpec
+    ) -> tuple[ReferenceTimes, int, str]:
+        """Return times and most GPUs of what is drawn, and what stays as in the list, in words."""
+        times = _times(by, statistics().requests)
+        if by is source or not isinstance(by, EmulatedSource):
+            return times, where.n_gpus, "durations kept"
+        return times, by.cluster.n_gpus, f"work on {by.cluster.name} kept"
 
     def _path(self, text: str) -> Path | None:
         """Return the job list that is meant, or None if the workload is to be generated."""

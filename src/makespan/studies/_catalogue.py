@@ -7,13 +7,13 @@ import pandas as pd
 
 from makespan.errors import InputError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec
-from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan
+from makespan.plans import ExecutionPlan, Placement, memory_estimate, read_plan, write_plan
 from makespan.sim import Configuration, Devices
 from makespan.tables import THROUGHPUT
 from makespan.throughput import placement_order, reference_plan
 from makespan.workloads import JobSpec, Workload, is_in_zoo, workload_of
 
-__all__ = ["TableCatalogue"]
+__all__ = ["TableCatalogue", "canonical_plan"]
 
 Busy = tuple[float, float]  # shares of a step in which devices compute, and in which data move
 # Time that policies see [s], whether they may rely on it, and what the devices do.
@@ -165,8 +165,7 @@ class TableCatalogue:
 
     def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
         group = self.all(job.workload)
-        # Only the form of the plan is checked, so one sample a device is batch enough for any of them.
-        read_plan(job.plan, n_gpus=job.n_gpus, global_batch_size=job.n_gpus)
+        plan_text = canonical_plan(job)
         same_size = [item for item in group if item.n_gpus == job.n_gpus]
         if not same_size:
             sizes = ", ".join(str(size) for size in sorted({item.n_gpus for item in group}))
@@ -174,8 +173,20 @@ class TableCatalogue:
                 f"job {job.job_id!r}: no configuration of {job.workload!r} with {job.n_gpus} GPUs fits; "
                 f"accepted: {sizes}"
             )
-        plan = reference_plan(job.plan, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
+        plan = reference_plan(plan_text, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
         return _by_placement([item for item in same_size if item.plan == plan], job.n_cpus // job.n_gpus)
+
+
+def canonical_plan(job: JobSpec) -> str:
+    """Return the plan of a job as throughput tables spell it; CPU threads have a column of their own there.
+
+    Raises
+    ------
+    NotationError, PlanError
+        The plan cannot be read, or its degrees do not multiply to the GPUs of the job.
+    """
+    plan = read_plan(job.plan, n_gpus=job.n_gpus, global_batch_size=None)
+    return write_plan(plan, cpu_threads=plan.cpu_threads)
 
 
 def _label(item: Configuration) -> str:

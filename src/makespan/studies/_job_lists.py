@@ -16,7 +16,7 @@ from makespan.traces import (
 from makespan.traces import Request as StatedRequest
 from makespan.units import HOUR
 
-__all__ = ["GENERATED", "generated_jobs", "limited_statistics"]
+__all__ = ["GENERATED", "generated_jobs", "left_out", "limited_statistics"]
 
 GENERATED = ("naive", *VARIANTS)
 """Workloads that are known by name: a short one for getting started, and the variants of the generator."""
@@ -60,7 +60,7 @@ def generated_jobs(
         stats = replace(stats, span_s=span_s, arrivals_per_hour=(1,) * hours)
         variant = "base"
     trace = generate_jobs(variant, count, seed, times, stats=stats)
-    origin = f"generated {name} workload, seed {seed}{_left_out(known, stats)}"
+    origin = f"generated {name} workload, seed {seed}{left_out(known, stats)}"
     jobs = with_load(trace.jobs, 1.0 / rate)
     return replace(trace, jobs=jobs, report=replace(trace.report, where=origin))
 
@@ -89,8 +89,8 @@ def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> Wo
     return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
 
 
-def _left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:
-    """Say which requests are left out, by workload."""
+def left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:
+    """Return which requests are left out, by workload, empty if none."""
     absent: dict[str, set[int]] = {}
     for offer in known.requests:
         if offer not in possible.requests:

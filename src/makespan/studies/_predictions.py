@@ -19,7 +19,7 @@ from makespan.perf import Environment, Learner, load_environment, points_from_ta
 from makespan.rounding import significant
 from makespan.sim import Catalogue
 from makespan.studies._catalogue import TableCatalogue
-from makespan.tables import PREDICTIONS
+from makespan.tables import ON_DEMAND, PREDICTIONS
 
 __all__ = ["PREDICTION_MODES", "PredictionMode", "exactly", "predicted_catalogue", "predictions"]
 
@@ -72,14 +72,21 @@ def _digest(rows: pd.DataFrame) -> bytes:
 
 @lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share them, and a fit takes a while
 def _predicted(given: _Given) -> pd.DataFrame:
-    """Return true times of the sampled rows, and predictions elsewhere; all shares are predicted."""
-    learner = Learner.from_table(given.rows, given.form, given.environment)
+    """Return true times of the sampled rows, and predictions elsewhere; all shares are predicted.
+
+    Rows computed on demand are predicted but never sampled, so that a request of one job does not change
+    what policies believe of all others.
+    """
+    in_table = (given.rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
+    learner = Learner.from_table(given.rows[in_table], given.form, given.environment)
     fit = learner.fit()
     points = points_from_table(given.rows, fit.points.workload, given.environment)
     computing, moving = fit.busy_shares(points)
-    is_sampled = np.array([bool(reason) for reason in learner.reasons])
+    is_sampled = np.zeros(len(given.rows), dtype=bool)
+    is_sampled[in_table] = [bool(reason) for reason in learner.reasons]
+    times_s = given.rows["iter_time_s"].to_numpy(dtype=np.float64)
     return given.rows[["workload", *_PAIR]].assign(
-        predicted_iter_time_s=np.where(is_sampled, learner.times_s, significant(fit.predict(points))),
+        predicted_iter_time_s=np.where(is_sampled, times_s, significant(fit.predict(points))),
         known=is_sampled,
         computing_share=significant(computing),
         moving_share=significant(moving),

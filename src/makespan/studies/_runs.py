@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from makespan.errors import MakespanError
+from makespan.errors import InputError, MakespanError
 from makespan.hardware import ClusterSpec
 from makespan.metrics import Summary, summary
 from makespan.policies import policy as policy_named
@@ -66,6 +66,17 @@ class Scenario:
     decision_limit_s
         Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
         depends on it.
+    kept
+        What stays as in the job list whatever the cluster, for the title: durations or steps.
+    made_for
+        Cluster for whose nodes and network the times of the catalogue hold, however many nodes; None if
+        nobody says.
+
+    Raises
+    ------
+    InputError
+        The cluster has other nodes or another network than ``made_for``, or predictions that are called exact
+        are not.
     """
 
     name: str
@@ -80,13 +91,41 @@ class Scenario:
     predictions: str = "exact"
     report: str = ""
     decision_limit_s: float | None = DECISION_LIMIT_S
+    kept: str = ""
+    made_for: ClusterSpec | None = None
+
+    def __post_init__(self) -> None:
+        """Check that times and knowledge are those of the cluster and of the label beside them."""
+        there = self.made_for
+        if there is not None and not (
+            set(self.cluster.nodes) <= set(there.nodes) and self.cluster.network == there.network
+        ):
+            raise InputError(
+                f"scenario {self.name!r}: its iteration times hold for nodes and network of cluster "
+                f"{there.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "
+                f"cluster_name=...), or replace catalogue and made_for too"
+            )
+        if self.predictions == "exact" and there is not None and not _is_exact(self.catalogue):
+            raise InputError(
+                f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
+                "than jobs take; change what policies know by makespan.studies.knowing"
+            )
 
     @property
     def title(self) -> str:
-        """Name, source and size in a few words."""
+        """Name, source, size, and what stays as in the job list, in a few words."""
         source = f" ({self.source})" if self.source else ""
         size = f"{self.cluster.n_nodes} x {self.cluster.gpus_per_node} GPUs"
-        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}"
+        kept = f", {self.kept}" if self.kept else ""
+        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
+
+
+def _is_exact(catalogue: Catalogue) -> bool:
+    return all(
+        item.predicted_iter_time_s == item.iter_time_s
+        for key in catalogue.workloads
+        for item in catalogue.all(key)
+    )
 
 
 @dataclass(frozen=True, slots=True)

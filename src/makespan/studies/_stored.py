@@ -25,7 +25,8 @@ def read_scenarios(
     catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
     jobs = {name: read_jobs(path).jobs for name, path in lists.items()}
     return {
-        name: Scenario(name, own, hardware, catalogue, predictions="sampled") for name, own in jobs.items()
+        name: Scenario(name, own, hardware, catalogue, predictions="sampled", made_for=hardware)
+        for name, own in jobs.items()
     }
 
 

@@ -37,7 +37,13 @@ from makespan.tables._io import (
     write_result,
     write_text,
 )
-from makespan.tables._provenance import PROVENANCES, read_provenances, shown_source, source_label
+from makespan.tables._provenance import (
+    ON_DEMAND,
+    PROVENANCES,
+    read_provenances,
+    shown_source,
+    source_label,
+)
 from makespan.tables._schema import Column, TableSchema, printed_schemas, table_schema
 
 __all__ = [
@@ -52,6 +58,7 @@ __all__ = [
     "LIVE",
     "LIVE_JOBS",
     "LIVE_SUMMARY",
+    "ON_DEMAND",
     "OUTCOMES",
     "PREDICTIONS",
     "PROVENANCES",

@@ -59,7 +59,7 @@ THROUGHPUT = table_schema(
     ("feasible", "bool", "", "whether the plan can run in this placement"),
     ("clean", "bool", "", "whether no measurement anomaly was found"),
     ("flag", "text", "", "the anomaly, empty for clean rows"),
-    ("provenance", "text", "", "emulated, published, measured or interpolated"),
+    ("provenance", "text", "", "emulated, published, measured, interpolated or emulated on demand"),
     rule=_timed_where_feasible,
 )
 
@@ -164,6 +164,9 @@ OUTCOMES = table_schema(
     ("is_guaranteed", "bool", "", "whether the job is guaranteed"),
     ("tenant", "text", "", "owner of the job"),
     ("reference_iter_time_s", "float", "s", "time of a step as requested"),
+    ("reference_plan", "text", "", "plan of that step: the requested one, or what stands in for it"),
+    ("reference_cpu_threads", "int", "1", "CPU threads per GPU of that step"),
+    ("reference_provenance", "text", "", "provenance of that time, as in the throughput table"),
     ("first_start_s", "float", "s", "first time with devices"),
     ("finish_time_s", "float", "s", "end of the last step"),
     ("n_restarts", "int", "1", "restart delays begun after the first start"),

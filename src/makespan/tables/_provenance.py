@@ -6,9 +6,12 @@ from pathlib import Path
 from makespan.tables._catalogue import THROUGHPUT
 from makespan.tables._io import read_csv
 
-__all__ = ["PROVENANCES", "read_provenances", "shown_source", "source_label"]
+__all__ = ["ON_DEMAND", "PROVENANCES", "read_provenances", "shown_source", "source_label"]
 
-PROVENANCES = ("emulated", "published", "measured", "interpolated")
+ON_DEMAND = "emulated on demand"
+"""Provenance of rows that the emulator computes because a job requests a plan that the table lacks."""
+
+PROVENANCES = ("emulated", "published", "measured", "interpolated", ON_DEMAND)
 """What the column ``provenance`` of a throughput table may say of a row."""
 
 _LABELS = {
@@ -33,7 +36,7 @@ def shown_source(source: str, provenances: Iterable[str]) -> str:
     str
         The name of the source where all rows are its own; else what they are, and as what they were given.
     """
-    kinds = set(provenances)
+    kinds = {"emulated" if kind == ON_DEMAND else kind for kind in provenances}
     found = [name for name in PROVENANCES if name in kinds] + sorted(kinds - set(PROVENANCES))
     if found in ([], [source]):
         return source

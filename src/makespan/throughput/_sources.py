@@ -11,11 +11,19 @@ from typing import ClassVar, Protocol
 
 import pandas as pd
 
-from makespan.emulator import Point, emulate, load_calibration, trace_points
+from makespan.emulator import (
+    CalibrationSet,
+    Explanation,
+    Point,
+    emulate,
+    explain,
+    load_calibration,
+    trace_points,
+)
 from makespan.hardware import ClusterSpec
-from makespan.tables import THROUGHPUT
+from makespan.tables import ON_DEMAND, THROUGHPUT
 from makespan.throughput._tables import FLAG_FAILED
-from makespan.workloads import workload, workload_keys
+from makespan.workloads import Workload, workload, workload_keys
 
 __all__ = ["SOURCE_NAMES", "EmulatedSource", "ThroughputSource"]
 
@@ -77,7 +85,19 @@ class EmulatedSource:
         if self.cpu_threads:
             varied = product(points, self.cpu_threads)
             points = dict.fromkeys(Point(at.plan.with_cpu_threads(n), at.placement) for at, n in varied)
-        frame = emulate(spec, list(points), self.cluster, calibration, seed=self.seed, noise=self.noise)
+        return self._rows(spec, list(points), calibration)
+
+    def on_demand(self, workload_key: str, points: Iterable[Point]) -> pd.DataFrame:
+        """Emulate further points of a workload; a row is the one that `load` would have had."""
+        rows = self._rows(workload(workload_key), list(points), load_calibration(self.calibration))
+        return rows.assign(provenance=ON_DEMAND)
+
+    def explain(self, workload_key: str, point: Point) -> Explanation:
+        """Emulate one point without noise, with its memory verdict."""
+        return explain(workload(workload_key), point, self.cluster, load_calibration(self.calibration))
+
+    def _rows(self, spec: Workload, points: list[Point], calibration: CalibrationSet) -> pd.DataFrame:
+        frame = emulate(spec, points, self.cluster, calibration, seed=self.seed, noise=self.noise)
         failed = ~frame["feasible"].astype(bool)
         frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
         return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")

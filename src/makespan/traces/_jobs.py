@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.errors import InputError, cell_error
-from makespan.plans import PLAN_TEXTS, read_plan, write_plan
+from makespan.plans import DEFAULT_CPU_THREADS, PLAN_TEXTS, read_plan, stated_cpu_threads, write_plan
 from makespan.tables import JOBS, write_csv
 from makespan.traces._cells import (
     ROW,
@@ -50,6 +50,7 @@ class JobTrace:
 
     jobs: tuple[JobSpec, ...]
     report: ReadReport
+    rows: tuple[int, ...] = ()  # data row of each job in its file, for messages; empty if there is none
 
 
 def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
@@ -125,7 +126,7 @@ def _job_trace(
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     _check_names(frame, columns["job_id"], where)
     frame["submit_time_s"] = _required(cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0)
-    for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 0)):
+    for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 1)):
         frame[name] = _counts(cells, columns[name], where, least)
     frame["duration_s"] = numbers(cells, columns["duration_s"], where, "a time in s, 0 or more", least=0)
     repair(frame, frame["duration_s"].isna(), "duration missing; the steps decide", findings)
@@ -135,10 +136,11 @@ def _job_trace(
     own = {name: batch for name, batch in batches.items() if batch is not None}
     keys = _workloads(cells, columns["workload"], own, where)
     frame["workload"] = keys
-    frame["plan"] = _plans(cells, columns["plan"], keys, own, frame["n_gpus"], where)
-    ordered = in_order(frame, findings)[JOBS.names]
+    frame["plan"] = _plans(cells, columns["plan"], keys, own, frame, where)
+    ordered = in_order(frame, findings)
     report = finish_report(where, len(cells), len(frame), findings)
-    return JobTrace(tuple(_spec(row) for row in ordered.itertuples(index=False, name=None)), report)
+    specs = tuple(_spec(row) for row in ordered[JOBS.names].itertuples(index=False, name=None))
+    return JobTrace(specs, report, tuple(ordered[ROW].tolist()))
 
 
 def _spec(row: tuple[object, ...]) -> JobSpec:
@@ -197,19 +199,26 @@ def _plans(
     column: str,
     keys: list[str],
     own: Mapping[str, int],
-    n_gpus: "pd.Series[int]",
+    frame: pd.DataFrame,
     where: str,
 ) -> list[str]:
-    known: dict[tuple[str, str, int], str] = {}
-    triples = list(zip(cells[column], keys, n_gpus, strict=True))
-    for row, triple in zip(cells[ROW], triples, strict=True):
-        if triple in known:
+    """Read the plans; one that names its CPU threads must agree with those requested, if any are."""
+    known: dict[tuple[str, str, int, int], str] = {}
+    requests = list(zip(cells[column], keys, frame["n_gpus"], frame["n_cpus"], strict=True))
+    for row, request in zip(cells[ROW], requests, strict=True):
+        if request in known:
             continue
-        text, key, gpus = triple
+        text, key, gpus, cpus = request
         batch = own[key] if key in own else workload(key).global_batch_size
+        usual = int(cpus) // int(gpus) or DEFAULT_CPU_THREADS
         try:
-            plan = read_plan(text, n_gpus=int(gpus), global_batch_size=batch)
+            plan = read_plan(text, n_gpus=int(gpus), global_batch_size=batch, cpu_threads=usual)
+            stated = stated_cpu_threads(text)
         except InputError as error:
             raise cell_error(where, int(row), column, text, f"{PLAN_TEXTS} ({error})") from error
-        known[triple] = write_plan(plan)
-    return [known[triple] for triple in triples]
+        if stated is not None and cpus and stated != usual:
+            accepted = f"{usual} CPU threads per GPU: the row requests {cpus} CPU threads for {gpus} GPU(s)"
+            raise cell_error(where, int(row), column, text, accepted)
+        # The suffix stays only where no column says the same.
+        known[request] = write_plan(plan, cpu_threads=0 if stated and not cpus else usual)
+    return [known[request] for request in requests]

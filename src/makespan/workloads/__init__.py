@@ -4,8 +4,8 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
-from makespan.workloads._layers import Head, Layer, head, layers
-from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Workload
+from makespan.workloads._layers import Head, Layer, head, layers, parameter_count
+from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Stack, Workload
 from makespan.workloads._zoo import (
     is_in_zoo,
     model,
@@ -25,12 +25,14 @@ __all__ = [
     "JobSpec",
     "Layer",
     "ModelSpec",
+    "Stack",
     "Workload",
     "head",
     "is_in_zoo",
     "layers",
     "model",
     "model_keys",
+    "parameter_count",
     "resolve_workload_key",
     "small_workload_keys",
     "stack",

@@ -7,11 +7,14 @@ section 4; what differs between model families is data (``presets/families.toml`
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from makespan.presets import preset_entry
-from makespan.workloads._spec import BlockSpec, ModelSpec
 
-__all__ = ["Head", "Layer", "head", "layers"]
+if TYPE_CHECKING:
+    from makespan.workloads._spec import BlockSpec, ModelSpec
+
+__all__ = ["Head", "Layer", "head", "layers", "parameter_count"]
 
 _BYTES_16_BIT = 2
 _LOGIT_BYTES = 6  # 16-bit logits and the fp32 copy of the loss
@@ -102,7 +105,7 @@ def _family_counts(family: str) -> _FamilyCounts:
 
 
 @cache
-def layers(model: ModelSpec) -> tuple[Layer, ...]:
+def layers(model: "ModelSpec") -> tuple[Layer, ...]:
     """Return the layers of a model, first to last; raises `UnknownNameError` for families without counts."""
     counts = _family_counts(model.family)
     encoder_bytes = [_input_bytes(block) for block in model.blocks if block.kind == "enc"]
@@ -114,11 +117,11 @@ def layers(model: ModelSpec) -> tuple[Layer, ...]:
     )
 
 
-def _input_bytes(block: BlockSpec) -> float:
+def _input_bytes(block: "BlockSpec") -> float:
     return float(_BYTES_16_BIT * block.seq * block.hidden)
 
 
-def _layer(block: BlockSpec, counts: _FamilyCounts, travelling_bytes: float) -> Layer:
+def _layer(block: "BlockSpec", counts: _FamilyCounts, travelling_bytes: float) -> Layer:
     """Derive one layer; ``travelling_bytes`` is the encoder output that a decoder passes on."""
     inner = block.heads * block.kv_channels
     kv_inner = block.kv_heads * block.kv_channels
@@ -150,7 +153,7 @@ def _layer(block: BlockSpec, counts: _FamilyCounts, travelling_bytes: float) -> 
 
 
 @cache
-def head(model: ModelSpec) -> Head:
+def head(model: "ModelSpec") -> Head:
     """Return the embedding and the output head of a model.
 
     An image model embeds patches and classifies one token, so its logits and the FLOP of its
@@ -169,3 +172,11 @@ def head(model: ModelSpec) -> Head:
         flop=float(_FLOP_PER_MAC * last.seq * last.hidden * model.vocab),
         logit_bytes=float(_LOGIT_BYTES * last.seq * model.vocab),
     )
+
+
+def parameter_count(model: "ModelSpec") -> int:
+    """Return the parameters of all layers, embeddings and the output head, as the layers imply them."""
+    counts = _family_counts(model.family)
+    held = sum(block.n_layers * _layer(block, counts, 0.0).parameters for block in model.blocks)
+    ends = head.__wrapped__(model)  # not remembered, as a model asks while it is made
+    return held + ends.embedding_parameters + ends.head_parameters

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from makespan.errors import InputError, unknown_name
+from makespan.workloads._layers import parameter_count
 
 __all__ = ["BlockSpec", "BoundWorkload", "JobSpec", "MaySplit", "ModelSpec", "Stack", "Workload"]
 
@@ -12,6 +13,8 @@ BlockKind = Literal["enc", "dec", "causal", "vit"]
 _BLOCK_KINDS = ("enc", "dec", "causal", "vit")
 _HOST_OPTIMIZERS = ("fused", "slow")
 _PHASE_STYLES = ("ddp", "zero", "3d")
+_COUNT_TOLERANCE = 0.1  # of stated parameters: papers print two digits, and OPT-350M has narrower embeddings
+_MOST_BYTES = 4  # of a gradient
 
 
 class MaySplit(Protocol):
@@ -63,9 +66,16 @@ class ModelSpec:
     max_positions
         Rows of a learned position table; 0 without one.
     parameters
-        Published count, used for communication and optimiser volumes.
+        Published count, used for memory, communication and optimiser volumes; 0 for that of the layers.
     source
         Where the numbers come from.
+
+    Raises
+    ------
+    InputError
+        There is no block, a count is not positive, or the stated parameters contradict the layers.
+    UnknownNameError
+        The family is not known.
     """
 
     key: str
@@ -79,9 +89,19 @@ class ModelSpec:
     source: str
 
     def __post_init__(self) -> None:
-        if not self.blocks or self.parameters < 1 or self.vocab < 1:
+        if not self.blocks or self.parameters < 0 or self.vocab < 1 or self.max_positions < 0:
             raise InputError(
-                f"ModelSpec {self.key!r}: needs one block or more, and positive parameters and vocab"
+                f"ModelSpec {self.key!r}: needs one block or more, a positive vocab, and no negative "
+                "parameters or max_positions"
+            )
+        implied = parameter_count(self)
+        if self.parameters == 0:
+            object.__setattr__(self, "parameters", implied)
+        elif abs(self.parameters - implied) > _COUNT_TOLERANCE * implied:
+            raise InputError(
+                f"ModelSpec {self.key!r}: parameters is {self.parameters}, but its layers, embeddings and "
+                f"head have {implied}; expected a difference of at most {_COUNT_TOLERANCE:.0%}, or 0 for "
+                "what they have"
             )
 
     @property
@@ -118,9 +138,9 @@ class Stack:
 
     name: str
     version: str  # the vintage that it describes
-    gradient_bytes: int  # of one gradient exchanged under plain data parallelism
+    gradient_bytes: int  # of one gradient under plain data parallelism, in memory and on the wire
     overlaps_gradients: bool  # whether the exchange runs in buckets beside the backward pass
-    partitioned_bytes: int  # of one gradient or parameter under a partitioned optimiser
+    partitioned_bytes: int  # of one gradient or parameter under a partitioned optimiser, in the same places
     fused_optimizer: bool  # whether the device optimiser is one fused kernel
     host_optimizer: Literal["fused", "slow"]  # the one used under offload
     fused_attention: bool  # whether attention scores stay out of memory
@@ -137,6 +157,12 @@ class Stack:
             raise unknown_name("host_optimizer", self.host_optimizer, _HOST_OPTIMIZERS)
         if self.phase_style not in _PHASE_STYLES:
             raise unknown_name("phase_style", self.phase_style, _PHASE_STYLES)
+        for name in ("gradient_bytes", "partitioned_bytes"):
+            if getattr(self, name) not in range(1, _MOST_BYTES + 1):
+                raise InputError(
+                    f"Stack {self.name!r}: {name} is {getattr(self, name)!r}; expected a whole number of "
+                    f"bytes from 1 to {_MOST_BYTES}"
+                )
 
     @property
     def software(self) -> str:
