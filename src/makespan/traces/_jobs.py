@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.errors import InputError, cell_error
+from makespan.errors import InputError, NotationError, cell_error
 from makespan.plans import PLAN_TEXTS, read_plan, write_plan
 from makespan.tables import JOBS
 from makespan.traces._cells import (
@@ -167,7 +167,10 @@ def _plans(
         text, key, gpus = triple
         try:
             plan = read_plan(text, n_gpus=int(gpus), global_batch_size=workload(key).global_batch_size)
-        except InputError as error:
+        except NotationError as error:
             raise cell_error(where, int(row), column, text, f"{PLAN_TEXTS} ({error})") from error
+        except InputError as error:
+            accepted = f"degrees that multiply to the GPUs, {gpus}, and split the batch of the job ({error})"
+            raise cell_error(where, int(row), column, text, accepted) from error
         known[triple] = write_plan(plan)
     return [known[triple] for triple in triples]
