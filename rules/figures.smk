@@ -1,4 +1,4 @@
-# Figures of all papers: from the tables of an entry in figures.yaml to PDF, PNG and the CSV behind them.
+# Figures of all papers: from the tables of an entry in figures.yaml to PDF, PNG, the CSV behind them, and the caption.
 
 
 rule draw_figure:
@@ -17,6 +17,7 @@ rule draw_figure:
             },
         ),
         csv="results/{source}/{paper}/figures/{figure}.csv",
+        caption="results/{source}/{paper}/figures/{figure}.txt",
     log:
         "logs/{source}/{paper}/draw_figure/{figure}.log",
     benchmark:
@@ -32,6 +33,7 @@ rule draw_figure:
     params:
         draw=lambda wildcards: figure_of(wildcards).draw,
         options=lambda wildcards: figure_of(wildcards).options(SETTINGS),
+        title=lambda wildcards: figure_of(wildcards).title,
         caption=lambda wildcards: figure_of(wildcards).captioned(wildcards.source, shown_source_of(wildcards)),
         code=lambda wildcards: code_hash("draw_figure", figure_of(wildcards).draw),
     script:

@@ -26,6 +26,7 @@ __all__ = [
     "TrainingError",
     "UnknownNameError",
     "WorkerError",
+    "bounded",
     "cell_error",
     "failed_at",
     "short_path",
@@ -33,8 +34,35 @@ __all__ = [
 ]
 
 
+_MOST_LETTERS, _MOST_LINES = 1_000, 100
+
+
+def bounded(text: str) -> str:
+    """Leave out the middle of lines of more than 1,000 letters, and of texts of more than 100 lines.
+
+    What a message quotes comes from files of any size: a header may have megabytes. The beginning says where
+    and what was found, the end what is accepted.
+    """
+    lines = text.split("\n")
+    if len(lines) > _MOST_LINES:
+        half, n_left_out = _MOST_LINES // 2, len(lines) - _MOST_LINES
+        lines[half:-half] = [f"[... {n_left_out:,} lines left out ...]"]
+    return "\n".join(_bounded_line(line) for line in lines)
+
+
+def _bounded_line(line: str) -> str:
+    if len(line) <= _MOST_LETTERS:
+        return line
+    start, end = _MOST_LETTERS * 6 // 10, _MOST_LETTERS * 3 // 10
+    return f"{line[:start]} [... {len(line) - start - end:,} letters left out ...] {line[-end:]}"
+
+
 class MakespanError(Exception):
-    """Base of all errors raised on purpose; catch it to catch them all."""
+    """Base of all errors raised on purpose; catch it to catch them all. Its message has a bounded length."""
+
+    def __str__(self) -> str:
+        """Return the message, without the middle of what is too long to read."""
+        return bounded(super().__str__())
 
 
 class InputError(MakespanError):

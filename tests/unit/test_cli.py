@@ -265,6 +265,57 @@ def test_absurd_numbers_are_one_line_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+HEAD = "job_id,submit_time_s,workload,n_gpus,n_cpus,plan,steps,is_guaranteed,tenant,duration_s\n"
+LONG = "a" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("content", "quoted"),
+    [
+        (LONG + "\n", "lacks column(s) job_id"),
+        (",".join(f"column{number}" for number in range(20_000)) + "\n", "lacks column(s) job_id"),
+        ("[" * 100_000 + "]" * 100_000, "lacks column(s) job_id"),
+        (HEAD + f"a,0,{LONG},2,16,ga,2000,true,v,\n", "column 'workload'"),
+        (HEAD + f"a,0,roberta,2,16,{LONG},2000,true,v,\n", "column 'plan'"),
+        (HEAD + f"a,{'9' * 200_000},roberta,2,16,ga,2000,true,v,\n", "column 'submit_time_s'"),
+    ],
+    ids=["header", "columns", "brackets", "workload", "plan", "number"],
+)
+def test_a_message_about_endless_cells_can_be_read(tmp_path: Path, content: str, quoted: str) -> None:
+    (tmp_path / "jobs.csv").write_text(content)
+    result = run("simulate", "--policy", "fifo", "--workload", str(tmp_path / "jobs.csv"))
+    assert result.exit_code == 2 and len(result.output) < 1_500
+    assert quoted in result.output and "letters left out" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "--policy", LONG), ("simulate", "--workload", LONG), ("simulate", "--delay", LONG),
+        ("explain", LONG, "244", "8888"), ("explain", "llama7", LONG, "8888"), ("simulate", f"--{LONG}"),
+        ("simulate", "--cluster", LONG), (LONG,),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:20],
+)  # fmt: skip
+def test_a_message_about_an_endless_argument_can_be_read(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and 20 < len(result.output) < 1_500
+
+
+def test_many_wrong_options_are_not_all_listed(tmp_path: Path) -> None:
+    names = ", ".join(f"policy{number}" for number in range(3_000))
+    (tmp_path / "own.yaml").write_text(f"morphling: {{simulation: {{policies: [{names}]}}}}\n")
+    result = run("config", "--root", str(Path(__file__).parents[2]), str(tmp_path / "own.yaml"))
+    assert result.exit_code == 2
+    assert len(result.output.splitlines()) == 22 and "and 2,980 more" in result.output
+
+
+def test_an_endless_name_of_a_job_does_not_fill_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(HEAD + f"{LONG},0,roberta,2,16,ga,2000,true,v,\n")
+    result = run("simulate", "--policy", "fifo", "--workload", str(tmp_path / "jobs.csv"))
+    assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= 1_000
+
+
 @pytest.mark.parametrize("noise", [float("nan"), float("inf"), -1.0, 1e9])
 def test_the_library_refuses_absurd_noise(noise: float) -> None:
     where, spec = cluster("a800-64"), workload("bert")

@@ -31,6 +31,20 @@ def test_a_wrong_option_ends_with_its_message(run, tmp_path):
     assert "thruput: unknown key" in done.output
 
 
+def test_the_command_works_in_every_folder_of_a_checkout(root, run, monkeypatch):
+    monkeypatch.chdir(root / "docs" / "guides")
+    done = CliRunner().invoke(main, ["config"])
+    assert done.exit_code == 0
+    assert done.output == run().output
+
+
+def test_outside_a_checkout_the_command_says_where_to_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["config"])
+    assert done.exit_code == 2 and len(done.output.splitlines()) == 1
+    assert f"{tmp_path} is not in a checkout of makespan" in done.output and "--root" in done.output
+
+
 def test_a_place_without_defaults_is_named(tmp_path):
     done = CliRunner().invoke(main, ["config", "--root", str(tmp_path)])
     assert done.exit_code == 2

@@ -1,10 +1,13 @@
 """The code and the commands of the documentation run as they stand, page by page; the site can be built."""
 
 import importlib.util
+import io
 import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -12,7 +15,7 @@ from click.testing import CliRunner
 from mkdocs.exceptions import PluginError
 from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
-from makespan.cli import main
+from makespan.cli import _view, main
 from makespan.papers import PAPERS
 from makespan.sim import EventKind
 from makespan.tables import PROVENANCES, SCHEMAS
@@ -22,6 +25,7 @@ LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=[\"']?((
 FETCHED = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//")
 RUN = {"python", "console"}
 KINDS = {*RUN, "yaml", "text"}
+ELIDED = r"(?m) \.\.\. |^\.\.\.$|^\[\d+ rows x"  # of a table in pandas
 SET_UP = [
     [".", ".venv/bin/activate"],
     ["export", "MAKESPAN_PUBLISHED_DIR=/path/to/a/directory/with/the/published/files"],
@@ -32,18 +36,49 @@ TRAINING = pytest.mark.xdist_group("training")
 
 
 def run_command(words):
-    """Run a command of the documentation, or what can be run of it in a moment."""
+    """Run a command of the documentation, or what can be run of it in a moment; return what it prints."""
     program, *arguments = words
     if words in SET_UP or program == "snakemake":  # planned in tests/workflow/test_targets.py
-        return
+        return ""
     if program == "makespan":
         arguments += ["--root", str(ROOT)] if arguments == ["config"] else []
         done = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
-    elif program == "make":
+        return done.output
+    if program == "make":
         subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
-    else:
-        pytest.fail(f"nothing says how to run {program!r}; mark the block with <!-- not run: REASON -->")
+        return ""
+    pytest.fail(f"nothing says how to run {program!r}; mark the block with <!-- not run: REASON -->")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def screens(words, monkeypatch):
+    """Return every screen that a command shows in a terminal, and what it prints at last."""
+    terminal = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setattr(sys, "stdout", terminal)
+        patch.setattr(_view, "_FRAME_S", 0.0)
+        main([*words[1:], "--pace", "0"], standalone_mode=False)
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.getvalue())
+
+
+def pattern_of(shown):
+    """Return the expression for an output as a page shows it: ``...`` stands for anything."""
+    return ".*?".join(re.escape(part) for part in shown.rstrip("\n").split("..."))
+
+
+def compare_output(page, shown, said):
+    """Compare what a page shows with what the code above it prints."""
+    said = "\n".join(line.rstrip() for line in said.splitlines())
+    is_same = re.search(pattern_of(shown), said, re.DOTALL)
+    assert is_same, f"{page.name} shows\n{shown}\nwhere the code above it prints\n{said}"
 
 
 @pytest.mark.parametrize(
@@ -56,17 +91,42 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     names, modules = {"__name__": "documentation"}, set(sys.modules)
-    for number, block in enumerate(blocks(page), start=1):
+    said, found = None, blocks(page)
+    for number, (block, below) in enumerate(zip(found, [*found[1:], None], strict=True), start=1):
+        is_run = block.kind in RUN and not block.reason
         if block.file is not None:
             (tmp_path / block.file).write_text(block.text)
-        elif block.kind == "python" and not block.reason:
-            exec(compile(block.text, f"{page.name}, block {number}", "exec"), names)
-        elif block.kind == "console" and not block.reason:
-            for words in commands(block):
-                run_command(words)
+        elif block.kind == "python" and is_run:
+            with redirect_stdout(io.StringIO()) as output:
+                exec(compile(block.text, f"{page.name}, block {number}", "exec"), names)
+            said = output.getvalue()
+            assert not re.search(ELIDED, said), f"a table is printed without its middle:\n{said}"
+        elif block.kind == "console" and is_run:
+            is_shown = below is not None and below.kind == "text"
+            is_watched = is_shown and commands(block)[-1] == ["makespan", "simulate"]
+            say = partial(screens, monkeypatch=monkeypatch) if is_watched else run_command
+            said = "".join([say(words) for words in commands(block)])
+        elif block.kind in RUN:
+            said = None
+        elif block.kind == "text" and said is not None:
+            compare_output(page, block.text, said)
     for path in tmp_path.glob("*.py"):
         assert path.stem not in modules
         sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_same"),
+    [
+        ("a 1\nb 2.5 s  \nc\n", True),
+        ("start\na 1\nb 3\nc\n", True),
+        ("a 2\nb 2.5 s\nc\n", False),
+        ("", False),
+    ],
+)
+def test_output_that_a_page_shows_is_compared_with_what_its_code_prints(tmp_path, said, is_same):
+    with nullcontext() if is_same else pytest.raises(AssertionError, match=r"page\.md shows"):
+        compare_output(tmp_path / "page.md", "a 1\nb ...\nc\n", said)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -10,10 +10,10 @@ from toy_cluster import toy_tables
 
 from makespan.config import load_settings
 from makespan.errors import ConfigError
-from makespan.papers import FigureEntry, figures
+from makespan.papers import PAPERS, FigureEntry, figures
 from makespan.tables import THROUGHPUT, shown_source, write_csv
 
-ENTRIES = [entry for paper in ["morphling"] for entry in figures(paper).values()]
+ENTRIES = [entry for paper in PAPERS for entry in figures(paper).values()]
 ENTRY = FigureEntry("toy", "one", "One", "On {source}.", "toy:one", ("a",), published=("a",))
 
 
@@ -64,7 +64,7 @@ def test_the_provenance_of_the_tables_decides_what_is_said_of_the_source(
         log=["job.log"],
         input=given,
         output=SimpleNamespace(pdf="one.pdf"),
-        params=SimpleNamespace(draw="drawing_of_a_test:draw", options={}),
+        params=SimpleNamespace(draw="drawing_of_a_test:draw", options={}, title="One", caption="On it."),
         wildcards=SimpleNamespace(source="measured"),
     )
     script = root / "workflow" / "scripts" / "draw_figure.py"
@@ -77,6 +77,26 @@ def test_the_caption_says_what_the_iteration_times_are():
     assert ENTRY.captioned("emulated", "emulated") == "On emulated."
     shown = shown_source("measured", ["emulated"])
     assert ENTRY.captioned("measured", shown) == "On given. Iteration times: emulated, given as measured."
+
+
+def test_the_rule_writes_the_caption_of_the_report_beside_the_figure(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "drawing_of_a_caption.py").write_text(
+        "import pandas as pd\n\nfrom makespan.plots import new_figure\n\n\n"
+        "def draw(paths, source):\n    return new_figure(1, 1), pd.DataFrame({'a': [1]})\n"
+    )
+    caption = ENTRY.captioned("measured", shown_source("measured", ["emulated"]))
+    job = SimpleNamespace(
+        log=["job.log"],
+        input={"times": []},
+        output=SimpleNamespace(pdf="one.pdf"),
+        params=SimpleNamespace(draw="drawing_of_a_caption:draw", options={}, title="One", caption=caption),
+        wildcards=SimpleNamespace(source="measured"),
+    )
+    script = root / "workflow" / "scripts" / "draw_figure.py"
+    exec(compile(script.read_text(), str(script), "exec"), {"snakemake": job})
+    assert (tmp_path / "one.txt").read_text() == f"One\n\n{caption}\n"
 
 
 def test_a_setting_that_does_not_exist_is_named():

@@ -110,6 +110,22 @@ def test_bad_cells_are_named_with_file_row_column_and_what_is_accepted(write):
         assert accepted in message
 
 
+def test_a_number_beyond_the_largest_is_told_the_largest_and_a_plan_the_batch_that_it_cannot_split(write):
+    limit = "up to 9007199254740992, as larger numbers are not kept exactly"
+    for row, column, accepted in [
+        ("a,1e18,1,vit,1,8,0,ga,1,0", "submission_time", f"a time in s, 0 or more, {limit}"),
+        ("a,0,1e18,vit,1,8,0,ga,1,0", "duration", f"a time in s, 0 or more, {limit}"),
+        ("a,0,1,vit,1,8,0,ga,9000000000000000000,0", "steps", f"a whole number, 0 or more, {limit}"),
+        ("a,0,1,vit,1,8,0,ga,99999999999999999999,0", "steps", f"a whole number, 0 or more, {limit}"),
+        ("a,0,1,vit,1,9e99,0,ga,1,0", "num_cpus", f"a whole number, 0 or more, {limit}"),
+        ("a,0,1,roberta,1000000000,8,0,zero-dp,1,0", "exec_plan", "that divides it, at most 64"),
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read_jobs(write(HEAD + row + "\n"))
+        assert repr(column) in str(caught.value) and accepted in str(caught.value)
+    assert "three degrees" not in str(caught.value)
+
+
 def test_duplicate_names_name_both_rows(write):
     with pytest.raises(TraceError, match=r"row 3, column 'name': found 'a'.*row 1 has the same"):
         read_jobs(write(HEAD + "a,0,1,vit,1,8,0,ga,1,0\nb,0,1,vit,1,8,0,ga,1,0\na,1,1,vit,1,8,0,ga,1,0\n"))

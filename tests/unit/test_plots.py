@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import assert_is_legible
+from legible_figures import assert_is_legible, is_published
 
 from makespan.errors import TraceError
 from makespan.papers.morphling._draw_jobs import plot_adaptation, plot_sharing
@@ -149,6 +149,15 @@ def test_missing_column_and_empty_table_are_named(drawn):
         drawn.draw(drawn.table().iloc[:0])
 
 
+def test_a_caption_lies_beside_the_figure_as_text(drawn, tmp_path):
+    caption = "Fig. 7\n\n" + "Hollow diamonds are published. " * 9
+    *_, text = save_figure(drawn.figure, drawn.table(), tmp_path / "f", caption)
+    assert text == tmp_path / "f.txt" and text.read_text().endswith("published.\n")
+    assert text.read_text().split() == caption.split()
+    assert max(map(len, text.read_text().splitlines())) <= 100
+    assert len(save_figure(drawn.figure, drawn.table(), tmp_path / "g")) == 3
+
+
 def test_failed_save_leaves_nothing_behind(tmp_path):
     figure = FIGURES["fig8"][1](share_table())
 
@@ -157,7 +166,7 @@ def test_failed_save_leaves_nothing_behind(tmp_path):
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        save_figure(figure, Broken(share_table()), tmp_path / "fig8")
+        save_figure(figure, Broken(share_table()), tmp_path / "fig8", "Caption.")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,9 +182,7 @@ def test_error_bars_have_the_height_of_the_table():
 def test_published_cells_may_be_text_as_they_come_from_a_file():
     table = error_table().astype({"published_avg_error_pct": str, "published_max_error_pct": str})
     figure = FIGURES["table2"][1](table)
-    marks = {
-        float(y) for line in figure.axes[0].lines if line.get_color() == "black" for y in line.get_ydata()
-    }
+    marks = {float(y) for line in figure.axes[0].lines if is_published(line) for y in line.get_ydata()}
     assert marks == {3.6, 4.4, 2.4}
 
 
@@ -222,9 +229,7 @@ def test_stages_are_annotated_and_failures_marked():
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert len(crosses) == 1
     assert axes.get_xlim() == (0.0, 60.0)
-    published = sorted(
-        float(y) for line in axes.lines if line.get_marker() in ("o", "s") for y in line.get_ydata()
-    )
+    published = sorted(float(y) for line in axes.lines if is_published(line) for y in line.get_ydata())
     assert published == pytest.approx(sorted([16 / 1.165, 16 / 66.0, 16 / 1.306]))
 
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import assert_is_legible, shown_texts
+from legible_figures import assert_is_legible, is_published, shown_texts
 from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.container import ErrorbarContainer
 from scipy import stats
 
 from makespan.errors import TraceError
@@ -18,6 +19,7 @@ from makespan.plots import (
     PALETTE,
     job_spans,
     look_of,
+    new_figure,
     ordered,
     plot_allocation,
     plot_bands,
@@ -27,7 +29,11 @@ from makespan.plots import (
     plot_grouped_bars,
     plot_intervals,
     plot_ratio_bars,
+    plot_variants,
+    published,
+    published_handle,
     save_figure,
+    spread,
 )
 from makespan.plots._schedules import _bin_means
 
@@ -158,25 +164,26 @@ METRICS = [
 
 
 def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
-    published = pd.DataFrame(
+    printed = pd.DataFrame(
         {"trace": ["base"], "policy": ["morphling-lookahead"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
     )
     shown = at_delay(table4(), 260.0)
-    figure = plot_ratio_bars(shown, "published", METRICS, "ratios", LOOKS, {}, published)
+    figure = plot_ratio_bars(shown, "published", METRICS, "ratios", LOOKS, {}, printed)
     assert len(figure.axes) == 4
     base_jct = figure.axes[0]
     assert [bar.get_width() for bar in base_jct.patches] == pytest.approx(
         [3860 / 3600, 7460 / 3600, 11060 / 3600]
     )
-    assert [text.get_text().strip() for text in base_jct.texts] == ["1.00", "2.00", "3.00"]
+    assert [text.get_text() for text in base_jct.texts] == ["1.00", "2.00", "3.00"]
+    assert_is_legible(figure)
     assert [tick.get_text() for tick in base_jct.get_yticklabels()] == [
         "Morphling-lookahead",
         "Morphling-lookahead-N",
         "Sia",
     ]
-    marks = [line.get_segments()[0][0][0] for line in base_jct.collections]
-    assert marks == pytest.approx([1.5, 1.5])
-    assert not figure.axes[2].collections
+    (mark,) = [line for line in base_jct.lines if is_published(line)]
+    assert mark.get_xydata().tolist() == [[1.5, 0.0]]
+    assert not any(is_published(line) for line in figure.axes[2].lines)
     pale, strong = base_jct.patches[1].get_facecolor(), base_jct.patches[0].get_facecolor()
     assert sum(pale[:3]) > sum(strong[:3])
 
@@ -201,7 +208,7 @@ def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length()
     jct, makespan = figure.axes
     longest = max(bar.get_width() for bar in jct.patches)
     assert longest < jct.get_xlim()[1] < 2 * 11060 / 3600
-    assert [text.get_text().strip() for text in jct.texts] == ["100.0 h", "1.00", "2.00", "3.00", "99.00"]
+    assert [text.get_text() for text in jct.texts] == ["100.0 h", "1.00", "2.00", "3.00", "99.00"]
     assert max(bar.get_width() for bar in makespan.patches) == pytest.approx(6.0)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["ratios", "bar cut short, with its length"]
@@ -279,7 +286,7 @@ def test_ticks_of_intervals_do_not_touch_in_narrow_panels(longest_h):
         for policy, hours in (("morphling", 0.225), ("gavel-ftf", longest_h))
     ]
     table = pd.DataFrame(rows, columns=["panel", "policy", "mean", "low", "high", "is_hollow"])
-    figure = plot_intervals(table, "emulated", "means", "broken")
+    figure = plot_intervals(table, "emulated", "means", "broken", "intervals")
     assert_is_legible(figure)
     shown = [text for text in shown_texts(figure) if text in figure.axes[0].get_xticklabels()]
     boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
@@ -296,16 +303,81 @@ def test_intervals_are_drawn_for_every_policy_and_hollow_where_something_is_brok
         ],
         columns=["panel", "policy", "mean", "low", "high", "is_hollow"],
     )
-    figure = plot_intervals(table, "emulated", "means", "broken", LOOKS)
+    figure = plot_intervals(table, "emulated", "means", "broken", "intervals", LOOKS)
     assert [axes.get_title() for axes in figure.axes] == ["one", "two", "three", "four", "five"]
-    interval, mean, _, hollow = figure.axes[0].lines
-    assert interval.get_xdata() == pytest.approx([3000 * 0.4 / 3600, 4200 * 0.4 / 3600])
+    spans = [bar.get_segments()[0][:, 0] for part in figure.axes[0].containers for bar in part.lines[2]]
+    assert spans[0] == pytest.approx([3000 * 0.4 / 3600, 4200 * 0.4 / 3600])
+    mean, hollow = (line for line in figure.axes[0].lines if line.get_markersize() == 5)
     assert mean.get_xdata() == pytest.approx([0.4]) and mean.get_markerfacecolor() != "white"
     assert hollow.get_markerfacecolor() == "white"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["means", "broken"]
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["means", "broken", "intervals"]
     assert_is_legible(figure)
     low, high = figure.axes[0].get_xlim()
     assert low < 0.33 and 1.4 < high < 3
+
+
+def spans_of(axes):
+    """Return the ends of the lines with caps of a panel, lower and upper, in the order of the values."""
+    bars = [bar for part in axes.containers if isinstance(part, ErrorbarContainer) for bar in part.lines[2]]
+    return [segment.tolist() for bar in bars for segment in bar.get_segments()]
+
+
+def test_values_beyond_an_axis_are_written_at_its_edge_with_an_arrow():
+    rows = [("sia", "twice", 9.0, 8.0, 10.0), ("sia", "half", 0.5, 0.2, 1.0), ("sia", "same", 1.0, 0.9, 8.0)]
+    table = pd.DataFrame(rows, columns=["policy", "variant", "mean", "low", "high"])
+    figure = plot_variants(table, "emulated", "ratios", "as shipped")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["9", "0.2", "8"]
+    arrows = [
+        (line.get_marker(), line.get_xydata()[0].tolist()) for line in axes.lines if not line.get_clip_on()
+    ]
+    assert arrows == [(">", [1.0, 0.0]), ("<", [0.0, 1.0]), (">", [1.0, 2.0])]
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["mean", "95 % interval", "as shipped", "beyond the axis, with its value"]
+    assert_is_legible(figure)
+    inside = plot_variants(table.iloc[1:2].assign(low=0.4), "emulated", "ratios", "as shipped")
+    assert [text.get_text() for text in inside.legends[0].get_texts()] == told[:3]
+
+
+def test_intervals_beyond_a_panel_end_in_an_arrow_with_their_end():
+    table = INTERVALS.assign(mean=3600.0, low=60.0, high=360_000.0)
+    figure = plot_intervals(table, "emulated", "means", "broken", "intervals")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.0167", "100"]
+    assert_is_legible(figure)
+
+
+def test_no_interval_reaches_below_zero():
+    (axes,) = new_figure(3.0, 2.0).subplots(1, 1, squeeze=False).flat
+    spread(axes, [0, 1, 2], [-2.0, 0.5, np.nan], [4.0, 1.5, 9.0])
+    assert spans_of(axes) == [[[0.0, 0.0], [0.0, 4.0]], [[1.0, 0.5], [1.0, 1.5]]]
+
+
+@pytest.mark.parametrize("draw", ["dashes", "mark", "interval", "stroke"])
+def test_what_no_legend_explains_is_found(draw):
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    drawn = {
+        "dashes": lambda: axes.axhline(0.5, ls=":"),
+        "mark": lambda: axes.plot([0.5], [0.5], ls="none", marker="D", mfc="white", mec="black"),
+        "interval": lambda: spread(axes, 0.5, 0.2, 0.7),
+        "stroke": lambda: axes.hlines(0.5, 0, 1, color="black"),
+    }
+    drawn[draw]()
+    with pytest.raises(AssertionError):
+        assert_is_legible(figure)
+
+
+def test_a_number_beside_a_published_mark_is_found():
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    published(axes, 0.5, 0.5)
+    figure.legend(handles=[published_handle()])
+    assert_is_legible(figure)
+    axes.text(0.53, 0.5, "1.55", va="center")
+    with pytest.raises(AssertionError):
+        assert_is_legible(figure)
 
 
 def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
@@ -397,14 +469,15 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
         ("wall_s", "low", "high", 1.0, "trace [s]"),
         ("decision_wall_s", "decision_wall_s", "decision_wall_s", 1e3, "decision [ms]"),
     ]
-    figure = plot_costs(table, "emulated", metrics, "medians")
+    figure = plot_costs(table, "emulated", metrics, "medians", "fastest to slowest")
     left, right = figure.axes
-    spread = left.collections[0].get_segments()
-    assert [segment[:, 1].tolist() for segment in spread] == [[0.25, 1.5], [10.0, 60.0]]
+    spans = left.collections[0].get_segments()
+    assert [segment[:, 1].tolist() for segment in spans] == [[0.25, 1.5], [10.0, 60.0]]
     assert figure.legends[0].get_title().get_text() == "medians"
     assert_is_legible(figure)
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert right.lines[0].get_ydata() == pytest.approx([1.0, 4.0])
+    assert figure.legends[0].get_texts()[-1].get_text() == "fastest to slowest"
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["406\n64", "4,060\n512"]
 
 
@@ -415,7 +488,7 @@ def test_scale_shows_cost_against_jobs_and_names_the_gpus():
         (lambda t: plot_ratio_bars(t, "emulated", METRICS, "ratios"), at_delay(table4(), 260.0)),
         (lambda t: plot_allocation(t, "emulated", 8, {}), ALLOCATION),
         (lambda t: plot_gantt(t, "emulated"), job_spans(EVENTS)),
-        (lambda t: plot_intervals(t, "emulated", "means", "broken"), INTERVALS),
+        (lambda t: plot_intervals(t, "emulated", "means", "broken", "intervals"), INTERVALS),
         (lambda t: plot_cdf(t, "emulated"), pd.DataFrame({"policy": ["sia"], "jct_s": [3.0]})),
     ],
 )

@@ -1,5 +1,7 @@
 """Formatting of quantities, and errors that say what is accepted."""
 
+import re
+
 import pytest
 
 from makespan import errors, units
@@ -35,3 +37,14 @@ def test_all_exceptions_derive_from_one_base_and_say_when_they_are_raised() -> N
     classes = [getattr(errors, name) for name in errors.__all__ if name[0].isupper()]
     assert all(issubclass(cls, MakespanError) for cls in classes)
     assert all(cls.__doc__ for cls in classes)
+
+
+def test_a_message_leaves_out_the_middle_of_what_is_too_long_to_read() -> None:
+    error = errors.cell_error("jobs.csv", 1, "plan", "a" * 2_000_000, "zero-dp")
+    text = str(error)
+    assert len(text) < 1_000
+    assert text.startswith("jobs.csv: row 1, column 'plan': found 'a") and text.endswith("accepted: zero-dp")
+    assert re.search(r"a \[\.\.\. 1,999,\d\d\d letters left out \.\.\.\] a", text)
+    lines = str(errors.ConfigError("\n".join(f"option {number}" for number in range(5_000)))).split("\n")
+    assert len(lines) == 101 and lines[50] == "[... 4,900 lines left out ...]" and lines[-1] == "option 4999"
+    assert str(MakespanError("short\nand whole")) == "short\nand whole"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from makespan import __version__
-from makespan.errors import MakespanError
+from makespan.errors import MakespanError, bounded
 from makespan.logs import divert_native_output
 from makespan.syntax import parsed
 from makespan.units import printable
@@ -70,8 +70,8 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def format_message(self) -> str:
-        """Return the message; names in it cannot steer the terminal."""
-        return printable(super().format_message())
+        """Return the message; names in it cannot steer the terminal or fill it."""
+        return printable(bounded(super().format_message()))
 
 
 def _verbs_of_papers() -> dict[str, tuple[str, str]]:

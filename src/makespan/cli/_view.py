@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TextIO
 
+from makespan.errors import bounded
 from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
 from makespan.studies import Attempt, RunError
 from makespan.units import printable
@@ -49,7 +50,7 @@ def clock(time_s: float) -> str:
 
 
 def _one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n")
+    return bounded(printable(text).replace("\n", "\\n"))
 
 
 def bar(share: float, width: int) -> str:

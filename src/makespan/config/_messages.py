@@ -9,11 +9,15 @@ from pydantic_core import ErrorDetails
 
 __all__ = ["explain"]
 
+_MOST_FAILURES = 20
+
 
 def explain(details: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]:
-    """Turn the details of a failed validation of ``root`` into messages, one line a failure."""
+    """Turn the details of a failed validation of ``root`` into messages: one line each, of many the first."""
     places = [detail["loc"] for detail in details]
-    return [_line(detail, root) for detail in details if not _follows(detail, places)]
+    shown = [detail for detail in details if not _follows(detail, places)]
+    lines = [_line(detail, root) for detail in shown[:_MOST_FAILURES]]
+    return lines + [f"and {len(shown) - len(lines):,} more"] * (len(shown) > len(lines))
 
 
 def _follows(detail: ErrorDetails, places: Sequence[tuple[int | str, ...]]) -> bool:

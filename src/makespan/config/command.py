@@ -5,24 +5,36 @@ from pathlib import Path
 import click
 import yaml
 
-from makespan.config._settings import load_settings
+from makespan.config._settings import DEFAULT_FILES, load_settings
+from makespan.errors import MissingDataError
 
 __all__ = ["config_command"]
+
+
+def _checkout(here: Path) -> Path:
+    """Return the nearest folder with the default files, at or above another one."""
+    for folder in (here, *here.parents):
+        if (folder / DEFAULT_FILES[0]).is_file():
+            return folder
+    raise MissingDataError(
+        f"{here} is not in a checkout of makespan, whose {DEFAULT_FILES[0]} has the defaults; "
+        "go to one, or name it with --root"
+    )
 
 
 @click.command("config")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--root",
-    default=Path(),
-    show_default="here",
+    show_default="the one in which you stand",
     type=click.Path(path_type=Path, file_okay=False),
     help="Checkout with the default files.",
 )
-def config_command(files: tuple[Path, ...], root: Path) -> None:
+def config_command(files: tuple[Path, ...], root: Path | None) -> None:
     """Check a configuration and print it whole.
 
-    FILES change some of the defaults; later ones win.
+    FILES change some of the defaults; later ones win. The defaults are those of a checkout: stand in it,
+    or in a folder below, or name it with --root.
     """
-    settings = load_settings(files, root).model_dump(mode="json")
+    settings = load_settings(files, root or _checkout(Path.cwd())).model_dump(mode="json")
     click.echo(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100), nl=False)

@@ -22,7 +22,8 @@ class FigureEntry:
     paper, name
         Package below `makespan.papers`; name of the files, ``results/<source>/<paper>/figures/<name>.*``.
     title, caption
-        What the report calls it and says below it; ``{source}`` stands for the throughput source.
+        What the report calls it and says below it, which the text beside the figure says too; ``{source}``
+        stands for the throughput source.
     draw
         ``module:function``. The function takes the paths of the tables by name, the source and the options;
         it returns the figure and the table behind it.

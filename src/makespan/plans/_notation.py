@@ -95,7 +95,8 @@ def read_plan(
         passes = f" in {steps} passes" if steps != 1 else ""
         raise PlanError(
             f"execution plan {text!r}: global batch of {global_batch_size} samples cannot be "
-            f"split over {dp} replicas{passes}; accepted: a data-parallel degree that divides it"
+            f"split over {dp} replicas{passes}; accepted: a data-parallel degree that divides it, "
+            f"at most {global_batch_size}"
         )
     micro_batch_size = global_batch_size // (dp * steps)
     return ExecutionPlan(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, **fields)

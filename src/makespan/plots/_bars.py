@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from makespan.plots._marks import published as published_marks
+from makespan.plots._marks import published_handle, spread, spread_handle
 from makespan.plots._style import (
     ONE_COLUMN_IN,
     PALETTE,
@@ -31,7 +33,8 @@ __all__ = ["plot_grouped_bars", "plot_ratio_bars"]
 
 _ROW_HEIGHT_IN = 0.145
 _BROKEN = 1.12  # where a broken bar ends, over the longest of the others
-_ROOM = 1.25  # for the numbers behind the bars
+_ROOM = 1.05
+_NUMBER_PT = 22.0  # between bars and names: room for the ratios
 _MOST_BARS = 15  # of a panel that stands beside another one
 _LONGEST = 3.0  # times the median: bars that are longer are broken, to leave the others room
 
@@ -47,9 +50,10 @@ def plot_ratio_bars(
     published: pd.DataFrame | None = None,
     published_label: str = "published",
 ) -> Figure:
-    """Draw times of every policy on every trace as bars that end in a ratio, one column of panels a trace.
+    """Draw times of every policy on every trace as bars behind their ratios, one column of panels a trace.
 
-    A bar of more than three times the median is broken and holds its length.
+    Ratios stand before the bars, where no published mark comes between a number and its bar. A bar of more
+    than three times the median is broken and holds its length.
 
     Parameters
     ----------
@@ -72,16 +76,16 @@ def plot_ratio_bars(
         marks = None if shown is None else shown[shown["trace"] == trace]
         for axes, (value, ratio, label) in zip(panels[:, column], metrics, strict=True):
             _ratio_bars(axes, rows, policies, looks, value, ratio, marks)
-            axes.set_yticks(range(len(policies)), [look_of(looks, name).title for name in policies])
-            _published_marks(axes, marks, policies, value)
+            names = [look_of(looks, name).title for name in policies]
+            axes.set_yticks(range(len(policies)), names)
+            axes.tick_params(axis="y", length=0, pad=_NUMBER_PT)
             axes.set_xlabel(label)
         panels[0, column].set_title((titles or {}).get(str(trace), str(trace)))
     handles: list[Patch | Line2D] = [Patch(color=PALETTE["grey"], label=note)]
     if any(text.get_bbox_patch() for axes in panels.flat for text in axes.texts):
         handles.append(Patch(fc="white", ec=PALETTE["grey"], label="bar cut short, with its length"))
     if published is not None:
-        mark: dict[str, Any] = {"ls": "none", "marker": "|", "ms": 7, "mew": 1.6, "color": PALETTE["black"]}
-        handles.append(Line2D([], [], label=published_label, **mark))
+        handles.append(published_handle(published_label))
     return finished(figure, source, handles, ncols=3)
 
 
@@ -104,25 +108,19 @@ def _ratio_bars(
         if length > limit:
             gap: dict[str, Any] = {"bbox": {"fc": "white", "lw": 0, "pad": 1.4}, "ha": "center", "zorder": 3}
             axes.text(0.75 * limit, y, f"{length:.1f} h", va="center_baseline", **gap)
-    beyond = {} if marks is None else (marks.groupby("policy")[value].max() / HOUR).to_dict()
-    for y, x, factor in zip(positions, ends, rows[ratio].to_numpy(float), strict=True):
-        text = f" {factor:.2f}" if np.isfinite(factor) else ""
-        end = max(x, beyond.get(policies[y], x))  # so that a mark does not cross the number
-        axes.text(end, y, text, va="center", ha="left", zorder=5)
+    for y, factor in zip(positions, rows[ratio].to_numpy(float), strict=True):
+        if np.isfinite(factor):
+            left: dict[str, Any] = {"ha": "right", "va": "center", "annotation_clip": False}
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(f"{factor:.2f}", (0.0, y), (-2.5, 0.0), **place, **left)
+    furthest = [float(ends.max())]
+    if marks is not None:
+        at, shown = [policies.index(name) for name in marks["policy"]], marks[value].to_numpy(float) / HOUR
+        published_marks(axes, shown, at)
+        furthest += shown[np.isfinite(shown)].tolist()
     axes.set_ylim(len(policies) - 0.4, -0.6)
-    axes.set_xlim(0, _ROOM * max([float(ends.max()), *beyond.values()]))
-    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, _ROOM * max(furthest))
     axes.grid(visible=False, axis="y")
-
-
-def _published_marks(axes: Axes, marks: pd.DataFrame | None, policies: list[str], value: str) -> None:
-    if marks is None:
-        return
-    for name, number in zip(marks["policy"], marks[value], strict=True):
-        if np.isfinite(number):
-            x, y = number / HOUR, policies.index(name)
-            axes.vlines(x, y - 0.45, y + 0.45, color="white", lw=2.6, zorder=3)
-            axes.vlines(x, y - 0.45, y + 0.45, color="black", lw=1.4, zorder=4)
 
 
 @styled
@@ -133,6 +131,7 @@ def plot_grouped_bars(
     label: str,
     titles: Mapping[str, str] | None = None,
     looks: Mapping[str, Look] = POLICIES,
+    spread_label: str = "",
 ) -> Figure:
     """Draw groups of bars side by side, one bar a series, with values above them, one panel a ``panel``.
 
@@ -146,8 +145,8 @@ def plot_grouped_bars(
     series
         Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
         its colour in the strength of the series.
-    label
-        What the values are.
+    label, spread_label
+        What the values are, and what the whiskers are, for the legend.
     """
     require_columns(table, "panel", "group", "series", "value", figure="groups")
     names, groups = (list(dict.fromkeys(table[column])) for column in ("panel", "group"))
@@ -169,7 +168,11 @@ def plot_grouped_bars(
         axes.set_title(shown.get(name, name))
     for axes in panels[:, 0]:
         axes.set_ylabel(label)
-    handles = [Patch(fc=pale(look), ec=look.colour, lw=0.5, label=look.title) for look in series.values()]
+    handles: list[Patch | Line2D] = [
+        Patch(fc=pale(look), ec=look.colour, lw=0.5, label=look.title) for look in series.values()
+    ]
+    if {"low", "high"} <= set(table.columns) and table[["low", "high"]].notna().all(axis=1).any():
+        handles.append(spread_handle(spread_label))
     return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
 
 
@@ -181,7 +184,6 @@ def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mappi
         x = groups.index(row["group"]) + offset
         axes.bar(x, value, 0.92 * width, fc=pale(look), ec=look.colour, lw=0.5, zorder=2)
         low, high = (float(row.get(end, np.nan)) for end in ("low", "high"))
-        if np.isfinite(low + high):
-            axes.vlines(x, low, high, color=PALETTE["black"], lw=0.8, zorder=3)
+        spread(axes, x, low, high)
         end = np.nanmax([value, high])
         axes.text(x, end, str(row.get("text", f"{value:.2f}")), ha="center", va="bottom")

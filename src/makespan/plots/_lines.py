@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from makespan.confidence import half_widths
+from makespan.plots._marks import beyond, beyond_handle, reference, reference_handle, spread, spread_handle
 from makespan.plots._style import (
     ONE_COLUMN_IN,
     PALETTE,
@@ -80,6 +81,7 @@ def plot_bands(
     n_seeds = int(table.groupby(["policy", parameter])["seed"].nunique().max())
     heading = [f"geometric mean and 95 % confidence band over {n_seeds} seeds"] if n_seeds > 1 else []
     heading += [] if single else ["light grey: the means of the other policies"]
+    heading += ["bands end where the panel does"] if any(map(_is_cut, panels.flat)) else []
     figure.suptitle("; ".join(heading))
     figure.supxlabel(label)
     finished(figure, source, strip=False)
@@ -138,6 +140,13 @@ def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look:
         axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
 
 
+def _is_cut(axes: Axes) -> bool:
+    """Tell whether a band goes on beyond its panel, which holds all lines but not all of wide bands."""
+    low, high = axes.get_ylim()
+    ends = [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
+    return any(bool((end < low).any() or (end > high).any()) for end in ends)
+
+
 def _log_hours(axes: Axes) -> None:
     """Use a logarithmic axis that holds all lines, if not all of wide bands, with plain numbers."""
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
@@ -167,16 +176,19 @@ def plot_intervals(
     source: str,
     heading: str,
     hollow: str,
+    spread_label: str,
     looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
     """Draw a mean with its interval for every policy, one panel a ``panel``, four in a row.
+
+    Panels hold all means; an interval that goes on beyond a panel ends in an arrow with the value of its end.
 
     Parameters
     ----------
     table
         Columns ``panel, policy, mean, low, high`` [s] and ``is_hollow``; missing ends have no interval.
-    heading, hollow
-        What the means and intervals are, and what a hollow mark says.
+    heading, hollow, spread_label
+        What the means are, what a hollow mark says, and what the intervals are, for the legend.
     """
     columns = ("panel", "policy", "mean", "low", "high", "is_hollow")
     require_columns(table, *columns, figure="intervals")
@@ -185,8 +197,9 @@ def plot_intervals(
     n_rows = math.ceil(len(names) / n_columns)
     figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.6 + _LINE_IN * len(policies)))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
+    is_beyond = []
     for axes, name in zip(panels.flat, names, strict=False):
-        _intervals(axes, table[table["panel"] == name], policies, looks)
+        is_beyond.append(_intervals(axes, table[table["panel"] == name], policies, looks))
         axes.set_yticks(range(len(policies)), [look_of(looks, one).title for one in policies])
         axes.set_title(name)
     for axes in panels.flat[len(names) :]:
@@ -196,17 +209,22 @@ def plot_intervals(
     handles = [Line2D([], [], label=heading, **mark)]
     if table["is_hollow"].any():
         handles.append(Line2D([], [], label=hollow, mfc="white", **mark))
+    if table[["low", "high"]].notna().all(axis=1).any():
+        handles.append(spread_handle(spread_label, PALETTE["grey"]))
+    if any(is_beyond):
+        handles.append(beyond_handle())
     return finished(figure, source, handles, strip=False, ncols=2)
 
 
-def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mapping[str, Look]) -> None:
+def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mapping[str, Look]) -> bool:
+    """Draw one panel, and return whether something lies beyond it."""
     hours = rows[["mean", "low", "high"]].to_numpy(float) / HOUR
     for name, (mean, low, high), is_hollow in zip(rows["policy"], hours, rows["is_hollow"], strict=True):
         look, y = look_of(looks, str(name)), policies.index(str(name))
-        axes.plot([low, high], [y, y], color=look.colour, lw=1.4, alpha=0.6)
+        spread(axes, y, low, high, look.colour, is_across=True)
         face = "white" if is_hollow else look.colour
-        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=3)
-    means, ends = hours[:, 0], np.nan_to_num(hours[:, 1:], nan=hours[:, 0].mean())
+        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=5)
+    means, ends = hours[:, 0], np.where(np.isfinite(hours[:, 1:]), hours[:, 1:], hours[:, :1])
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
     most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
     axes.set_xscale("log")
@@ -214,20 +232,38 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mappi
     axes.set_xlim(least, most)
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
+    spans = zip(rows["policy"], hours, strict=True)
+    return _mark_beyond(
+        axes,
+        ((policies.index(str(name)), span, look_of(looks, str(name))) for name, span in spans),
+        (least, most),
+    )
+
+
+def _mark_beyond(axes: Axes, spans: Iterable[tuple[int, Floats, Look]], limits: tuple[float, float]) -> bool:
+    """Mark means, or else ends of intervals, beyond the limits of a panel; return whether there are any."""
+    found = False
+    for y, (mean, low, high), look in spans:
+        is_inside = limits[0] <= mean <= limits[1]
+        for value in (low, high) if is_inside else (mean,):
+            found |= beyond(axes, y, value, limits, look.colour)
+    return found
 
 
 @styled
 def plot_variants(
-    table: pd.DataFrame, source: str, heading: str, looks: Mapping[str, Look] = POLICIES
+    table: pd.DataFrame, source: str, heading: str, reference_label: str, looks: Mapping[str, Look] = POLICIES
 ) -> Figure:
     """Draw how far every variant of a policy is from what it varies, one panel a policy, three in a row.
+
+    Ratios of less than a quarter or more than four lie beyond the axis, and are written at its ends.
 
     Parameters
     ----------
     table
         Columns ``policy, variant, mean, low, high``, ratios to the policy; missing ends have no interval.
-    heading
-        What the ratios are.
+    heading, reference_label
+        What the ratios are, and what a ratio of 1 is, for the legend.
     """
     require_columns(table, "policy", "variant", "mean", "low", "high", figure="variants")
     names = ordered(table["policy"], looks)
@@ -240,24 +276,32 @@ def plot_variants(
     grid = figure.add_gridspec(len(rows), n_columns, height_ratios=[height + 2 for height in heights])
     ends = table[["mean", "low", "high"]].clip(1 / _MOST_RATIO, _MOST_RATIO)
     limits = 0.97 * float(np.nanmin(ends.to_numpy(float))), 1.03 * float(np.nanmax(ends.to_numpy(float)))
+    is_beyond = False
     for number, name in enumerate(names):
         axes = figure.add_subplot(grid[number // n_columns, number % n_columns])
         own, look = table[table["policy"] == name], look_of(looks, name)
-        axes.axvline(1.0, color=PALETTE["grey"], lw=0.8)
-        for y, (mean, low, high) in enumerate(own[["mean", "low", "high"]].to_numpy(float)):
-            axes.plot([low, high], [y, y], color=look.colour, lw=1.2, alpha=0.6)
-            axes.plot([mean], [y], look.marker, color=look.colour, ms=3.5, zorder=3)
+        spans = own[["mean", "low", "high"]].to_numpy(float)
+        for y, (mean, low, high) in enumerate(spans):
+            spread(axes, y, low, high, look.colour, is_across=True)
+            axes.plot([mean], [y], look.marker, color=look.colour, ms=3.5, zorder=5)
         axes.set_yticks(range(len(own)), own["variant"].tolist())
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(own) - 0.5, -0.5)
+        reference(axes, [1.0, 1.0], [len(own) - 0.5, -0.5])
         if limits[1] > _WIDE_RATIO * limits[0]:
             axes.set_xscale("log")
             _log_ticks(axes.xaxis, *limits)
         axes.set_xlim(*limits)
+        is_beyond |= _mark_beyond(axes, ((y, span, look) for y, span in enumerate(spans)), limits)
         axes.set_title(look.title)
-    figure.suptitle(heading)
+    mark: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3.5, "color": PALETTE["grey"]}
+    handles = [Line2D([], [], label="mean", **mark), reference_handle(reference_label)]
+    if table[["low", "high"]].notna().all(axis=1).any():
+        handles.insert(1, spread_handle("95 % interval", PALETTE["grey"]))
+    if is_beyond:
+        handles.append(beyond_handle())
     figure.supxlabel("ratio")
-    return finished(figure, source, strip=False)
+    return finished(figure, source, handles, strip=False, ncols=len(handles), title=heading)
 
 
 @styled
@@ -266,11 +310,12 @@ def plot_costs(
     source: str,
     metrics: Sequence[tuple[str, str, str, float, str]],
     heading: str,
+    spread_label: str,
     looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
     """Draw what scheduling costs against the number of jobs, with the GPUs below it, on logarithmic axes.
 
-    Bars go from the smallest to the largest value that was measured.
+    Lines with caps go from the smallest to the largest value that was measured.
 
     Parameters
     ----------
@@ -278,8 +323,8 @@ def plot_costs(
         One row a simulation: ``policy, jobs, gpus`` and the columns of the metrics.
     metrics
         One panel each: columns of the median, smallest and largest value, factor to the unit shown, label.
-    heading
-        What was repeated and how the values are shown.
+    heading, spread_label
+        What was repeated and how the values are shown; what the lines with caps are, for the legend.
     """
     require_columns(
         table, "policy", "jobs", "gpus", *(name for one in metrics for name in one[:3]), figure="costs"
@@ -291,12 +336,13 @@ def plot_costs(
             look = look_of(looks, policy)
             y, low, high = (unit * rows[column].to_numpy(float) for column in columns)
             style: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 3}
-            spread: dict[str, Any] = {"elinewidth": 0.8, "capsize": 2.0, "capthick": 0.8}
-            axes.errorbar(rows["jobs"], y, (y - low, high - y), label=look.title, **style, **spread)
+            axes.plot(rows["jobs"], y, label=look.title, **style)
+            spread(axes, rows["jobs"], low, high, look.colour)
         axes.set(xscale="log", yscale="log", xlabel="jobs in the trace, GPUs of the cluster", ylabel=label)
         axes.yaxis.set_major_formatter(plain_numbers())
         _size_ticks(axes, table)
-    finished(figure, source, _handles(table["policy"], looks), ncols=_LEGEND_COLUMNS, title=heading)
+    handles = [*_handles(table["policy"], looks), spread_handle(spread_label, PALETTE["grey"])]
+    finished(figure, source, handles, ncols=_LEGEND_COLUMNS, title=heading)
     name_coincident(figure)
     return figure
 

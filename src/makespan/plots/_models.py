@@ -13,6 +13,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
+from makespan.plots._marks import (
+    limit,
+    limit_handle,
+    published,
+    published_handle,
+    reference,
+    reference_handle,
+)
 from makespan.plots._style import (
     FAMILIES,
     MODEL_TITLES,
@@ -81,9 +89,8 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     if other_form != form and other_form in set(table["form"]):
         handles.append(Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"))
     if table[list(_PUBLISHED)].notna().any(axis=None):
-        mark: dict[str, Any] = {"ls": "none", "marker": "_", "mew": 1.6, "ms": 6, "color": PALETTE["black"]}
-        handles.append(Line2D([], [], label="printed in the paper", **mark))
-    handles.append(Line2D([], [], color=_OTHER, ls=(0, (4, 3)), lw=0.7, label="claimed bound of the average"))
+        handles.append(published_handle("printed in the paper"))
+    handles.append(limit_handle("claimed bound of the average"))
     return finished(figure, source, handles, ncols=min(len(handles), 5))
 
 
@@ -115,18 +122,15 @@ def _error_panel(
     forms: tuple[str, str],
     kind: str,
 ) -> None:
-    mark: dict[str, Any] = {"ls": "none", "marker": "_"}
     for row in table.to_dict("records"):
         x, value = positions[row["model"], row["plan_family"]], row[f"{kind}_error_pct"]
         if row["form"] == forms[0]:
             axes.bar(x, value, 0.8, color=look_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
-            published = row[f"published_{kind}_error_pct"]
-            axes.plot(x, published, ms=8, mew=2.6, color="white", zorder=4, **mark)
-            axes.plot(x, published, ms=7, mew=1.4, color="black", zorder=5, **mark)
+            published(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
         elif row["form"] == forms[1]:
             axes.bar(x, value, 0.8, fill=False, edgecolor=_OTHER, lw=0.6, zorder=3)
     if kind == "avg":
-        axes.axhline(_CLAIM_PCT, color=_OTHER, ls=(0, (4, 3)), lw=0.7, zorder=1)
+        limit(axes, _CLAIM_PCT)
     axes.grid(visible=False, axis="x")
     signed_sqrt = (lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: np.sign(y) * np.square(y))
     axes.set_yscale("function", functions=signed_sqrt)
@@ -139,7 +143,7 @@ def _error_panel(
 def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     """Draw predicted against measured (or emulated) iteration time, one panel a model.
 
-    Held-out rows are filled, flagged rows hollow, and rows used in the fit are crossed.
+    Held-out rows are filled, flagged rows hollow, and rows used in the fit plus signs.
 
     Parameters
     ----------
@@ -169,12 +173,12 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
     middle = math.sqrt(times.min() * times.max())
     reach = max(1.25 * math.sqrt(times.max() / times.min()), 2.0)  # wide enough for two ticks
     low, high = middle / reach, middle * reach
-    axes.plot([low, high], [low, high], color=_OTHER, lw=0.7, zorder=1)
+    reference(axes, [low, high], [low, high])
     for family in ordered(rows["plan_family"], FAMILIES):
         part, look = rows[rows["plan_family"] == family], look_of(FAMILIES, family)
         hollow = {"marker": look.marker, "ms": 3.2, "mfc": "white", "mec": look.colour, "mew": 0.7}
         filled = {"marker": look.marker, "ms": 3.4, "mfc": look.colour, "mec": "white", "mew": 0.25}
-        cross = {"marker": "x", "ms": 3.4, "mew": 0.9, "color": look.colour}
+        cross = {"marker": "+", "ms": 4.2, "mew": 0.9, "color": look.colour}
         kinds = [~part["fitted"] & ~part["clean"], ~part["fitted"] & part["clean"], part["fitted"]]
         marks: list[dict[str, Any]] = [hollow, filled, cross]
         for number, (kept, mark) in enumerate(zip(kinds, marks, strict=True)):
@@ -210,11 +214,11 @@ def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
     looks = [look_of(FAMILIES, name) for name in ordered(rows["plan_family"], FAMILIES)]
     handles = [Line2D([], [], marker=one.marker, color=one.colour, label=one.title, **point) for one in looks]
     if rows["fitted"].any():
-        handles.append(Line2D([], [], marker="x", color=_OTHER, label="used in the fit", **point))
+        handles.append(Line2D([], [], marker="+", color=_OTHER, label="used in the fit", **point))
     if not rows["clean"].all():
         hollow: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": _OTHER}
         handles.append(Line2D([], [], label="flagged anomaly", **hollow, **point))
-    handles.append(Line2D([], [], color=_OTHER, lw=0.7, label="prediction without error"))
+    handles.append(reference_handle("prediction without error"))
     return handles
 
 

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from makespan.plots._marks import limit, limit_handle
 from makespan.plots._style import (
     FAMILIES,
-    PALETTE,
     TWO_COLUMNS_IN,
     finished,
     look_of,
@@ -59,8 +59,7 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
         axes.set_title(titles.get(panel, panel), loc="left")
     axes_list[-1].set_xlabel(_TIME_LABEL)
     axes_list[-1].set_xlim(0, float(table["time_s"].max()) / HOUR)
-    handles = patches(families, FAMILIES)
-    handles.append(Line2D([], [], color=PALETTE["black"], lw=0.8, ls=(0, (4, 2)), label="all GPUs"))
+    handles = [*patches(families, FAMILIES), limit_handle("all GPUs")]
     return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
 
 
@@ -74,7 +73,7 @@ def _stack_families(axes: Axes, rows: pd.DataFrame, families: list[str], n_gpus:
         colour = look_of(FAMILIES, family).colour
         axes.stairs(base + mean, edges / HOUR, baseline=base, fill=True, color=colour, lw=0)
         base = base + mean
-    axes.axhline(n_gpus, color=PALETTE["black"], lw=0.8, ls=(0, (4, 2)))
+    limit(axes, n_gpus, zorder=3)
     axes.set_ylim(0, 1.08 * max(n_gpus, float(base.max(initial=0.0))))
 
 
@@ -114,6 +113,8 @@ def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
     axes.set_xlim(0, float(end.max()))
     axes.set_xlabel(_TIME_LABEL)
     handles = [*patches(families, FAMILIES), Patch(color=_RESTART_COLOUR, label="restarting")]
+    if len(nodes) > 1:
+        handles.append(Line2D([], [], color="black", lw=0.4, label="border of nodes"))
     return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
 
 

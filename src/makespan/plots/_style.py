@@ -55,6 +55,7 @@ TWO_COLUMNS_IN = 6.9
 
 _PANELS_PER_ROW = 4
 _LETTER_PT = 4.1  # mean width of a letter of a title
+_CAPTION_WIDTH = 100
 
 PALETTE = {
     "blue": "#0072B2",
@@ -96,8 +97,8 @@ FAMILIES = {
         Look("DP", PALETTE["blue"], "o"),
         Look("GC", PALETTE["sky"], "s"),
         Look("ZeRO-DP+GA", PALETTE["green"], "^"),
-        Look("ZeRO-Offload", PALETTE["orange"], "D"),
-        Look("ZeRO-Offload+GC", PALETTE["vermilion"], "d"),
+        Look("ZeRO-Offload", PALETTE["orange"], "p"),
+        Look("ZeRO-Offload+GC", PALETTE["vermilion"], ">"),
         Look("TP+GA", PALETTE["brown"], "P"),
         Look("TP+PP", PALETTE["purple"], "v"),
         Look("DP+TP+PP", PALETTE["black"], "h"),
@@ -106,11 +107,11 @@ FAMILIES = {
 """Families of execution plans, in the order of the figures."""
 
 POLICIES = {
-    "sia": Look("Sia", PALETTE["vermilion"], "D"),
+    "sia": Look("Sia", PALETTE["vermilion"], "p"),
     "synergy": Look("Synergy", PALETTE["green"], "^"),
     "antman": Look("AntMan", PALETTE["purple"], "v"),
     "gavel": Look("Gavel", PALETTE["brown"], "P"),
-    "tiresias": Look("Tiresias", PALETTE["orange"], "d"),
+    "tiresias": Look("Tiresias", PALETTE["orange"], "8"),
     "srtf": Look("SRTF", PALETTE["black"], "<", (0, (4, 2))),
     "sjf": Look("SJF", PALETTE["black"], ">", (0, (5, 1, 1, 1))),
     "fifo": Look("FIFO", PALETTE["grey"], "h", (0, (1, 1))),
@@ -262,14 +263,16 @@ def _coincidence(names: list[str], lines: Sequence[Line2D]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]} coincide" if len(names) > 1 else ""
 
 
-def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[Path, Path, Path]:
-    """Write a figure as PDF and PNG and the table behind it as CSV, and return their paths.
+def save_figure(
+    figure: Figure, table: pd.DataFrame, stem: str | Path, caption: str | None = None
+) -> tuple[Path, ...]:
+    """Write a figure as PDF and PNG, the table behind it as CSV and a caption as text; return their paths.
 
-    All three files appear together or not at all, and equal tables give equal bytes. The stem is a path
-    without suffix.
+    All files appear together or not at all, and equal tables give equal bytes. The stem is a path without
+    suffix. Without a caption there is no text. Paragraphs of the caption are wrapped.
     """
     base = Path(stem)
-    pdf, png, csv = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv"))
+    pdf, png, csv, txt = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv", "txt"))
     with ExitStack() as stack, style():
         new_pdf, new_png, new_csv = (stack.enter_context(atomic_path(path)) for path in (pdf, png, csv))
         _settle(figure)
@@ -277,7 +280,11 @@ def save_figure(figure: Figure, table: pd.DataFrame, stem: str | Path) -> tuple[
         figure.savefig(new_pdf, format="pdf", metadata=undated)
         figure.savefig(new_png, format="png", metadata={"Software": None})
         write_csv(table, new_csv)
-    return pdf, png, csv
+        if caption is None:
+            return pdf, png, csv
+        paragraphs = [textwrap.fill(one, _CAPTION_WIDTH) for one in caption.split("\n\n")]
+        stack.enter_context(atomic_path(txt)).write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
+    return pdf, png, csv, txt
 
 
 def _settle(figure: Figure) -> None:

@@ -16,6 +16,7 @@ Kind = Literal["text", "int", "float", "bool"]
 Rule = Callable[[pd.DataFrame], tuple[npt.NDArray[np.bool_], str, str]]
 _DTYPES: dict[str, Any] = {"text": "str", "int": "int64", "float": "float64", "bool": bool}
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
+_LARGEST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,20 @@ def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:
     if column.kind == "int":
         wrong |= numbers.notna() & (numbers != np.floor(numbers))
     _raise_first(wrong, values, column, where)
+    if column.kind == "int":
+        limit = f", from {-_LARGEST:.0f} to {_LARGEST:.0f}, as larger numbers are not kept exactly"
+        _raise_first(numbers.abs() > _LARGEST, values, column, where, limit)
     return numbers.astype("int64") if column.kind == "int" else numbers
 
 
-def _raise_first(wrong: "pd.Series[bool]", values: pd.Series, column: Column, where: str) -> None:
+def _raise_first(
+    wrong: "pd.Series[bool]", values: pd.Series, column: Column, where: str, limit: str = ""
+) -> None:
     if not bool(wrong.any()):
         return
     row = int(np.flatnonzero(wrong.to_numpy())[0])
     accepted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     raise TraceError(
         f"{where}: row {row + 1}, column {column.name!r}: found {values.tolist()[row]!r}; "
-        f"accepted: {accepted[column.kind]}" + (f" in {column.unit}" if column.unit else "")
+        f"accepted: {accepted[column.kind]}" + (f" in {column.unit}" if column.unit else "") + limit
     )

@@ -301,8 +301,9 @@ def numbers(
     """Read a column of numbers, from ``least`` to the largest that is kept exactly; missing ones are NaN."""
     missing = is_missing(cells[column])
     values = pd.to_numeric(cells[column].mask(missing), errors="coerce").astype("float64")
-    right = (values <= _LARGEST) & (values >= least)
-    refuse(cells, ~missing & ~right, column, accepted, where)
+    refuse(cells, ~missing & ~(values >= least), column, accepted, where)
+    limit = f"{accepted}, up to {_LARGEST:.0f}, as larger numbers are not kept exactly"
+    refuse(cells, ~missing & (values > _LARGEST), column, limit, where)
     if is_whole:
         refuse(cells, ~missing & (values % 1 != 0), column, accepted, where)
     return values

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.errors import InputError, cell_error
+from makespan.errors import InputError, NotationError, cell_error
 from makespan.plans import DEFAULT_CPU_THREADS, PLAN_TEXTS, read_plan, stated_cpu_threads, write_plan
 from makespan.tables import JOBS, write_csv
 from makespan.traces._cells import (
@@ -214,8 +214,11 @@ def _plans(
         try:
             plan = read_plan(text, n_gpus=int(gpus), global_batch_size=batch, cpu_threads=usual)
             stated = stated_cpu_threads(text)
-        except InputError as error:
+        except NotationError as error:
             raise cell_error(where, int(row), column, text, f"{PLAN_TEXTS} ({error})") from error
+        except InputError as error:
+            accepted = f"degrees that multiply to the GPUs, {gpus}, and split the batch of the job ({error})"
+            raise cell_error(where, int(row), column, text, accepted) from error
         if stated is not None and cpus and stated != usual:
             accepted = f"{usual} CPU threads per GPU: the row requests {cpus} CPU threads for {gpus} GPU(s)"
             raise cell_error(where, int(row), column, text, accepted)

@@ -22,6 +22,8 @@ from makespan.plots import (
     new_figure,
     ordered,
     plain_numbers,
+    published,
+    published_handle,
     styled,
 )
 from makespan.tables import read_csv
@@ -40,6 +42,10 @@ LOOKS = {
     "easyscale-heter": Look("EasyScale-heter", PALETTE["blue"], "o"),
 }
 _MINUTE_S = 60.0
+_PUBLISHED_LINE, _EVERY = (
+    "#909090",
+    10,
+)  # published steps, and of how many one has the mark of published values
 _TICKS = [digit * 10.0**decade for decade in range(1, 6) for digit in (1, 2, 5)]
 _SOURCES = {
     "emulated": "generated jobs, times from printed cells",
@@ -53,38 +59,42 @@ _PARAMETERS = {"interval_s": "length of a round [s]", "restart_delay_s": "restar
 
 
 @styled
-def _bars(rows: pd.DataFrame, source: str) -> Figure:
+def _points(rows: pd.DataFrame, source: str) -> Figure:
     policies = ordered(rows["policy"], LOOKS)
     table = rows.set_index("policy").loc[policies]
     figure = new_figure(TWO_COLUMNS_IN, 2.0)
     for axes, (column, printed, label) in zip(figure.subplots(1, 2, sharey=True), _TIMES, strict=True):
         values, marks = table[column].to_numpy(float), table[printed].to_numpy(float)
-        colours = [look_of(LOOKS, name).colour for name in policies]
-        axes.barh(range(len(policies)), values, 0.74, color=colours, lw=0, zorder=2)
-        for y, (value, mark) in enumerate(zip(values, marks, strict=True)):
-            axes.text(max(value, np.nan_to_num(mark)) * 1.07, y, f"{value:.0f}", va="center", zorder=5)
-            axes.vlines(mark, y - 0.45, y + 0.45, color="white", lw=2.6, zorder=3)
-            axes.vlines(mark, y - 0.45, y + 0.45, color="black", lw=1.4, zorder=4)
-        _logarithmic(axes, "x", [*values, *marks], 1.9)
+        for y, (name, value, mark) in enumerate(zip(policies, values, marks, strict=True)):
+            axes.plot(
+                value, y, ls="none", marker="o", ms=5, mew=0, color=look_of(LOOKS, name).colour, zorder=5
+            )
+            # On the side away from the published mark, beside which it would be read as the value of that.
+            side = -1 if mark > value else 1
+            place: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+            place["ha"] = "right" if side < 0 else "left"
+            axes.annotate(f"{value:.0f}", (value, y), (5 * side, 0), **place)
+        published(axes, marks, range(len(policies)))
+        _logarithmic(axes, "x", [*values, *marks], 1.7)
         axes.set_yticks(range(len(policies)), [look_of(LOOKS, name).title for name in policies])
         axes.set_ylim(len(policies) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(label)
-    mark = Line2D([], [], ls="none", marker="|", ms=7, mew=1.6, color="black", label="published")
-    handles = [Patch(color=PALETTE["grey"], label="here, with its value"), mark]
+    ours: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 5, "mew": 0, "color": PALETTE["grey"]}
+    handles = [Line2D([], [], label="here, with its value", **ours), published_handle()]
     return finished(figure, _SOURCES.get(source, source), handles, ncols=2)
 
 
 def fig14(paths: Paths, source: str) -> Drawn:
     """Makespan and mean completion time under every policy, with the published values."""
     rows = read_csv(paths["fig14"], FIG14)
-    return _bars(rows, source), rows
+    return _points(rows, source), rows
 
 
 def _logarithmic(axes: Axes, which: Literal["x", "y"], values: Sequence[float], room: float) -> None:
-    """Make an axis logarithmic, with plain numbers and room for what stands behind the largest value."""
-    low, high = float(np.nanmin(values)) / 1.3, float(np.nanmax(values)) * room
+    """Make an axis logarithmic, with plain numbers and room beside its first and last value."""
+    low, high = float(np.nanmin(values)) / room, float(np.nanmax(values)) * room
     limits: dict[str, Any] = {f"{which}scale": "log", f"{which}lim": (low, high)}
     axes.set(**limits)
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -100,16 +110,18 @@ def _allocation(rows: pd.DataFrame, source: str, policies: Sequence[str]) -> Fig
     for axes, name in zip(panels, policies, strict=True):
         own = rows[rows["policy"] == name]
         minutes, look = own["time_s"] / _MINUTE_S, look_of(LOOKS, name)
-        axes.step(minutes, own["published_gpus"], where="post", color="#909090", lw=0.9, zorder=2)
+        axes.step(minutes, own["published_gpus"], where="post", color=_PUBLISHED_LINE, lw=0.9, zorder=2)
+        shown = own[own["published_gpus"].notna()].iloc[::_EVERY]
+        published(axes, shown["time_s"] / _MINUTE_S, shown["published_gpus"], ms=2.8, zorder=4)
         axes.step(minutes, own["gpus"], where="post", color=look.colour, lw=1.2, zorder=3)
         axes.set_title(look.title)
         axes.set_xlabel("time [min]")
     panels[0].set_ylim(0, 1.05 * float(np.nanmax(rows[["gpus", "published_gpus"]])))
     panels[0].set_ylabel("GPUs held")
-    colours = [Line2D([], [], color=look_of(LOOKS, name).colour) for name in policies]
-    handles = [*colours, Line2D([], [], color="#909090", lw=0.9)]
-    for handle, name in zip(handles, [*policies, ""], strict=True):
-        handle.set_label(look_of(LOOKS, name).title if name else "published")
+    looks = [look_of(LOOKS, name) for name in policies]
+    handles = [Line2D([], [], color=look.colour, label=look.title) for look in looks]
+    if rows["published_gpus"].notna().any():
+        handles.append(published_handle(joined_by=_PUBLISHED_LINE))
     return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from makespan.papers.easyscale._tables_accuracy import FIG9, FIG9_SUMMARY, GAP, GAP_CURVES, GAP_SPREAD
@@ -18,11 +17,17 @@ from makespan.plots import (
     PALETTE,
     TWO_COLUMNS_IN,
     Look,
+    compared,
+    compared_handle,
     finished,
     look_of,
     new_figure,
     ordered,
+    reference,
+    reference_handle,
     require_columns,
+    spread,
+    spread_handle,
     styled,
 )
 from makespan.tables import read_csv
@@ -47,6 +52,7 @@ _SCHEMES = {
 _GAMMA_COLOURS = ("blue", "orange", "green", "purple", "vermilion")
 _DEVICE_LINES = ("-", (0, (4, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _REFERENCE = "stock training"
+_BORDER = "#b0b0b0"
 
 
 def fig9(paths: Paths, source: str) -> Drawn:
@@ -62,20 +68,21 @@ def plot_bits(steps: pd.DataFrame, stages: pd.DataFrame, source: str) -> Figure:
     models, references = (list(dict.fromkeys(steps[name])) for name in ("model", "reference"))
     figure = new_figure(TWO_COLUMNS_IN, 0.5 + 1.75 * len(models))
     panels = figure.subplots(len(models), len(references), sharex=True, squeeze=False)
-    for (row, model), (column, reference) in product(enumerate(models), enumerate(references)):
-        own = steps[(steps["model"] == model) & (steps["reference"] == reference)]
+    for (row, model), (column, base) in product(enumerate(models), enumerate(references)):
+        own = steps[(steps["model"] == model) & (steps["reference"] == base)]
         axes = panels[row, column]
         _differences(axes, own)
-        _stage_names(axes, stages[(stages["model"] == model) & (stages["reference"] == reference)], own)
-        axes.set_title(f"{STAND_IN_TITLES.get(model, model)} against {reference}", pad=13)
+        _stage_names(axes, stages[(stages["model"] == model) & (stages["reference"] == base)], own)
+        axes.set_title(f"{STAND_IN_TITLES.get(model, model)} against {base}", pad=13)
         if row == len(models) - 1:
             axes.set_xlabel("mini-batch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     names = ordered(steps["setting"], _LEVELS)
     handles = [Line2D([], [], color=look_of(_LEVELS, name).colour, label=name) for name in names]
-    handles.append(Line2D([], [], color="black", ls=":", lw=0.9, label=_REFERENCE))
+    handles.append(reference_handle(_REFERENCE))
     handles.append(Line2D([], [], ls="none", marker="|", ms=6, color=PALETTE["grey"], label="other bits"))
-    return finished(figure, source, handles, ncols=6)
+    handles.append(Line2D([], [], color=_BORDER, lw=0.7, label="new stage"))
+    return finished(figure, source, handles, ncols=7)
 
 
 def _differences(axes: Axes, rows: pd.DataFrame) -> None:
@@ -105,7 +112,7 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
             color=look.colour,
             transform=axes.get_xaxis_transform(),
         )
-    axes.axhline(0.0, color="black", lw=0.9, ls=":", zorder=9, label="_reference")
+    reference(axes, [rows["step"].min(), rows["step"].max()], [0.0, 0.0], zorder=9)
     bound = 1.5 * largest / 10.0**exponent if largest > 0 else 1.0
     axes.set_ylim(-bound, bound)
     axes.set_ylabel(f"loss $-$ reference [$10^{{{exponent}}}$]")
@@ -124,7 +131,7 @@ def _stage_names(axes: Axes, stages: pd.DataFrame, steps: pd.DataFrame) -> None:
         place: dict[str, Any] = {"ha": "center", "va": "bottom", "transform": axes.get_xaxis_transform()}
         axes.text((first + last) / 2, 1.01, told, color="#505050", **place)
         if first > ends["min"].min():
-            axes.axvline(first - 0.5, color="#b0b0b0", lw=0.7, zorder=1)
+            axes.axvline(first - 0.5, color=_BORDER, lw=0.7, zorder=1)
 
 
 def gap(paths: Paths, source: str) -> Drawn:
@@ -145,18 +152,24 @@ def plot_gap(runs: pd.DataFrame, spreads: pd.DataFrame, source: str) -> Figure:
         found = whole[whole["scheme"] == name].groupby("devices")["accuracy_pct"].agg(["mean", "min", "max"])
         look, shift = look_of(_SCHEMES, name), 0.1 * (place - (len(schemes) - 1) / 2)
         x = [numbers.index(number) + shift for number in found.index]
-        around = [found["mean"] - found["min"], found["max"] - found["mean"]]
         drawn: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 3.5}
-        left.errorbar(x, found["mean"], np.array(around), lw=1.2, elinewidth=0.8, capsize=2, **drawn)
+        left.plot(x, found["mean"], lw=1.2, **drawn)
+        spread(left, x, found["min"], found["max"], look.colour)
     left.set_xticks(range(len(numbers)), [str(number) for number in numbers])
     left.set_xlabel("devices")
     left.set_ylabel("accuracy [%]")
     _spreads(right, spreads, schemes)
+    looks = [look_of(_SCHEMES, name) for name in schemes]
     handles = [
-        Patch(color=look_of(_SCHEMES, name).colour, label=look_of(_SCHEMES, name).title) for name in schemes
+        Line2D([], [], color=one.colour, ls=one.line, marker=one.marker, ms=3.5, label=one.title)
+        for one in looks
     ]
-    mark = Line2D([], [], ls="none", marker="_", ms=6, mew=1.4, color="black", label="spread over seeds")
-    return finished(figure, source, [*handles, mark], strip=False, ncols=4)
+    handles += [
+        spread_handle("range over seeds", PALETTE["grey"]),
+        compared_handle("spread over seeds at one number of devices"),
+        Line2D([], [], ls="none", marker="s", ms=2.8, color=PALETTE["grey"], label="spread of exactly 0"),
+    ]
+    return finished(figure, source, handles, strip=False, ncols=4)
 
 
 def _spreads(axes: Axes, spreads: pd.DataFrame, schemes: Sequence[str]) -> None:
@@ -167,8 +180,8 @@ def _spreads(axes: Axes, spreads: pd.DataFrame, schemes: Sequence[str]) -> None:
         x = np.arange(len(classes)) + width * (place - (len(schemes) - 1) / 2)
         axes.bar(x, own["spread_pct"], width * 0.9, color=look_of(_SCHEMES, name).colour, lw=0, zorder=2)
         exact = own["spread_pct"].to_numpy() == 0
-        axes.plot(x[exact], 0 * x[exact], ls="none", marker="o", ms=2.5, color=look_of(_SCHEMES, name).colour)
-        axes.plot(x, own["seed_spread_pct"], ls="none", marker="_", ms=5, mew=1.2, color="black", zorder=3)
+        axes.plot(x[exact], 0 * x[exact], ls="none", marker="s", ms=2.8, color=look_of(_SCHEMES, name).colour)
+        compared(axes, x, own["seed_spread_pct"])
     axes.set_xticks(range(len(classes)), classes)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
@@ -200,7 +213,7 @@ def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
             axes.plot(rows["epoch"], rows["loss"], color=colour, ls=line, marker=".", ms=3)
         own = curves[curves["scheme"].eq(scheme)]
         before = own["learning_rate"] == own.groupby("devices")["learning_rate"].transform("max")
-        axes.axvline(own.loc[before, "epoch"].max() + 0.5, color="#b0b0b0", lw=0.7, zorder=1)
+        axes.axvline(own.loc[before, "epoch"].max() + 0.5, color=_BORDER, lw=0.7, zorder=1)
         is_one = (own.groupby(["gamma", "epoch"])["param_sha"].nunique() == 1).all()
         what = ": the same for all numbers of devices" if is_one and len(numbers) > 1 else ""
         axes.set_title(look_of(_SCHEMES, scheme).title + what)
@@ -221,4 +234,5 @@ def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
         )
         for dash, number in enumerate(numbers)
     ]
-    return finished(figure, source, handles, strip=False, ncols=6)
+    handles.append(Line2D([], [], color=_BORDER, lw=0.7, label="decay"))
+    return finished(figure, source, handles, strip=False, ncols=7)

@@ -13,7 +13,23 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
+from makespan.plots import (
+    PALETTE,
+    TWO_COLUMNS_IN,
+    cannot_run,
+    cannot_run_handle,
+    finished,
+    limit,
+    limit_handle,
+    new_figure,
+    published,
+    published_handle,
+    reference,
+    reference_handle,
+    spread,
+    spread_handle,
+    styled,
+)
 from makespan.tables import read_csv
 from makespan.training.zoo import STAND_IN_TITLES
 
@@ -23,15 +39,7 @@ Paths = Mapping[str, str]
 Drawn = tuple[Figure, pd.DataFrame]
 
 _V100_MIB = 32768.0
-_MARK: Mapping[str, Any] = {
-    "ls": "none",
-    "marker": "D",
-    "ms": 3.6,
-    "mfc": "white",
-    "mec": "black",
-    "mew": 0.9,
-}
-_CROSS: Mapping[str, Any] = {"ls": "none", "marker": "x", "ms": 4.5, "mew": 1.3, "color": "black"}
+_SPREAD = "± half the inter-quartile range"
 _PANELS_IN_A_ROW = 4
 
 
@@ -45,23 +53,38 @@ class _Bar:
     printed: str | None = None
 
 
-def _draw_bars(axes: Axes, rows: pd.DataFrame, bars: Sequence[_Bar]) -> None:
-    """Draw a group of bars a row with spreads, and printed cells as marks beside them."""
+def _draw_bars(axes: Axes, rows: pd.DataFrame, bars: Sequence[_Bar], *, is_from_zero: bool = True) -> None:
+    """Draw a group of bars a row with spreads and printed cells; points where the axis starts above 0."""
     width = 0.8 / len(bars)
     for number, bar in enumerate(bars):
         x = np.arange(len(rows)) + (number - (len(bars) - 1) / 2) * width
         values = rows[bar.column].to_numpy(float)
-        axes.bar(x, values, 0.9 * width, color=bar.colour, lw=0, zorder=2)
+        if is_from_zero:
+            axes.bar(x, values, 0.9 * width, color=bar.colour, lw=0, zorder=2)
+        else:
+            x = x - 0.06  # beside the published mark, which would hide an equal value
+            axes.plot(x, values, ls="none", marker="o", ms=5, mew=0, color=bar.colour, zorder=5)
         if f"{bar.column}_iqr" in rows:
             half = rows[f"{bar.column}_iqr"].to_numpy(float) / 2
-            axes.errorbar(x, values, half, fmt="none", ecolor="black", elinewidth=0.8, capsize=1.5, zorder=4)
+            spread(axes, x, values - half, values + half)
         if bar.printed is not None:
-            axes.plot(x, rows[bar.printed].to_numpy(float), **_MARK, zorder=5)
+            published(axes, x if is_from_zero else x + 0.12, rows[bar.printed].to_numpy(float))
 
 
-def _legend(bars: Sequence[_Bar], published: str) -> list[Patch | Line2D]:
-    handles: list[Patch | Line2D] = [Patch(color=bar.colour, label=bar.title) for bar in bars]
-    return [*handles, Line2D([], [], label=published, **_MARK)]
+def _legend(
+    bars: Sequence[_Bar], rows: pd.DataFrame, label: str, *, is_from_zero: bool = True
+) -> list[Patch | Line2D]:
+    """Return the entries of bars or points, of their spread where they have one, and of printed cells."""
+    point: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 5, "mew": 0}
+    handles: list[Patch | Line2D] = [
+        Patch(color=bar.colour, label=bar.title)
+        if is_from_zero
+        else Line2D([], [], color=bar.colour, label=bar.title, **point)
+        for bar in bars
+    ]
+    if any(f"{bar.column}_iqr" in rows for bar in bars):
+        handles.append(spread_handle(_SPREAD))
+    return [*handles, published_handle(label)]
 
 
 # --- Fig. 10 --------------------------------------------------------------------------------------------
@@ -83,7 +106,7 @@ def _sharing(rows: pd.DataFrame, source: str) -> Figure:
             _draw_throughput(panels[0, column], x, part, colour)
             _draw_memory(panels[1, column], x, part, colour)
         panels[0, column].set_title(STAND_IN_TITLES.get(model, model))
-        panels[1, column].axhline(100.0, color="black", lw=0.9, ls=(0, (4, 2)), zorder=1)
+        limit(panels[1, column], 100.0)
         panels[1, column].set_xticks(np.arange(len(counts)), [str(k) for k in counts])
         panels[1, column].set_xlabel("processes or logical workers")
     panels[1, 0].set_ylim(0.0, 1.05 * max(100.0, (100.0 * rows["total_mem_mib"] / rows["memory_mib"]).max()))
@@ -91,18 +114,19 @@ def _sharing(rows: pd.DataFrame, source: str) -> Figure:
     panels[1, 0].set_ylabel("memory of the\ndevice [%]")
     handles: list[Patch | Line2D] = [Patch(color=colour, label=title) for title, colour in _METHODS.values()]
     handles.append(Patch(fc="white", ec=PALETTE["blue"], hatch="////", lw=0.6, label="its gradient sets"))
-    handles.append(Line2D([], [], label="published, V100", **_MARK))
-    handles.append(Line2D([], [], label="out of memory", **_CROSS))
-    return finished(figure, source, handles, ncols=5)
+    handles.append(spread_handle(_SPREAD))
+    handles += [published_handle("published, V100"), cannot_run_handle("out of memory")]
+    handles.append(limit_handle("memory of the device"))
+    return finished(figure, source, handles, ncols=4)
 
 
 def _draw_throughput(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str) -> None:
     values, half = part["norm_throughput"].to_numpy(float), part["norm_throughput_iqr"].to_numpy(float) / 2
     axes.bar(x, values, 0.36, color=colour, lw=0, zorder=2)
-    axes.errorbar(x, values, half, fmt="none", ecolor="black", elinewidth=0.8, capsize=1.5, zorder=4)
-    axes.plot(x, part["published_norm_throughput"].to_numpy(float), **_MARK, zorder=5)
+    spread(axes, x, values - half, values + half)
+    published(axes, x, part["published_norm_throughput"].to_numpy(float))
     over = part["oom"].astype(bool).to_numpy()
-    axes.plot(x[over], np.full(over.sum(), 0.05), **_CROSS, transform=axes.get_xaxis_transform(), zorder=5)
+    cannot_run(axes, x[over], np.full(over.sum(), 0.05), transform=axes.get_xaxis_transform())
 
 
 def _draw_memory(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str) -> None:
@@ -110,7 +134,7 @@ def _draw_memory(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str) -> 
     memory, sets = (part[name].to_numpy(float) * share for name in ("peak_mem_mib", "gradient_sets_mib"))
     axes.bar(x, memory, 0.36, color=colour, lw=0, zorder=2)
     axes.bar(x, sets, 0.36, memory, fc="white", ec=colour, hatch="////", lw=0.6, zorder=2)
-    axes.plot(x, 100.0 * part["published_peak_mem_mib"].to_numpy(float) / _V100_MIB, **_MARK, zorder=5)
+    published(axes, x, 100.0 * part["published_peak_mem_mib"].to_numpy(float) / _V100_MIB)
 
 
 def fig10(paths: Paths, source: str) -> Drawn:
@@ -126,16 +150,15 @@ def fig10(paths: Paths, source: str) -> Drawn:
 def _switching(rows: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.4)
     axes = figure.subplots()
-    bars = (
-        _Bar("one", PALETTE["grey"], "contexts not kept apart"),
-        _Bar("ratio", PALETTE["blue"], "context switches", "published_ratio"),
-    )
-    _draw_bars(axes, rows.assign(one=1.0), bars)
+    bars = (_Bar("ratio", PALETTE["blue"], "context switches", "published_ratio"),)
+    _draw_bars(axes, rows, bars, is_from_zero=False)
+    reference(axes, [-0.5, len(rows) - 0.5], [1.0, 1.0])
     axes.set_xticks(range(len(rows)), [STAND_IN_TITLES.get(model, model) for model in rows["model"]])
     spread = rows["ratio"] + rows["ratio_iqr"] / 2, rows["ratio"] - rows["ratio_iqr"] / 2
     axes.set_ylim(min(0.95, spread[1].min() - 0.01), max(1.06, spread[0].max() + 0.01))
     axes.set_ylabel("time of a micro-batch\nover that without switches")
-    return finished(figure, source, _legend(bars, "published, V100"), ncols=3)
+    handles = _legend(bars, rows, "published, V100", is_from_zero=False)
+    return finished(figure, source, [*handles, reference_handle("contexts not kept apart")], ncols=4)
 
 
 def fig11(paths: Paths, source: str) -> Drawn:
@@ -166,7 +189,7 @@ def _determinism(rows: pd.DataFrame, source: str) -> Figure:
         axes.set_title(STAND_IN_TITLES.get(model, model))
     for axes in grid[:, 0]:
         axes.set_ylabel("time of a micro-batch\nover stock training")
-    return finished(figure, source, _legend(bars, "published, GPU in brackets"), ncols=4)
+    return finished(figure, source, _legend(bars, rows, "published, GPU in brackets"), ncols=5)
 
 
 def fig12(paths: Paths, source: str) -> Drawn:
@@ -189,7 +212,7 @@ def _copying(rows: pd.DataFrame, source: str) -> Figure:
     _draw_bars(axes, rows.assign(one=1.0), bars)
     axes.set_xticks(range(len(rows)), [STAND_IN_TITLES.get(model, model) for model in rows["model"]])
     axes.set_ylabel("time over a stock step")
-    return finished(figure, source, _legend(bars, "published, 8 on V100"), ncols=4)
+    return finished(figure, source, _legend(bars, rows, "published, 8 on V100"), ncols=5)
 
 
 def fig13(paths: Paths, source: str) -> Drawn:

@@ -119,7 +119,7 @@ def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
     rows = read_csv(paths["table4"], TABLE4)
     cells = read_published("table4", paths["published_table4"])
     marks = cells.rename(columns=lambda name: name.removeprefix("published_"))
-    note = f"restart delay {delay_s:g} s; number: ratio to Morphling-lookahead"
+    note = f"restart delay {delay_s:g} s; number before a bar: ratio to Morphling-lookahead"
     label = "printed by the released simulator"
     figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, LOOKS, _TRACES, marks, label)
     return figure, rows
@@ -143,10 +143,9 @@ def lists(paths: Paths, source: str) -> Drawn:
         for name, what in (("jct", "average JCT"), ("makespan", "makespan"))
     ]
     n_lists = f"{shown['lists'].min()} lists"
-    heading = (
-        f"geometric mean and 95 % interval, {n_lists}, restart delay {shown['restart_delay_s'].iloc[0]:g} s"
-    )
-    figure = plot_intervals(pd.concat(parts), source, heading, "breaks guarantees", LOOKS | _OBJECTIVES)
+    heading = f"geometric mean, {n_lists}, restart delay {shown['restart_delay_s'].iloc[0]:g} s"
+    hollow, spread_label = "breaks guarantees", "95 % interval"
+    figure = plot_intervals(pd.concat(parts), source, heading, hollow, spread_label, LOOKS | _OBJECTIVES)
     return figure, rows
 
 
@@ -162,7 +161,7 @@ def rivals(paths: Paths, source: str) -> Drawn:
     n_runs = rows["runs"].min()
     many = "one run each" if n_runs == 1 else f"{n_runs} runs each"
     heading = f"average JCT, or makespan where that is the aim, over that of shipped values; {many}"
-    return plot_variants(shown, source, heading, LOOKS | _OBJECTIVES), rows
+    return plot_variants(shown, source, heading, "as shipped", LOOKS | _OBJECTIVES), rows
 
 
 def threads(paths: Paths, source: str) -> Drawn:
@@ -175,7 +174,7 @@ def threads(paths: Paths, source: str) -> Drawn:
         | {end: worth[f"ratio_{end}"] for end in ("mean", "low", "high")}
     )
     heading = f"average JCT with requested over that with chosen CPU threads, {worth['n'].min()} lists"
-    return plot_variants(shown, source, heading, LOOKS), rows
+    return plot_variants(shown, source, heading, "no difference", LOOKS), rows
 
 
 def ablation(paths: Paths, source: str) -> Drawn:
@@ -246,7 +245,7 @@ def knowledge(paths: Paths, source: str) -> Drawn:
     shown["text"] = [f"{100 * share:.0f}" for share in rows["known_starts"]]
     label = "average JCT [min];\nnumbers: known starts [%]"
     titles = {name: title.replace("-", "-\n") for name, title in _TITLES.items()} | _TRACES
-    return plot_grouped_bars(shown, source, _MODES, label, titles), rows
+    return plot_grouped_bars(shown, source, _MODES, label, titles, spread_label="95 % interval"), rows
 
 
 def load(paths: Paths, source: str) -> Drawn:
@@ -282,5 +281,5 @@ def scale(paths: Paths, source: str) -> Drawn:
             "wall time of a decision [ms]",
         ),
     ]
-    heading = "median of repeated simulations; bars: from the fastest to the slowest"
-    return plot_costs(rows, source, metrics, heading, LOOKS), rows
+    heading, spread_label = "median of repeated simulations", "fastest to slowest"
+    return plot_costs(rows, source, metrics, heading, spread_label, LOOKS), rows

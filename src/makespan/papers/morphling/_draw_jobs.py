@@ -19,7 +19,10 @@ from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
     TWO_COLUMNS_IN,
+    cannot_run,
+    cannot_run_handle,
     finished,
+    limit_handle,
     name_coincident,
     new_figure,
     ordered,
@@ -28,9 +31,12 @@ from makespan.plots import (
     plot_error_bars,
     plot_prediction,
     plot_sensitivity,
+    published,
+    published_handle,
     require_columns,
     styled,
 )
+from makespan.plots import limit as limit_line
 from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES, read_csv
 from makespan.units import MINUTE
 from makespan.workloads import workload
@@ -43,7 +49,6 @@ Drawn = tuple[Figure, pd.DataFrame]
 _OFFLOAD = (PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title)
 _CPU_FIGURE_GPUS = (1, 2, 4, 8)
 _STRATEGY_COLOURS = ("blue", "vermilion", "green", "purple", "orange")
-_STRATEGY_MARKERS = ("o", "s", "^", "v", "D")
 _JOB_COLOURS = ("sky", "orange", "green", "purple")
 _BAR_WIDTH = 0.26
 _LABEL_SHARE = 0.17  # of the largest stack: height of a label of two lines
@@ -51,7 +56,6 @@ _SPECIAL_RUNS = {"switching": PALETTE["vermilion"], "other seed": PALETTE["black
 _RUN_COLOURS = ("blue", "sky", "green", "orange", "purple", "brown", "grey")
 _RUN_LINES = ("-", "--", ":")
 _SMALLEST_DIFFERENCE = 1e-8
-_NOTE = "#505050"
 
 
 def table2(paths: Paths, source: str, forms: Sequence[str], shown: str) -> Drawn:
@@ -114,7 +118,7 @@ def fig7(paths: Paths, source: str, workload_key: str, stage_duration_s: float) 
 
 @styled
 def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, global_batch_size: int) -> Figure:
-    """Draw throughput over time by strategy; hollow marks are published, crosses stages that cannot run."""
+    """Draw throughput over time by strategy, with published values and stages that cannot run."""
     needed = ("strategy", "stage", "gpus", "plan", "throughput_samples_per_s", "published_iter_time_s")
     require_columns(table, *needed, figure="fig7")
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
@@ -163,13 +167,11 @@ def _draw_strategy(
     steps = np.repeat(np.where(values > 0, values, np.nan), 2)
     style = _strategy_line(number)
     axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=name, **style)
-    marks: dict[str, Any] = {"ls": "none", "color": style["color"], "zorder": 5}
     x = edges[:-1] + offset * minutes
     has_failed = ~(values > 0)
-    axes.plot(x[has_failed], np.full(has_failed.sum(), floor), marker="x", ms=4, mew=1.2, **marks)
+    cannot_run(axes, x[has_failed], np.full(has_failed.sum(), floor), style["color"])
     ran = published_s > 0
-    marker = _STRATEGY_MARKERS[number % len(_STRATEGY_MARKERS)]
-    axes.plot(x[ran], batch / published_s[ran], marker=marker, ms=4.2, mfc="white", mew=0.9, **marks)
+    published(axes, x[ran], batch / published_s[ran], style["color"])
 
 
 def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
@@ -177,20 +179,18 @@ def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str)
     place["transform"] = axes.get_xaxis_transform()
     for number, row in enumerate(first.to_dict("records")):
         if number:
-            axes.axvline(number * minutes, color="#9a9a9a", lw=0.6, ls=(0, (3, 3)), zorder=1)
+            axes.axvline(number * minutes, color="#c4c4c4", lw=0.6, zorder=1)
         middle = (number + 0.5) * minutes
         axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit}{'s' * (row['gpus'] != 1)})", **place)
         axes.text(middle, 0.915, row["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **place)
 
 
 def _strategy_handles(strategies: list[str], kinds: set[str]) -> list[Line2D]:
-    mark: dict[str, Any] = {"ls": "none"}
     handles = [Line2D([], [], label=name, **_strategy_line(number)) for number, name in enumerate(strategies)]
     if "published value" in kinds:
-        hollow: dict[str, Any] = {"marker": "o", "ms": 4.2, "mfc": "white", "mec": "#555555"}
-        handles.append(Line2D([], [], label="published value", **hollow, **mark))
+        handles.append(published_handle("published value"))
     if "cannot run" in kinds:
-        handles.append(Line2D([], [], marker="x", ms=4, mew=1.2, color="#555555", label="cannot run", **mark))
+        handles.append(cannot_run_handle())
     return handles
 
 
@@ -204,7 +204,7 @@ def fig8(paths: Paths, source: str) -> Drawn:
 def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     """Draw speed-ups stacked for each scheduler, with labels beside the bars.
 
-    Thick marks on the left are the published values, stacked alike.
+    Marks on the left are the published values, stacked alike, each with its number.
     """
     require_columns(table, "scheduler", "job", "gpus", "plan", "speedup", "published_speedup", figure="fig8")
     figure = new_figure(1.2 * ONE_COLUMN_IN, 2.6)
@@ -223,13 +223,12 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("speed-up\n[× the job alone on all GPUs]")
     boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
-    mark = Line2D([], [], color="black", lw=1.6, label="published")
-    return finished(figure, source, [*boxes, mark], ncols=3)
+    return finished(figure, source, [*boxes, published_handle("published, with its value")], ncols=3)
 
 
 def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str], room: float) -> None:
-    values, published = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
-    tops, marks = np.cumsum(values), np.cumsum(published)
+    values, printed = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
+    tops, marks = np.cumsum(values), np.cumsum(printed)
     left, right = x - _BAR_WIDTH / 2, x + _BAR_WIDTH / 2
     axes.bar(
         x,
@@ -245,9 +244,7 @@ def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str], r
         text = f"{value:.2f}: {gpus} GPU{'s' * (gpus != 1)},\n{plan}"
         axes.text(right + 0.03, place, text, va="center", linespacing=1.0)
     for place, mark in zip(_apart(marks, room / 2), marks, strict=True):
-        axes.plot(
-            [left - 0.06, left + 0.03], [mark] * 2, color="black", lw=1.6, solid_capstyle="butt", zorder=5
-        )
+        published(axes, left - 0.03, mark)
         axes.text(left - 0.08, place, f"{mark:.2f}", ha="right", va="center")
     axes.text(
         x, tops[-1] + room / 10, f"{tops[-1]:.2f}", ha="center", va="bottom", fontweight="bold", zorder=6
@@ -292,7 +289,12 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
     right.set_ylabel(f"|loss $-$ loss of {runs[0]}| [nat]")
     for axes in (left, right):
         axes.set_xlabel("optimiser step")
-    finished(figure, source, left.get_legend_handles_labels()[0], strip=False, ncols=5)
+    handles = left.get_legend_handles_labels()[0]
+    if summary["kind"].str.startswith("published").any():
+        handles.append(published_handle("published: mean and largest, black: other seed", PALETTE["grey"]))
+    if (summary["kind"] == "other seed").any():
+        handles.append(limit_handle(f"{limit:g} × mean of other seed"))
+    finished(figure, source, handles, strip=False, ncols=5)
     name_coincident(figure)
     if same:
         right.set_title(f"no difference: {', '.join(same)}")
@@ -309,21 +311,13 @@ def _run_look(run: str, plain: list[str]) -> tuple[str, str]:
 
 def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
     """Draw what the claim allows, and the paper's means and largest values at the right edge."""
-    note: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "top", "color": _NOTE}
     other = summary[summary["kind"] == "other seed"]["mean_abs_difference"]
     if len(other):
-        level = limit * float(other.iloc[0])
-        axes.axhline(level, color=PALETTE["grey"], lw=0.7, ls="--")
-        text = f"{limit:g} x mean of other seed"
-        axes.annotate(text, (0.02, level), xytext=(0, -2), textcoords="offset points", **note)
+        limit_line(axes, limit * float(other.iloc[0]))
     paper = summary[summary["kind"].str.startswith("published")]
-    if paper.empty:
-        return
     for number, (_, row) in enumerate(paper.iterrows()):
         spot = 1.03 + 0.03 * number
         colour = PALETTE["black" if str(row["kind"]).endswith("other seed") else "grey"]
-        axes.plot(
-            [spot, spot], [row["mean_abs_difference"], row["max_abs_difference"]], color=colour, lw=1,
-            marker="_", ms=4, clip_on=False, transform=axes.get_yaxis_transform()
-        )  # fmt: skip
-    axes.annotate("published:\nmean, max", (1.02, 0.012), annotation_clip=False, **note)
+        span = [row["mean_abs_difference"], row["max_abs_difference"]]
+        outside: dict[str, Any] = {"clip_on": False, "transform": axes.get_yaxis_transform()}
+        published(axes, [spot, spot], span, colour, is_joined=True, **outside)

@@ -8,10 +8,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from makespan.confidence import half_widths
 from makespan.papers.oobleck._tables_simulation import ABLATION, FIG9, FIG10, FIG13
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, Look, finished, new_figure, ordered, styled
+from makespan.plots import (
+    PALETTE,
+    TWO_COLUMNS_IN,
+    Look,
+    beyond,
+    beyond_handle,
+    cannot_run,
+    cannot_run_handle,
+    finished,
+    new_figure,
+    ordered,
+    plain_numbers,
+    published,
+    published_handle,
+    reference,
+    reference_handle,
+    spread,
+    spread_handle,
+    styled,
+)
 from makespan.tables import read_csv
 
 __all__ = ["LOOKS", "MODES", "SOURCES", "ablation", "averaged", "fig9", "fig10", "fig13"]
@@ -30,7 +50,7 @@ SOURCES = {
 }
 MODES = {"compat": "as released", "fixed": "repaired"}
 _WIDTH = 0.27
-_RATIOS = (0.4, 2.2)  # larger ones are in the table
+_RATIOS, _RATIO_TICKS = (0.4, 2.5), (0.5, 0.7, 1.0, 1.4, 2.0)  # what the axis holds: most ratios are near 1
 _MODEL_LOOKS = (
     *((PALETTE["black"], "o"), (PALETTE["purple"], "s"), (PALETTE["sky"], "^")),
     *((PALETTE["vermilion"], "D"), (PALETTE["green"], "v")),
@@ -53,14 +73,15 @@ def _bars(axes: Axes, rows: pd.DataFrame, traces: Sequence[str]) -> None:
         own = rows[rows["system"] == system].set_index("trace").reindex(pd.Index(traces))
         x = np.arange(len(traces)) + (offset - 1) * _WIDTH
         if not own["feasible"].fillna(False).astype(bool).any():
-            axes.text(x[0] - _WIDTH / 2, 0, " OOM", rotation=90, va="bottom", color=look.colour, size=7)
+            cannot_run(
+                axes, x, np.full(len(x), 0.05), look.colour, ms=3, transform=axes.get_xaxis_transform()
+            )
             continue
         heights = own["throughput_samples_per_s"].to_numpy(float)
-        errors = np.nan_to_num(own["half_width_samples_per_s"].to_numpy(float))
+        half = own["half_width_samples_per_s"].to_numpy(float)
         axes.bar(x, heights, _WIDTH, color=look.colour, lw=0, zorder=2)
-        axes.errorbar(x, heights, errors, ls="none", color="black", elinewidth=0.7, zorder=3)
-        marks = own["published_samples_per_s"].to_numpy(float)
-        axes.hlines(marks, x - 0.6 * _WIDTH, x + 0.6 * _WIDTH, color="black", lw=0.9, zorder=4)
+        spread(axes, x, heights - half, heights + half)
+        published(axes, x, own["published_samples_per_s"].to_numpy(float), ms=2.6, mew=0.7)
     axes.set_xticks(range(len(traces)), traces, rotation=90)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
@@ -94,11 +115,16 @@ def bars(table: pd.DataFrame, source: str, label: str) -> Figure:
     for axes in panels[-1]:
         axes.set_xlabel(label)
     shown = ordered(table["system"], LOOKS)
-    handles = [
-        *(Patch(color=LOOKS[name].colour, label=LOOKS[name].title) for name in shown),
-        Line2D([], [], color="black", lw=0.9, label="published"),
+    handles: list[Patch | Line2D] = [
+        Patch(color=LOOKS[name].colour, label=LOOKS[name].title) for name in shown
     ]
-    return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
+    if table["half_width_samples_per_s"].notna().any():
+        handles.append(spread_handle("95 % interval over seeds"))
+    if table["published_samples_per_s"].notna().any():
+        handles.append(published_handle())
+    if not table["feasible"].all():
+        handles.append(cannot_run_handle("out of memory"))
+    return finished(figure, SOURCES.get(source, source), handles, ncols=4 if is_single else len(handles))
 
 
 def fig9(paths: Mapping[str, str], source: str) -> Drawn:
@@ -125,25 +151,39 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
     traces, models = (list(dict.fromkeys(table[name])) for name in ("trace", "model"))
     systems = ordered(table["system"], LOOKS)
     defects = list(dict.fromkeys(table["defects"]))
-    figure = new_figure(TWO_COLUMNS_IN, 1.5 * len(traces) + 0.6)
+    figure = new_figure(TWO_COLUMNS_IN, 2.0 * len(traces) + 0.6)
     panels = figure.subplots(len(traces), len(systems), sharex=True, sharey=True, squeeze=False)
+    is_beyond = False
     for row, trace in zip(panels, traces, strict=True):
         for axes, system in zip(row, systems, strict=True):
-            axes.axhline(1.0, color=PALETTE["grey"], lw=0.6)
+            reference(axes, [-0.5, len(defects) - 0.5], [1.0, 1.0])
             for model, (colour, marker) in zip(models, _MODEL_LOOKS, strict=False):
                 own = table[
                     (table["trace"] == trace) & (table["system"] == system) & (table["model"] == model)
                 ]
-                ratios = own.set_index("defects")["ratio"].reindex(pd.Index(defects)).to_numpy(float)
-                axes.plot(
-                    range(len(defects)), ratios, ls="none", marker=marker, ms=3, color=colour, label=model
-                )
+                own = own.set_index("defects").reindex(pd.Index(defects))
+                x = np.arange(len(defects)) + 0.12 * (models.index(model) - (len(models) - 1) / 2)
+                ratios = own["ratio"].to_numpy(float)
+                axes.plot(x, ratios, ls="none", marker=marker, ms=3, color=colour, label=model)
+                for place, ratio in zip(x, ratios, strict=True):
+                    is_beyond |= beyond(axes, place, ratio, _RATIOS, colour, is_across=False)
+                stopped = (own["throughput_samples_per_s_as_released"] == 0).to_numpy()
+                bottom = np.full(int(stopped.sum()), 0.05)
+                cannot_run(axes, x[stopped], bottom, colour, ms=3, transform=axes.get_xaxis_transform())
+            axes.set_yscale("log")
             axes.set_ylim(*_RATIOS)
+            axes.yaxis.set_major_locator(FixedLocator(_RATIO_TICKS))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(plain_numbers())
             axes.set_xticks(range(len(defects)), [one.replace(" ", "+") for one in defects], rotation=90)
             axes.set_title(f"{LOOKS[system].title}, {trace}")
         row[0].set_ylabel("over as released")
-    handles = panels[0][-1].get_legend_handles_labels()[0]
-    return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
+    handles = [*panels[0][-1].get_legend_handles_labels()[0], reference_handle("as released")]
+    if (table["throughput_samples_per_s_as_released"] == 0).any():
+        handles.append(cannot_run_handle("no throughput as released"))
+    if is_beyond:
+        handles.append(beyond_handle())
+    return finished(figure, SOURCES.get(source, source), handles, ncols=4)
 
 
 def ablation(paths: Mapping[str, str], source: str) -> Drawn:

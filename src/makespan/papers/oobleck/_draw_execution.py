@@ -7,7 +7,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from makespan.papers.oobleck._tables_execution import PREDICTIONS
-from makespan.plots import ONE_COLUMN_IN, PALETTE, Look, finished, new_figure, styled
+from makespan.plots import (
+    ONE_COLUMN_IN,
+    PALETTE,
+    Look,
+    finished,
+    new_figure,
+    reference,
+    reference_handle,
+    styled,
+)
 from makespan.tables import read_csv
 
 __all__ = ["predictions"]
@@ -33,7 +42,7 @@ def panel(table: pd.DataFrame, source: str) -> Figure:
             predicted[own], measured[own], s=12, color=look.colour, marker=look.marker, lw=0, zorder=3
         )
     ends = [0.8 * min(predicted.min(), measured.min()), 1.25 * max(predicted.max(), measured.max())]
-    axes.plot(ends, ends, color=PALETTE["grey"], lw=0.8, zorder=1)
+    reference(axes, ends, ends)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set_xlabel("predicted iteration [ms]")
     axes.set_ylabel("measured iteration [ms]")
@@ -42,7 +51,8 @@ def panel(table: pd.DataFrame, source: str) -> Figure:
         for look in _NODES
         if look in looks
     ]
-    return finished(figure, f"{source}, small models", handles, ncols=4)
+    handles.append(reference_handle("as predicted"))
+    return finished(figure, f"{source}, small models", handles, ncols=5)
 
 
 def predictions(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:

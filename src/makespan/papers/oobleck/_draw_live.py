@@ -85,8 +85,9 @@ def panels(steps: pd.DataFrame, kills: pd.DataFrame, summary: pd.DataFrame, sour
         *(Line2D([], [], ls="", marker=look.marker, ms=4, color=look.colour, label=look.title)
           for look in _KINDS.values()),
         *(Patch(color=look.colour, label=look.title) for look in _SYSTEMS.values()),
+        Line2D([], [], color=PALETTE["blue"], lw=0.9, label="loss of a job under Oobleck"),
     ]  # fmt: skip
-    return finished(figure, f"{source}, small models", handles, ncols=6)
+    return finished(figure, f"{source}, small models", handles, ncols=4)
 
 
 def hybrid(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:

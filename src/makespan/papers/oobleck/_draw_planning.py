@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from makespan.papers.oobleck._tables_planning import INSTANTIATION, LAYER_THROUGHPUT, STUDIES, TEMPLATES
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
+from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, published, published_handle, styled
 from makespan.tables import read_csv
 from makespan.units import MS
 
@@ -39,10 +40,12 @@ def _draw_templates(table: pd.DataFrame) -> Figure:
     random = exact[exact["profile"].str.startswith("random")]
     groups = random.groupby("n_nodes")["imbalance"]
     nodes = groups.mean().index.to_numpy(float)
-    balance.plot(nodes, groups.mean(), "o-", color=_COLOURS[0], label="random32, mean of seeds")
+    balance.plot(nodes, groups.mean(), "o-", ms=2.5, color=_COLOURS[0], label="random32, mean of seeds")
     balance.fill_between(nodes, groups.min(), groups.max(), color=_COLOURS[0], alpha=0.2, lw=0, label="range")
     uniform = exact[exact["profile"] == "uniform24"]
-    balance.plot(uniform["n_nodes"], uniform["imbalance"], "s--", color=_COLOURS[1], label="uniform24")
+    balance.plot(
+        uniform["n_nodes"], uniform["imbalance"], "s--", ms=2.5, color=_COLOURS[1], label="uniform24"
+    )
     balance.set(xlabel="nodes", ylabel="slowest stage over mean", ylim=(0.98, None))
     balance.legend()
     _search_times(search, table)
@@ -58,7 +61,7 @@ def _search_times(axes: Axes, table: pd.DataFrame) -> None:
         )
     divided = table[(table["mode"] == "dc") & table["profile"].str.startswith("random")]
     means = divided.groupby("n_nodes")["wall_s"].mean() / MS
-    axes.plot(means.index, means, "x:", color=PALETTE["grey"], label="published search, 32 layers")
+    axes.plot(means.index, means, "v:", ms=3, color=PALETTE["grey"], label="published search, 32 layers")
     axes.set(xlabel="nodes", ylabel="time of the search [ms]", yscale="log")
     axes.legend()
 
@@ -103,8 +106,10 @@ def _draw_instantiation(table: pd.DataFrame) -> Figure:
     handles = [
         Patch(color=_PUBLISHED, label="published choice: one batch a template"),
         Patch(color=_OURS, label="ours: a batch for each pipeline"),
+        Line2D([], [], ls="none", marker="o", ms=3.5, color=PALETTE["grey"], label="a pipeline"),
+        Line2D([], [], lw=0.8, color=PALETTE["grey"], label="an iteration, with its time"),
     ]
-    return finished(figure, _SOURCE, handles, ncols=2)
+    return finished(figure, _SOURCE, handles, ncols=4)
 
 
 def _sizes(row: Mapping[Any, Any]) -> list[int]:
@@ -131,12 +136,10 @@ def _draw_layer_throughput(table: pd.DataFrame) -> Figure:
         axes.plot(
             rows["n_nodes"], rows["throughput_samples_per_s"], "o-", ms=2.5, color=_OURS, label="emulated"
         )
-        axes.plot(
-            rows["n_nodes"], rows["published_samples_per_s"], "x--", ms=3, color="black", label="published"
-        )
+        published(axes, rows["n_nodes"], rows["published_samples_per_s"], ms=2.8, is_joined=True)
         axes.set(title=model, ylim=(0, None), xlabel="nodes")
     panels[0].set_ylabel("samples/s")
-    handles, _ = panels[0].get_legend_handles_labels()
+    handles = [*panels[0].get_legend_handles_labels()[0], published_handle(joined_by="black")]
     return finished(figure, "emulated times of layers", handles, ncols=2)
 
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from makespan.papers.oobleck._bursts import burst_table
 from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
+from makespan.plots import PALETTE, TWO_COLUMNS_IN, compared, compared_handle, finished, new_figure, styled
 from makespan.tables import read_csv
 
 __all__ = ["bursts", "reconfiguration"]
@@ -60,7 +60,8 @@ def _stacked(table: pd.DataFrame, source: str) -> Figure:
         panels[1, column].set_xlabel("nodes lost at once")
     panels[0, 0].set_ylabel("share of losses")
     panels[1, 0].set_ylabel("state sent [kB]")
-    handles = [Patch(color=colour, label=label) for label, colour in _ACTIONS.values()]
+    handles: list[Patch | Line2D] = [Patch(color=colour, label=label) for label, colour in _ACTIONS.values()]
+    handles.append(compared_handle("sent by the node that sends most"))
     return finished(figure, "24 equal layers" if source == "emulated" else source, handles, ncols=4)
 
 
@@ -72,7 +73,7 @@ def _bars(shares: Axes, sent: Axes, rows: pd.DataFrame) -> None:
         base += heights
     sent.bar(x, rows["copies_bytes"].fillna(0) / _KB, 0.8, color=PALETTE["blue"], lw=0, zorder=2)
     marks = rows["most_sent_bytes"].fillna(0) / _KB
-    sent.hlines(marks, x - 0.4, x + 0.4, color="black", lw=1.2, zorder=3)
+    compared(sent, x, marks)
     sent.set_xticks(x, rows["n_lost"].astype(str).tolist())
     shares.set_ylim(0, 1)
     for axes in (shares, sent):

@@ -12,7 +12,19 @@ from makespan.papers.oobleck._draw_averages import LOOKS, MODES, SOURCES
 from makespan.papers.oobleck._interval_studies import INTERVALS
 from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_simulation import BREAKDOWN, SERIES
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, finished, new_figure, ordered, plain_numbers, styled
+from makespan.plots import (
+    PALETTE,
+    TWO_COLUMNS_IN,
+    cannot_run,
+    cannot_run_handle,
+    finished,
+    new_figure,
+    ordered,
+    plain_numbers,
+    reference,
+    reference_handle,
+    styled,
+)
 from makespan.tables import read_csv
 from makespan.units import HOUR
 
@@ -31,6 +43,8 @@ _COLOURS = {
     "stalled": PALETTE["grey"],
 }
 _WIDTH = 0.28
+_CASE = ["mode", "model", "trace"]
+_ANALYTIC = (0, (5, 1, 1, 1))
 
 
 def _stacks(axes: Axes, rows: pd.DataFrame, traces: Sequence[str], systems: Sequence[str]) -> None:
@@ -47,7 +61,7 @@ def _stacks(axes: Axes, rows: pd.DataFrame, traces: Sequence[str], systems: Sequ
             ticks.append(x)
             names.append(LOOKS[system].title[0] if len(traces) > 1 else LOOKS[system].title)
             if not below:
-                axes.text(x, 1.0, "OOM", rotation=90, ha="center", va="bottom", size=7)
+                cannot_run(axes, x, 0.05, transform=axes.get_xaxis_transform())
     axes.set_xticks(ticks, names)
     if len(traces) > 1:
         for place, trace in enumerate(traces):
@@ -69,7 +83,11 @@ def _breakdown(table: pd.DataFrame, source: str) -> Figure:
             _stacks(axes, own, traces, systems)
             axes.set_title(f"{model}, {MODES[mode]}")
         row[0].set_ylabel("share of time [%]")
-    handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
+    handles: list[Patch | Line2D] = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
+    if (table.groupby([*_CASE, "system"])["share"].sum() == 0).any() or len(
+        table[_CASE].drop_duplicates()
+    ) * len(systems) > len(table[[*_CASE, "system"]].drop_duplicates()):
+        handles.append(cannot_run_handle("out of memory"))
     return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
@@ -95,7 +113,9 @@ def _over_time(table: pd.DataFrame, source: str) -> Figure:
             rates, look = own["throughput_samples_per_s"], LOOKS[system]
             axes.step(own["time_s"] / HOUR, rates, where="post", color=look.colour, lw=0.8)
             if len(rates):
-                axes.axhline(float(rates.mean()), color=look.colour, lw=0.9, ls=":")
+                reference(
+                    axes, [0.0, float(own["time_s"].max()) / HOUR], [rates.mean()] * 2, color=look.colour
+                )
         axes.set_title(model)
         axes.set_ylim(0, None)
     for axes in panels[3:]:
@@ -105,6 +125,7 @@ def _over_time(table: pd.DataFrame, source: str) -> Figure:
     for axes in panels[len(models) + 1 :]:
         axes.set_axis_off()
     handles = [Line2D([], [], color=LOOKS[name].colour, label=LOOKS[name].title) for name in systems]
+    handles += [reference_handle("mean"), Line2D([], [], color="black", lw=0.8, label="nodes")]
     return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
@@ -125,16 +146,16 @@ def _intervals(table: pd.DataFrame, best: Mapping[tuple[str, str], float]) -> Fi
         own = table[table["model"] == model].sort_values("steps")
         look = LOOKS["varuna"]
         axes.plot(own["steps"], own["simulated_share"], color=look.colour, marker=look.marker, ms=3)
-        axes.plot(own["steps"], own["expected_share"], color="black", lw=0.8, ls=":")
+        axes.plot(own["steps"], own["expected_share"], color=look.colour, lw=0.8, ls=_ANALYTIC)
         axes.axhline(best[model, "oobleck_share"], color=LOOKS["oobleck"].colour, lw=1.0)
-        axes.axvline(best[model, "young_daly_steps"], color=PALETTE["grey"], lw=0.8, ls=(0, (4, 2)))
+        reference(axes, [best[model, "young_daly_steps"]] * 2, [0.0, 1.02])
         axes.set(xscale="log", xlabel="steps between checkpoints", title=model, ylim=(0, 1.02))
         axes.xaxis.set_major_formatter(plain_numbers())
     panels[0].set_ylabel("share of full throughput")
     handles = [
         Line2D([], [], color=LOOKS["varuna"].colour, marker="s", ms=3, label="Varuna"),
-        Line2D([], [], color="black", lw=0.8, ls=":", label="Varuna, analytic"),
-        Line2D([], [], color=PALETTE["grey"], lw=0.8, ls=(0, (4, 2)), label="Young and Daly"),
+        Line2D([], [], color=LOOKS["varuna"].colour, lw=0.8, ls=_ANALYTIC, label="Varuna, analytic"),
+        reference_handle("interval of Young and Daly"),
         Line2D([], [], color=LOOKS["oobleck"].colour, label="Oobleck"),
     ]
     return finished(figure, "generated losses, printed throughput", handles, ncols=4)

@@ -10,7 +10,18 @@ from matplotlib.patches import Patch
 
 from makespan.papers.slapo._tables_measured import TABLE4, TUNER
 from makespan.papers.slapo._tables_modelled import FIG9
-from makespan.plots import ONE_COLUMN_IN, PALETTE, TWO_COLUMNS_IN, finished, new_figure, styled
+from makespan.plots import (
+    ONE_COLUMN_IN,
+    PALETTE,
+    TWO_COLUMNS_IN,
+    finished,
+    new_figure,
+    published,
+    published_handle,
+    spread,
+    spread_handle,
+    styled,
+)
 from makespan.tables import read_csv
 
 __all__ = ["fig9_steps", "table4", "tuner"]
@@ -34,16 +45,13 @@ def _lines(table: pd.DataFrame, source: str) -> Figure:
     for number, (column, colour) in enumerate(_COUNTS.items()):
         x = np.arange(len(table)) + 0.4 * (number - 0.5)
         axes.bar(x, table[column].to_numpy(float), 0.36, color=PALETTE[colour], lw=0, zorder=2)
-    axes.plot(
-        np.arange(len(table)), table["published_lines"].to_numpy(float), ls="none", marker="D", ms=4,
-        mfc="white", mec="black", mew=0.9, zorder=5,
-    )  # fmt: skip
+    published(axes, np.arange(len(table)), table["published_lines"].to_numpy(float))
     axes.set_xticks(np.arange(len(table)), table["family"].tolist())
     axes.set_ylabel("lines of a schedule")
     handles = [
         Patch(color=PALETTE["blue"], label="statements, a helper is one"),
         Patch(color=PALETTE["sky"], label='lines without "for"'),
-        Line2D([], [], ls="none", marker="D", mfc="white", mec="black", label="authors' schedule"),
+        published_handle("published, of the authors' schedule"),
     ]
     return finished(figure, source, handles, ncols=3)
 
@@ -65,7 +73,8 @@ def _steps(rows: pd.DataFrame, source: str) -> Figure:
     colour = [colours.get(number, PALETTE["grey"]) for number in rows["n_gpus"]]
     rate = rows["throughput_samples_per_s"].to_numpy(float)
     half = rows["throughput_iqr_samples_per_s"].to_numpy(float) / 2
-    left.barh(places, rate, 0.22, color=colour, lw=0, xerr=half, error_kw={"elinewidth": 0.8}, zorder=2)
+    left.barh(places, rate, 0.22, color=colour, lw=0, zorder=2)
+    spread(left, places, rate - half, rate + half, is_across=True)
     parameters, kept = (rows[f"{name}_bytes"].to_numpy(float) / _MIB for name in ("parameter", "saved"))
     right.barh(places, parameters, 0.22, color=colour, lw=0, alpha=0.45, zorder=2)
     right.barh(places, kept, 0.22, left=parameters, color=colour, lw=0, zorder=2)
@@ -73,11 +82,12 @@ def _steps(rows: pd.DataFrame, source: str) -> Figure:
     left.invert_yaxis()
     left.set_xlabel("samples/s on CPU cores")
     right.set_xlabel("parameters (pale) and kept tensors of a process [MiB]")
-    handles = [
+    handles: list[Patch | Line2D] = [
         Patch(color=colours[number], label=f"{number} process{'es' if number > 1 else ''}")
         for number in numbers
         if number in colours
     ]
+    handles.append(spread_handle("± half the inter-quartile range"))
     return finished(figure, source, handles, ncols=len(handles))
 
 

@@ -15,10 +15,18 @@ from makespan.plots import (
     PALETTE,
     TWO_COLUMNS_IN,
     Look,
+    cannot_run,
+    cannot_run_handle,
+    compared,
+    compared_handle,
     finished,
     look_of,
     new_figure,
     ordered,
+    published,
+    published_handle,
+    reference,
+    reference_handle,
     styled,
 )
 from makespan.tables import read_csv
@@ -41,11 +49,12 @@ _STEPS = {
     "layers-tp": "+ tensor parallelism, 8 GPUs",
     "embedding-tp": "+ sharded embedding, 8 GPUs",
 }
+_EITHER = ["slapo-tp", "slapo-zero3"]
 _WIDTH, _RATE = 0.2, "throughput_samples_per_s"
 
 
 def _grouped(axes: Axes, rows: pd.DataFrame, names: Sequence[str], groups: Sequence[int]) -> None:
-    """Draw a group of bars for each number of GPUs, an X where an implementation has none."""
+    """Draw a group of bars for each number of GPUs, a cross where an implementation has no setting."""
     rates = rows.set_index(["implementation", "n_gpus"])[_RATE].to_dict()
     for index, name in enumerate(names):
         x = np.arange(len(groups)) + (index - (len(names) - 1) / 2) * _WIDTH
@@ -54,11 +63,16 @@ def _grouped(axes: Axes, rows: pd.DataFrame, names: Sequence[str], groups: Seque
                 height = rates[name, group]
                 axes.bar(position, height, _WIDTH * 0.92, color=look_of(LOOKS, name).colour, lw=0, zorder=2)
             else:
-                axes.text(position, 0.0, "X", ha="center", va="bottom", fontsize="x-small")
+                cannot_run(axes, position, 0.05, ms=3.5, transform=axes.get_xaxis_transform())
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
     axes.set_xlim(-0.55, len(groups) - 0.45)
     axes.set_title(str(rows["model"].iloc[0]))
     axes.grid(visible=False, axis="x")
+
+
+def _has_gaps(rows: pd.DataFrame, n_bars: int) -> bool:
+    """Tell whether a model lacks some of its bars."""
+    return bool((rows.groupby("model").size() < n_bars).any())
 
 
 @styled
@@ -74,20 +88,21 @@ def _nodes(rows: pd.DataFrame, source: str) -> Figure:
         for index, name in enumerate(names):
             best = tuned[tuned["implementation"] == name].sort_values("n_gpus")
             x = [groups.index(group) + (index - (len(names) - 1) / 2) * _WIDTH for group in best["n_gpus"]]
-            axes.plot(
-                x, best["throughput_samples_per_s"], ls="none", marker="_", ms=6, color="black", zorder=4
-            )
+            compared(axes, x, best["throughput_samples_per_s"])
         axes.set_ylim(0, 1.05 * float(own.loc[own["kind"].isin(["published", "tuned"]), _RATE].max()))
     for axes in panels[len(models) :]:
         axes.set_visible(False)
-    for axes in panels[3:]:
+    for axes in panels[3 : len(models)]:
         axes.set_xlabel("GPUs")
     for axes in panels[::3]:
         axes.set_ylabel("samples/s")
-    bars = [Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names]
-    tuned_handle = Line2D([], [], ls="none", marker="_", ms=6, color="black", label="tuned")
-    has_tuned = "tuned" in set(rows["kind"])
-    handles = [*bars, tuned_handle] if has_tuned else bars
+    handles: list[Patch | Line2D] = [
+        Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names
+    ]
+    if "tuned" in set(rows["kind"]):
+        handles.append(compared_handle("tuned"))
+    if _has_gaps(rows[rows["kind"] == "published"], len(names) * len(groups)):
+        handles.append(cannot_run_handle("no printed setting"))
     return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
@@ -111,23 +126,20 @@ def _clusters(table: pd.DataFrame, source: str) -> Figure:
         axes.set_ylim(0, None)
         marks = printed[printed["model"] == model]
         for row in marks.itertuples():
-            # The printed bar of Slapo is of either schedule, so it stands between both.
-            places = {"megatron": 0.0, "deepspeed": 2.0, "slapo": 2.0}
-            shift = places[str(row.implementation)] - (len(names) - 1) / 2
-            x = groups.index(row.n_gpus) + shift * _WIDTH
-            half = _WIDTH * (1.5 if row.implementation == "slapo" else 0.5)
-            axes.hlines(row.throughput_samples_per_s, x - half, x + half, color="black", lw=1.2, zorder=4,
-                        ls=":" if row.implementation == "slapo" else "-")  # fmt: skip
+            # The printed bar of Slapo is of either schedule, so both have its mark, and a line joins them.
+            schedules = _EITHER if row.implementation == "slapo" else [str(row.implementation)]
+            shifts = [names.index(name) - (len(names) - 1) / 2 for name in schedules if name in names]
+            x = [groups.index(row.n_gpus) + shift * _WIDTH for shift in shifts]
+            published(axes, x, [row.throughput_samples_per_s] * len(x), is_joined=True)
         axes.set_xlabel("GPUs")
     panels[0].set_ylabel("samples/s")
     handles: list[Patch | Line2D] = [
         Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names
     ]
     if len(printed):
-        handles += [
-            Line2D([], [], color="black", lw=1.2, label="printed"),
-            Line2D([], [], color="black", lw=1.2, ls=":", label="printed, Slapo"),
-        ]
+        handles.append(published_handle("published, joined where of either schedule", "black"))
+    if _has_gaps(own, len(names) * len(groups)):
+        handles.append(cannot_run_handle("no setting"))
     return finished(figure, SOURCES.get(source, source), handles, ncols=3)
 
 
@@ -170,7 +182,7 @@ def _predictions(rows: pd.DataFrame, source: str) -> Figure:
     low, high = values.min() - 3, values.max() + 3
     for axes, protocol in zip(panels, protocols, strict=True):
         own = fits[fits["protocol"] == protocol]
-        axes.plot([low, high], [low, high], color=PALETTE["grey"], lw=0.8, zorder=1)
+        reference(axes, [low, high], [low, high])
         points = axes.scatter(
             own["published_samples_per_s"], own["predicted_samples_per_s"], s=9, c=own["ckpt_ratio"],
             cmap="viridis", zorder=3, vmin=0.25, vmax=1.0,
@@ -178,7 +190,7 @@ def _predictions(rows: pd.DataFrame, source: str) -> Figure:
         axes.set(xlim=(low, high), ylim=(low, high), xlabel="printed [samples/s]", title=protocol)
     panels[0].set_ylabel("predicted [samples/s]")
     figure.colorbar(points, ax=list(panels), label="share of recomputed layers")
-    return finished(figure, SOURCES.get(source, source), [])
+    return finished(figure, SOURCES.get(source, source), [reference_handle("as printed")])
 
 
 def fig10_fit(paths: Paths, source: str) -> Drawn:

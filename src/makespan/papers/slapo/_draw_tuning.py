@@ -46,7 +46,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, levels: Sequence[float]) -> None:
     }
     axes.plot(tried["ckpt_ratio"], tried["global_batch_size"], ls="none", clip_on=False, **tried_look)
     best = grid.nlargest(1, "throughput_samples_per_s")
-    best_look: dict[str, Any] = {"marker": "x", "ms": 8, "mew": 1.6, "color": PALETTE["black"]}
+    best_look: dict[str, Any] = {"marker": "o", "ms": 8, "mew": 1.4, "mfc": "none", "mec": PALETTE["black"]}
     axes.plot(best["ckpt_ratio"], best["global_batch_size"], ls="none", clip_on=False, **best_look)
     axes.set_xticks(x, [f"{ratio:g}" for ratio in x])
     axes.set_yticks(y[::2])
@@ -68,7 +68,7 @@ def _contours(table: pd.DataFrame, source: str) -> Figure:
     panels[0].set_ylabel("global batch size")
     handles = [
         Line2D([], [], ls="none", marker="*", color=PALETTE["vermilion"], label="tried by the frontier"),
-        Line2D([], [], ls="none", marker="x", color=PALETTE["black"], label="best of all"),
+        Line2D([], [], ls="none", marker="o", mfc="none", mec=PALETTE["black"], label="best of all"),
         Patch(color="#d9d9d9", label="out of memory"),
     ]
     return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
