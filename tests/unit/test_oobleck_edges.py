@@ -151,6 +151,18 @@ def test_too_few_nodes_for_the_largest_model_wait_where_that_is_repaired():
     assert repaired.times_s["stalled"] == pytest.approx(3600.0 - 45.0 + 45.0 - 10.0, abs=15.0)
 
 
+@pytest.mark.parametrize("n_nodes", [12, 13, 14, 15])
+def test_a_released_job_without_throughput_begins_an_endless_step_also_below_the_table(n_nodes):
+    """The release takes the first row of the table for fewer nodes: nodes that join later are not used."""
+    there = trace((0, n_nodes), (HOUR_MS, 17 - n_nodes), (2 * HOUR_MS, 1))
+    costs = SIM.costs("oobleck", "GPT-3 6.7B")
+    released = simulate("oobleck", there, costs, repairs("compat"))
+    assert released.n_steps == 0 and released.times_s["useful"] == 1e9
+    for one in ("D7", "D10"):
+        waiting = simulate("oobleck", there, costs, repairs("compat", switches(one)))
+        assert (waiting.n_steps > 0) is (one == "D7" or n_nodes < 15)
+
+
 def test_below_the_table_a_job_waits_only_where_that_is_repaired():
     there = EDGES["fewer than the table has"]
     costs = SIM.costs("oobleck", "BERT-Large")

@@ -158,3 +158,16 @@ def test_nothing_is_asked_for_again_while_nothing_changes(name):
     options = {"restart_delay_s": 20.0, "interval_s": 60.0}
     result = simulate(jobs, nodes(v=4), PlannedCatalogue([of]), policy(name), **options)
     assert result.n_decisions == 4
+
+
+@pytest.mark.parametrize("name", ["easyscale-heter-growth", "easyscale-heter", "easyscale-homo"])
+def test_jobs_submitted_at_the_same_time_are_served_by_name_however_the_rows_are_shuffled(name):
+    """Names compare with numbers by value: job 9 comes before job 10."""
+    kinds = [kind("mixed", 8, (V100, P100, T4), 4000.0), kind("home", 4, work=6000.0)]
+    jobs = [job(f"job-{number}", kinds[number % 2], 60.0 * (number // 6)) for number in range(12)]
+    held = [
+        run(name, nodes(v=3, p=2, t=3), kinds, [jobs[index] for index in order])
+        for order in ((*range(12),), (*reversed(range(12)),), (5, 11, 2, 8, 0, 6, 10, 4, 3, 9, 1, 7))
+    ]
+    assert held[0] == held[1] == held[2]
+    assert held[0]["job-9"][0][0] <= held[0]["job-10"][0][0]

@@ -6,9 +6,14 @@ each running job offers for every type the growth that speeds it up most for eac
 exchange of GPUs for those of another type; the best offers that free GPUs allow are taken. Jobs shrink only
 where capacity is announced to be withdrawn.
 
+Equal offers, and jobs that wait for the same GPU, are served in the order of submission. Jobs submitted at
+the same time are served in the order of their names, in which numbers compare by value, so that the order of
+the rows of a job list changes nothing.
+
 Deviation: a job without a configuration on one GPU starts as requested once that fits, and stays so.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,6 +41,8 @@ _ROUNDING = 1e-9
 _DIGITS = 9  # of a score: offers that are equal but for rounding are ties
 
 Options = tuple[Configuration, ...]
+_Turn = tuple[float, tuple[tuple[int, str], ...], str]
+_NUMBERS = re.compile(r"(\d+)")
 
 
 class _Offer(NamedTuple):
@@ -56,6 +63,16 @@ class _Menu:
         self._types: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._options: dict[tuple[str, Devices], Options] = {}
         self._offers: dict[tuple[Configuration, int, tuple[str, ...]], tuple[_Offer, ...]] = {}
+        self._turns: dict[str, _Turn] = {}
+
+    def turn(self, job: JobView) -> _Turn:
+        """Return a job's place among those that are otherwise equal: time of submission, then name."""
+        spec = job.spec
+        if spec.job_id not in self._turns:
+            parts = _NUMBERS.split(spec.job_id)  # text and digits alternate
+            key = tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
+            self._turns[spec.job_id] = (spec.submit_time_s, key, spec.job_id)
+        return self._turns[spec.job_id]
 
     def options(self, workload: str, devices: Devices) -> Options:
         """Return what a workload may run as on just these devices, one a placement."""
@@ -230,7 +247,7 @@ class _Round:
 
     def start(self) -> None:
         """Give one GPU to each waiting job, of the slowest type that is free; others start as requested."""
-        for job in self._view.pending:
+        for job in sorted(self._view.pending, key=self._menu.turn):
             types = self._menu.types(job)
             wanted = [self._menu.options(job.spec.workload, ((name, 1),)) for name in types]
             if not types:
@@ -246,7 +263,7 @@ class _Round:
         """Take offers of jobs that ran before, the best first, at most one of each."""
         types = {name: rank for rank, name in enumerate(("", *self._view.cluster.gpu_types))}
         offers = [
-            (-offer.score, -offer.n_gpus, job.index, types[offer.gpu_type], number, offer, job)
+            (-offer.score, -offer.n_gpus, self._menu.turn(job), types[offer.gpu_type], number, offer, job)
             for job in self._view.running
             if job.spec.job_id not in self.changes
             for number, offer in enumerate(self._menu.offers(job))

@@ -86,8 +86,9 @@ class Costs:
         rate = self.samples_per_s(n_nodes, repaired)
         if rate > 0:
             return max(int(1000 * self.samples_per_step / rate), 1)
-        is_below = n_nodes < min(self.throughput)
-        return None if Defect.D7 in repaired or is_below else _ENDLESS_MS
+        # As released, fewer nodes than the table has run at the rate of its first row, also where that is 0.
+        waits_below = Defect.D10 in repaired and n_nodes < min(self.throughput)
+        return None if Defect.D7 in repaired or waits_below else _ENDLESS_MS
 
 
 @dataclass(frozen=True, slots=True)
