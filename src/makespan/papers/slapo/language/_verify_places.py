@@ -19,7 +19,7 @@ from makespan.papers.slapo.language._agreement import Tolerance, compare, size_o
 from makespan.papers.slapo.language._collectives import Ranks, cut
 from makespan.papers.slapo.language._verify_weights import everywhere
 
-__all__ = ["Capture", "Passage", "Parting", "captured", "first_partings"]
+__all__ = ["Capture", "Passage", "Parting", "captured", "first_partings", "is_part"]
 
 _SAME, _DIFFERS, _SUMMAND, _UNKNOWN = "same", "differs", "summand", "unknown"
 _Key = tuple[str, int]
@@ -212,12 +212,12 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, acce
     axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
     if len(axes) != 1 or expected.shape[axes[0]] != ranks.size * actual.shape[axes[0]]:
         return _UNKNOWN
-    if _is_part(actual, expected, axes[0], ranks, accepted):
+    if is_part(actual, expected, axes[0], ranks, accepted):
         return _SAME
     return _UNKNOWN if may_sum else _DIFFERS
 
 
-def _is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted: Tolerance) -> bool:
+def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted: Tolerance) -> bool:
     """Whether a tensor is the part of this process, the axis cut in any number of equal blocks."""
     size, length = size_of(expected), actual.shape[axis]
     for n_blocks in (one for one in range(1, length + 1) if length % one == 0):

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from makespan.papers.slapo.language._agreement import Comparison
 from makespan.papers.slapo.language._journal import JournalEntry
 
-__all__ = ["Place", "VerifyReport"]
+__all__ = ["IN_TRAINING", "Place", "VerifyReport"]
 
+IN_TRAINING = " in training"
+"""End of the kind of what was compared in training mode, after it had agreed in evaluation mode."""
 _SHOWN = 6
 
 
@@ -19,7 +21,7 @@ class Place:
     Parameters
     ----------
     what
-        ``output``, ``input gradient``, ``parameter gradient`` or ``error``.
+        ``output``, ``input gradient``, ``parameter gradient``, ``buffer`` or ``error``.
     path, module
         Path of the module in the scheduled model, and its class.
     call
@@ -46,6 +48,7 @@ class Place:
             "output": "first output that differs",
             "input gradient": "last input gradient that differs",
             "parameter gradient": "first parameter gradient that differs",
+            "buffer": "first buffer that differs",
             "error": "the error was raised in",
         }[self.what]
         again = f", call {self.call}" if self.call else ""
