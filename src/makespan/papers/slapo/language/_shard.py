@@ -21,11 +21,15 @@ from makespan.papers.slapo.language._layouts import Sharding, TensorShard, keep_
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._shard_rules import ShardEffect, ShardRequest, shard_effect
 from makespan.papers.slapo.language._split_layers import become
+from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["Shard", "TiedShard", "ranks_of", "tie_of"]
+__all__ = ["CLIPPING", "Shard", "TiedShard", "ranks_of", "tie_of"]
+
+CLIPPING = "makespan.papers.slapo.language.clip_grad_norm(schedule, max_norm)"
+"""What clips gradients by the norm of the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,8 @@ def _keep_part(sch: "Schedule", plan: _Plan) -> None:
     carry_tags(whole, part, sch.metadata.tags)
     vars(part)["shard"] = shard
     sch.metadata.tags.add("shard")
+    if shard.world_size > 1:
+        sch.metadata.tags.add(refuse_plain_clipping([part], CLIPPING))
     setattr(sch.mod, plan.name, part)
     if (group := tie_of(sch, plan.name)) is not None:
         full = f"{sch.path}.{plan.name}".removeprefix(".")

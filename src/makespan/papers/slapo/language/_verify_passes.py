@@ -130,8 +130,8 @@ class Passes:
 
     def _compare_outputs(self, actual: Outcome, expected: Outcome) -> None:
         if actual.structure != expected.structure:
-            found, wanted = (shown(str(one.structure)) for one in (actual, expected))
-            self.faults.append(f"the output is {found}; expected: {wanted}")
+            structures = [shown(str(one.structure)) for one in (actual, expected)]
+            self.faults.append(f"the output is {structures[0]}; expected: {structures[1]}")
             return
         for name, one in expected.tensors.items():
             found = actual.tensors.get(name)
@@ -142,9 +142,9 @@ class Passes:
         if expected.loss is not None and actual.loss is not None:
             self._note("loss", "of the outputs", actual.loss, expected.loss)
         for name, value in expected.others.items():
-            found = actual.tensors.get(name, actual.others.get(name))
-            if not _is_same_value(found, value):
-                self.faults.append(f"output {name} is {shown(found)}; expected: {shown(value)}")
+            other = actual.tensors.get(name, actual.others.get(name))
+            if not _is_same_value(other, value):
+                self.faults.append(f"output {name} is {shown(other)}; expected: {shown(value)}")
         changed = sorted({*actual.changed_inputs()} ^ {*expected.changed_inputs()})
         self.faults += [f"input {name} is changed in place by one model only" for name in changed]
 
