@@ -232,6 +232,7 @@ class Verify:
                 one.ranks,
                 self._step(one.path),
                 self._stage(one.path),
+                one.is_summand,
             )
             for one in partings
         ]

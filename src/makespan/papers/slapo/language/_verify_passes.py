@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -21,12 +21,14 @@ from makespan.papers.slapo.language._agreement import (
 from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._copies import copy_module
 from makespan.papers.slapo.language._errors import shown
+from makespan.papers.slapo.language._layouts import PARTIAL, sharding_of
 from makespan.papers.slapo.language._verify_places import (
     Capture,
     Parting,
     captured,
     first_partings,
     is_part,
+    sums_agree,
 )
 from makespan.papers.slapo.language._verify_runs import (
     Call,
@@ -271,13 +273,17 @@ class Passes:
             except Exception:  # noqa: BLE001 - as it did before
                 key = actual.running[-1] if actual.running else ("", 0)
                 stopped = (*key, actual.passages[key].module if key in actual.passages else "")
-        self._clear()
         stops = {one: ranks for one, ranks in _together(everywhere(self.ranks, stopped)).items() if one}
         found = [Parting("error", path, module, call, who) for (path, call, module), who in stops.items()][:1]
-        found += first_partings(expected, actual, synced, self.ranks, self.accepted)
+        for one in first_partings(expected, actual, synced, self.ranks, self.accepted):
+            returns = sharding_of(self.weights.scheduled.get_submodule(one.path)).returns
+            found.append(
+                replace(one, is_summand=one.is_summand or (one.what == "output" and returns == PARTIAL))
+            )
         parameters = [name for name, _ in self.weights.scheduled.named_parameters()]
         buffers = [name for name, _ in self.weights.scheduled.named_buffers()]
         found = found or self._by_name("parameter gradient", parameters) or self._by_name("buffer", buffers)
+        self._clear()
         return found or [
             Parting("output", "", type(self.weights.scheduled).__name__, 0, tuple(range(self.ranks.size)))
         ]
@@ -290,8 +296,19 @@ class Passes:
             if who := tuple(rank for rank, own in enumerate(seen) if name in own):
                 path = name.rpartition(".")[0]
                 module = type(self.weights.scheduled.get_submodule(path)).__name__
-                return [Parting(kind, path, module, 0, who)]
+                return [Parting(kind, path, module, 0, who, self._is_summand(kind, name))]
         return []
+
+    def _is_summand(self, kind: str, name: str) -> bool:
+        """Whether the gradients that the processes have of a whole parameter add up to what is expected."""
+        source, shard = self.weights.origin.get(name, ("", None))
+        if kind != "parameter gradient" or shard is not None or not source:
+            return False
+        own = self.weights.scheduled.get_parameter(name).grad
+        whole = self.weights.original.get_parameter(source).grad
+        pairs = [] if own is None or whole is None else [(own, whole)]
+        actual, expected = [one for one, _ in pairs], [one for _, one in pairs]
+        return sums_agree(actual, expected, self.ranks, self.accepted[GRADIENT])
 
     def _recorded(self, model: nn.Module, capture: Capture) -> None:
         outcome = self._forward(model)

@@ -32,6 +32,8 @@ class Place:
         The last step of the schedule at the module or above it, None without one.
     stage
         The pipeline stage in which the module runs, None where the schedule has no stages.
+    is_summand
+        Whether the processes have summands of what is expected, so that an exchange is missing.
     """
 
     what: str
@@ -41,6 +43,7 @@ class Place:
     ranks: tuple[int, ...]
     step: JournalEntry | None
     stage: int | None = None
+    is_summand: bool = False
 
     def __str__(self) -> str:
         """Return it as a line of a report."""
@@ -54,7 +57,16 @@ class Place:
         again = f", call {self.call}" if self.call else ""
         stage = "" if self.stage is None else f" in stage {self.stage}"
         where = f"{which}: {self.path!r} ({self.module}){stage}{again}, seen by {_listed('rank', self.ranks)}"
-        return f"{where}; last step there: {self.step if self.step is not None else 'none'}"
+        remedy = ""
+        if self.is_summand:
+            missing = {
+                "output": "sync('fwd_post', 'all_reduce') is missing there",
+                "input gradient": "sync('bwd_post', 'all_reduce') is missing there or above",
+                "parameter gradient": "sync('bwd_post', 'all_reduce', on='parameters') is missing there, or "
+                "sync('bwd_post', 'all_reduce') after it",
+            }[self.what]
+            remedy = f"; the processes have summands of what is expected: {missing}"
+        return f"{where}; last step there: {self.step if self.step is not None else 'none'}{remedy}"
 
 
 @dataclass(frozen=True, slots=True)
