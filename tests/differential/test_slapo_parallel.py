@@ -10,8 +10,9 @@ from group_worker import on_processes
 pytestmark = pytest.mark.xdist_group("training")
 
 CASES = (
-    "exchanges_and_gradients", "reshard_schemes", "mlp", "fused_attention", "vocabulary", "embedding_columns",
-    "bottleneck", "transposed_convolutions", "transposed_linear_layers", "sequence_layout", "tied_vocabulary",
+    "exchanges_and_gradients", "reshard_schemes", "mlp", "fused_attention", "grouped_attention", "vocabulary",
+    "embedding_columns", "bottleneck", "transposed_convolutions", "transposed_linear_layers",
+    "sequence_layout", "tied_vocabulary",
 )  # fmt: skip
 BUILDS = (
     "values_do_not_depend_on_the_group", "states_move", "programs_differ", "failing_initialiser", "replicas",

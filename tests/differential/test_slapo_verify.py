@@ -11,8 +11,8 @@ pytestmark = pytest.mark.xdist_group("training")
 
 SOUND = ("sound", "part_by_part", "own_inputs", "errors_pass")
 SABOTAGE = (
-    "missing_backward_sync", "missing_forward_sync", "wrong_axis", "wrong_axis_of_a_hook",
-    "wrong_partition_of_qkv", "double_scaling", "other_steps", "one_process_alone",
+    "missing_backward_sync", "missing_forward_sync", "missing_sync_of_parameters", "wrong_axis",
+    "wrong_axis_of_a_hook", "wrong_partition_of_qkv", "double_scaling", "other_steps", "one_process_alone",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Schedules of the families in groups of processes; each process calls every function."""
 
+import inspect
 import warnings
 
 import torch
@@ -65,6 +66,8 @@ def samples_of_the_first():
     model = apply_schedule(build_family("opt"), "opt", broadcast_input=True).mod.eval()
     first = build_family("opt").eval()(*family_batch(spec, 2, 0).inputs)
     torch.testing.assert_close(model(tokens), first)
+    (name,) = inspect.signature(build_family("opt").forward).parameters
+    torch.testing.assert_close(model(**{name: tokens}), first)
     assert torch.equal(tokens, before)
 
 

@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,14 +11,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import _collectives as exchanges
 from makespan.papers.slapo.language import (
+    ShardError,
     build,
     create_schedule,
     full_state_dict,
     init_empty_weights,
     load_full_state_dict,
+    replay,
 )
+from makespan.papers.slapo.language import _collectives as exchanges
 from makespan.papers.slapo.language._collectives import SCHEMES
 from makespan.papers.slapo.language._consolidate import consolidate
 from makespan.papers.slapo.language._layouts import sharding_of
@@ -147,6 +150,57 @@ class Vocabulary(nn.Module):
 
     def forward(self, ids):
         return self.head(self.words(ids))
+
+
+class GroupedAttention(nn.Module):
+    """Four heads of queries for two of keys and values, all of them in one matrix."""
+
+    def __init__(self, heads=4, kv_heads=2):
+        super().__init__()
+        self.head_dim = HIDDEN // heads
+        self.sizes = [heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.head_dim]
+        self.qkv, self.output = nn.Linear(HIDDEN, sum(self.sizes)), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, hidden):
+        query, key, value = (
+            one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for one in self.qkv(hidden).split(self.sizes, -1)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+def grouped_attention():
+    """Blocks of different sizes are cut each by itself; heads that do not divide are refused by number."""
+    reference, model = seeded(GroupedAttention)
+    sch, size, sizes = create_schedule(model), dist.get_world_size(), model.sizes
+    if size > 2:
+        with pytest.raises(ShardError, match=r"'weight' has 2 heads or units of 4, .* among 4 processes"):
+            sch["qkv"].shard(["weight", "bias"], 0, groups=sizes)
+        with pytest.raises(ShardError, match="'weight' has 2 heads or units of 8"):
+            sch["qkv"].shard(["weight", "bias"], 0, groups=2, unit=8)
+        sch["qkv"].shard(["weight", "bias"], 0, groups=sizes, unit=1)
+        assert len(sch["qkv"].mod.weight) == sum(sizes) // size
+        return
+    sch["qkv"].shard(["weight", "bias"], 0, groups=sizes)
+    sch["qkv"].sync("bwd_post", "all_reduce")
+    sch.set_attr(sizes=[one // size for one in sizes])
+    sch["output"].shard("weight", 1)
+    sch["output"].sync("fwd_post", "all_reduce")
+    rows = drawn(2, 3, HIDDEN)
+    assert_same(reference, model, rows)
+    for key, one in full_state_dict(sch).items():
+        assert torch.equal(one, reference.state_dict()[key]), key
+    again = replay(seeded(GroupedAttention)[0], sch.dump())
+    assert all(
+        torch.equal(one, other) for one, other in zip(again.mod.parameters(), model.parameters(), strict=True)
+    )
+    whole, gathered = seeded(GroupedAttention)
+    layer = create_schedule(nn.ModuleDict({"qkv": gathered.qkv}))["qkv"]
+    layer.shard(["weight", "bias"], 0, groups=sizes)
+    layer.sync("bwd_post", "all_reduce")
+    layer.sync("fwd_post", "all_gather", tensor_parallel_output_grad=False)
+    assert_same(whole.qkv, layer.mod, rows)
 
 
 def vocabulary():

@@ -2,6 +2,7 @@
 
 import re
 
+import parallel_cases
 import pytest
 import torch
 import torch.distributed as dist
@@ -157,7 +158,8 @@ def missing_backward_sync():
     report = refused(
         sch,
         r"last input gradient that differs: 'layers\.1\.mlp\.up' \(Linear\)",
-        r"last step there: shard\(tensor_name=\['weight', 'bias'\], axis=0\) at 'layers\.1\.mlp\.up'",
+        r"last step there: shard\(tensor_name=\['weight', 'bias'\], axis=0\) at 'layers\.1\.mlp\.up';"
+        r" the processes have summands of .*: sync\('bwd_post', 'all_reduce'\) is missing there or above",
         change=lambda sch: shard(sch, "1 up backward"),
     )
     assert report.largest("output")[1] < 1e-5  # nobody would see it in the outputs
@@ -172,8 +174,31 @@ def missing_backward_sync():
 def missing_forward_sync():
     refused(
         create_schedule(model()),
-        r"first output that differs: 'layers\.0\.mlp\.down'",
+        r"first output that differs: 'layers\.0\.mlp\.down'.*: 'all_reduce'\) is missing there\n",
         change=lambda sch: shard(sch, "0 down forward"),
+    )
+
+
+def missing_sync_of_parameters():
+    """A norm that sees a part of the sequence has a part of the gradient."""
+
+    def change(sch):
+        sch.sync("fwd_pre", "RR->SR")
+        for layer in ("layers.0", "layers.1"):
+            sch[f"{layer}.up"].shard(["weight", "bias"], 0)
+            sch[f"{layer}.up"].sync("fwd_pre", "all_gather", axis=1)
+            sch[f"{layer}.down"].shard("weight", 1)
+            sch[f"{layer}.down"].sync("fwd_post", "reduce_scatter", axis=1)
+        sch["layers.0.norm"].sync("bwd_post", "all_reduce", on="parameters")
+        sch["last"].sync("fwd_pre", "SR->RR")
+
+    torch.manual_seed(0)
+    refused(
+        create_schedule(parallel_cases.Stack()),
+        r"parameter gradient layers\.1\.norm\.weight",
+        r"first parameter gradient that differs: 'layers\.1\.norm'.*on='parameters'\) is missing",
+        inputs=(torch.randn(2, 4, parallel_cases.HIDDEN),),
+        change=change,
     )
 
 

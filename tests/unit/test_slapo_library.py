@@ -4,14 +4,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from schedules import check_invariants  # noqa: E402
+from schedules import check_invariants, same_state, state_of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from makespan.papers.slapo.language import (  # noqa: E402
     SCHEDULES,
     ArgumentError,
     ConflictError,
+    KindError,
     PathError,
+    ScheduleError,
     ShardError,
     TracingError,
     Verify,
@@ -199,6 +201,52 @@ def test_a_family_without_a_schedule_is_refused():
 def test_a_model_of_another_family_is_refused_where_it_differs():
     with pytest.raises(PathError, match="transformer"):
         apply_schedule(build_family("bert"), "gpt")
+
+
+class Attending(nn.Module):
+    """Attention that is named as the zoo names it, of another make: its heads are called otherwise."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.dropout, self.num_attention_heads = nn.Dropout(0.1), 4
+
+
+def of_another_make(place):
+    """Return a model that a schedule takes at first, and stumbles over in its second layer."""
+    model = build_family("bert")
+    layer = model.bert.encoder.layer[1]
+    if place == "attribute":
+        layer.attention.self = Attending(64)
+    elif place == "kind":
+        layer.output.dense = nn.Identity()
+    else:
+        del layer.intermediate
+    return model
+
+
+@pytest.mark.parametrize("place", ["attribute", "kind", "path"])
+def test_a_model_of_another_make_is_refused_and_left_as_it_was(place):
+    sch = create_schedule(of_another_make(place))
+    before = state_of(sch)
+    with pytest.raises(ScheduleError) as caught:
+        apply_schedule(sch, "bert", fuse=True, compiler=None, ckpt_ratio=1.0)
+    if place == "attribute":
+        assert isinstance(caught.value, KindError)
+        assert "Bert is not built like a 'bert' of the zoo: AttributeError" in str(caught.value)
+    check_invariants(sch)
+    assert same_state(before, state_of(sch))
+
+
+def test_a_graph_that_was_there_before_is_put_back_with_the_rest():
+    sch = create_schedule(of_another_make("attribute"))
+    node = sch["bert.encoder.layer.0.attention.self"]
+    node.trace()
+    graph, children = str(node.mod.graph), list(node.child)
+    with pytest.raises(ScheduleError):
+        apply_schedule(sch, "bert", attn="sdpa")
+    assert str(node.mod.graph) == graph and list(node.child) == children and len(sch.metadata.journal) == 1
+    check_invariants(sch)
 
 
 def test_a_pattern_that_is_not_there_is_refused():

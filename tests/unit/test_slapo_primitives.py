@@ -228,6 +228,101 @@ def test_keyword_arguments_and_what_is_no_tensor_pass_a_recomputed_module(sch):
     assert torch.equal(mod(hidden, mask=mask), expected) and torch.equal(mod(hidden, mask=None), expected)
 
 
+class Stateful(nn.Module):
+    """What a forward may change beside its result: buffers in place and anew, numbers, lists, vectors."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scaled = nn.BatchNorm1d(4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.kept = nn.InstanceNorm1d(4, track_running_stats=True)
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("total", torch.zeros(4))
+        self.calls, self.log = 0, []
+
+    def forward(self, rows, seen=None):
+        self.calls += 1
+        self.log.append(self.calls)
+        self.average.mul_(0.9).add_(rows.detach().mean(0))
+        self.total = 0.5 * self.total + rows.detach().sum(0)
+        spread = self.kept(rows.unsqueeze(-1) * torch.arange(1.0, 4.0)).mean(-1)
+        if seen is not None:
+            seen.rows = torch.cat([seen.rows, rows])
+            spread = spread + seen.rows.mean(0)
+        return self.scaled(self.norm(rows)) * self.average * self.calls + self.total * rows + spread
+
+
+class Seen:
+    """An object that grows when it is passed on, as a cache of keys and values does."""
+
+    def __init__(self):
+        self.rows = torch.zeros(1, 4)
+
+
+def trained_stateful(model, passes=2):
+    """Run forward passes, then backward through each of them, the last one first and twice."""
+    generator, losses, inputs = torch.Generator().manual_seed(1), [], []
+    for _ in range(passes):
+        inputs.append(torch.randn(5, 4, generator=generator, requires_grad=True))
+        hidden, seen = inputs[-1], Seen()
+        for part in model:
+            hidden = part(hidden, seen=seen)
+        assert len(seen.rows) == 1 + len(model) * len(hidden)
+        losses.append((hidden**2).sum())
+    # What was used in place is another one after the next pass, which only recomputation overcomes.
+    for loss in losses[::-1]:
+        loss.backward(retain_graph=loss is losses[-1])
+    losses[-1].backward()
+    assert all(len(part.log) == part.calls == passes for part in model)
+    return [one.grad for one in inputs], [one.grad for one in model.parameters()], list(model.buffers())
+
+
+def test_recomputation_starts_from_the_state_of_the_first_pass_and_changes_none():
+    torch.manual_seed(0)
+    model = nn.ModuleList([Stateful(), Stateful()])
+    plain, sch = copy.deepcopy(model), create_schedule(nn.Sequential(*model))
+    sch["0"].checkpoint()
+    sch["1"].checkpoint()
+    found, expected = trained_stateful(model, passes=1), trained_stateful(plain, passes=1)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    trained_stateful(nn.ModuleList([Stateful().requires_grad_()]), passes=1)
+
+
+def test_passes_that_wait_for_their_backward_passes_are_recomputed_each_from_its_own_state():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+    plain, sch = copy.deepcopy(model), create_schedule(nn.ModuleDict({"part": model}))
+    sch["part"].checkpoint()
+    rows = [torch.randn(5, 4) for _ in range(3)]
+    for one in (model, plain):
+        losses = [(one(part) ** 2).sum() for part in rows]
+        for loss in losses:
+            loss.backward()
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad), name
+    assert all(map(torch.equal, model.buffers(), plain.buffers()))
+    assert model[0].num_batches_tracked == 3
+
+
+def test_a_part_of_a_graph_that_is_recomputed_counts_a_batch_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    sch = create_schedule(model)
+    sch.trace()
+    pattern = sch.find_node(lambda node: node.op == "call_module" and node.target in ("1", "2"))
+    sch.checkpoint([pattern])
+    sch.mod(torch.randn(5, 4)).sum().backward()
+    assert sch.mod.get_submodule("1").num_batches_tracked == 1
+
+
+def test_without_gradients_a_recomputed_module_runs_once_and_counts():
+    sch = create_schedule(nn.Sequential(nn.BatchNorm1d(4)))
+    sch["0"].checkpoint()
+    with torch.no_grad():
+        sch.mod(torch.randn(5, 4))
+    assert sch["0"].mod.num_batches_tracked == 1
+
+
 def test_recomputing_twice_is_refused_and_nested_recomputation_warned_of(sch):
     node = sch[BLOCK]
     node.checkpoint()

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -19,6 +20,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     pad_vocabulary,
 )
 from makespan.papers.slapo.language._collectives import Exchange, cut, joined  # noqa: E402
+from makespan.papers.slapo.language._hooks import ExchangeInputs, ExchangeOutput  # noqa: E402
 from makespan.papers.slapo.language._layouts import TensorShard, sharding_of  # noqa: E402
 from makespan.papers.slapo.language._shard_rules import ShardEffect, register_shard_rule  # noqa: E402
 
@@ -50,6 +52,34 @@ def test_parts_of_blocks_join_to_the_whole():
         assert torch.equal(joined(parts, 0, groups), whole)
     assert cut(whole, 0, 2, 3)[1][:, 0].tolist() == [4, 6, 12, 14, 20, 22]
     assert TensorShard((12, 2), 0, 3, 1, 2).shape == (6, 2)
+
+
+def test_blocks_of_different_sizes_are_cut_each_by_itself():
+    whole = torch.arange(16).reshape(1, 16)
+    parts = cut(whole, 1, 2, (8, 4, 4))
+    assert parts[1].tolist() == [[4, 5, 6, 7, 10, 11, 14, 15]]
+    assert torch.equal(joined(parts, 1, (8, 4, 4)), whole)
+    shard = TensorShard((1, 16), 1, (8, 4, 4), 1, 2)
+    assert torch.equal(shard.part_of(whole), parts[1]) and torch.equal(shard.whole_of(parts), whole)
+    node = layer(nn.Linear, 4, 16)
+    refused(ArgumentError, lambda: node.shard("weight", 0, groups=[8, 4]), "add up to 16")
+    refused(ArgumentError, lambda: node.shard("weight", 0, groups=[8, -4, 12]), "[8, -4, 12]", "sizes > 0")
+    refused(ArgumentError, lambda: node.shard("weight", 0, groups="three"), "the sizes of blocks")
+    refused(ShardError, lambda: node.shard("weight", 0, groups=[8, 5, 3]), "block of size 5", "2 processes")
+    refused(ArgumentError, lambda: node.shard("weight", 0, unit=0), "unit 0")
+    node.shard(["weight", "bias"], 0, groups=[8, 4, 4])
+    assert str(sharding_of(node.mod).returns) == "partition on axis -1 in groups of 8, 4, 4"
+    assert "groups=[8, 4, 4]" in str(node.metadata.journal[0])
+
+
+def test_heads_are_not_cut_through():
+    owner = nn.Module()
+    owner.head_dim, owner.k_proj, owner.gate = 8, nn.Linear(8, 16, bias=False), nn.Linear(8, 4, bias=False)
+    sch = scheduled(owner, size=4)
+    refused(ShardError, lambda: sch["k_proj"].shard("weight", 0), "2 heads or units of 8", "4 processes")
+    sch["gate"].shard("weight", 0)  # its outputs are no heads
+    sch["k_proj"].shard("weight", 0, unit=1)
+    assert sch["k_proj"].mod.out_features == 4
 
 
 def test_a_part_replaces_the_whole_and_says_what_it_is():
@@ -337,3 +367,24 @@ def test_a_replacement_with_the_same_parameters_knows_how_they_are_sharded():
     sch.shard(["weight", "bias"], 0)
     sch.replace(Scaled)
     assert sharding_of(sch.mod).tensors.keys() == {"weight"}
+
+
+class Pair(NamedTuple):
+    """A pair by names, as outputs of models are."""
+
+    one: object
+    other: object
+
+
+def test_exchanged_values_keep_their_classes():
+    exchange = Exchange("double", lambda one: 2 * one, lambda one: 2 * one)
+    rows = torch.ones(2)
+    before = ExchangeInputs(exchange, None, "here", of_gradients=False)
+    (pair, by_name), kwargs = before(None, (Pair(rows, "a word"), {"rows": [rows]}), {"rows": (rows, 3)})
+    assert isinstance(pair, Pair) and torch.equal(pair.one, 2 * rows) and pair.other == "a word"
+    assert torch.equal(by_name["rows"][0], 2 * rows)
+    assert type(kwargs["rows"]) is tuple and kwargs["rows"][1] == 3
+    after = ExchangeOutput(exchange, 0, None, None, "here")
+    found = after(None, (), Pair(rows, None))
+    assert isinstance(found, Pair) and torch.equal(found.one, 2 * rows) and found.other is None
+    assert type(after(None, (), (rows, None))) is tuple

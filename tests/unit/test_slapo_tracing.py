@@ -18,7 +18,7 @@ from schedules import Toy, check_invariants, same_state, state_of, tokens, toy
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import call_module, create_schedule
+from makespan.papers.slapo.language import TracingError, call_module, create_schedule
 from makespan.papers.slapo.language._traced import TracedModule
 
 
@@ -468,3 +468,67 @@ def test_the_modules_of_a_large_model_are_traced_on_meta():
         sch.trace()
     check_invariants(sch)
     assert not sch.metadata.slots["trace"]
+
+
+class ByKeyword(nn.Module):
+    """A model as libraries write them: every argument has a default."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, ids=None, embeds=None, flags=None, scale=1.0):
+        return self.inner(embeds if ids is None else ids) * scale
+
+
+def test_a_model_of_which_nothing_would_vary_is_refused_at_once():
+    words = "every argument has a default and none is said to vary.*accepted: inputs.*ids, embeds, flags"
+    for start in (
+        lambda sch: sch.trace(),
+        lambda sch: sch.trace(flatten=True),
+        lambda sch: sch.trace(concrete_args={"scale": 2.0}),
+        lambda sch: sch.trace_until("inner"),
+        lambda sch: sch.find(lambda x: x + 1),
+    ):
+        sch = create_schedule(ByKeyword())
+        with pytest.raises(TracingError, match=words):
+            start(sch)
+        assert isinstance(sch.mod, ByKeyword) and not sch.metadata.journal
+    sch = create_schedule(ByKeyword())
+    with pytest.warns(UserWarning, match=words):
+        assert sch.trace(strict=False) is False
+    assert sch.trace(inputs="ids")
+    rows = torch.randn(2, 4)
+    assert torch.equal(sch.mod(ids=rows), ByKeyword.forward(sch.mod, rows))
+
+
+def test_a_model_without_arguments_is_traced():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self):
+            return self.weight * 2
+
+    sch = create_schedule(Table())
+    assert sch.trace() and torch.equal(sch.mod(), 2 * torch.ones(3))
+
+
+def test_messages_name_shapes_and_never_print_tensors():
+    class Turns(nn.Module):
+        def forward(self, hidden, angles=None, table=None):
+            return hidden if angles is None else hidden * angles[0] + angles[1]
+
+    sch = create_schedule(Turns())
+    sch.trace()
+    pair = (torch.randn(50, 50), torch.randn(50, 50))
+    with pytest.raises(TracingError) as caught:
+        sch.mod(torch.randn(50, 50), angles=pair)
+    assert "found (a tensor of shape (50, 50), float32, a tensor of shape (50, 50), float32)" in str(
+        caught.value
+    )
+    for value in ({"one": pair, "more": list(range(100))}, [*pair, *pair, *pair], "long " * 1000):
+        with pytest.raises(TracingError) as caught:
+            sch.mod(torch.randn(50, 50), angles=value)
+        assert len(str(caught.value)) < 600

@@ -128,6 +128,114 @@ def test_modes_of_the_model_are_taken_where_asked_for():
     )
 
 
+class CountsTwice(nn.BatchNorm1d):
+    """Batch norm that is right in everything but in what it keeps."""
+
+    def forward(self, hidden):
+        result = super().forward(hidden)
+        if self.training:
+            super().forward(hidden)
+        return result
+
+
+def test_training_mode_and_what_it_leaves_in_buffers_are_verified_by_default():
+    sch = create_schedule(net())
+    sch.mod.eval()
+    with Verify(sch, batch()) as check:
+        sch["norm"].checkpoint()
+    report = check.report
+    assert report.count("output") == report.count("output in training") == 2
+    assert report.count("parameter gradient") == report.count("parameter gradient in training") == 6
+    assert report.count("buffer in training") == 3 and not sch.mod.training
+    with Verify(sch, batch(), eval_mode=True) as check:
+        sch["last"].checkpoint()
+    assert check.report.count("buffer in training") == 0
+
+    def change(sch):
+        twice = CountsTwice(16)
+        twice.load_state_dict(sch["norm"].mod.state_dict())
+        sch["norm"].replace(twice)
+
+    report = refused(
+        create_schedule(net()),
+        change,
+        r"buffer in training norm\.num_batches_tracked: 1 of 1 values differ",
+        r"first buffer that differs: 'norm' \(CountsTwice\), seen by rank 0; last step there: replace",
+    )
+    assert all(not one.fault for one in report.comparisons if one.kind == "buffer")
+
+
+class InHalves(nn.Linear):
+    """A linear layer that adds up in another order, and may be off by a factor."""
+
+    factor = 1.0
+
+    def forward(self, hidden):
+        one, other = hidden.chunk(2, -1)
+        left, right = self.weight.chunk(2, 1)
+        return (self.bias + other @ right.T + one @ left.T) * self.factor
+
+
+def test_what_rounding_makes_of_nearly_equal_samples_is_no_difference():
+    """Batch norm divides by what is left of two samples: a sum in another order is seen a thousandfold."""
+    alike = batch(1, HIDDEN).expand(2, HIDDEN) + 2e-3 * batch(2, HIDDEN)
+
+    def change(sch, factor=1.0):
+        halves = InHalves(HIDDEN, 16)
+        halves.load_state_dict(sch["first"].mod.state_dict())
+        halves.factor = factor
+        sch["first"].replace(halves)
+
+    sch = create_schedule(net())
+    with Verify(sch, alike) as check:
+        change(sch)
+    assert check.report.largest("output in training")[1] > 1e-5
+    assert "rounding alone changes results by up to" in str(check.report)
+    refused(create_schedule(net()), lambda sch: change(sch, 1.001), "output out", inputs=alike)
+
+
+class Drops(nn.Module):
+    """Dropout in all ways that torch has."""
+
+    def __init__(self):
+        super().__init__()
+        self.module, self.rows = nn.Dropout(0.5), nn.LSTM(HIDDEN, HIDDEN, 2, dropout=0.5, batch_first=True)
+        self.attention = nn.MultiheadAttention(HIDDEN, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, hidden):
+        rows = F.dropout(self.module(hidden), 0.5, self.training).unsqueeze(0)
+        seen = F.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5 if self.training else 0.0)
+        mixed, _ = self.attention(seen, seen, seen)
+        kept = F.alpha_dropout(mixed, 0.5, self.training)
+        return self.rows(kept)[0] + torch.dropout(rows, 0.5, self.training)
+
+
+def test_nothing_is_dropped_while_training_mode_is_verified():
+    """A schedule may draw in another order; what is computed beside that is the same."""
+    sch = create_schedule(Drops())
+
+    def draw(module, args):
+        torch.rand(3)
+
+    with Verify(sch, batch()) as check:
+        sch["module"].sync("fwd_pre", draw)
+    assert check.report.count("output in training") == 1
+
+
+def test_a_model_without_a_training_mode_is_verified_in_evaluation_mode():
+    class OnlyEvaluated(nn.Linear):
+        def forward(self, hidden):
+            if self.training:
+                raise RuntimeError("never trained")
+            return super().forward(hidden)
+
+    sch = create_schedule(OnlyEvaluated(HIDDEN, HIDDEN))
+    with Verify(sch, batch()) as check:
+        sch.checkpoint()
+    assert "not compared in training mode, where the original raises" in str(check.report)
+    assert "never trained" in str(check.report)
+
+
 @pytest.mark.parametrize(
     ("how", "patterns"),
     [

@@ -13,6 +13,7 @@ Importing the package loads nothing; what it shows imports torch.
 - `build` makes a scheduled model ready to run, one that was made under `init_empty_weights`, too;
   `full_state_dict` and `load_full_state_dict` know it by the keys and shapes of the original,
   `pad_vocabulary` makes a vocabulary divide
+- `clip_grad_norm` limits gradients by the norm of the whole model, whatever is split
 - `Primitive` and `register_primitive` add one, `register_shard_rule` a layer to ``shard``; `ScheduleError` is
   the base of what goes wrong
 - `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
@@ -25,6 +26,7 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._build import build
     from makespan.papers.slapo.language._checkpoint import select_layers
+    from makespan.papers.slapo.language._clipping import clip_grad_norm
     from makespan.papers.slapo.language._consolidate import init_empty_weights
     from makespan.papers.slapo.language._errors import (
         ArgumentError,
@@ -89,6 +91,7 @@ __all__ = [
     "apply_schedule",
     "build",
     "call_module",
+    "clip_grad_norm",
     "create_schedule",
     "default_cuts",
     "full_state_dict",

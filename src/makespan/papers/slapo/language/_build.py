@@ -18,6 +18,8 @@ from makespan.papers.slapo.language._build_checks import (
 )
 from makespan.papers.slapo.language._consolidate import Initialiser, check_filled, consolidate
 from makespan.papers.slapo.language._errors import ArgumentError
+from makespan.papers.slapo.language._shard import CLIPPING
+from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
@@ -184,6 +186,8 @@ def _fsdp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) 
     for unit in _units(sch, options.get("units")):
         fully_shard(unit, mesh=along, **further)
     fully_shard(sch.mod, mesh=along, **further)
+    if is_parallel(sch) and sch.world_size > 1:  # torch adds up over its own mesh alone
+        refuse_plain_clipping(sch.mod.parameters(), CLIPPING)
     return sch.mod, sch.mod
 
 

@@ -3,12 +3,15 @@
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from makespan.papers.slapo.language._errors import ArgumentError, ConflictError
+from makespan.papers.slapo.language._kept_state import KeptState, kept_arguments
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._subgraphs import checkpoint_subgraph
 from makespan.papers.slapo.language._trace import check_is_called
@@ -21,19 +24,48 @@ __all__ = ["Checkpoint", "Checkpointed", "select_layers"]
 
 
 class Checkpointed(ForwardWrapper):
-    """A forward whose activations are recomputed."""
+    """A forward whose activations are recomputed, and whose state is not changed by that.
+
+    The second pass starts from the state that the first one found: buffers, attributes and objects among the
+    arguments, such as a cache. What it changes of them is dropped when it ends. So batch norm counts a batch
+    once, spectral norm multiplies by the same vectors, and a cache does not grow twice.
+    """
 
     op = "checkpoint"
 
     def __init__(self, module: nn.Module, preserve_rng: bool) -> None:
         super().__init__(module)
-        self.preserve_rng = preserve_rng
+        self.module, self.preserve_rng = module, preserve_rng
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward now, and again when its gradients are needed."""
-        return checkpoint(
-            self.inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
-        )
+        inner = self.inner
+        # Without gradients nothing is run again, and a compiler keeps state out of what it repeats.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return checkpoint(
+                inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
+            )
+        before, kept = KeptState(self.module), kept_arguments((args, kwargs))
+        passes = 0
+
+        def run(*own: Any, **named: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            if kept is not None and passes > 1:
+                own, named = kept((own, named))
+            return inner(*own, **named)
+
+        try:
+            return checkpoint(
+                run,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=self.preserve_rng,
+                context_fn=lambda: (nullcontext(), before.put_back()),
+                **kwargs,
+            )
+        finally:
+            before.forget_what_is_the_same()
 
 
 @register_primitive()

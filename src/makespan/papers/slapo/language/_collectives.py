@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from makespan.papers.slapo.language._errors import ShardError
 
 __all__ = [
     "SCHEMES",
+    "Blocks",
     "Exchange",
     "Ranks",
     "all_gather",
@@ -29,6 +30,7 @@ __all__ = [
     "reduce_scatter",
     "reshard",
     "scatter",
+    "sizes_of",
     "sum_gradient",
 ]
 
@@ -92,21 +94,36 @@ class Exchange:
         return _conjugate(tensor, self.there, self.back)
 
 
-def cut(tensor: Tensor, axis: int, n_parts: int, groups: int = 1) -> list[Tensor]:
-    """Cut a tensor into parts along an axis; each of so many equal blocks of the axis is cut by itself."""
-    if tensor.shape[axis] % (n_parts * groups):
+Blocks: TypeAlias = int | tuple[int, ...]
+"""Blocks of an axis that are cut each by itself: how many equal ones, or the size of each."""
+
+
+def sizes_of(blocks: Blocks, length: int) -> tuple[int, ...]:
+    """Return the sizes of the blocks of an axis, or of the part of it that a process has."""
+    if isinstance(blocks, int):
+        return (length // blocks,) * blocks
+    return tuple(one * length // sum(blocks) for one in blocks)
+
+
+def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Tensor]:
+    """Cut a tensor into parts along an axis, each block of the axis by itself."""
+    length = tensor.shape[axis]
+    sizes = sizes_of(groups, length)
+    if sum(sizes) != length or any(one % n_parts for one in sizes):
+        among = f", in {groups} blocks," if isinstance(groups, int) and groups > 1 else ""
+        among = f", in blocks of {', '.join(map(str, sizes))}," if isinstance(groups, tuple) else among
         raise ShardError(
-            f"axis {axis} of a tensor of shape {tuple(tensor.shape)} does not divide"
-            f"{f', in {groups} blocks,' if groups > 1 else ''} among {n_parts} processes"
+            f"axis {axis} of a tensor of shape {tuple(tensor.shape)} does not divide{among} among {n_parts} "
+            "processes"
         )
-    blocks = [block.chunk(n_parts, axis) for block in tensor.chunk(groups, axis)]
+    blocks = [block.chunk(n_parts, axis) for block in torch.split(tensor, list(sizes), axis)]
     return [torch.cat([block[part] for block in blocks], axis) for part in range(n_parts)]
 
 
-def joined(parts: list[Tensor], axis: int, groups: int = 1) -> Tensor:
+def joined(parts: list[Tensor], axis: int, groups: Blocks = 1) -> Tensor:
     """Undo `cut`."""
-    blocks = [part.chunk(groups, axis) for part in parts]
-    return torch.cat([block[group] for group in range(groups) for block in blocks], axis)
+    blocks = [torch.split(part, list(sizes_of(groups, part.shape[axis])), axis) for part in parts]
+    return torch.cat([one for block in zip(*blocks, strict=True) for one in block], axis)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -119,18 +136,18 @@ def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
     return total
 
 
-def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
+def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
     own = tensor.contiguous()
     parts = [torch.empty_like(own) for _ in range(ranks.size)]
     dist.all_gather(parts, own, group=ranks.group)
     return joined(parts, axis, groups)
 
 
-def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
+def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
     return cut(tensor, axis, ranks.size, groups)[ranks.rank]
 
 
-def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: int = 1) -> Tensor:
+def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
     parts = cut(tensor, axis, ranks.size, groups)
     own = torch.empty_like(parts[0])
     dist.reduce_scatter(own, parts, group=ranks.group)
@@ -155,7 +172,7 @@ def sum_gradient(ranks: Ranks) -> Exchange:
 
 
 def all_gather(
-    ranks: Ranks, axis: int, tensor_parallel_output_grad: bool = True, groups: int = 1
+    ranks: Ranks, axis: int, tensor_parallel_output_grad: bool = True, groups: Blocks = 1
 ) -> Exchange:
     """Join the parts of the processes.
 

@@ -18,8 +18,10 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from makespan.errors import MakespanError
+from makespan.units import printable
 
 __all__ = [
     "ArgumentError",
@@ -34,7 +36,11 @@ __all__ = [
     "TracingError",
     "VerificationError",
     "close_names",
+    "shown",
 ]
+
+_SHOWN_CHARACTERS = 120
+_SHOWN_ELEMENTS = 4
 
 
 class ScheduleError(MakespanError):
@@ -94,3 +100,23 @@ def close_names(found: str, known: Iterable[str]) -> str:
     if not names:
         return "there is none"
     return "known: " + ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages print it: short, and of a tensor its shape and type alone."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    if type(value) in (tuple, list):
+        parts = [shown(one) for one in value[:_SHOWN_ELEMENTS]]
+        parts += [f"{len(value) - _SHOWN_ELEMENTS} more"] if len(value) > _SHOWN_ELEMENTS else []
+        opening, closing = "[]" if isinstance(value, list) else ("(", ",)" if len(parts) == 1 else ")")
+        return f"{opening}{', '.join(parts)}{closing}"
+    if type(value) is dict:
+        items = [f"{key!r}: {shown(one)}" for key, one in list(value.items())[:_SHOWN_ELEMENTS]]
+        items += [f"{len(value) - _SHOWN_ELEMENTS} more"] if len(value) > _SHOWN_ELEMENTS else []
+        return "{" + ", ".join(items) + "}"
+    try:
+        text = " ".join(printable(repr(value)).split())
+    except Exception:  # noqa: BLE001 - whatever the class of a user does
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,12 +1,13 @@
 """The hooks that synchronised modules carry; a copy of a module has copies of them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.utils import _pytree as pytree  # there is no public name for it
 from torch.utils.weak import WeakIdKeyDictionary
 
 from makespan.papers.slapo.language._collectives import Exchange
@@ -49,10 +50,10 @@ class ExchangeInputs:
         return self.places is None or which in self.places[isinstance(which, str)]
 
     def _done(self, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(self._done(one) for one in value)
-        if isinstance(value, Mapping):
-            return {key: self._done(one) for key, one in value.items()}
+        """Exchange the tensors in a value, which keeps its class: a named tuple, an output of a model."""
+        return pytree.tree_map(self._exchanged, value)
+
+    def _exchanged(self, value: Any) -> Any:
         if isinstance(value, Proxy):
             return self.exchange(value)
         if not isinstance(value, Tensor):
@@ -90,7 +91,8 @@ class ExchangeOutput:
         done = self._done(output[self.element])
         if isinstance(output, tuple):
             place = range(len(output))[self.element]
-            return tuple(done if one == place else kept for one, kept in enumerate(output))
+            parts = [done if one == place else kept for one, kept in enumerate(output)]
+            return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
         output[self.element] = done  # a list or a mapping of any class
         return output
 

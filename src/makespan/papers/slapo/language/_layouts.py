@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from makespan.papers.slapo.language._collectives import cut, joined
+from makespan.papers.slapo.language._collectives import Blocks, cut, joined
 
 __all__ = ["PARTIAL", "REPLICATED", "Layout", "Sharding", "TensorShard", "hand_over", "keep_sharding",
-           "partition", "sharding_of"]  # fmt: skip
+           "partition", "said", "sharding_of"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,25 @@ class Layout:
     kind
         ``partition`` for parts along an axis, ``partial`` for summands, ``replicated`` for the same on all.
     axis, groups
-        The axis of a partition, and the equal blocks along it that are cut each by itself.
+        The axis of a partition, and the blocks along it that are cut each by itself: how many equal ones, or
+        their sizes.
     """
 
     kind: str
     axis: int | None = None
-    groups: int = 1
+    groups: Blocks = 1
 
     def __str__(self) -> str:
         """Return it as messages name it."""
-        blocks = f" in {self.groups} groups" if self.groups > 1 else ""
+        blocks = "" if self.groups == 1 else f" in {said(self.groups)}"
         return self.kind if self.axis is None else f"{self.kind} on axis {self.axis}{blocks}"
+
+
+def said(groups: Blocks) -> str:
+    """Return blocks as messages name them."""
+    if isinstance(groups, int):
+        return f"{groups} groups"
+    return f"groups of {', '.join(map(str, groups))}"
 
 
 PARTIAL, REPLICATED = Layout("partial"), Layout("replicated")
@@ -50,14 +58,15 @@ class TensorShard:
     orig_shape
         Shape of the whole tensor.
     axis, groups
-        Axis that is cut, and how many equal blocks along it are cut each by itself.
+        Axis that is cut, and the blocks along it that are cut each by itself: how many equal ones, or their
+        sizes in the whole tensor.
     rank, world_size
         Number of the part, and of parts.
     """
 
     orig_shape: tuple[int, ...]
     axis: int
-    groups: int
+    groups: Blocks
     rank: int
     world_size: int
 

@@ -5,6 +5,7 @@ are left to a process, put efficient kernels in, let all processes read the same
 stages. A step takes nodes of a schedule and asks for no family.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from makespan.papers.slapo.language._checkpoint import select_layers
-from makespan.papers.slapo.language._errors import ArgumentError, ShardError, TracingError
+from makespan.papers.slapo.language._errors import (
+    ArgumentError,
+    KindError,
+    ScheduleError,
+    ShardError,
+    TracingError,
+    shown,
+)
 from makespan.papers.slapo.language._library_options import (
     BroadcastInputs,
     EfficientAttention,
@@ -22,6 +30,8 @@ from makespan.papers.slapo.language._library_options import (
 from makespan.papers.slapo.language._partition import default_cuts
 from makespan.papers.slapo.language._patterns import call_module
 from makespan.papers.slapo.language._schedule import Schedule, create_schedule
+from makespan.papers.slapo.language._snapshot import Snapshot
+from makespan.papers.slapo.language._traced import TracedModule
 
 __all__ = ["SCHEDULES", "apply_schedule"]
 
@@ -190,7 +200,8 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     ArgumentError
         The family is unknown, or an option is not accepted; also a `ValueError`.
     ScheduleError
-        A primitive does not accept the model; the message names it, and the module.
+        The model is of another make, or a primitive does not accept it; the message says where. Model and
+        schedule are as they were.
 
     References
     ----------
@@ -202,9 +213,23 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     if isinstance(model, Schedule) and chosen.group not in (None, model.group):
         raise ArgumentError("apply_schedule: the schedule has another group; accepted: group with a module")
     sch = model if isinstance(model, Schedule) else create_schedule(model, group=chosen.group)
-    node = sch[chosen.prefix]
-    SCHEDULES[family](node, chosen)
-    node.mod.to(dtype=chosen.torch_dtype)
+    node, before = sch[chosen.prefix], Snapshot(sch.root)
+    traced = [one for one in sch.root.mod.modules() if isinstance(one, TracedModule)]
+    graphs = [(one, copy.deepcopy(one.graph)) for one in traced]
+    try:
+        SCHEDULES[family](node, chosen)
+        node.mod.to(dtype=chosen.torch_dtype)
+    except BaseException as error:
+        before.restore()
+        for module, graph in graphs:  # which steps may have changed in place
+            module.graph = graph
+        if isinstance(error, ScheduleError) or not isinstance(error, Exception):
+            raise
+        raise KindError(
+            f"apply_schedule: {type(node.mod).__name__} is not built like a {family!r} of the zoo: "
+            f"{type(error).__name__}: {shown(error)}; accepted: a model of that family, or one that is named "
+            "like it; the model is as it was"
+        ) from error
     return sch
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.papers.slapo.language._errors import ArgumentError, close_names
 
@@ -114,22 +115,22 @@ class EfficientAttention(nn.Module):
 
 
 class BroadcastInputs:
-    """A hook that gives a module the tensors that the first process of a group passes it by position."""
+    """A hook that gives a module the tensors that the first process of a group passes it."""
+
+    with_kwargs = True
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the inputs of the first process; those that were passed stay as they are."""
         group = self.group if self.group is not None else dist.group.WORLD
         source = 0 if group is None else dist.get_global_rank(group, 0)
 
-        def sent(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
+        def sent(value: Tensor) -> Tensor:
             copied = value.clone()
             with torch.no_grad():  # gradients pass, as if the values had been the same
                 dist.broadcast(copied, source, group=self.group)
             return copied
 
-        return tuple(map(sent, inputs))
+        return pytree.tree_map_only(Tensor, sent, (args, kwargs))

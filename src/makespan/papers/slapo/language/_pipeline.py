@@ -17,7 +17,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, BuildError
 from makespan.papers.slapo.language._partition import Partition, partition
+from makespan.papers.slapo.language._shard import CLIPPING
 from makespan.papers.slapo.language._state import note_owners
+from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
@@ -284,5 +286,6 @@ def build_pipeline(
     if mesh is not None:
         lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
     note_owners(sch, Ranks(dist.get_rank(group), len(parts.stages), group), parts.stages)
+    refuse_plain_clipping(parts.stages[dist.get_rank(group)].parameters(), CLIPPING)
     engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
     return engine.module, engine

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from makespan.papers.slapo.language._annotate import carry_tags
-from makespan.papers.slapo.language._collectives import Ranks
+from makespan.papers.slapo.language._collectives import Blocks, Ranks, sizes_of
 from makespan.papers.slapo.language._errors import (
     ArgumentError,
     ConflictError,
@@ -15,17 +15,22 @@ from makespan.papers.slapo.language._errors import (
     MemberError,
     ShardError,
     close_names,
+    shown,
 )
 from makespan.papers.slapo.language._fused import check_not_fused
-from makespan.papers.slapo.language._layouts import Sharding, TensorShard, keep_sharding, sharding_of
+from makespan.papers.slapo.language._layouts import Sharding, TensorShard, keep_sharding, said, sharding_of
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._shard_rules import ShardEffect, ShardRequest, shard_effect
 from makespan.papers.slapo.language._split_layers import become
+from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["Shard", "TiedShard", "ranks_of", "tie_of"]
+__all__ = ["CLIPPING", "Shard", "TiedShard", "ranks_of", "tie_of"]
+
+CLIPPING = "makespan.papers.slapo.language.clip_grad_norm(schedule, max_norm)"
+"""What clips gradients by the norm of the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,14 @@ class Shard(Primitive):
         return "shard"
 
     @classmethod
-    def apply(cls, sch: "Schedule", tensor_name: str | Sequence[str], axis: int, groups: int = 1) -> None:
+    def apply(
+        cls,
+        sch: "Schedule",
+        tensor_name: str | Sequence[str],
+        axis: int,
+        groups: int | Sequence[int] = 1,
+        unit: int | None = None,
+    ) -> None:
         """Keep the part of this process.
 
         Parameters
@@ -68,13 +80,18 @@ class Shard(Primitive):
         axis
             Axis along which it is cut; negative ones count from the end.
         groups
-            Equal blocks of the axis that are cut each by itself, three for queries, keys and values in one.
+            Blocks of the axis that are cut each by itself: how many equal ones, three for queries, keys and
+            values in one, or their sizes, where there are fewer keys and values than queries.
+        unit
+            What a process has a whole number of, such as the size of a head; 1 for no such thing. None for
+            the size of heads that the owner of a layer names, where its outputs are whole heads.
         """
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
         if not names or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
-            raise KindError(f"shard of {sch.path!r}: found {tensor_name!r}; accepted: a name or several")
+            raise KindError(f"shard of {sch.path!r}: found {shown(tensor_name)}; accepted: a name or several")
         check_not_fused(sch, cls.name())
-        plans = [_planned(sch, name, axis, groups) for name in names]
+        blocks: Any = tuple(groups) if isinstance(groups, list | tuple) else groups
+        plans = [_planned(sch, name, axis, blocks, unit) for name in names]
         sharding = sharding_of(sch.mod)
         for plan in plans:
             sharding = _after(sch, sharding, plan)
@@ -101,7 +118,7 @@ class _Plan:
     tied: TiedShard | None
 
 
-def _planned(sch: "Schedule", name: str, axis: int, groups: int) -> _Plan:
+def _planned(sch: "Schedule", name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
     """Check one tensor, without changing anything."""
     where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
     tensor = _tensor(sch.mod, name, where)
@@ -115,10 +132,22 @@ def _planned(sch: "Schedule", name: str, axis: int, groups: int) -> _Plan:
             f"{where}: axis {axis!r} of {name!r}, whose shape is {tuple(tensor.shape)}; accepted: "
             + (f"{-tensor.dim()} to {tensor.dim() - 1}" if tensor.dim() else "none, it is a scalar")
         )
-    if not _is_number(groups) or groups < 1:
-        raise ArgumentError(f"{where}: {groups!r} groups; accepted: 1 or more")
     axis %= tensor.dim()
-    if (size := tensor.shape[axis]) % (sch.world_size * groups):
+    size = tensor.shape[axis]
+    if isinstance(groups, tuple):
+        if not groups or not all(_is_number(one) and one > 0 for one in groups) or sum(groups) != size:
+            raise ArgumentError(
+                f"{where}: groups of {shown(list(groups))}; accepted: sizes > 0 that add up to {size}, that "
+                f"of axis {axis} of {name!r}"
+            )
+        if wrong := [one for one in groups if one % sch.world_size]:
+            raise ShardError(
+                f"{where}: axis {axis} of {name!r} has a block of size {wrong[0]}, which does not divide "
+                f"among {sch.world_size} processes; accepted: blocks that are multiples of {sch.world_size}"
+            )
+    elif not _is_number(groups) or groups < 1:
+        raise ArgumentError(f"{where}: {shown(groups)} groups; accepted: 1 or more, or the sizes of blocks")
+    elif size % (sch.world_size * groups):
         blocks = f" in {groups} groups" if groups > 1 else ""
         raise ShardError(
             f"{where}: axis {axis} of {name!r} has size {size}, which{blocks} does not divide among "
@@ -128,7 +157,32 @@ def _planned(sch: "Schedule", name: str, axis: int, groups: int) -> _Plan:
     request = ShardRequest(
         sch.mod, sch.path, name, axis, groups, tensor.shape[axis] // sch.world_size, ranks_of(sch)
     )
-    return _Plan(name, tensor, shard, shard_effect(request), _tied(sch, name, shard, where))
+    effect = shard_effect(request)
+    if effect.returns is not None and effect.returns.kind == "partition":
+        _check_units(sch, name, sizes_of(groups, size), unit, where)
+    return _Plan(name, tensor, shard, effect, _tied(sch, name, shard, where))
+
+
+_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
+
+
+def _check_units(sch: "Schedule", name: str, sizes: Sequence[int], unit: int | None, where: str) -> None:
+    """Refuse a cut through a head: attention would take parts of two heads for one, or fail when it runs."""
+    if unit is None:
+        owner = sch.parent.mod if sch.parent is not None else None
+        named = [getattr(owner, one, None) for one in _HEAD_SIZES]
+        unit = next((one for one in named if isinstance(one, int) and one > 1), 1)
+        if any(one % unit for one in sizes):
+            return  # these are no heads
+    elif not _is_number(unit) or unit < 1:
+        raise ArgumentError(f"{where}: unit {shown(unit)}; accepted: a whole number >= 1, or None")
+    for size in sizes:
+        if size % unit or size // unit % sch.world_size:
+            raise ShardError(
+                f"{where}: {name!r} has {size / unit:g} heads or units of {unit}, which do not divide among "
+                f"{sch.world_size} processes; accepted: a number of processes that divides them, or unit=1 "
+                "to cut through them"
+            )
 
 
 def _is_number(value: object) -> bool:
@@ -153,8 +207,8 @@ def _tied(sch: "Schedule", name: str, shard: TensorShard, where: str) -> TiedSha
     if known.shard != shard:
         raise ShardError(
             f"{where}: {name!r} is tied to {known.path!r}, which is sharded on axis {known.shard.axis} to "
-            f"{known.shard.shape}, in {known.shard.groups} groups; this would be axis {shard.axis}, "
-            f"{shard.shape}, in {shard.groups} groups; accepted: the same part"
+            f"{known.shard.shape}, in {said(known.shard.groups)}; this would be axis {shard.axis}, "
+            f"{shard.shape}, in {said(shard.groups)}; accepted: the same part"
         )
     return known
 
@@ -201,6 +255,8 @@ def _keep_part(sch: "Schedule", plan: _Plan) -> None:
     carry_tags(whole, part, sch.metadata.tags)
     vars(part)["shard"] = shard
     sch.metadata.tags.add("shard")
+    if shard.world_size > 1:
+        sch.metadata.tags.add(refuse_plain_clipping([part], CLIPPING))
     setattr(sch.mod, plan.name, part)
     if (group := tie_of(sch, plan.name)) is not None:
         full = f"{sch.path}.{plan.name}".removeprefix(".")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from makespan.papers.slapo.language._collectives import Ranks
+from makespan.papers.slapo.language._collectives import Blocks, Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, ShardError
 from makespan.papers.slapo.language._layouts import PARTIAL, Layout, partition, sharding_of
 from makespan.papers.slapo.language._split_layers import (
@@ -29,7 +29,8 @@ class ShardRequest:
     module, path
         The layer, and where it stands in the model.
     name, axis, groups
-        Parameter or buffer, its axis from zero on, and the blocks of the axis that are cut each by itself.
+        Parameter or buffer, its axis from zero on, and the blocks of the axis that are cut each by itself:
+        how many equal ones, or the size of each.
     local
         Size of the axis that is left to each process.
     ranks
@@ -40,7 +41,7 @@ class ShardRequest:
     path: str
     name: str
     axis: int
-    groups: int
+    groups: Blocks
     local: int
     ranks: Ranks
 
@@ -201,7 +202,7 @@ def _embedding(request: ShardRequest) -> ShardEffect:
             f"{request}: ids of other processes would count for the first row; accepted: an embedding "
             "without max_norm and scale_grad_by_freq"
         )
-    if request.groups > 1:
+    if request.groups not in (1, (request.whole("num_embeddings"),)):
         raise ArgumentError(f"{request}: a process has rows that follow each other; accepted: groups=1")
     first, padding = request.ranks.rank * local, request.whole("padding_idx")
     is_own = padding is not None and first <= padding < first + local

@@ -16,7 +16,7 @@ from makespan.papers.slapo.language._layouts import TensorShard, sharding_of
 if TYPE_CHECKING:
     from makespan.papers.slapo.language._schedule import Schedule
 
-__all__ = ["full_state_dict", "load_full_state_dict", "note_owners"]
+__all__ = ["full_state_dict", "load_full_state_dict", "note_owners", "owners_of"]
 
 
 _OWNERS = "owners of the state"
@@ -40,7 +40,8 @@ def note_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> N
     sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
 
 
-def _owners_of(sch: "Schedule") -> _Owners:
+def owners_of(sch: "Schedule") -> _Owners:
+    """Return which stage of a pipeline has what; without stages everything is here."""
     found = dict.get(sch.metadata.slots, _OWNERS)
     return found if isinstance(found, _Owners) else _Owners(Ranks(0, 1, None), {})
 
@@ -64,7 +65,7 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
         This is no root, or a parameter has no values yet; also a `ValueError`.
     """
     state: dict[str, Tensor] = {}
-    owners = _owners_of(sch)
+    owners = owners_of(sch)
     for key, module, name, tensor in _entries(sch):
         shard = sharding_of(module).tensors.get(name)
         if owners.is_elsewhere(key):
@@ -115,7 +116,7 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
                 f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; accepted: {shape}"
             )
     made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-    owners = _owners_of(sch)
+    owners = owners_of(sch)
     for key, module, name, tensor in entries:
         if tensor.is_meta and owners.is_elsewhere(key):
             continue

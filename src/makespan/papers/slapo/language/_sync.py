@@ -90,7 +90,8 @@ class Sync(Primitive):
         mode
             ``fwd_pre`` for what it takes, ``fwd_post`` for what it returns, ``bwd_post`` for gradients.
         sync_op_or_fn
-            An operation by name, or a hook of the user's with the signature that torch asks for.
+            An operation by name, or a hook of the user's with the signature that torch asks for; with an
+            attribute ``with_kwargs`` that is true it gets keyword arguments, too.
         axis
             Axis of the activation; an ``all_gather`` takes the one that is cut, or the last.
         tensor_parallel_output_grad
@@ -239,10 +240,11 @@ def _install(
 
 
 def _install_users(module: nn.Module, mode: str, hook: Callable[..., Any]) -> None:
+    with_kwargs = bool(getattr(hook, "with_kwargs", False))
     if mode == "fwd_pre":
-        module.register_forward_pre_hook(hook)
+        module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
     elif mode == "fwd_post":
-        module.register_forward_hook(hook)
+        module.register_forward_hook(hook, with_kwargs=with_kwargs)
         # What a user's hook makes of the output nobody knows; what the module computes remains known.
         keep_sharding(module, replace(sharding_of(module), returns=None))
     else:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Trace", "TraceUntil", "check_is_called", "ensure_traced", "graph_of"]
 
+_SHOWN = 4
+
 
 @dataclass
 class _Plan:
@@ -147,7 +149,15 @@ def _arguments_given(
     if both := sorted(set(fixed) & set(varying)):
         raise ArgumentError(f"{where}: {both[0]!r} is in concrete_args and in inputs; accepted: one of them")
     required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
-    return Arguments(frozenset((required - set(fixed)) | set(varying)), fixed)
+    varies = frozenset((required - set(fixed)) | set(varying))
+    if not varies and inputs is None and parameters.keys() - fixed.keys():
+        # A graph of it would be the result of one call, that without any argument.
+        names = ", ".join(list(parameters)[:_SHOWN]) + (", ..." if len(parameters) > _SHOWN else "")
+        raise TracingError(
+            f"{where}: every argument has a default and none is said to vary, so that all would be fixed; "
+            f"accepted: inputs, the names of those that vary among {names}"
+        )
+    return Arguments(varies, fixed)
 
 
 def _check_tracer(sch: "Schedule", tracer: str) -> None:
@@ -220,17 +230,18 @@ class Trace(Primitive):
         strict
             Raise if this module has no static graph; otherwise warn and return False.
         inputs
-            Arguments that vary although they have a default; the others keep their default.
+            Arguments that vary although they have a default; the others keep their default. Where every
+            argument has one, as in models that are called by keyword, some must be named.
         """
         _check_tracer(sch, tracer)
         leaves = Leaves.of(leaf_modules, leaf_functions)
         if isinstance(sch.mod, fx.GraphModule):
             return True
         _refuse_wrapped(sch)
-        arguments = _arguments_given(sch, concrete_args, inputs)
         plan = _Plan(leaves, None if recursive else ())
 
         def capture() -> None:
+            arguments = _arguments_given(sch, concrete_args, inputs)
             if flatten:
                 plan.traced[id(sch.mod)] = trace_module(sch.mod, sch.path, arguments, leaves, flatten=True)
             else:
@@ -281,10 +292,9 @@ class TraceUntil(Primitive):
         nodes = [sch[one] for one in wanted]
         on_the_way = {node.path[:end] for node in nodes for end in _ends(node.path)}
         plan = _Plan(Leaves.of(leaf_modules, leaf_functions), on_the_way)
-        arguments = _arguments_given(sch, concrete_args, inputs)
 
         def capture() -> None:
-            plan.add(sch.mod, "", arguments)
+            plan.add(sch.mod, "", _arguments_given(sch, concrete_args, inputs))
             for node in nodes:
                 missing = next((one for path, one in plan.opaque.items() if path in _above(node.path)), None)
                 if missing is None and id(node.mod) not in plan.traced:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor, fx, nn
 
-from makespan.papers.slapo.language._errors import TracingError
+from makespan.papers.slapo.language._errors import TracingError, shown
 
 __all__ = ["PLAIN", "FusedModule", "TracedModule", "exchange_borrowed", "is_same"]
 
@@ -67,8 +67,9 @@ class TracedModule(fx.GraphModule):
         for name, value in self.fixed.items():
             if name in given and not is_same(given[name], value):
                 raise TracingError(
-                    f"{self.origin}: the argument {name!r} was fixed to {value!r} when it was traced; found"
-                    f" {_shown(given[name])}; accepted: that value, or trace again with {name!r} in inputs"
+                    f"{self.origin}: the argument {name!r} was fixed to {shown(value)} when it was traced;"
+                    f" found {shown(given[name])}; accepted: that value, or trace again with {name!r} in"
+                    " inputs"
                 )
         if missing := self.required - set(given):
             wanted = ", ".join(name for name in self.argument_names if name in self.required)
@@ -147,12 +148,3 @@ def is_same(found: object, fixed: object) -> bool:
     if found is fixed:
         return True
     return type(found) is type(fixed) and isinstance(found, PLAIN) and found == fixed
-
-
-def _shown(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    return (
-        f"a tensor of shape {tuple(shape)}"
-        if isinstance(value, Tensor) and shape is not None
-        else repr(value)
-    )

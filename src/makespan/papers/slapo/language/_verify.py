@@ -12,13 +12,19 @@ from torch import nn
 
 from makespan.papers.slapo.language._agreement import GRADIENT, OUTPUT, Comparison, tolerance_for
 from makespan.papers.slapo.language._collectives import Ranks
-from makespan.papers.slapo.language._errors import ArgumentError, VerificationError
+from makespan.papers.slapo.language._errors import ArgumentError, VerificationError, shown
 from makespan.papers.slapo.language._journal import JournalEntry, digest
 from makespan.papers.slapo.language._registry import primitive_named
-from makespan.papers.slapo.language._verify_passes import Passes
+from makespan.papers.slapo.language._verify_passes import MARGIN, Passes, put_back
 from makespan.papers.slapo.language._verify_places import Parting
-from makespan.papers.slapo.language._verify_report import Place, VerifyReport
-from makespan.papers.slapo.language._verify_runs import Inputs, LossFunction, call_from, checked_call
+from makespan.papers.slapo.language._verify_report import IN_TRAINING, Place, VerifyReport
+from makespan.papers.slapo.language._verify_runs import (
+    Inputs,
+    LossFunction,
+    call_from,
+    checked_call,
+    without_dropout,
+)
 from makespan.papers.slapo.language._verify_stages import Staged, in_stages
 from makespan.papers.slapo.language._verify_weights import (
     ORIGIN,
@@ -43,9 +49,10 @@ class Verify:
 
     On leaving the block without an error, original and scheduled model are run on the same inputs with the
     same weights: outputs, input gradients and the gradient of every parameter must agree on every process of
-    the group. What differs is reported by place. Weights that are all one number, such as biases of zero,
-    are moved off it in both. The schedule, its model, the modes of its modules and the generators of random
-    numbers stay as they were. Where the schedule cuts a pipeline, its stages run one after the other.
+    the group, and so must what a step in training mode leaves in buffers. What differs is reported by place.
+    Weights that are all one number, such as biases of zero, are moved off it in both. The schedule, its
+    model, the modes of its modules and the generators of random numbers stay as they were. Where the schedule
+    cuts a pipeline, its stages run one after the other.
 
     Parameters
     ----------
@@ -57,7 +64,9 @@ class Verify:
     device
         Where the models run; None for where the parameters are.
     eval_mode
-        Whether both models run in evaluation mode, so that dropout does nothing; else in their own modes.
+        True to run both models in evaluation mode only, False in their own modes only. None for both modes of
+        all modules: evaluation first, then training, where batch norm counts but nothing is dropped. Where
+        the original model raises an error in training mode, evaluation mode alone is compared.
     check_grad
         Whether gradients are compared, too.
     rtol, atol
@@ -95,7 +104,7 @@ class Verify:
         sch: "Schedule",
         example_inputs: Inputs,
         device: torch.device | str | None = None,
-        eval_mode: bool = True,
+        eval_mode: bool | None = None,
         check_grad: bool = True,
         rtol: float | None = None,
         atol: float | None = None,
@@ -119,6 +128,7 @@ class Verify:
         }
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
         self._running: nn.Module = sch.mod
+        self._notes: list[str] = []
 
     def __enter__(self) -> Self:
         """Keep the model as it is."""
@@ -153,22 +163,57 @@ class Verify:
         call = from_first(ranks, self._call)
         original = filled(self._original.module, ranks, self._seed, device)
         weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
-        if self._eval_mode:
-            weights.original.eval()
-            weights.scheduled.eval()
         self._running = in_stages(self._sch, weights.scheduled)
+        if self._eval_mode is not False:
+            self._switch(weights, is_training=False)
         passes = Passes(
             weights, call, self._running, ranks, device, self._seed, self._accepted, self._loss_fn,
             self._check_grad,
         )  # fmt: skip
-        agrees = passes.run()
+        agrees = passes.run(passes.reference())
         places = [] if agrees else passes.partings(self._synced())
+        if agrees and self._eval_mode is None:
+            self._switch(weights, is_training=True)
+            places = self._trained(passes)
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
         found = everywhere(ranks, (passes.comparisons, faults, weights.differed))
         weights.differed = [name for _, _, names in found for name in names]
         merged = _merged([one[:2] for one in found])
         return self._report(*merged, places, weights)
+
+    def _trained(self, passes: Passes) -> list[Parting]:
+        """Compare the models in training mode, too; return where they part."""
+        training = replace(passes, suffix=IN_TRAINING, comparisons=[], faults=[])
+        before = training.buffers()
+        with without_dropout():
+            try:
+                expected = training.reference()
+            except Exception as error:  # noqa: BLE001 - whatever a model raises
+                why = shown(f"{type(error).__name__}: {error}")
+                self._notes.append(f"not compared in training mode, where the original raises {why}")
+                return []
+            agrees = training.run(expected)
+            if not agrees:
+                put_back(before)
+                training.noise = training.measured_noise()
+                put_back(before)
+                training.comparisons, training.faults = [], []
+                agrees = training.run(training.reference())
+                if agrees:
+                    largest = max(everywhere(self._ranks, max(training.noise.values(), default=0.0)))
+                    self._notes.append(
+                        f"in training mode rounding alone changes results by up to {largest:.3g} of their "
+                        f"largest value; {MARGIN:g} times what it changes of each was accepted"
+                    )
+            places = [] if agrees else training.partings(self._synced())
+        passes.comparisons += training.comparisons
+        passes.faults += [f"in training mode, {one}" for one in training.faults]
+        return places
+
+    def _switch(self, weights: Weights, is_training: bool) -> None:
+        for one in (weights.original, weights.scheduled, self._running):
+            one.train(is_training)
 
     def _report(
         self,
@@ -187,6 +232,7 @@ class Verify:
                 one.ranks,
                 self._step(one.path),
                 self._stage(one.path),
+                one.is_summand,
             )
             for one in partings
         ]
@@ -195,7 +241,8 @@ class Verify:
             for step in steps
             if (primitive := primitive_named(step.op)) is not None and not primitive.is_verifiable()
         )
-        notes = [f"{count} x {op}, which may change results" for op, count in counts.items()]
+        notes = [*self._notes]
+        notes += [f"{count} x {op}, which may change results" for op, count in counts.items()]
         if weights is not None and (differed := sorted(set(weights.differed))):
             more = f" and {len(differed) - _SHOWN} more" if len(differed) > _SHOWN else ""
             names = ", ".join(differed[:_SHOWN]) + more

@@ -19,7 +19,7 @@ from makespan.papers.slapo.language._agreement import Tolerance, compare, size_o
 from makespan.papers.slapo.language._collectives import Ranks, cut
 from makespan.papers.slapo.language._verify_weights import everywhere
 
-__all__ = ["Capture", "Passage", "Parting", "captured", "first_partings"]
+__all__ = ["Capture", "Passage", "Parting", "captured", "first_partings", "is_part", "sums_agree"]
 
 _SAME, _DIFFERS, _SUMMAND, _UNKNOWN = "same", "differs", "summand", "unknown"
 _Key = tuple[str, int]
@@ -113,6 +113,8 @@ class Parting:
     module: str
     call: int
     ranks: tuple[int, ...]
+    is_summand: bool = False
+    """Whether the sum over the processes is what is expected."""
 
 
 def first_partings(
@@ -150,9 +152,9 @@ def _gradients(original: Passage, scheduled: Passage) -> tuple[list[Tensor], lis
     return [original.gradients[one] for one in places], [scheduled.gradients[one] for one in places]
 
 
-def _parting(what: str, place: tuple[_Key, tuple[int, ...]], run: Capture) -> Parting:
-    (path, call), ranks = place
-    return Parting(what, path, run.passages[path, call].module, call, ranks)
+def _parting(what: str, place: tuple[_Key, tuple[int, ...], bool], run: Capture) -> Parting:
+    (path, call), ranks, is_summand = place
+    return Parting(what, path, run.passages[path, call].module, call, ranks, is_summand)
 
 
 def _first(
@@ -160,8 +162,8 @@ def _first(
     summed: Sequence[str],
     ranks: Ranks,
     accepted: Callable[[torch.dtype], Tolerance],
-) -> tuple[_Key, tuple[int, ...]] | None:
-    """Return the first call in which something differs on some process, and on which."""
+) -> tuple[_Key, tuple[int, ...], bool] | None:
+    """Return the first call where something differs, on which processes, and whether their sum agrees."""
     verdicts = {}
     for (path, call), (expected, actual) in pairs.items():
         may_sum = ranks.size > 1 and any(_is_inside(path, above) for above in summed)
@@ -183,8 +185,27 @@ def _first(
                 if compare("", "", total, whole, accepted(whole.dtype)).fault:
                     off.update(range(ranks.size))
         if off:
-            return key, tuple(sorted(off))
+            return key, tuple(sorted(off)), sums_agree(actual, expected, ranks, accepted)
     return None
+
+
+def sums_agree(
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    ranks: Ranks,
+    accepted: Callable[[torch.dtype], Tolerance],
+) -> bool:
+    """Whether the sums over the processes are what is expected; all processes must come here."""
+    shapes = everywhere(ranks, [(tuple(one.shape), one.dtype) for one in actual])
+    is_possible = ranks.size > 1 and bool(actual) and len({str(one) for one in shapes}) == 1
+    if not all(everywhere(ranks, is_possible and len(actual) == len(expected))):
+        return False
+    agrees = True
+    for one, whole in zip(actual, expected, strict=True):
+        total = one.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ranks.group)
+        agrees = agrees and not compare("", "", total, whole, accepted(whole.dtype)).fault
+    return all(everywhere(ranks, agrees))
 
 
 def _is_inside(path: str, above: str) -> bool:
@@ -212,12 +233,12 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, acce
     axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
     if len(axes) != 1 or expected.shape[axes[0]] != ranks.size * actual.shape[axes[0]]:
         return _UNKNOWN
-    if _is_part(actual, expected, axes[0], ranks, accepted):
+    if is_part(actual, expected, axes[0], ranks, accepted):
         return _SAME
     return _UNKNOWN if may_sum else _DIFFERS
 
 
-def _is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted: Tolerance) -> bool:
+def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted: Tolerance) -> bool:
     """Whether a tensor is the part of this process, the axis cut in any number of equal blocks."""
     size, length = size_of(expected), actual.shape[axis]
     for n_blocks in (one for one in range(1, length + 1) if length % one == 0):

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from makespan.papers.slapo.language._agreement import Comparison
 from makespan.papers.slapo.language._journal import JournalEntry
 
-__all__ = ["Place", "VerifyReport"]
+__all__ = ["IN_TRAINING", "Place", "VerifyReport"]
 
+IN_TRAINING = " in training"
+"""End of the kind of what was compared in training mode, after it had agreed in evaluation mode."""
 _SHOWN = 6
 
 
@@ -19,7 +21,7 @@ class Place:
     Parameters
     ----------
     what
-        ``output``, ``input gradient``, ``parameter gradient`` or ``error``.
+        ``output``, ``input gradient``, ``parameter gradient``, ``buffer`` or ``error``.
     path, module
         Path of the module in the scheduled model, and its class.
     call
@@ -30,6 +32,8 @@ class Place:
         The last step of the schedule at the module or above it, None without one.
     stage
         The pipeline stage in which the module runs, None where the schedule has no stages.
+    is_summand
+        Whether the processes have summands of what is expected, so that an exchange is missing.
     """
 
     what: str
@@ -39,6 +43,7 @@ class Place:
     ranks: tuple[int, ...]
     step: JournalEntry | None
     stage: int | None = None
+    is_summand: bool = False
 
     def __str__(self) -> str:
         """Return it as a line of a report."""
@@ -46,12 +51,22 @@ class Place:
             "output": "first output that differs",
             "input gradient": "last input gradient that differs",
             "parameter gradient": "first parameter gradient that differs",
+            "buffer": "first buffer that differs",
             "error": "the error was raised in",
         }[self.what]
         again = f", call {self.call}" if self.call else ""
         stage = "" if self.stage is None else f" in stage {self.stage}"
         where = f"{which}: {self.path!r} ({self.module}){stage}{again}, seen by {_listed('rank', self.ranks)}"
-        return f"{where}; last step there: {self.step if self.step is not None else 'none'}"
+        remedy = ""
+        if self.is_summand:
+            missing = {
+                "output": "sync('fwd_post', 'all_reduce') is missing there",
+                "input gradient": "sync('bwd_post', 'all_reduce') is missing there or above",
+                "parameter gradient": "sync('bwd_post', 'all_reduce', on='parameters') is missing there, or "
+                "sync('bwd_post', 'all_reduce') after it",
+            }[self.what]
+            remedy = f"; the processes have summands of what is expected: {missing}"
+        return f"{where}; last step there: {self.step if self.step is not None else 'none'}{remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,28 @@
 """One forward and one backward pass of a model on given inputs, of which nothing remains outside."""
 
+import functools
 import inspect
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.papers.slapo.language._errors import ArgumentError, KindError
+from makespan.papers.slapo.language._kept_state import copied_object, opened
 
 __all__ = [
     "Call",
     "Inputs",
     "LossFunction",
     "Outcome",
+    "without_dropout",
     "call_from",
     "checked_call",
     "run_backward",
@@ -53,7 +58,7 @@ class Call:
 
             def copy(one: Any) -> Any:
                 if not isinstance(one, Tensor):
-                    return one
+                    return copied_object(one)  # a cache grows in each model by itself
                 new = one.detach().to(device, copy=True)
                 return new.requires_grad_(wants and (new.is_floating_point() or new.is_complex()))
 
@@ -66,7 +71,11 @@ class Call:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a forward pass."""
+    """What came of a forward pass.
+
+    ``held`` names the tensors that are inside of objects, such as a cache: what a model keeps there for
+    itself may be the part of a process, and no gradient starts from it.
+    """
 
     leaves: dict[str, Tensor]
     passed: dict[str, Tensor]
@@ -74,6 +83,7 @@ class Outcome:
     tensors: dict[str, Tensor]
     loss: Tensor | None = None
     others: dict[str, Any] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
 
     def changed_inputs(self) -> list[str]:
         """Return which arguments the model has changed in place."""
@@ -139,6 +149,55 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    """Let dropout of models in training mode drop nothing, and draw nothing.
+
+    So that they can be compared: which values are dropped depends on the order of all that draws, and on how
+    tensors are split. The functions are exchanged rather than intercepted, because no interception of torch
+    reaches what is recomputed in a backward pass. What is compiled runs as it was written meanwhile.
+    """
+    compiler = sys.modules.get("torch._dynamo")  # not loaded as long as nothing compiled has run
+    with ExitStack() as stack:
+        if compiler is not None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for space, rates in ((torch.nn.functional, _RATES), (torch, _RATES), (torch._VF, _RATES_OF_LAYERS)):
+            for name, place in rates.items():
+                if callable(dropping := getattr(space, name, None)):
+                    stack.enter_context(mock.patch.object(space, name, _at_rate_of_zero(dropping, place)))
+        yield
+
+
+_RATES: Mapping[str, tuple[str, int | None]] = {
+    name: ("p", 1)
+    for plain in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout",
+                  "feature_alpha_dropout", "native_dropout")
+    for name in (plain, f"{plain}_")
+} | {
+    "scaled_dot_product_attention": ("dropout_p", 4),
+    "multi_head_attention_forward": ("dropout_p", 10),
+}  # fmt: skip
+"""Functions that drop something: name and place of the rate."""
+_RATES_OF_LAYERS: Mapping[str, tuple[str, int | None]] = dict.fromkeys(
+    ("lstm", "gru", "rnn_tanh", "rnn_relu"), ("dropout", None)
+)
+"""The same of recurrent layers, whose only fraction is the rate."""
+
+
+def _at_rate_of_zero(dropping: Callable[..., Any], rate: tuple[str, int | None]) -> Callable[..., Any]:
+    name, place = rate
+
+    @functools.wraps(dropping)
+    def keep_all(*args: Any, **kwargs: Any) -> Any:
+        if place is None:
+            return dropping(*(0.0 if isinstance(one, float) else one for one in args), **kwargs)
+        if len(args) > place:
+            return dropping(*args[:place], 0.0, *args[place + 1 :], **kwargs)
+        return dropping(*args, **kwargs | {name: 0.0})
+
+    return keep_all
+
+
 def run_forward(
     model: nn.Module, call: Call, seed: int, device: torch.device, loss_fn: LossFunction | None
 ) -> Outcome:
@@ -150,9 +209,13 @@ def run_forward(
     with _seeded(seed, device), torch.enable_grad():
         outputs = model(*passed[0], **passed[1])
         loss = None if loss_fn is None else loss_fn(outputs)
-    leaves, structure = pytree.tree_flatten_with_path(outputs)
+    direct = named_tensors(outputs)
+    contents = pytree.tree_map(opened, outputs)
+    leaves, structure = pytree.tree_flatten_with_path(contents)
     others = {_named(place): one for place, one in leaves if not isinstance(one, Tensor)}
-    return Outcome(own.leaves(), seen.leaves(), structure, named_tensors(outputs), loss, others)
+    tensors = named_tensors(contents)
+    held = frozenset(tensors.keys() - direct.keys())
+    return Outcome(own.leaves(), seen.leaves(), structure, tensors, loss, others, held)
 
 
 def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
@@ -160,7 +223,8 @@ def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
     if outcome.loss is not None:
         ends = {"loss": outcome.loss}
     else:
-        ends = {name: one for name, one in outcome.tensors.items() if one.requires_grad}
+        results = {name: one for name, one in outcome.tensors.items() if name not in outcome.held}
+        ends = {name: one for name, one in results.items() if one.requires_grad}
     starts = []
     for name, one in ends.items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
