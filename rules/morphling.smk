@@ -256,7 +256,7 @@ for experiment, options in SIM.experiments().items():
             mode=SIM.predictions,
             drawn=SIM.drawn(experiment),
             options=options,
-            code=code_hash("morphling_simulate", chosen=options["policies"]),
+            code=code_hash("morphling_simulate", chosen=options.get("policies", ["morphling"])),
         script:
             "../workflow/scripts/morphling_simulate.py"
 
