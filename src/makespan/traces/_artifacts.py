@@ -27,6 +27,7 @@ from makespan.traces._cells import (
     refuse,
     repair,
 )
+from makespan.traces._repairs import FLAG, NAME_NUMBERED, NAME_REPLACED, STRAY_CELLS
 from makespan.units import MS
 
 __all__ = ["EASYSCALE_JOBS", "read_easyscale_jobs", "read_oobleck_nodes"]
@@ -66,11 +67,11 @@ def read_easyscale_jobs(
     again = frame["job_id"].duplicated()
     if dedup == "artifact":
         last = frame.groupby("job_id", sort=False).tail(1).set_index("job_id")
-        kept = drop(frame, again, "name occurs again; this row replaces the first one", findings)
+        kept = drop(frame, again, NAME_REPLACED, findings)
         frame = last.loc[kept["job_id"]].reset_index()
         report = finish_report(where, n_read, len(frame), findings)
         return EASYSCALE_JOBS.validate(frame.drop(columns=ROW), where), report
-    repair(frame, again, "name occurs again; number appended", findings)
+    repair(frame, again, NAME_NUMBERED, findings)
     number = (frame.groupby("job_id").cumcount() + 1).astype(str)
     frame = frame.assign(job_id=frame["job_id"].mask(again, frame["job_id"] + "#" + number))
     ordered = in_order(frame, findings).drop(columns=ROW)
@@ -88,7 +89,7 @@ def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
         raise cell_error(where, 1, "name", "nothing", "at least one job")
     stray = [row for row, line in enumerate(lines[1:], 1) if len(line) > n]
     if stray:
-        findings.append(Finding("repaired", "cells beyond the last named column; ignored", tuple(stray)))
+        findings.append(Finding("repaired", STRAY_CELLS, tuple(stray)))
     for row, line in enumerate(lines[1:], 1):
         check_length(row, line[:n], _EASYSCALE, where)
     body = [[cell.strip() for cell in line[:n]] for line in lines[1:]]
@@ -99,17 +100,21 @@ def _easyscale_frame(cells: pd.DataFrame, where: str, findings: list[Finding]) -
     for column in _EASYSCALE:
         refuse(cells, is_missing(cells[column]), column, "a value", where)
     accepted = "a number, 0 or more"
-    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0)
+    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0, findings=findings)
     odd = ~flag.isin([0.0, 1.0])
-    repair(cells, odd, "flag is neither 0 nor 1; read as 1", findings)
+    repair(cells, odd, FLAG, findings)
     return pd.DataFrame(
         {
             "job_id": cells["name"],
-            "submit_time_s": numbers(cells, "time", where, accepted, least=0),
+            "submit_time_s": numbers(cells, "time", where, accepted, least=0, findings=findings),
             "workload": cells["application"],
-            "max_parallelism": numbers(cells, "max_parallelism", where, _COUNT, least=1, is_whole=True),
-            "micro_batch_size": numbers(cells, "batch_size", where, _COUNT, least=1, is_whole=True),
-            "epochs": numbers(cells, "epochs", where, accepted, least=0),
+            "max_parallelism": numbers(
+                cells, "max_parallelism", where, _COUNT, least=1, is_whole=True, findings=findings
+            ),
+            "micro_batch_size": numbers(
+                cells, "batch_size", where, _COUNT, least=1, is_whole=True, findings=findings
+            ),
+            "epochs": numbers(cells, "epochs", where, accepted, least=0, findings=findings),
             "is_heterogeneous": flag > 0,
             "home_gpu": cells["preferred_gpu"].str.lower(),
             ROW: cells[ROW],
