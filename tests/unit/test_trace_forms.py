@@ -21,10 +21,12 @@ from makespan.studies import read_trace
 from makespan.traces import (
     NODE_LIST,
     JobTrace,
+    read_easyscale_jobs,
     read_gavel_jobs,
     read_gavel_throughputs,
     read_helios_jobs,
     read_jobs,
+    read_oobleck_nodes,
     read_openb_nodes,
     read_openb_pods,
     read_pai_jobs,
@@ -192,6 +194,21 @@ def test_philly_logs_are_read_as_json_lines_too(tmp_path):
     (tmp_path / "broken").write_text(json.dumps(job) + "\n\n{'a'}\n")
     with pytest.raises(TraceError, match="broken: line 3, column 2: no JSON"):
         read_philly_jobs(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("form", [name for name in FORMS if name not in ("index column", "commented header")])
+def test_lists_of_the_artifacts_are_the_same_in_every_form(form, tmp_path):
+    jobs = (
+        "name,time,application,max_parallelism,batch_size,epochs,enable_heterogeneous_deterministic,preferred_gpu\n"
+        "n-0,30,ncf,4,8,2,1,v100\nn-1,60,ncf,2,8,3,0,t4\n"
+    )
+    nodes = "0,add,n1\n0,add,n2\n5000,remove,n1\n"
+    for read, text in ((read_easyscale_jobs, jobs), (read_oobleck_nodes, nodes)):
+        if form == "names in capitals" and read is read_oobleck_nodes:
+            continue  # its first line is a row
+        (tmp_path / "plain").write_text(text)
+        (tmp_path / "other").write_bytes(FORMS[form](text))
+        assert read(tmp_path / "other")[0].equals(read(tmp_path / "plain")[0])
 
 
 # --- what cannot be unpacked ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from makespan.traces._cells import (
     in_order,
     is_missing,
     numbers,
-    read_raw,
+    read_lines,
     refuse,
     repair,
 )
@@ -81,9 +81,9 @@ def read_easyscale_jobs(
 
 def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
     """Split the lines by hand: their lengths differ, which a CSV parser refuses."""
-    lines = [line.split(",") for line in read_raw(path, findings).splitlines() if line.strip()]
+    lines = read_lines(path, _EASYSCALE, findings)
     where, n = str(path), len(_EASYSCALE)
-    if tuple(name.strip() for name in lines[0][:n]) != _EASYSCALE:
+    if tuple(name.lower() for name in lines[0][:n]) != _EASYSCALE:
         raise cell_error(where, 0, "header", ",".join(lines[0]), ",".join(_EASYSCALE))
     if len(lines) == 1:
         raise cell_error(where, 1, "name", "nothing", "at least one job")
@@ -92,7 +92,7 @@ def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
         findings.append(Finding("repaired", STRAY_CELLS, tuple(stray)))
     for row, line in enumerate(lines[1:], 1):
         check_length(row, line[:n], _EASYSCALE, where)
-    body = [[cell.strip() for cell in line[:n]] for line in lines[1:]]
+    body = [line[:n] for line in lines[1:]]
     return pd.DataFrame(body, columns=list(_EASYSCALE)).assign(**{ROW: range(1, len(body) + 1)})
 
 
@@ -134,7 +134,7 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     Refused: times that fall, unknown events, nodes that are added twice or removed while not there.
     """
     where, findings = str(path), list[Finding]()
-    lines = [line for line in read_raw(path, findings).splitlines() if line.strip()]
+    lines = read_lines(path, _OOBLECK, findings)
     rows, slots, free, before = [], dict[str, int](), list[int](), 0
     gone: set[str] = set()
     for number, line in enumerate(lines, 1):
@@ -154,8 +154,7 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     return table, finish_report(where, len(lines), len(table), findings)
 
 
-def _event(line: str, row: int, where: str) -> tuple[int, str, str]:
-    cells = [cell.strip() for cell in line.split(",")]
+def _event(cells: list[str], row: int, where: str) -> tuple[int, str, str]:
     check_length(row, cells, _OOBLECK, where)
     time, event, node = cells
     if not (time.isascii() and time.isdigit()):

@@ -51,6 +51,7 @@ __all__ = [
     "numbers",
     "one_of",
     "read_cells",
+    "read_lines",
     "read_raw",
     "refuse",
     "repair",
@@ -97,6 +98,26 @@ def read_raw(path: str | Path, findings: list[Finding]) -> str:
 def _note_line_ends(content: bytes, findings: list[Finding]) -> None:
     if b"\r\n" in content:
         findings.append(Finding("repaired", OTHER_LINE_ENDS))
+
+
+def read_lines(path: str | Path, columns: Sequence[str], findings: list[Finding]) -> list[list[str]]:
+    """Read the stripped cells of all lines that are not blank, which may differ in their length.
+
+    ``columns`` are those of the list, with or without a header line; they tell the separator.
+    """
+    text = read_raw(path, findings)
+    separator, n_skipped = _dialect(text[:_PROBE_BYTES].encode(), columns, len(columns), findings)
+    read = csv.reader(text.splitlines()[n_skipped:], delimiter=separator, skipinitialspace=True)
+    try:
+        lines = [[cell.strip() for cell in line] for line in read]
+    except csv.Error as error:
+        raise TraceError(
+            f"{path}: line {n_skipped + read.line_num}: cannot be read as CSV: {error}"
+        ) from None
+    filled = [line for line in lines if len(line) > 1 or any(line)]
+    if not filled:
+        raise TraceError(f"{path}: no rows; accepted: a trace with at least one")
+    return filled
 
 
 def read_cells(
