@@ -32,6 +32,7 @@ from makespan.traces import (
     read_pai_jobs,
     read_philly_jobs,
     read_pollux_jobs,
+    read_requests,
     read_spot_jobs,
     read_spot_nodes,
     read_tiresias_jobs,
@@ -165,6 +166,17 @@ def test_parquet_is_read_as_its_csv(tmp_path):
     with pytest.raises(TraceError, match=r"lacks column\(s\) gpu_num"):
         table.drop(columns="gpu_num").to_parquet(tmp_path / "list.parquet")
         read_helios_jobs(tmp_path / "list.parquet")
+
+
+def test_a_parquet_table_of_more_cells_than_memory_is_refused_by_its_size(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("makespan.traces._cells._MOST_PARQUET_CELLS", 4000)
+    zeros = [0] * 1001
+    pd.DataFrame(dict.fromkeys(("job_id", "submit_time_s", "n_gpus", "duration_s"), zeros)).to_parquet(
+        tmp_path / "list.parquet"
+    )
+    with pytest.raises(TraceError, match=r"list\.parquet: has 1001 rows of 4 columns; accepted: at most 1000"):
+        read_requests(tmp_path / "list.parquet")
 
 
 def test_pai_tables_are_read_from_their_archives_in_pieces(tmp_path, monkeypatch):
