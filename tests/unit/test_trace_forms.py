@@ -175,7 +175,7 @@ def test_a_parquet_table_of_more_cells_than_memory_is_refused_by_its_size(tmp_pa
     pd.DataFrame(dict.fromkeys(("job_id", "submit_time_s", "n_gpus", "duration_s"), zeros)).to_parquet(
         tmp_path / "list.parquet"
     )
-    with pytest.raises(TraceError, match=r"list\.parquet: has 1001 rows of 4 columns; accepted: at most 1000"):
+    with pytest.raises(TraceError, match=r"list\.parquet: has 1001 rows of 4 columns; accepted: at most"):
         read_requests(tmp_path / "list.parquet")
 
 
