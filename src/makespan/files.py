@@ -1,33 +1,48 @@
 """Reading and writing of files: what is written is whole or not there, what is read is bounded.
 
 The other end may be another process, a user or a full disk, so errors name the file and say what is accepted.
+Compressed text and text in UTF-16 are read as the text that they hold, within the same bounds.
 """
 
+import bz2
+import codecs
+import gzip
+import importlib
 import io
 import json
+import lzma
 import os
 import stat
 import sys
+import tarfile
 import tomllib
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import takewhile
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from makespan.errors import InputError, MissingDataError
+from makespan.errors import InputError, MakespanError, MissingDataError
 from makespan.leftovers import temporary_directory, temporary_file
 from makespan.units import format_bytes
 
 __all__ = [
-    "atomic_path", "check_target", "is_stream", "open_seekable", "read_bytes", "read_json", "read_text",
-    "read_toml", "read_yaml", "write_json", "write_text",
+    "PARQUET", "atomic_path", "check_target", "is_stream", "open_seekable", "read_bytes", "read_json",
+    "read_text", "read_toml", "read_yaml", "write_json", "write_text",
 ]  # fmt: skip
+
+PARQUET = b"PAR1"
+"""First bytes of a Parquet file, the only table that is read and no text."""
 
 _LARGEST = 1 << 29  # bytes that are read at once; the largest public job lists have a third of it
 _LARGEST_SETTINGS = 1 << 22  # configurations and constants have kilobytes; YAML takes minutes for more
 _MOST_YAML_NODES = 100_000  # counted as often as they are referred to: aliases of aliases grow without end
 _PROBE_BYTES = 1 << 16
+_MOST_EXPANDED = 100  # times its packed size, for what is read in pieces; job lists have a tenth of it
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_LAYERS = 3  # a list in an archive that is compressed once more
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _KINDS = {
@@ -128,12 +143,33 @@ def write_json(values: Any, path: str | Path, indent: int | None = None) -> None
 
 @contextmanager
 def open_seekable(
-    path: str | Path, expected: str, error: type[InputError] = InputError, largest: int | None = _LARGEST
+    path: str | Path,
+    expected: str,
+    error: type[InputError] = InputError,
+    largest: int | None = _LARGEST,
+    *,
+    binary: bytes | None = None,
 ) -> Iterator[IO[bytes]]:
     """Open a file, a pipe or, for ``-``, the standard input; what is no text or too large is refused at once.
 
-    ``expected`` names what should be there for messages, and ``largest`` is a number of bytes, None for files
-    that are read in pieces. Raises `MissingDataError` if there is nothing, ``error`` for what cannot be read.
+    A file packed by gzip, bzip2, xz, zstd, zip or tar is opened as the one file that it holds, and text in
+    UTF-16 or UTF-32 as UTF-8. Bounds hold for the unpacked text.
+
+    Parameters
+    ----------
+    path, expected, error
+        The file; what it should hold, for messages; the type of the errors.
+    largest
+        Number of bytes; None for files that are read in pieces.
+    binary
+        First bytes of a format that is accepted although it is no text.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    InputError
+        The file cannot be read; of type ``error``.
     """
     is_input = str(path) in _STANDARD_INPUT
     kind = stat.S_IFIFO if is_input else _kind(Path(path))
@@ -142,47 +178,238 @@ def open_seekable(
     if kind not in (stat.S_IFREG, stat.S_IFIFO):
         found = _KINDS.get(kind, "no regular file")
         raise error(f"{path}: is {found}; accepted: a file, a pipe or - for the standard input: {expected}")
-    if kind == stat.S_IFREG and largest is not None:
-        _check_size(Path(path).stat().st_size, largest, path, expected, error)
+    packed = _Packed(str(path), expected, error, largest, binary)
     if kind == stat.S_IFREG:
+        size = Path(path).stat().st_size
+        if largest is not None:
+            packed.check_size(size, largest)
         with Path(path).open("rb") as stream:
-            _check_text(stream.read(_PROBE_BYTES), path, expected, error)
-            stream.seek(0)
-            yield stream
+            yield packed.text(stream, size)
         return
-    content = _drained(sys.stdin.buffer, path, expected, error) if is_input else None
+    content = packed.drained(sys.stdin.buffer) if is_input else None
     if content is None:
         with Path(path).open("rb") as pipe:
-            content = _drained(pipe, path, expected, error)
-    yield io.BytesIO(content)
+            content = packed.drained(pipe)
+    yield packed.text(io.BytesIO(content), len(content))
 
 
-def _drained(pipe: IO[bytes], path: str | Path, expected: str, error: type[InputError]) -> bytes:
-    head = pipe.read(_PROBE_BYTES)
-    _check_text(head, path, expected, error)
-    content = head + pipe.read(_LARGEST - len(head) + 1)
-    _check_size(len(content), _LARGEST, path, expected, error)
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A file that may be compressed, archived or not in UTF-8; arguments as for `open_seekable`."""
+
+    path: str
+    expected: str
+    error: type[InputError]
+    largest: int | None
+    binary: bytes | None
+
+    def check_size(self, size: int, largest: int) -> None:
+        if size > largest:
+            accepted = f"{self.expected} of at most {format_bytes(largest)}"
+            raise self.error(f"{self.path}: has {format_bytes(size)} or more; accepted: {accepted}")
+
+    def drained(self, pipe: IO[bytes]) -> bytes:
+        """Read a pipe whole; what can be no list is refused after its first bytes."""
+        head = pipe.read(_PROBE_BYTES)
+        if not _is_packed(head):
+            self._check_text(head)
+        content = head + pipe.read(_LARGEST - len(head) + 1)
+        self.check_size(len(content), _LARGEST)
+        return content
+
+    def text(self, stream: IO[bytes], size: int) -> IO[bytes]:
+        """Unpack a seekable stream of ``size`` bytes until it is text."""
+        limit = self.largest if self.largest is not None else max(_LARGEST, _MOST_EXPANDED * size)
+        for layer in range(_MOST_LAYERS + 1):
+            head = _head(stream)
+            unpack = next((unpack for is_kind, unpack in _UNPACKERS if is_kind(head)), None)
+            if unpack is None:
+                break
+            if layer == _MOST_LAYERS:
+                raise self.error(f"{self.path}: packed more than {_MOST_LAYERS} times; expected at most that")
+            with self._unpacking():
+                stream = io.BufferedReader(_Bounded(unpack(stream), limit, self))
+            with self._unpacking():
+                head = _head(stream)
+        self._check_text(head)
+        if head.startswith(_LFS_POINTER):
+            raise self.error(
+                f"{self.path}: is a pointer of Git LFS, not the file; fetch it with 'git lfs pull'"
+            )
+        encoding = _encoding(head)
+        if encoding is None:
+            return stream
+        content = stream.read(limit + 1)
+        self.check_size(len(content), limit)
+        try:
+            return io.BytesIO(content.decode(encoding).encode())
+        except UnicodeDecodeError:
+            raise self.error(f"{self.path}: cannot be read as {self.expected}: broken {encoding}") from None
+
+    def _check_text(self, head: bytes) -> None:
+        is_known = self.binary is not None and head.startswith(self.binary)
+        if b"\0" in head and not is_known and _encoding(head) is None:
+            found = "it has zero bytes; accepted: text in UTF-8 or UTF-16, compressed or not"
+            raise self.error(f"{self.path}: cannot be read as {self.expected}: {found}")
+
+    @contextmanager
+    def _unpacking(self) -> Iterator[None]:
+        """Turn whatever libraries raise for broken archives into one line."""
+        try:
+            yield
+        except MakespanError:
+            raise
+        except Exception as wrong:  # noqa: BLE001 - of six libraries, some of them not installed
+            found = _reason(wrong) or type(wrong).__name__
+            raise self.error(f"{self.path}: cannot be unpacked as {self.expected}: {found}") from None
+
+
+class _Bounded(io.RawIOBase):
+    """Unpacked bytes, up to a limit: a few kilobytes may stand for terabytes."""
+
+    def __init__(self, source: IO[bytes], limit: int, packed: _Packed) -> None:
+        self._source, self._limit, self._packed, self._position = source, limit, packed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._packed._unpacking():
+            content = self._source.read(len(buffer))
+        self._position += len(content)
+        self._packed.check_size(self._position, self._limit)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET:
+            offset = self._reached(offset, whence)
+        self._packed.check_size(offset, self._limit)
+        with self._packed._unpacking():
+            self._position = self._source.seek(offset)
+        return self._position
+
+    def _reached(self, offset: int, whence: int) -> int:
+        if whence == io.SEEK_CUR:
+            return self._position + offset
+        while self.read(_PROBE_BYTES):  # archives begin their search at the end
+            pass
+        return self._position + offset
+
+    def tell(self) -> int:
+        return self._position
+
+
+def _head(stream: IO[bytes]) -> bytes:
+    head = stream.read(_PROBE_BYTES)
+    stream.seek(0)
+    return head
+
+
+def _starts(magic: bytes) -> Callable[[bytes], bool]:
+    return lambda head: head.startswith(magic)
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
+
+
+def _only(members: Iterable[tuple[str, Any]], kind: str) -> Any:
+    """Choose the one member of an archive, without what macOS adds to each."""
+    wanted = (one for one in members if not Path(one[0]).name.startswith(".") and "__MACOSX" not in one[0])
+    found = list(islice(wanted, 2))
+    if not found:
+        raise ValueError(f"the {kind} archive has no file; expected one")
+    if len(found) > 1:
+        names = " and ".join(repr(name) for name, _ in found)
+        raise ValueError(f"the {kind} archive has several files, {names} among them; expected one: unpack it")
+    return found[0][1]
+
+
+def _gzip(stream: IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+
+
+def _xz(stream: IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], lzma.LZMAFile(stream))
+
+
+def _zip_member(stream: IO[bytes]) -> IO[bytes]:
+    archive = zipfile.ZipFile(stream)
+    files = [info for info in archive.infolist() if not info.is_dir()]
+    if any(info.filename == "[Content_Types].xml" for info in files):
+        raise ValueError("it is a workbook or document of an office; save the table as CSV")
+    return archive.open(_only(((info.filename, info) for info in files), "zip"))
+
+
+def _tar_member(stream: IO[bytes]) -> IO[bytes]:
+    archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - closed with the stream
+    member = _only(((info.name, info) for info in archive if info.isfile()), "tar")
+    return cast(IO[bytes], archive.extractfile(member))
+
+
+def _zstd(stream: IO[bytes]) -> IO[bytes]:
+    try:
+        return cast(IO[bytes], importlib.import_module("compression.zstd").ZstdFile(stream))
+    except ImportError:
+        pass  # Python before 3.14
+    try:
+        library = importlib.import_module("zstandard")
+    except ImportError:
+        raise ValueError("zstd needs the package zstandard; install it, or unpack the file") from None
+    # This reader seeks forward only; every text is read to its end, so it is unpacked at once.
+    reader, content = library.ZstdDecompressor().stream_reader(stream, read_across_frames=True), io.BytesIO()
+    while content.tell() <= _LARGEST and (piece := reader.read(_PROBE_BYTES)):
+        content.write(piece)
+    content.seek(0)
     return content
 
 
-def _check_size(size: int, largest: int, path: str | Path, expected: str, error: type[InputError]) -> None:
-    if size > largest:
-        accepted = f"{expected} of at most {format_bytes(largest)}"
-        raise error(f"{path}: has {format_bytes(size)} or more; accepted: {accepted}")
+_UNPACKERS: tuple[tuple[Callable[[bytes], bool], Callable[[IO[bytes]], IO[bytes]]], ...] = (
+    (_starts(b"\x1f\x8b"), _gzip),
+    (_starts(b"BZh"), lambda stream: cast(IO[bytes], bz2.BZ2File(stream))),
+    (_starts(b"\xfd7zXZ\0"), _xz),
+    (_starts(b"\x28\xb5\x2f\xfd"), _zstd),
+    (_starts(b"PK\x03\x04"), _zip_member),
+    (_is_tar, _tar_member),
+)
 
 
-def _check_text(head: bytes, path: str | Path, expected: str, error: type[InputError]) -> None:
-    if b"\0" in head:
-        raise error(f"{path}: cannot be read as {expected}: it has zero bytes; accepted: text in UTF-8")
+def _is_packed(head: bytes) -> bool:
+    return any(is_kind(head) for is_kind, _ in _UNPACKERS)
+
+
+def _encoding(head: bytes) -> str | None:
+    """Return how a text is encoded if its first bytes say that it is not UTF-8."""
+    for encoding, mark in (("utf-32", codecs.BOM_UTF32_LE), ("utf-32", codecs.BOM_UTF32_BE)):
+        if head.startswith(mark):
+            return encoding
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    # Without a mark: lists are mostly ASCII, of which every other byte is zero then.
+    even, odd = head[0::2], head[1::2]
+    if len(odd) > 1 and b"\0" not in even and odd.count(0) == len(odd):
+        return "utf-16-le"
+    if len(odd) > 1 and b"\0" not in odd and even.count(0) == len(even):
+        return "utf-16-be"
+    return None
 
 
 def read_bytes(
-    path: str | Path, expected: str, error: type[InputError] = InputError, largest: int = _LARGEST
+    path: str | Path,
+    expected: str,
+    error: type[InputError] = InputError,
+    largest: int = _LARGEST,
+    *,
+    binary: bytes | None = None,
 ) -> bytes:
     """Content of a text file, a pipe or the standard input, see `open_seekable`."""
-    with open_seekable(path, expected, error, largest) as stream:
+    with open_seekable(path, expected, error, largest, binary=binary) as stream:
         content = stream.read(largest + 1)
-    _check_size(len(content), largest, path, expected, error)
+    _Packed(str(path), expected, error, largest, binary).check_size(len(content), largest)
     return content
 
 

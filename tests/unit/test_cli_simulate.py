@@ -257,7 +257,7 @@ FILES = {
     ),
     "philly": (
         json.dumps([PHILLY | {"attempts": [ATTEMPT]}, PHILLY | {"jobid": "j2", "attempts": []}]),
-        "dropped 1 row: no scheduling attempt",
+        "dropped 1 row: never started",
     ),
     "helios": (
         "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
@@ -280,8 +280,32 @@ FILES = {
         "preferred_gpu\nbert-0,115,bert,16,8,4,1,v100\nbert-0,100,bert,8,16,3,0,p100\n",
         "repaired 1 row: name occurs again",
     ),
+    "requests": (
+        "job_id;submit_time_s;n_gpus;duration_s\na;0;0,5;900\n",
+        "repaired 1 row (0.25 GPU-hours, 0.12 more than stated): asks for a part of a GPU",
+    ),
+    "spot": (
+        "job_name,gpu_request,worker_num,submit_time,duration,job_type\na,1,2,0,900,HP\nb,1,0,0,900,Spot\n",
+        "dropped 1 row: no GPU requested",
+    ),
+    "tiresias": (
+        "job_id,num_gpu,submit_time,model_name,duration\n0,1,0,vgg19,900\n0,1,0,vgg19,900\n",
+        "dropped 1 row (0.25 GPU-hours): job name occurs again",
+    ),
+    "pollux": (
+        "name,time,num_replicas,duration\na,0,2,900\nb,0,2,0\n",
+        "dropped 1 row: held its GPUs for no time",
+    ),
+    "gavel": (
+        "LM\trun\t-n\t1\t3600\t1\t1\t-1\t0\n",
+        "repaired: states steps; durations follow from the throughputs given (whole file)",
+    ),
 }
-OPTIONS = {"pai": ("--tasks", "tasks.csv"), "easyscale": ("--epoch-time", "60")}
+OPTIONS = {
+    "pai": ("--tasks", "tasks.csv"),
+    "gavel": ("--tasks", "rates.json"),
+    "easyscale": ("--epoch-time", "60"),
+}
 
 
 @pytest.mark.parametrize("file_format", list(FILES))
@@ -292,6 +316,7 @@ def test_every_format_runs_and_reports_what_it_changed(
     text, reported = FILES[file_format]
     Path("trace.csv").write_text(text, encoding="utf-8", newline="")
     Path("tasks.csv").write_text("j1,worker,2,Terminated,120,880,400,29,100,T4\n", encoding="utf-8")
+    Path("rates.json").write_text(json.dumps({"v100": {"('LM', 1)": {"null": 2.0}}}), encoding="utf-8")
     options = OPTIONS.get(file_format, ())
     result = run("simulate", "--workload", "trace.csv", "--format", file_format, *options)
     assert result.exit_code == 0, result.output

@@ -377,7 +377,7 @@ def test_a_pipe_without_end_is_refused(tmp_path):
         done = subprocess.run(command, stdin=endless.stdout, capture_output=True, text=True)
         endless.kill()
     assert done.stderr.splitlines()[-1].endswith(
-        "-: cannot be read as a table: it has zero bytes; accepted: text in UTF-8"
+        "cannot be read as a table: it has zero bytes; accepted: text in UTF-8 or UTF-16, compressed or not"
     )
 
 

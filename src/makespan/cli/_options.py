@@ -38,7 +38,10 @@ TRACE_CPU_THREADS = 12
 
 _ROUND_S, _RESTART_DELAY_S = 60.0, 260.0  # as `makespan.scenario`, which takes long to import
 
-_FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
+_FORMATS = (
+    "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
+    "gavel", "easyscale",
+)  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -94,8 +97,9 @@ _LIST = (
         "file_format",
         default="auto",
         type=click.Choice(_FORMATS),
-        help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact. Jobs of the last "
-        "five train what the Base workload trains, chosen by --seed.",
+        help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact; "
+        "requests: the table 'requests'; pollux: Sia's lists too. Jobs of formats after the second train "
+        "what the Base workload trains, chosen by --seed.",
     ),
     click.option(
         "--jobs",
@@ -124,7 +128,11 @@ _LIST = (
         help="Directory with the published files.",
     ),
     click.option("--measured-dir", type=_PATH, help="Directory with <workload>.csv tables."),
-    click.option("--tasks", type=_PATH, help="Format pai: the task table, if not beside the job table."),
+    click.option(
+        "--tasks",
+        type=_PATH,
+        help="Formats pai and gavel: the task table, or that of throughputs, if not beside the list.",
+    ),
     click.option(
         "--epoch-time",
         "epoch_time_s",

@@ -392,7 +392,7 @@ def _catalogue(
 @contextmanager
 def _reports_printed_once() -> Iterator[None]:
     """Keep the readers' reports out of the log while a block runs; the scenario carries them."""
-    log = logging.getLogger("makespan.traces._cells")
+    log = logging.getLogger("makespan.traces._repairs")
     handler = logging.NullHandler()
     log.addHandler(handler)
     try:

@@ -3,35 +3,47 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from makespan.errors import InputError, unknown_name
-from makespan.tables import REQUESTS
 from makespan.throughput import find_dataset, shipped_register, verify
 from makespan.traces import (
     JobTrace,
     RequestTrace,
     read_easyscale_jobs,
+    read_gavel_jobs,
+    read_gavel_throughputs,
     read_helios_jobs,
     read_jobs,
     read_morphling_jobs,
     read_openb_pods,
     read_pai_jobs,
     read_philly_jobs,
+    read_pollux_jobs,
+    read_requests,
+    read_spot_jobs,
+    read_tiresias_jobs,
+    request_trace,
 )
 
 __all__ = ["FORMATS", "published_list", "read_trace"]
 
-FORMATS = ("auto", "morphling", "philly", "helios", "pai", "openb", "easyscale")
-"""Formats of traces; jobs of the last five do not say what they train."""
+FORMATS = (
+    "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
+    "gavel", "easyscale",
+)  # fmt: skip
+"""Formats of traces; jobs of those after the second name no workload known here."""
 
-_PAI_TASKS = "pai_task_table.csv"
+_PAI_TASKS, _GAVEL_THROUGHPUTS = "pai_task_table.csv", "simulation_throughputs.json"
 _NAMING = {"auto": read_jobs, "morphling": read_morphling_jobs}  # lists that name what jobs train
 _READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
     "philly": read_philly_jobs,
     "helios": read_helios_jobs,
     "openb": read_openb_pods,
+    "requests": read_requests,
+    "spot": read_spot_jobs,
+    "tiresias": read_tiresias_jobs,
+    "pollux": read_pollux_jobs,
 }
 
 
@@ -50,10 +62,12 @@ def read_trace(
     path
         The job list.
     file_format
-        One of ``auto`` (the table ``jobs`` or a list of the Morphling artifact), ``morphling``, ``philly``,
-        ``helios``, ``pai``, ``openb`` and ``easyscale``.
+        ``auto`` (the table ``jobs`` or a list of the Morphling artifact), ``morphling``, ``requests`` (the
+        table of that name), ``philly``, ``helios``, ``pai``, ``openb``, ``spot`` (Alibaba 2026),
+        ``tiresias``, ``pollux`` (also Sia), ``gavel`` or ``easyscale``.
     tasks
-        Format pai: the task table; beside the job table unless given.
+        Second file of formats that have one, beside the first unless given: the task table of pai, the table
+        of throughputs of gavel.
     epoch_time_s
         Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
 
@@ -64,8 +78,8 @@ def read_trace(
     Returns
     -------
     JobTrace or RequestTrace
-        Jobs that are ready to run, or, from the last five formats, requests that do not say what they train
-        (`makespan.traces.map_requests` chooses). Both have a report of what was dropped and repaired.
+        Jobs that are ready to run, or, from formats after the second, requests that name no workload known
+        here (`makespan.traces.map_requests` chooses). Both have a report of what was dropped and repaired.
 
     Raises
     ------
@@ -79,6 +93,10 @@ def read_trace(
         return _READERS[file_format](place)
     if file_format == "pai":
         return read_pai_jobs(place, tasks or place.with_name(_PAI_TASKS))
+    if file_format == "gavel":
+        rates = tasks or place.with_name(_GAVEL_THROUGHPUTS)
+        is_there = tasks is not None or rates.is_file()
+        return read_gavel_jobs(place, read_gavel_throughputs(rates) if is_there else None)
     if file_format != "easyscale":
         raise unknown_name("format of a trace", file_format, FORMATS)
     if epoch_time_s is None:
@@ -91,19 +109,16 @@ def read_trace(
 
 def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
     table, report = read_easyscale_jobs(path)
-    origin_s = float(table["submit_time_s"].min())
     requests = pd.DataFrame(
         {
             "job_id": table["job_id"],
-            "submit_time_s": table["submit_time_s"] - origin_s,
+            "submit_time_s": table["submit_time_s"],
             "n_gpus": table["max_parallelism"],
-            "n_cpus": np.zeros(len(table), dtype=np.int64),
             "duration_s": table["epochs"] * epoch_time_s,
             "tenant": table["home_gpu"],
-            "status": "",
         }
     )
-    return RequestTrace(REQUESTS.validate(requests, str(path)), report, origin_s)
+    return request_trace(requests, str(path), before=report)
 
 
 def published_list(directory: Path, name: str) -> Path:

@@ -220,7 +220,7 @@ class _Settler:
         """Settle one request; raises `InputError` if it cannot be met."""
         text, n_cpus = canonical_plan(job), _n_cpus(job)
         threads = n_cpus // job.n_gpus
-        batch = workload(job.workload).global_batch_size
+        batch = int(self.tables[job.workload]["global_batch_size"].iloc[0])
         plan = read_plan(text, n_gpus=job.n_gpus, global_batch_size=batch)
         same_size = self._with_size(job.workload, job.n_gpus)
         known = {item.cpu_threads for item in same_size if item.plan == text}

@@ -51,12 +51,13 @@ def _seal(content: bytes) -> dict[str, Any]:
     return {"rows": content.count(b"\n") - 1, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def read_sealed(path: str | Path, expected: str) -> bytes:
+def read_sealed(path: str | Path, expected: str, *, binary: bytes | None = None) -> bytes:
     """Content of a table; `TraceError` if it is not that of its seal, where there is one.
 
-    ``expected`` names the table for messages; raises `MissingDataError` if there is none.
+    ``expected`` names the table for messages, ``binary`` the first bytes of a format that is accepted
+    although it is no text; raises `MissingDataError` if there is none.
     """
-    content = read_bytes(path, expected, TraceError)
+    content = read_bytes(path, expected, TraceError, binary=binary)
     seal, found = read_json(_seal_path(path), TraceError), _seal(content)
     if isinstance(seal, dict) and seal.keys() == found.keys() and seal != found:
         was, now = (f"{one['rows']} rows, sha256 {one['sha256'][:12]}" for one in (seal, found))
@@ -75,7 +76,12 @@ def parse_csv(content: bytes | IO[bytes], where: str, expected: str, **options: 
     stream = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
         return pd.read_csv(stream, encoding="utf-8-sig", **options)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        raise TraceError(
+            f"{where}: cannot be read as {expected}: {found}; save it in UTF-8 or UTF-16"
+        ) from None
+    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise TraceError(f"{where}: cannot be read as {expected}: {error}") from None
 
 
@@ -88,16 +94,25 @@ def check_length(row: int, cells: Sequence[str], columns: Sequence[str], where: 
         raise cell_error(where, row, f"number {n + 1}", cells[n], f"{n} cells a row, not {len(cells)}")
 
 
-def refuse_uneven_rows(stream: IO[bytes], where: str, columns: Sequence[str] | None = None) -> None:
+def refuse_uneven_rows(
+    stream: IO[bytes],
+    where: str,
+    columns: Sequence[str] | None = None,
+    *,
+    separator: str = ",",
+    n_skipped: int = 0,
+) -> None:
     """Raise `TraceError` for the first row of another length, see `check_length`.
 
     The parser of `parse_csv` fills short rows up, and refuses long ones without their number. Without
-    ``columns`` the first line names them. The stream stays where it is.
+    ``columns`` the first line after ``n_skipped`` names them. The stream stays where it is.
     """
     position = stream.tell()
     stream.seek(0)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
-    read = csv.reader(text, skipinitialspace=True, strict=True)
+    for _ in range(n_skipped):
+        text.readline()
+    read = csv.reader(text, delimiter=separator, skipinitialspace=True, strict=True)
     lines = (cells for cells in read if any(map(str.strip, cells)))
     try:
         names = [name.strip() for name in next(lines, [])] if columns is None else columns

@@ -23,10 +23,11 @@ from makespan.traces._cells import (
     in_order,
     is_missing,
     numbers,
-    read_raw,
+    read_lines,
     refuse,
     repair,
 )
+from makespan.traces._repairs import FLAG, NAME_NUMBERED, NAME_REPLACED, STRAY_CELLS
 from makespan.units import MS
 
 __all__ = ["EASYSCALE_JOBS", "read_easyscale_jobs", "read_oobleck_nodes"]
@@ -66,11 +67,11 @@ def read_easyscale_jobs(
     again = frame["job_id"].duplicated()
     if dedup == "artifact":
         last = frame.groupby("job_id", sort=False).tail(1).set_index("job_id")
-        kept = drop(frame, again, "name occurs again; this row replaces the first one", findings)
+        kept = drop(frame, again, NAME_REPLACED, findings)
         frame = last.loc[kept["job_id"]].reset_index()
         report = finish_report(where, n_read, len(frame), findings)
         return EASYSCALE_JOBS.validate(frame.drop(columns=ROW), where), report
-    repair(frame, again, "name occurs again; number appended", findings)
+    repair(frame, again, NAME_NUMBERED, findings)
     number = (frame.groupby("job_id").cumcount() + 1).astype(str)
     frame = frame.assign(job_id=frame["job_id"].mask(again, frame["job_id"] + "#" + number))
     ordered = in_order(frame, findings).drop(columns=ROW)
@@ -80,18 +81,18 @@ def read_easyscale_jobs(
 
 def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
     """Split the lines by hand: their lengths differ, which a CSV parser refuses."""
-    lines = [line.split(",") for line in read_raw(path, findings).splitlines() if line.strip()]
+    lines = read_lines(path, _EASYSCALE, findings)
     where, n = str(path), len(_EASYSCALE)
-    if tuple(name.strip() for name in lines[0][:n]) != _EASYSCALE:
+    if tuple(name.lower() for name in lines[0][:n]) != _EASYSCALE:
         raise cell_error(where, 0, "header", ",".join(lines[0]), ",".join(_EASYSCALE))
     if len(lines) == 1:
         raise cell_error(where, 1, "name", "nothing", "at least one job")
     stray = [row for row, line in enumerate(lines[1:], 1) if len(line) > n]
     if stray:
-        findings.append(Finding("repaired", "cells beyond the last named column; ignored", tuple(stray)))
+        findings.append(Finding("repaired", STRAY_CELLS, tuple(stray)))
     for row, line in enumerate(lines[1:], 1):
         check_length(row, line[:n], _EASYSCALE, where)
-    body = [[cell.strip() for cell in line[:n]] for line in lines[1:]]
+    body = [line[:n] for line in lines[1:]]
     return pd.DataFrame(body, columns=list(_EASYSCALE)).assign(**{ROW: range(1, len(body) + 1)})
 
 
@@ -99,17 +100,21 @@ def _easyscale_frame(cells: pd.DataFrame, where: str, findings: list[Finding]) -
     for column in _EASYSCALE:
         refuse(cells, is_missing(cells[column]), column, "a value", where)
     accepted = "a number, 0 or more"
-    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0)
+    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0, findings=findings)
     odd = ~flag.isin([0.0, 1.0])
-    repair(cells, odd, "flag is neither 0 nor 1; read as 1", findings)
+    repair(cells, odd, FLAG, findings)
     return pd.DataFrame(
         {
             "job_id": cells["name"],
-            "submit_time_s": numbers(cells, "time", where, accepted, least=0),
+            "submit_time_s": numbers(cells, "time", where, accepted, least=0, findings=findings),
             "workload": cells["application"],
-            "max_parallelism": numbers(cells, "max_parallelism", where, _COUNT, least=1, is_whole=True),
-            "micro_batch_size": numbers(cells, "batch_size", where, _COUNT, least=1, is_whole=True),
-            "epochs": numbers(cells, "epochs", where, accepted, least=0),
+            "max_parallelism": numbers(
+                cells, "max_parallelism", where, _COUNT, least=1, is_whole=True, findings=findings
+            ),
+            "micro_batch_size": numbers(
+                cells, "batch_size", where, _COUNT, least=1, is_whole=True, findings=findings
+            ),
+            "epochs": numbers(cells, "epochs", where, accepted, least=0, findings=findings),
             "is_heterogeneous": flag > 0,
             "home_gpu": cells["preferred_gpu"].str.lower(),
             ROW: cells[ROW],
@@ -129,7 +134,7 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     Refused: times that fall, unknown events, nodes that are added twice or removed while not there.
     """
     where, findings = str(path), list[Finding]()
-    lines = [line for line in read_raw(path, findings).splitlines() if line.strip()]
+    lines = read_lines(path, _OOBLECK, findings)
     rows, slots, free, before = [], dict[str, int](), list[int](), 0
     gone: set[str] = set()
     for number, line in enumerate(lines, 1):
@@ -149,8 +154,7 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     return table, finish_report(where, len(lines), len(table), findings)
 
 
-def _event(line: str, row: int, where: str) -> tuple[int, str, str]:
-    cells = [cell.strip() for cell in line.split(",")]
+def _event(cells: list[str], row: int, where: str) -> tuple[int, str, str]:
     check_length(row, cells, _OOBLECK, where)
     time, event, node = cells
     if not (time.isascii() and time.isdigit()):

@@ -1,149 +1,86 @@
-"""Cells of job traces as they come, and the account of what was dropped or repaired: never silent."""
+"""Cells of job traces: separators, spellings, numbers and times; each repair appends its finding."""
 
 import codecs
+import csv
+import importlib
 import io
-import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError, cell_error
-from makespan.files import open_seekable, read_text
+from makespan.files import PARQUET, open_seekable, read_text
 from makespan.tables import parse_csv, read_sealed, refuse_uneven_rows
+from makespan.traces._repairs import (
+    COMMENT_LINES,
+    DECIMAL_COMMA,
+    OTHER_CASE,
+    OTHER_LINE_ENDS,
+    ROW,
+    SHORT_TIME,
+    SOME_ZONED,
+    THOUSANDS,
+    ZONED,
+    Finding,
+    ReadReport,
+    drop,
+    finish_report,
+    in_order,
+    repair,
+)
 
 __all__ = [
     "ROW",
     "TIME",
     "Finding",
     "ReadReport",
-    "datetimes",
+    "as_text",
     "drop",
     "finish_report",
     "in_order",
     "is_missing",
-    "is_time",
     "iter_cells",
+    "lacking",
     "names",
     "numbers",
     "one_of",
     "read_cells",
+    "read_lines",
     "read_raw",
     "refuse",
     "repair",
+    "times",
     "unique_counts",
 ]
 
-_LOG = logging.getLogger(__name__)
-_SHOWN_ROWS = 5
 _PROBE_BYTES = 1 << 16
 _LARGEST = 2.0**53
+_MOST_PARQUET_CELLS = 1 << 26  # its size says little: a column of equal values takes no room in the file
 _EXPECTED = "a job trace"
 _AS_TEXT: dict[str, Any] = {"dtype": str, "keep_default_na": False}
-_MISSING = ("", "none", "nan", "null", "unknown", "na")
-_TIME = r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?"
+_MISSING = ("", "none", "nan", "nat", "null", "unknown", "na", "<na>")
+_SEPARATORS = (",", ";", "\t", "|", " ")
+_EXCEL_SEPARATOR = re.compile(r'"?sep=(.)"?')
+_PLAIN_TIME = r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?"
+_TIME = re.compile(
+    r"(?P<year>\d{4})[-/](?P<month>\d{1,2})[-/](?P<day>\d{1,2})[ T](?P<hour>\d{1,2})(?::(?P<minute>\d{2}))?"
+    r"(?::(?P<second>\d{2}(?:\.\d{1,9})?))? ?(?P<zone>Z|UTC|[+-]\d{2}:?\d{2})?"
+)
+_EPOCH = r"\d{9,19}(?:\.\d+)?"  # seconds to nanoseconds since 1970, from 1973 on
+_EPOCH_DIGITS = 11  # as seconds until the year 5138; three more for each unit below
+_GROUPED = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"
+_DECIMAL_COMMA = r"[+-]?\d+,\d+"
 
 Required = Sequence[str] | Callable[[list[str]], Sequence[str]]
 
-ROW = "_row"
-"""Column that carries the row number of the file, counted from one, through the cleaning."""
-
-TIME = "a time without zone such as 2020-06-09 18:41:01 or 2020-06-09T18:41:01"
-"""What `is_time` accepts, for messages."""
-
-
-# --- the account ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One reason for which rows were dropped or repaired.
-
-    ``rows`` are the data rows concerned, counted from one as in the file; empty if the whole file is meant.
-    """
-
-    action: Literal["dropped", "repaired"]
-    reason: str
-    rows: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The finding in one line."""
-        if not self.rows:
-            return f"{self.action}: {self.reason} (whole file)"
-        shown = ", ".join(str(row) for row in self.rows[:_SHOWN_ROWS])
-        more = ", ..." if len(self.rows) > _SHOWN_ROWS else ""
-        noun = "row" if len(self.rows) == 1 else "rows"
-        return f"{self.action} {len(self.rows)} {noun}: {self.reason} ({noun} {shown}{more})"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadReport:
-    """Account of a file: rows (of nested files: jobs) read, rows kept, and a finding for each difference."""
-
-    where: str
-    n_read: int
-    n_kept: int
-    findings: tuple[Finding, ...] = ()
-
-    def __post_init__(self) -> None:
-        dropped = sum(len(finding.rows) for finding in self.findings if finding.action == "dropped")
-        if self.n_read - dropped != self.n_kept:
-            raise TraceError(
-                f"{self.where}: read {self.n_read} rows and kept {self.n_kept}, but {dropped} are "
-                "reported as dropped; accepted: an account without a remainder"
-            )
-
-    @property
-    def text(self) -> str:
-        """The account for a reader: one line a finding."""
-        head = f"{self.where}: {self.n_read} rows read, {self.n_kept} kept"
-        return "\n".join([head, *(f"  {finding.text}" for finding in self.findings)])
-
-
-def drop(frame: pd.DataFrame, wrong: "pd.Series[bool]", reason: str, findings: list[Finding]) -> pd.DataFrame:
-    """Leave out the rows where ``wrong`` is true and append the finding, if there are any."""
-    rows = _rows(frame, wrong)
-    if not rows:
-        return frame
-    findings.append(Finding("dropped", reason, rows))
-    return frame[~wrong]
-
-
-def repair(frame: pd.DataFrame, wrong: "pd.Series[bool]", reason: str, findings: list[Finding]) -> None:
-    """Append the finding that the rows where ``wrong`` is true are repaired, if there are any."""
-    rows = _rows(frame, wrong)
-    if rows:
-        findings.append(Finding("repaired", reason, rows))
-
-
-def in_order(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
-    """Sort rows by their submission and report those that come late."""
-    late = frame["submit_time_s"].diff() < 0
-    repair(frame, late, "submitted before the row above; rows sorted", findings)
-    return frame.sort_values("submit_time_s", kind="stable")
-
-
-def _rows(frame: pd.DataFrame, wrong: "pd.Series[bool]") -> tuple[int, ...]:
-    return tuple(int(row) for row in frame[ROW].to_numpy()[np.flatnonzero(wrong.to_numpy())])
-
-
-def finish_report(
-    where: str, n_read: int, n_kept: int, findings: Iterable[Finding], *, logged: int = 0
-) -> ReadReport:
-    """Build the report, log all findings but the first ``logged``, and refuse a trace with nothing left."""
-    report = ReadReport(where, n_read, n_kept, tuple(findings))
-    if n_kept == 0:
-        raise TraceError(f"{where}: no job left of {n_read} rows; accepted: at least one\n{report.text}")
-    for finding in report.findings[logged:]:
-        _LOG.warning("%s: %s", where, finding.text)
-    return report
+TIME = "a time such as 2020-06-09 18:41:01, 2020-06-09T18:41:01+08:00 or 1591728061"
+"""What `times` accepts, for messages."""
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -155,23 +92,46 @@ def read_raw(path: str | Path, findings: list[Finding]) -> str:
     if not text.strip():
         raise TraceError(f"{path}: the file is empty; accepted: a job trace with at least one job")
     _note_line_ends(text.encode(), findings)
-    return text.replace("\r\n", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _note_line_ends(content: bytes, findings: list[Finding]) -> None:
     if b"\r\n" in content:
-        findings.append(Finding("repaired", "Windows line ends, read as Unix ones"))
+        findings.append(Finding("repaired", OTHER_LINE_ENDS))
+
+
+def read_lines(path: str | Path, columns: Sequence[str], findings: list[Finding]) -> list[list[str]]:
+    """Read the stripped cells of all lines that are not blank, which may differ in their length.
+
+    ``columns`` are those of the list, with or without a header line; they tell the separator.
+    """
+    text = read_raw(path, findings)
+    separator, n_skipped = _dialect(text[:_PROBE_BYTES].encode(), columns, len(columns), findings)
+    read = csv.reader(text.splitlines()[n_skipped:], delimiter=separator, skipinitialspace=True)
+    try:
+        lines = [[cell.strip() for cell in line] for line in read]
+    except csv.Error as error:
+        raise TraceError(
+            f"{path}: line {n_skipped + read.line_num}: cannot be read as CSV: {error}"
+        ) from None
+    filled = [line for line in lines if len(line) > 1 or any(line)]
+    if not filled:
+        raise TraceError(f"{path}: no rows; accepted: a trace with at least one")
+    return filled
 
 
 def read_cells(
-    path: str | Path, required: Required, findings: list[Finding], header: Sequence[str] | None = None
+    path: str | Path,
+    required: Required,
+    findings: list[Finding],
+    header: Sequence[str] | None = None,
+    *,
+    optional: Sequence[str] = (),
+    hint: Callable[[list[str]], str] | None = None,
 ) -> pd.DataFrame:
-    """Read the required columns of a CSV trace as stripped text, with row numbers in column `ROW`.
-
-    What is required may depend on the columns there are. ``header`` names those of a file without header
-    line; the same line at its top is accepted.
-    """
-    return next(iter(iter_cells(path, required, findings, header=header)))
+    """Read columns of a trace as stripped text, with row numbers in column `ROW`; see `iter_cells`."""
+    pieces = iter_cells(path, required, findings, header=header, optional=optional, hint=hint)
+    return next(iter(pieces))
 
 
 def iter_cells(
@@ -180,21 +140,47 @@ def iter_cells(
     findings: list[Finding],
     *,
     header: Sequence[str] | None = None,
+    optional: Sequence[str] = (),
+    hint: Callable[[list[str]], str] | None = None,
     chunk_rows: int | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Read a CSV trace in pieces of ``chunk_rows`` rows, see `read_cells`; in one piece if None."""
+    """Read a trace in pieces, from CSV with any usual separator or from Parquet, compressed or not.
+
+    Parameters
+    ----------
+    path
+        The file.
+    required, optional
+        Columns that must be there, which may depend on those there are; columns that are read where they are,
+        and are left out of the result elsewhere. Their case does not matter.
+    findings
+        What was repaired is appended.
+    header
+        Names of the columns of a file without header line; the same line at its top is accepted.
+    hint
+        Says, by the columns there are, what to do if one is missing.
+    chunk_rows
+        Rows of a piece; all if None.
+    """
     where = str(path)
+    known = [*(header or ()), *(() if callable(required) else required), *optional]
     with _opened(path, chunk_rows) as stream:
-        first = _first_line(stream, where, findings)
-        has_header = header is None or first == list(header)
+        head = _head(stream)
+        if head.startswith(PARQUET):
+            yield _parquet(stream, required, optional, where, findings, hint)
+            return
+        separator, n_skipped = _dialect(head, known, len(header or ()), findings)
+        first = _first_line(stream, where, separator, n_skipped, findings)
+        has_header = header is None or [name.lower() for name in first] == [name.lower() for name in header]
         columns = first if has_header else list(header or ())
-        chosen = required(columns) if callable(required) else required
-        _require(columns, chosen, where)
+        columns, chosen = _chosen(columns, required, optional, where, findings, hint)
+        uneven = {"columns": None if has_header else columns, "separator": separator, "n_skipped": n_skipped}
         options = {
+            "sep": separator,
             "skipinitialspace": True,
             "index_col": False,
             "header": None,
-            "skiprows": 1 if has_header else 0,
+            "skiprows": n_skipped + has_header,
             "names": range(len(columns)),  # a name may occur twice where it is not read
             "iterator": True,
             "chunksize": chunk_rows,
@@ -209,55 +195,171 @@ def iter_cells(
                         raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
                     # Cells that are not there are read as empty ones, and the last one is among them.
                     if not is_even and bool((piece[len(columns) - 1] == "").any()):
-                        refuse_uneven_rows(stream, where, None if has_header else columns)
+                        refuse_uneven_rows(stream, where, **uneven)  # type: ignore[arg-type]
                         is_even = True
-                    yield _cells(piece, columns, chosen, read_rows)
+                    cells = _cells(piece, columns, chosen, read_rows)
+                    cells.attrs["separator"] = separator
+                    yield cells
                     read_rows += len(piece)
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-            refuse_uneven_rows(stream, where, None if has_header else columns)
+            refuse_uneven_rows(stream, where, **uneven)  # type: ignore[arg-type]
             raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
         except UnicodeDecodeError as error:
-            raise TraceError(f"{where}: cannot be read as CSV: {error}") from None
+            found = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+            raise TraceError(f"{where}: cannot be read as CSV: {found}; save it in UTF-8 or UTF-16") from None
 
 
 @contextmanager
 def _opened(path: str | Path, chunk_rows: int | None) -> Iterator[IO[bytes]]:
     """Open a trace: all of it, or, to be read in pieces, the file itself, however large."""
     if chunk_rows is None:
-        yield io.BytesIO(read_sealed(path, _EXPECTED))
+        yield io.BytesIO(read_sealed(path, _EXPECTED, binary=PARQUET))
         return
-    with open_seekable(path, _EXPECTED, TraceError, largest=None) as stream:
+    with open_seekable(path, _EXPECTED, TraceError, largest=None, binary=PARQUET) as stream:
         yield stream
 
 
-def _cells(piece: pd.DataFrame, columns: Sequence[str], required: Sequence[str], offset: int) -> pd.DataFrame:
-    kept = {name: piece[columns.index(name)].str.strip() for name in required}
-    stripped = pd.DataFrame(kept).reset_index(drop=True)
+def _head(stream: IO[bytes]) -> bytes:
+    head = stream.read(_PROBE_BYTES)
+    stream.seek(0)
+    return head
+
+
+def _cells(piece: pd.DataFrame, columns: Sequence[str], chosen: Sequence[str], offset: int) -> pd.DataFrame:
+    kept = {name: piece[columns.index(name)].str.strip() for name in chosen}
+    stripped = pd.DataFrame(kept, index=piece.index).reset_index(drop=True)
     return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
 
 
-def _first_line(stream: IO[bytes], where: str, findings: list[Finding]) -> list[str]:
+def _dialect(head: bytes, known: Sequence[str], n_cells: int, findings: list[Finding]) -> tuple[str, int]:
+    """Find the separator and the number of lines before the first one that is of the table.
+
+    Lines that begin with # are comments, unless they name columns, and Excel may state the separator itself.
+    The separator is the one that finds the most known names, or else ``n_cells`` cells, or else the most.
+    """
+    lines = head.decode("utf-8-sig", errors="replace").splitlines()
+    names = {name.lower() for name in known}
+    stated, n_skipped = None, 0
+    for line in lines:
+        excel = _EXCEL_SEPARATOR.fullmatch(line.strip())
+        stated = excel.group(1) if excel else stated
+        is_comment = line.startswith("#") and not names & set(_split(line, ",")[1:])
+        if not (excel or is_comment or not line.strip()):
+            break
+        n_skipped += 1
+    if any(line.strip() for line in lines[:n_skipped]):
+        findings.append(Finding("repaired", COMMENT_LINES))
+    line = lines[n_skipped] if n_skipped < len(lines) else ""
+    if stated in _SEPARATORS:
+        return str(stated), n_skipped
+    cells = {separator: _split(line, separator) for separator in _SEPARATORS}
+
+    def fit(separator: str) -> tuple[int, bool, int]:
+        line = cells[separator]
+        n_cells_found = 0 if separator == " " else len(line)  # blanks separate where names tell so alone
+        return len(names & set(line)), 0 < n_cells == n_cells_found, n_cells_found
+
+    return max(_SEPARATORS, key=fit), n_skipped
+
+
+def _split(line: str, separator: str) -> list[str]:
+    try:
+        cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+    except csv.Error:
+        return []
+    return [cell.strip().lower() for cell in cells]
+
+
+def _first_line(
+    stream: IO[bytes], where: str, separator: str, n_skipped: int, findings: list[Finding]
+) -> list[str]:
     """Read the cells of the first line, and note the line ends."""
-    head = stream.read(_PROBE_BYTES)
-    stream.seek(0)
+    head = _head(stream)
     if not head.removeprefix(codecs.BOM_UTF8).strip():
         raise TraceError(f"{where}: the file is empty; accepted: a job trace with at least one job")
     _note_line_ends(head, findings)
-    first: pd.DataFrame = parse_csv(stream, where, "CSV", header=None, nrows=1, **_AS_TEXT)
+    options = {"sep": separator, "header": None, "nrows": 1, "skiprows": n_skipped, "skipinitialspace": True}
+    first: pd.DataFrame = parse_csv(stream, where, "CSV", **options, **_AS_TEXT)
     stream.seek(0)
-    return [str(name).strip() for name in first.iloc[0]]
+    names = [str(name).strip() for name in first.iloc[0]]
+    return [names[0].removeprefix("#").strip(), *names[1:]]
 
 
-def _require(columns: Sequence[str], required: Sequence[str], where: str) -> None:
-    missing = [name for name in required if name not in columns]
+def _chosen(
+    columns: list[str],
+    required: Required,
+    optional: Sequence[str],
+    where: str,
+    findings: list[Finding],
+    hint: Callable[[list[str]], str] | None,
+) -> tuple[list[str], list[str]]:
+    """Return the names of all columns, those that are read in their usual case, and which are read."""
+    wanted = list(required(columns) if callable(required) else required)
+    usual = {name.lower(): name for name in (*wanted, *optional)}
+    spelled = [name if name in usual.values() else usual.get(name.lower(), name) for name in columns]
+    if spelled != columns:
+        changed = ", ".join(before for before, after in zip(columns, spelled, strict=True) if before != after)
+        findings.append(Finding("repaired", f"{OTHER_CASE}: {changed}"))
+    missing = [name for name in wanted if name not in spelled]
     if missing:
-        raise TraceError(
-            f"{where}: lacks column(s) {', '.join(missing)}; found: {', '.join(columns) or 'none'}; "
-            f"required: {', '.join(required)}"
-        )
-    twice = [name for name in required if columns.count(name) > 1]
+        raise lacking(missing, columns, wanted, where, "" if hint is None else hint(columns))
+    chosen = [*wanted, *(name for name in optional if name in spelled and name not in wanted)]
+    twice = [name for name in chosen if spelled.count(name) > 1]
     if twice:
         raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; accepted: each name once")
+    return spelled, chosen
+
+
+def lacking(
+    missing: Sequence[str], columns: Sequence[str], required: Sequence[str], where: str, hint: str = ""
+) -> TraceError:
+    """Build the error for columns that are not there."""
+    return TraceError(
+        f"{where}: lacks column(s) {', '.join(missing)}; found: {', '.join(columns) or 'none'}; "
+        f"required: {', '.join(required)}{hint and '; '}{hint}"
+    )
+
+
+def _parquet(
+    stream: IO[bytes],
+    required: Required,
+    optional: Sequence[str],
+    where: str,
+    findings: list[Finding],
+    hint: Callable[[list[str]], str] | None,
+) -> pd.DataFrame:
+    """Read a Parquet table as text; numbers and times are checked as those of CSV."""
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise TraceError(
+            f"{where}: Parquet needs the package pyarrow; install it, or save the table as CSV"
+        ) from None
+    try:
+        file = parquet.ParquetFile(stream)
+        found = [str(name) for name in file.schema_arrow.names]
+        columns, chosen = _chosen(found, required, optional, where, findings, hint)
+        n_rows = file.metadata.num_rows
+        if n_rows * len(chosen) > _MOST_PARQUET_CELLS:
+            accepted = f"at most {_MOST_PARQUET_CELLS // len(chosen)}"
+            raise TraceError(f"{where}: has {n_rows} rows of {len(chosen)} columns; accepted: {accepted}")
+        stream.seek(0)
+        table = pd.read_parquet(
+            stream, engine="pyarrow", columns=[found[columns.index(name)] for name in chosen]
+        )
+    except (OSError, ValueError) as error:  # those of pyarrow derive from them
+        raise TraceError(f"{where}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
+    if table.empty:
+        raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
+    texts = {name: as_text(table.iloc[:, number]) for number, name in enumerate(chosen)}
+    return pd.DataFrame(texts).assign(**{ROW: np.arange(1, len(table) + 1)})
+
+
+def as_text(values: "pd.Series[Any]") -> "pd.Series[str]":
+    """Return the cells of a column as a file would have them, empty where they are missing."""
+    is_dated = pd.api.types.is_datetime64_any_dtype(values)
+    text = values.dt.strftime("%Y-%m-%d %H:%M:%S.%f%z") if is_dated else values.astype(str)
+    return text.astype(object).where(values.notna(), "").astype(str).str.strip().reset_index(drop=True)
 
 
 # --- cells ------------------------------------------------------------------------------------------
@@ -295,12 +397,26 @@ def numbers(
     where: str,
     accepted: str,
     *,
+    findings: list[Finding],
     least: float = -np.inf,
     is_whole: bool = False,
 ) -> "pd.Series[float]":
-    """Read a column of numbers, from ``least`` to the largest that is kept exactly; missing ones are NaN."""
-    missing = is_missing(cells[column])
-    values = pd.to_numeric(cells[column].mask(missing), errors="coerce").astype("float64")
+    """Read a column of numbers, from ``least`` to the largest that is kept exactly; missing ones are NaN.
+
+    Commas between thousands are left out, and a decimal comma becomes a point; each is a finding.
+    """
+    missing, text = is_missing(cells[column]), cells[column]
+    if bool(text.str.contains(",", regex=False).any()):
+        grouped = text.str.fullmatch(_GROUPED)
+        if cells.attrs.get("separator") == ";":
+            # Where commas are no separators they are decimal ones, but nobody can tell of 3,600.
+            refuse(cells, grouped, column, f"{accepted}, without a comma before three digits", where)
+        decimal = text.str.fullmatch(_DECIMAL_COMMA) & ~grouped
+        repair(cells, grouped, THOUSANDS, findings)
+        repair(cells, decimal, DECIMAL_COMMA, findings)
+        text = text.mask(grouped, text.str.replace(",", "", regex=False))
+        text = text.mask(decimal, text.str.replace(",", ".", regex=False))
+    values = pd.to_numeric(text.mask(missing), errors="coerce").astype("float64")
     refuse(cells, ~missing & ~(values >= least), column, accepted, where)
     limit = f"{accepted}, up to {_LARGEST:.0f}, as larger numbers are not kept exactly"
     refuse(cells, ~missing & (values > _LARGEST), column, limit, where)
@@ -309,25 +425,68 @@ def numbers(
     return values
 
 
-def is_time(text: str) -> bool:
-    """Say whether a text is a date and a time of day, see `TIME`, as far as its form says."""
-    return re.fullmatch(_TIME, text) is not None
+def times(
+    columns: Sequence[tuple[pd.DataFrame, str]], where: str, findings: list[Finding]
+) -> "list[pd.Series[float]]":
+    """Read all columns of dates with time of day of one trace, as seconds; missing cells become NaN.
+
+    Times are local ones of the trace, or state a zone, or count seconds, milliseconds or less since 1970.
+    They are read together, because a zone in some of them says nothing of the others, unless it is UTC.
+    """
+    read = [_parsed(cells, column, where, findings) for cells, column in columns]
+    is_zoned = any(bool(offsets.notna().any()) for _, offsets in read)
+    if not is_zoned:
+        return [seconds for seconds, _ in read]
+    is_utc = all(bool((offsets.isna() | (offsets == 0)).all()) for _, offsets in read)
+    result = []
+    for (cells, column), (seconds, offsets) in zip(columns, read, strict=True):
+        local = seconds.notna() & offsets.isna()
+        if not is_utc:
+            refuse(cells, local, column, "a time with a zone, as other times of the file have one", where)
+        repair(cells, offsets.notna(), ZONED, findings)
+        repair(cells, local, SOME_ZONED, findings)
+        result.append(seconds - offsets.fillna(0.0))
+    return result
 
 
-def datetimes(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
-    """Read a column of dates with time of day as seconds; missing cells become NaN."""
-    missing = is_missing(cells[column])
-    formed = cells[column].str.fullmatch(_TIME)
-    parsed = pd.to_datetime(cells[column].where(formed), format="ISO8601", errors="coerce")
-    refuse(cells, ~missing & parsed.isna(), column, f"{TIME}, or nothing", where)
+def _parsed(
+    cells: pd.DataFrame, column: str, where: str, findings: list[Finding]
+) -> "tuple[pd.Series[float], pd.Series[float]]":
+    """Return the times of a column as stated [s], and the offsets of their zones [s], NaN without one."""
+    text, missing = cells[column].astype("str"), is_missing(cells[column])
+    none = pd.Series(np.nan, index=cells.index, dtype="float64")
+    if bool((missing | text.str.fullmatch(_PLAIN_TIME)).all()):
+        seconds = _seconds(text.mask(missing))
+        refuse(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
+        return seconds, none
+    epoch = text.str.fullmatch(_EPOCH)
+    digits = text.where(epoch, "").str.replace(r"\..*", "", regex=True).str.len()
+    unit = 1000.0 ** np.ceil((digits - _EPOCH_DIGITS).clip(lower=0) / 3)
+    parts = text.where(text.str.fullmatch(_TIME.pattern)).str.extract(_TIME)
+    date = parts["year"] + "-" + parts["month"].str.zfill(2) + "-" + parts["day"].str.zfill(2)
+    minute, second = parts["minute"].fillna("00"), parts["second"].fillna("00")
+    seconds = _seconds(date + " " + parts["hour"].str.zfill(2) + ":" + minute + ":" + second)
+    seconds = seconds.mask(epoch, pd.to_numeric(text.where(epoch), errors="coerce").astype("float64") / unit)
+    refuse(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
+    repair(cells, seconds.notna() & ~epoch & parts["second"].isna(), SHORT_TIME, findings)
+    zone = parts["zone"].replace({"Z": "+00:00", "UTC": "+00:00"}).str.replace(":", "")
+    hours, minutes = (pd.to_numeric(zone.str[part]) for part in (slice(1, 3), slice(3, 5)))
+    offsets = (hours * 3600.0 + minutes * 60.0) * zone.str[0].map({"+": 1.0, "-": -1.0})
+    return seconds, offsets.astype("float64").mask(epoch, 0.0)
+
+
+def _seconds(text: "pd.Series[str]") -> "pd.Series[float]":
+    parsed = pd.to_datetime(text, format="ISO8601", errors="coerce")
     seconds = parsed.to_numpy(dtype="datetime64[us]").astype("float64") / 1e6
-    return pd.Series(seconds, index=cells.index).mask(missing)
+    return pd.Series(seconds, index=text.index).mask(parsed.isna())
 
 
-def unique_counts(cells: pd.DataFrame, name_column: str, column: str, where: str) -> dict[str, int]:
+def unique_counts(
+    cells: pd.DataFrame, name_column: str, column: str, where: str, findings: list[Finding]
+) -> dict[str, int]:
     """Return the GPUs of each machine, refusing parts of one and machines with two different counts."""
     accepted = "a whole number of GPUs, 0 or more"
-    counts = numbers(cells, column, where, accepted, least=0, is_whole=True).fillna(0)
+    counts = numbers(cells, column, where, accepted, least=0, is_whole=True, findings=findings).fillna(0)
     found: dict[str, int] = {}
     machines = names(cells, name_column, where)
     for row, name, count in zip(cells[ROW], machines, counts.astype("int64"), strict=True):

@@ -1,9 +1,10 @@
-"""Readers of public traces that are one list of jobs: Helios, and the pods of openb.
+"""Readers of public traces that are one list of jobs, and of the lists of nodes and quotas beside them.
 
 Formats: the data descriptions of Hu et al., "Characterization and Prediction of Deep Learning Workloads",
-SC 2021 (times are local, without a zone), and of Weng et al., "Beware of Fragmentation", ATC 2023 (CPUs and
-shares of a GPU in thousandths, memory in MiB, times in seconds from an undisclosed origin). Beside them, the
-daily quotas of Helios and the nodes of openb.
+SC 2021 (Helios; times are local, without a zone; states are those of Slurm), of Weng et al., "Beware of
+Fragmentation", ATC 2023 (openb; CPUs and shares of a GPU in thousandths, memory in MiB, times in seconds from
+an undisclosed origin), and of Duan et al., "GFS", ASPLOS 2026 (the spot trace of Alibaba; requests hold for
+each worker, times in seconds from the first submission).
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,6 @@ from makespan.traces._cells import (
     ROW,
     Finding,
     ReadReport,
-    datetimes,
     drop,
     finish_report,
     is_missing,
@@ -28,83 +28,118 @@ from makespan.traces._cells import (
     read_cells,
     refuse,
     repair,
+    times,
+)
+from makespan.traces._repairs import (
+    CANCELLED,
+    NO_STATE,
+    NODE_AGAIN,
+    QUOTA_TOTAL,
+    RUNNING,
+    UNSTARTED,
 )
 from makespan.traces._requests import RequestTrace, finish_requests
 from makespan.units import GIB
 
-__all__ = ["NODE_LIST", "read_helios_jobs", "read_helios_quota", "read_openb_nodes", "read_openb_pods"]
+__all__ = [
+    "NODE_LIST",
+    "read_helios_jobs",
+    "read_helios_quota",
+    "read_openb_nodes",
+    "read_openb_pods",
+    "read_spot_jobs",
+    "read_spot_nodes",
+]
 
-_HELIOS = (
-    "job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state",
-    "submit_time", "start_time", "end_time", "duration",
+_HELIOS = ("job_id", "gpu_num", "submit_time", "start_time", "end_time")
+_HELIOS_MORE = ("vc", "cpu_num", "state", "duration")
+_ENDED = (
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL",
+    "DEADLINE", "REVOKED", "SUSPENDED",
 )  # fmt: skip
-_STATES = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "RUNNING", "PENDING", "SUSPENDED")
-_UNFINISHED = {"RUNNING": "running at the end of the trace", "PENDING": "never started"}
-_DURATION_TOLERANCE_S = 1.0
+_UNENDED = {
+    "RUNNING": RUNNING,
+    "COMPLETING": RUNNING,
+    "STOPPED": RUNNING,
+    "RESIZING": RUNNING,
+    "PENDING": UNSTARTED,
+    "CONFIGURING": UNSTARTED,
+    "REQUEUED": UNSTARTED,
+}
+_CANCELLED_BY = r"CANCELLED( by .*|\+)"  # as sacct writes it
 _DATE_LENGTH = len("2020-09-01")
 _GPUS = "a number of GPUs, 0 or more"
 _WHOLE_GPUS = "a whole number of GPUs, 0 or more"
 
-_PODS = (
-    "name", "cpu_milli", "num_gpu", "gpu_milli", "qos", "pod_phase",
-    "creation_time", "deletion_time", "scheduled_time",
-)  # fmt: skip
-_PHASES = ("Succeeded", "Running", "Pending", "Failed")
+_PODS = ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
+_PODS_MORE = ("cpu_milli", "gpu_spec", "qos", "pod_phase")
+_PHASES = ("Succeeded", "Running", "Pending", "Failed", "Unknown")
 _NODES = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _MILLI = 1000.0
 _MIB = GIB / 1024
 _SECONDS = "a time in seconds, or nothing"
+_CPUS = "a number of CPUs, 0 or more"
+
+_SPOT = ("job_name", "gpu_request", "worker_num", "submit_time", "duration")
+_SPOT_MORE = ("organization", "gpu_model", "cpu_request", "job_type")
+_JOB_TYPES = ("HP", "Spot")
+_SPOT_NODES = ("node_name", "gpu_model", "gpu_capacity_num", "cpu_num")
 
 NODE_LIST = table_schema(
     "node_list",
     ("node_id", "text", "", "name of the node"),
     ("n_gpus", "int", "1", "GPUs of the node"),
     ("n_cpus", "int", "1", "CPUs of the node"),
-    ("memory_bytes", "float", "B", "host memory"),
+    ("memory_bytes", "float", "B", "host memory, missing if the list does not say", True),
     ("gpu", "text", "", "type of its GPUs, empty if it has none"),
 )
 
 
-def _finish(frame: pd.DataFrame, findings: list[Finding], where: str, n_read: int) -> RequestTrace:
-    """Take durations from start to end, and submissions that come after the start from the start."""
-    early = frame["start_s"] < frame["submit_time_s"]
-    repair(frame, early, "starts before its submission; submission set to the start", findings)
-    timed = frame.assign(
-        submit_time_s=frame["submit_time_s"].mask(early, frame["start_s"]),
-        duration_s=frame["end_s"] - frame["start_s"],
-    )
-    return finish_requests(timed.drop(columns=["start_s", "end_s"]), findings, where, n_read)
+def _optional(cells: pd.DataFrame, column: str) -> "pd.Series[str]":
+    """Return a column of text, empty cells where the file does not have it."""
+    if column in cells:
+        return cells[column].mask(is_missing(cells[column]), "")
+    return pd.Series("", index=cells.index)
 
 
 def read_helios_jobs(path: str | Path, *, keep_cancelled: bool = False) -> RequestTrace:
     """Read the job list of one Helios cluster (``cluster_log.csv``); the tenant is the virtual cluster.
 
+    Columns ``job_id, gpu_num, submit_time, start_time, end_time`` and, where they are there, ``vc``,
+    ``cpu_num``, ``state`` (any state of Slurm) and ``duration`` [s].
+
     ``keep_cancelled`` keeps jobs that their user cancelled; they held GPUs all the same.
     """
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _HELIOS, findings)
+    cells = read_cells(path, _HELIOS, findings, optional=_HELIOS_MORE)
+    if "state" in cells:
+        by_user = cells["state"].str.fullmatch(_CANCELLED_BY, case=False)
+        cells["state"] = cells["state"].mask(by_user, "CANCELLED")
+        status = one_of(cells, "state", (*_ENDED, *_UNENDED), where)
+    else:
+        findings.append(Finding("repaired", NO_STATE))
+        status = pd.Series("", index=cells.index)
+    stamps = ("submit_time", "start_time", "end_time")
+    submit_s, start_s, end_s = times([(cells, name) for name in stamps], where, findings)
     frame = pd.DataFrame(
         {
             "job_id": names(cells, "job_id", where),
-            "status": one_of(cells, "state", _STATES, where),
-            "submit_time_s": datetimes(cells, "submit_time", where),
-            "start_s": datetimes(cells, "start_time", where),
-            "end_s": datetimes(cells, "end_time", where),
-            "stated_s": numbers(cells, "duration", where, "a duration in seconds"),
-            "n_gpus": numbers(cells, "gpu_num", where, _GPUS, least=0).fillna(0),
-            "n_cpus": numbers(cells, "cpu_num", where, "a number of CPUs, 0 or more", least=0).fillna(0),
-            "tenant": cells["vc"],
+            "status": status,
+            "outcome": status.map(_UNENDED | {"CANCELLED": CANCELLED}),
+            "submit_time_s": submit_s,
+            "start_s": start_s,
+            "end_s": end_s,
+            "n_gpus": numbers(cells, "gpu_num", where, _GPUS, least=0, findings=findings).fillna(0),
+            "n_cpus": 0.0,
+            "tenant": _optional(cells, "vc"),
             ROW: cells[ROW],
         }
     )
-    for state, reason in _UNFINISHED.items():
-        frame = drop(frame, frame["status"] == state, reason, findings)
-    if not keep_cancelled:
-        frame = drop(frame, frame["status"] == "CANCELLED", "cancelled", findings)
-    stated_s = frame.pop("stated_s")
-    contradicts = (stated_s - (frame["end_s"] - frame["start_s"])).abs() > _DURATION_TOLERANCE_S
-    repair(frame, contradicts, "duration contradicts start and end, which are taken", findings)
-    return _finish(frame, findings, where, len(cells))
+    if "cpu_num" in cells:
+        frame["n_cpus"] = numbers(cells, "cpu_num", where, _CPUS, least=0, findings=findings).fillna(0)
+    if "duration" in cells:
+        frame["duration_s"] = numbers(cells, "duration", where, "a duration in seconds", findings=findings)
+    return finish_requests(frame, findings, where, len(cells), keep_cancelled=keep_cancelled)
 
 
 def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
@@ -124,51 +159,75 @@ def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     refuse(cells, cells["date"].duplicated(), "date", "one row a day", where)
     quota = pd.DataFrame(
         {
-            name: numbers(cells, name, where, _WHOLE_GPUS, least=0, is_whole=True).fillna(0)
+            name: numbers(cells, name, where, _WHOLE_GPUS, least=0, is_whole=True, findings=findings).fillna(
+                0
+            )
             for name in (*tenants, "total")
         }
     )
     differs = quota.pop("total") != quota.sum(axis=1)
-    repair(cells, differs, "total differs from the sum of the virtual clusters, which is taken", findings)
+    repair(cells, differs, QUOTA_TOTAL, findings)
     table = quota.assign(date=cells["date"]).melt("date", var_name="tenant", value_name="n_gpus")
     report = finish_report(where, len(cells), len(cells), findings)
     return table.astype({"n_gpus": "int64"}).sort_values(["date", "tenant"], ignore_index=True), report
 
 
 def _tenants(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name not in ("date", "total", ROW)]
+    return [name for name in names if name.lower() not in ("", "date", "total", ROW)]
+
+
+def _without_times(columns: list[str]) -> str:
+    is_untimed = not {"creation_time", "scheduled_time", "deletion_time"} & {name.lower() for name in columns}
+    return (
+        "the list says what pods ask for, not when: add the times of the three columns" if is_untimed else ""
+    )
 
 
 def read_openb_pods(path: str | Path) -> RequestTrace:
     """Read a pod list (``openb_pod_list_*.csv``); the tenant is the class of service.
 
-    Pods that were still there at the last deletion time of the file ran at its end and are dropped;
-    requests for a share of a GPU get a whole one.
+    Pods that were still there at the last deletion time of the file ran at its end and are dropped; requests
+    for a share of a GPU get a whole one. Lists of five columns, without times, are refused.
     """
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _PODS, findings)
-    cpus = numbers(cells, "cpu_milli", where, "thousandths of a CPU, 0 or more", least=0).fillna(0)
+    cells = read_cells(path, _PODS, findings, optional=_PODS_MORE, hint=_without_times)
+    if "pod_phase" in cells:
+        status = one_of(cells, "pod_phase", _PHASES, where)
+    else:
+        findings.append(Finding("repaired", NO_STATE))
+        status = pd.Series("", index=cells.index)
+    submit_s, end_s, start_s = (
+        numbers(cells, f"{name}_time", where, _SECONDS, least=0, findings=findings)
+        for name in ("creation", "deletion", "scheduled")
+    )
+    gpus = numbers(cells, "num_gpu", where, _GPUS, least=0, findings=findings).fillna(0)
+    accepted = "thousandths of a GPU, 0 or more"
+    share = numbers(cells, "gpu_milli", where, accepted, least=0, findings=findings) / _MILLI
+    unstarted = (start_s.isna() & submit_s.notna()) | (status == "Pending")
+    started_s = end_s.mask(unstarted)
+    at_end = (started_s == started_s.max()) & started_s.duplicated(keep=False) & (status == "Running")
+    outcome = pd.Series(np.nan, index=cells.index, dtype=object).mask(at_end, RUNNING)
     frame = pd.DataFrame(
         {
             "job_id": names(cells, "name", where),
-            "status": one_of(cells, "pod_phase", _PHASES, where),
-            "submit_time_s": numbers(cells, "creation_time", where, _SECONDS, least=0),
-            "start_s": numbers(cells, "scheduled_time", where, _SECONDS, least=0),
-            "end_s": numbers(cells, "deletion_time", where, _SECONDS, least=0),
-            "n_gpus": numbers(cells, "num_gpu", where, _GPUS, least=0).fillna(0),
-            "n_cpus": np.ceil(cpus / _MILLI),
-            "share": numbers(cells, "gpu_milli", where, "thousandths of a GPU, 0 or more", least=0) / _MILLI,
-            "tenant": cells["qos"],
+            "status": status,
+            "outcome": outcome.mask(unstarted, UNSTARTED),
+            "submit_time_s": submit_s,
+            "start_s": start_s,
+            "end_s": end_s,
+            "n_gpus": gpus * share.clip(lower=1.0 / _MILLI, upper=1.0).fillna(1.0),
+            "n_devices": gpus,
+            "n_cpus": 0.0,
+            "tenant": _optional(cells, "qos"),
+            "gpu": _optional(cells, "gpu_spec"),
             ROW: cells[ROW],
         }
     )
-    frame = drop(frame, frame["start_s"].isna() & frame["submit_time_s"].notna(), "never scheduled", findings)
-    at_end = (frame["end_s"] == frame["end_s"].max()) & frame["end_s"].duplicated(keep=False)
-    running = (frame["status"] == "Running") & at_end
-    frame = drop(frame, running, "running at the end of the trace", findings)
-    shared = (frame["n_gpus"] == 1) & (frame.pop("share") < 1.0)
-    repair(frame, shared, "asks for a part of a GPU; rounded up to a whole one", findings)
-    return _finish(frame, findings, where, len(cells))
+    if "cpu_milli" in cells:
+        accepted = "thousandths of a CPU, 0 or more"
+        cpus = numbers(cells, "cpu_milli", where, accepted, least=0, findings=findings)
+        frame["n_cpus"] = cpus.fillna(0) / _MILLI
+    return finish_requests(frame, findings, where, len(frame))
 
 
 def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
@@ -178,23 +237,89 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _NODES, findings)
-    gpus = numbers(cells, "gpu", where, _WHOLE_GPUS, least=0, is_whole=True).fillna(0)
+    gpus = numbers(cells, "gpu", where, _WHOLE_GPUS, least=0, is_whole=True, findings=findings)
     cpus, mebibytes = (
-        numbers(cells, name, where, "a number, 0 or more", least=0).fillna(0)
+        numbers(cells, name, where, "a number, 0 or more", least=0, findings=findings).fillna(0)
         for name in ("cpu_milli", "memory_mib")
     )
     table = pd.DataFrame(
         {
             "node_id": names(cells, "sn", where),
-            "n_gpus": gpus,
+            "n_gpus": gpus.fillna(0),
             "n_cpus": np.floor(cpus / _MILLI),
             "memory_bytes": mebibytes * _MIB,
-            "gpu": cells["model"].mask(is_missing(cells["model"]), ""),
+            "gpu": _optional(cells, "model"),
         }
     )
+    return _finish_nodes(table, cells, "sn", where, findings)
+
+
+def _finish_nodes(
+    table: pd.DataFrame, cells: pd.DataFrame, column: str, where: str, findings: list[Finding]
+) -> tuple[pd.DataFrame, ReadReport]:
+    """Leave out nodes that occur again, and refuse those that do with other resources."""
     same, table = table.duplicated(), table.assign(**{ROW: cells[ROW]})
-    kept = drop(table, same, "node occurs again with the same resources", findings)
+    kept = drop(table, same, NODE_AGAIN, findings)
     again = kept["node_id"].duplicated()
-    refuse(cells.loc[kept.index], again, "sn", "one row a node, or equal ones", where)
+    refuse(cells.loc[kept.index], again, column, "one row a node, or equal ones", where)
     report = finish_report(where, len(cells), len(kept), findings)
     return NODE_LIST.validate(kept.drop(columns=ROW), where), report
+
+
+def read_spot_jobs(path: str | Path) -> RequestTrace:
+    """Read the job list of Alibaba's spot GPU trace (``job_info_df.csv``); the tenant is the organization.
+
+    Jobs of type HP are guaranteed, spot jobs are not. GPUs and CPUs are those of a worker times the workers.
+    """
+    where, findings = str(path), list[Finding]()
+    cells = read_cells(path, _SPOT, findings, optional=_SPOT_MORE)
+    workers, gpus = (
+        numbers(cells, name, where, accepted, least=0, findings=findings)
+        for name, accepted in (("worker_num", "a number of workers, 0 or more"), ("gpu_request", _GPUS))
+    )
+    frame = pd.DataFrame(
+        {
+            "job_id": names(cells, "job_name", where),
+            "status": "",
+            "submit_time_s": numbers(cells, "submit_time", where, _SECONDS, least=0, findings=findings),
+            "duration_s": numbers(cells, "duration", where, "a duration in seconds", findings=findings),
+            "n_gpus": (workers * gpus).fillna(0),
+            "n_cpus": 0.0,
+            "tenant": _optional(cells, "organization"),
+            "gpu": _optional(cells, "gpu_model"),
+            "is_guaranteed": False,
+            ROW: cells[ROW],
+        }
+    )
+    if "cpu_request" in cells:
+        cpus = numbers(cells, "cpu_request", where, _CPUS, least=0, findings=findings)
+        frame["n_cpus"] = (workers * cpus).fillna(0)
+    if "job_type" in cells:
+        frame["is_guaranteed"] = one_of(cells, "job_type", _JOB_TYPES, where) == "HP"
+    return finish_requests(frame, findings, where, len(frame))
+
+
+def read_spot_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
+    """Read the nodes of Alibaba's spot GPU trace (``node_info_df.csv``): schema `NODE_LIST`, and the report.
+
+    The list does not state memory; a node that occurs twice with different resources is refused.
+    """
+    where, findings = str(path), list[Finding]()
+    cells = read_cells(path, _SPOT_NODES, findings)
+    gpus, cpus = (
+        numbers(cells, name, where, accepted, least=0, is_whole=True, findings=findings).fillna(0)
+        for name, accepted in (
+            ("gpu_capacity_num", _WHOLE_GPUS),
+            ("cpu_num", "a whole number of CPUs, 0 or more"),
+        )
+    )
+    table = pd.DataFrame(
+        {
+            "node_id": names(cells, "node_name", where),
+            "n_gpus": gpus,
+            "n_cpus": cpus,
+            "memory_bytes": np.nan,
+            "gpu": _optional(cells, "gpu_model"),
+        }
+    )
+    return _finish_nodes(table, cells, "node_name", where, findings)

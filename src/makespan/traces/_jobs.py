@@ -24,6 +24,7 @@ from makespan.traces._cells import (
     refuse,
     repair,
 )
+from makespan.traces._repairs import DURATION_MISSING, NO_GUARANTEE
 from makespan.workloads import JobSpec, is_in_zoo, resolve_workload_key, workload, workload_keys
 
 __all__ = ["JobTrace", "jobs_table", "read_jobs", "read_morphling_jobs", "write_jobs"]
@@ -41,6 +42,16 @@ _MORPHLING = {
 }
 _CANONICAL = {name: name for name in JOBS.names}
 BatchOf = Callable[[str], int | None]
+_OPTIONAL = ("is_guaranteed", "tenant", "duration_s")
+_FOREIGN = {
+    "requests": {"submit_time_s", "duration_s"},
+    "helios": {"gpu_num", "submit_time"},
+    "openb": {"num_gpu", "gpu_milli"},
+    "spot": {"gpu_request", "worker_num"},
+    "tiresias": {"num_gpu", "submit_time"},
+    "pollux": {"num_replicas", "application"},
+    "easyscale": {"max_parallelism", "application"},
+}
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
 
@@ -80,18 +91,19 @@ def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> Jo
 
     Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
     exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
-    accepted, because the steps decide how long a job runs.
+    accepted, because the steps decide how long a job runs, and so is a list without ``is_sla``.
     """
     findings: list[Finding] = []
-    cells = read_cells(path, tuple(_MORPHLING.values()), findings)
+    cells = read_cells(path, _needed(_MORPHLING), findings, optional=tuple(_MORPHLING.values()), hint=_hint)
     return _job_trace(cells, _MORPHLING, str(path), findings, batch_of)
 
 
 def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """Read a job trace that names models and plans, in either of two forms.
 
-    The canonical form has the columns of `JOBS`; the form of the Morphling artifact is recognised
-    by its column ``submission_time``. Plans and workloads come back in canonical notation.
+    The canonical form has the columns of `JOBS`, of which ``is_guaranteed``, ``tenant`` and ``duration_s``
+    may be missing; the form of the Morphling artifact is recognised by its column ``submission_time``. Plans
+    and workloads come back in canonical notation.
 
     Parameters
     ----------
@@ -108,12 +120,28 @@ def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     findings: list[Finding] = []
 
     def columns(names: list[str]) -> list[str]:
-        is_artifact = not set(JOBS.names) <= set(names) and "submission_time" in names
-        return [*_MORPHLING.values()] if is_artifact else JOBS.names
+        found = {name.lower() for name in names}
+        is_artifact = not set(_needed(_CANONICAL)) <= found and "submission_time" in found
+        return _needed(_MORPHLING if is_artifact else _CANONICAL)
 
-    cells = read_cells(path, columns, findings)
+    optional = [form[name] for form in (_CANONICAL, _MORPHLING) for name in _OPTIONAL if name in form]
+    cells = read_cells(path, columns, findings, optional=optional, hint=_hint)
     form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
     return _job_trace(cells, form, str(path), findings, batch_of)
+
+
+def _needed(form: dict[str, str]) -> list[str]:
+    """Return the columns of a form without which jobs cannot be read."""
+    return [column for name, column in form.items() if name not in _OPTIONAL]
+
+
+def _hint(columns: list[str]) -> str:
+    """Say which other format a list seems to have."""
+    found = {name.lower() for name in columns}
+    for name, signature in _FOREIGN.items():
+        if signature <= found:
+            return f"such columns are those of format {name} (--format {name})"
+    return ""
 
 
 def _job_trace(
@@ -125,20 +153,30 @@ def _job_trace(
 ) -> JobTrace:
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     _check_names(frame, columns["job_id"], where)
-    frame["submit_time_s"] = _required(cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0)
+    frame["submit_time_s"] = _required(
+        cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0, findings
+    )
     for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 1)):
-        frame[name] = _counts(cells, columns[name], where, least)
-    frame["duration_s"] = numbers(cells, columns["duration_s"], where, "a time in s, 0 or more", least=0)
-    repair(frame, frame["duration_s"].isna(), "duration missing; the steps decide", findings)
-    frame["is_guaranteed"] = _flags(cells, columns["is_guaranteed"], where)
-    frame["tenant"] = cells[columns["tenant"]] if "tenant" in columns else ""
+        frame[name] = _counts(cells, columns[name], where, least, findings)
+    frame["duration_s"] = math.nan
+    if columns["duration_s"] in cells:
+        frame["duration_s"] = numbers(
+            cells, columns["duration_s"], where, "a time in s, 0 or more", least=0, findings=findings
+        )
+    repair(frame, frame["duration_s"].isna(), DURATION_MISSING, findings)
+    frame["is_guaranteed"] = False
+    if columns["is_guaranteed"] in cells:
+        frame["is_guaranteed"] = _flags(cells, columns["is_guaranteed"], where)
+    else:
+        findings.append(Finding("repaired", NO_GUARANTEE))
+    frame["tenant"] = cells[columns["tenant"]] if columns.get("tenant") in cells else ""
     batches = {name: batch_of(name) for name in dict.fromkeys(cells[columns["workload"]]) if batch_of}
     own = {name: batch for name, batch in batches.items() if batch is not None}
     keys = _workloads(cells, columns["workload"], own, where)
     frame["workload"] = keys
     frame["plan"] = _plans(cells, columns["plan"], keys, own, frame, where)
     ordered = in_order(frame, findings)
-    report = finish_report(where, len(cells), len(frame), findings)
+    report = finish_report(where, len(cells), len(frame), findings, kept=frame)
     specs = tuple(_spec(row) for row in ordered[JOBS.names].itertuples(index=False, name=None))
     return JobTrace(specs, report, tuple(ordered[ROW].tolist()))
 
@@ -162,15 +200,24 @@ def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
 
 
 def _required(
-    cells: pd.DataFrame, column: str, where: str, accepted: str, least: float, *, is_whole: bool = False
+    cells: pd.DataFrame,
+    column: str,
+    where: str,
+    accepted: str,
+    least: float,
+    findings: list[Finding],
+    *,
+    is_whole: bool = False,
 ) -> "pd.Series[float]":
     refuse(cells, is_missing(cells[column]), column, accepted, where)
-    return numbers(cells, column, where, accepted, least=least, is_whole=is_whole)
+    return numbers(cells, column, where, accepted, least=least, is_whole=is_whole, findings=findings)
 
 
-def _counts(cells: pd.DataFrame, column: str, where: str, least: int) -> "pd.Series[int]":
+def _counts(
+    cells: pd.DataFrame, column: str, where: str, least: int, findings: list[Finding]
+) -> "pd.Series[int]":
     accepted = f"a whole number, {least} or more"
-    return _required(cells, column, where, accepted, least, is_whole=True).astype("int64")
+    return _required(cells, column, where, accepted, least, findings, is_whole=True).astype("int64")
 
 
 def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":

@@ -7,23 +7,21 @@ each instance of a task; the files come without header line, one with the publis
 """
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError, cell_error
 from makespan.traces._cells import (
     ROW,
-    TIME,
     Finding,
     ReadReport,
     drop,
     finish_report,
-    is_time,
+    is_missing,
     iter_cells,
     names,
     numbers,
@@ -31,14 +29,26 @@ from makespan.traces._cells import (
     read_cells,
     read_raw,
     repair,
+    times,
     unique_counts,
 )
-from makespan.traces._requests import RequestTrace, finish_requests, whole
+from makespan.traces._repairs import (
+    CANCELLED,
+    GPU_CHANGES,
+    GPU_REQUEST_MISSING,
+    MACHINES,
+    NO_TASK,
+    NODE_AGAIN,
+    PART_REVERSED,
+    PART_UNTIMED,
+    RUNNING,
+    UNSTARTED,
+)
+from makespan.traces._requests import RequestTrace, finish_requests
 
 __all__ = ["read_pai_jobs", "read_pai_machines", "read_philly_jobs", "read_philly_machines"]
 
 _PASSED = ("Pass", "Killed", "Failed")
-_MISSING = (None, "", "None", "null")
 _JOB_KEYS = "jobid, status, vc, submitted_time, attempts"
 _PHILLY_MACHINE = ("machineId", "number of GPUs", "single GPU mem")
 
@@ -53,8 +63,9 @@ _INSTANCE = (
 )  # fmt: skip
 _PAI_MACHINE = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
 _STATUSES = ("Terminated", "Failed", "Running", "Waiting")
+_UNFINISHED = {"Running": RUNNING, "Waiting": UNSTARTED}
 _PERCENT = 100.0
-_ROUNDING = 1e-9
+_SPAN: dict[str, Any] = {"first_s": "min", "last_s": "max", "has_reversed": "any", "has_untimed": "any"}
 _CHUNK_ROWS = 1_000_000
 _SECONDS = "a time in seconds, or nothing"
 
@@ -73,28 +84,74 @@ def read_philly_jobs(
     """
     where, findings = str(path), list[Finding]()
     entries = _entries(read_raw(path, findings), where)
-    frame = pd.DataFrame([_row(number, entry, machines, where) for number, entry in enumerate(entries, 1)])
-    frame = drop(frame, frame["n_attempts"] == 0, "no scheduling attempt", findings)
-    frame = drop(frame, frame["is_open"], "running at the end of the trace", findings)
-    if not keep_cancelled:
-        frame = drop(frame, frame["status"] == "Killed", "cancelled", findings)
-    frame = drop(frame, frame["unknown_machine"], "machines contradict the machine list", findings)
-    usable = frame["duration_s"] >= 0
-    for column, reason in (
-        ("n_incomplete", "an attempt lacks its start or end; it is left out"),
-        ("n_reversed", "an attempt ends before it starts; it is left out"),
-        ("changes_gpus", "attempts differ in their GPUs; those of the last one are taken"),
+    frame = pd.DataFrame([_row(number, entry, where) for number, entry in enumerate(entries, 1)])
+    attempts = pd.DataFrame(
+        _attempts(entries, machines, where), columns=[ROW, "start_time", "end_time", "n_gpus", "is_unknown"]
+    ).astype({"start_time": "str", "end_time": "str", "n_gpus": "int64", "is_unknown": bool})
+    stamps = [(frame, "submitted_time"), (attempts, "start_time"), (attempts, "end_time")]
+    submit_s, start_s, end_s = times(stamps, where, findings)
+    length_s = end_s - start_s
+    attempts = attempts.assign(
+        start_s=start_s.where(length_s >= 0),
+        is_incomplete=length_s.isna(),
+        is_reversed=length_s < 0,
+        forward_s=length_s.where(length_s >= 0),
+        length_s=length_s,
+        is_open=start_s.notna() & end_s.isna(),
+    )
+    of_job = attempts.groupby(ROW)
+    parts = of_job.agg(
+        n_gpus=("n_gpus", "last"),
+        n_counts=("n_gpus", "nunique"),
+        start_s=("start_s", "min"),
+        length_s=("length_s", "first"),
+        is_incomplete=("is_incomplete", "any"),
+        is_reversed=("is_reversed", "any"),
+        is_open=("is_open", "last"),
+        is_unknown=("is_unknown", "any"),
+    )
+    parts = parts.assign(forward_s=of_job["forward_s"].sum(min_count=1))
+    frame = frame.assign(submit_time_s=submit_s).join(parts, on=ROW)
+    flags = ("is_incomplete", "is_reversed", "is_open", "is_unknown")
+    frame = frame.assign(
+        # Where every attempt is reversed, the sum of none says less than the first of them.
+        duration_s=frame["forward_s"].fillna(frame["length_s"]),
+        n_gpus=frame["n_gpus"].fillna(0),
+        **{name: frame[name].eq(True) for name in flags},
+    )
+    outcome: pd.Series[Any] = pd.Series(np.nan, index=frame.index, dtype=object)
+    outcome = outcome.mask(frame["status"] == "Killed", CANCELLED).mask(frame["is_open"], RUNNING)
+    frame = frame.assign(outcome=outcome.mask(frame["n_counts"].isna(), UNSTARTED))
+    is_out = frame["outcome"].isin((UNSTARTED, RUNNING)) | ((frame["outcome"] == CANCELLED) & ~keep_cancelled)
+    frame = drop(frame, ~is_out & frame["is_unknown"], MACHINES, findings)
+    usable = (frame["duration_s"] >= 0) & ~is_out[frame.index]
+    for wrong, reason in (
+        (frame["is_incomplete"], PART_UNTIMED),
+        (frame["is_reversed"], PART_REVERSED),
+        (frame["n_counts"] > 1, GPU_CHANGES),
     ):
-        repair(frame, (frame[column] > 0) & usable, reason, findings)
-    columns = ["job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant", "status", ROW]
-    return finish_requests(frame[columns], findings, where, len(entries))
+        repair(frame, wrong & usable, reason, findings)
+    columns = [
+        "job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant", "status", "outcome", "start_s",
+        ROW,
+    ]  # fmt: skip
+    return finish_requests(frame[columns], findings, where, len(entries), keep_cancelled=keep_cancelled)
 
 
 def _entries(text: str, where: str) -> list[Any]:
+    n_above = 0
     try:
-        entries = json.loads(text)
+        try:
+            entries = json.loads(text)
+        except json.JSONDecodeError as error:
+            if error.msg != "Extra data" or not text.lstrip().startswith("{"):
+                raise
+            entries = []  # one object a line, as large logs are kept
+            for line in text.splitlines():
+                entries += [json.loads(line)] if line.strip() else []
+                n_above += 1
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
+        place = f"line {n_above + error.lineno}, column {error.colno}"
         raise TraceError(f"{where}: {place}: no JSON: {error.msg}") from None
     except (ValueError, RecursionError):
         accepted = "lists within lists as the authors write them"
@@ -104,7 +161,7 @@ def _entries(text: str, where: str) -> list[Any]:
     return entries
 
 
-def _row(row: int, entry: Any, machines: Mapping[str, int] | None, where: str) -> dict[str, object]:
+def _row(row: int, entry: Any, where: str) -> dict[str, object]:
     if not isinstance(entry, dict):
         raise cell_error(where, row, "job", entry, f"an object with {_JOB_KEYS}")
     for key in ("jobid", "status", "submitted_time", "attempts"):
@@ -112,46 +169,37 @@ def _row(row: int, entry: Any, machines: Mapping[str, int] | None, where: str) -
             raise cell_error(where, row, key, "nothing", _JOB_KEYS)
     if not isinstance(entry["jobid"], str | int) or entry["jobid"] == "":
         raise cell_error(where, row, "jobid", entry["jobid"], "a name")
-    if entry["status"] not in _PASSED:
+    status = {name.lower(): name for name in _PASSED}.get(str(entry["status"]).lower())
+    if status is None:
         raise cell_error(where, row, "status", entry["status"], ", ".join(_PASSED))
-    attempts = entry["attempts"] or []
-    if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
-        accepted = "a list of objects with start_time, end_time, detail"
-        raise cell_error(where, row, "attempts", attempts, accepted)
     return {
         "job_id": str(entry["jobid"]),
-        "submit_time_s": _time(row, "submitted_time", entry["submitted_time"], where),
+        "submitted_time": _stamp(entry["submitted_time"]),
         "n_cpus": 0,
         "tenant": str(entry.get("vc") or ""),
-        "status": entry["status"],
-        "n_attempts": len(attempts),
+        "status": status,
         ROW: row,
-        **_attempts(row, attempts, machines, where),
     }
 
 
 def _attempts(
-    row: int, attempts: Sequence[dict[str, Any]], machines: Mapping[str, int] | None, where: str
-) -> dict[str, object]:
-    """Add up the attempts of one job."""
-    spans = [
-        [_time(row, name, attempt.get(name), where) for name in ("start_time", "end_time")]
-        for attempt in attempts
-    ]
-    lengths = [end - start for start, end in spans if start == start and end == end]
-    forward = [length for length in lengths if length >= 0]
-    held = [_gpus(row, attempt, where) for attempt in attempts]
-    counts = [sum(gpus.values()) for gpus in held]
-    parts = [part for gpus in held for part in gpus.items()]
-    return {
-        "n_gpus": counts[-1] if counts else 0,
-        "duration_s": sum(forward) if forward else lengths[0] if lengths else math.nan,
-        "is_open": bool(spans) and not math.isnan(spans[-1][0]) and math.isnan(spans[-1][1]),
-        "n_incomplete": len(spans) - len(lengths),
-        "n_reversed": len(lengths) - len(forward),
-        "changes_gpus": len(set(counts)) > 1,
-        "unknown_machine": machines is not None and any(n > machines.get(name, 0) for name, n in parts),
-    }
+    entries: Sequence[dict[str, Any]], machines: Mapping[str, int] | None, where: str
+) -> Iterator[tuple[int, str, str, int, bool]]:
+    """List the attempts of all jobs: row of the job, times, GPUs, and whether it is on machines unknown."""
+    for row, entry in enumerate(entries, 1):
+        attempts = entry["attempts"] or []
+        if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
+            accepted = "a list of objects with start_time, end_time, detail"
+            raise cell_error(where, row, "attempts", attempts, accepted)
+        for attempt in attempts:
+            gpus = _gpus(row, attempt, where)
+            is_unknown = machines is not None and any(n > machines.get(name, 0) for name, n in gpus.items())
+            stamps = (_stamp(attempt.get(name)) for name in ("start_time", "end_time"))
+            yield row, *stamps, sum(gpus.values()), is_unknown  # type: ignore[misc]
+
+
+def _stamp(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _gpus(row: int, attempt: Mapping[str, Any], where: str) -> dict[str, int]:
@@ -166,18 +214,6 @@ def _gpus(row: int, attempt: Mapping[str, Any], where: str) -> dict[str, int]:
     return {name: len(gpus) for name, gpus in found.items()}
 
 
-def _time(row: int, column: str, value: object, where: str) -> float:
-    """Return a time of the trace in seconds, NaN where it is missing."""
-    if value in _MISSING:
-        return math.nan
-    if isinstance(value, str) and is_time(value):
-        try:
-            return (datetime.fromisoformat(value) - datetime(1970, 1, 1)).total_seconds()
-        except ValueError:
-            pass  # formed like a time, but there is no such day or hour
-    raise cell_error(where, row, column, value, f"{TIME}, or null")
-
-
 def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
     """Read the machine list of the Philly trace (``cluster_machine_list``): GPUs by machine, and the report.
 
@@ -186,8 +222,8 @@ def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _PHILLY_MACHINE, findings, header=_PHILLY_MACHINE)
     name, count, _ = _PHILLY_MACHINE
-    machines = unique_counts(cells, name, count, where)
-    kept = drop(cells, cells[name].duplicated(), "machine occurs again with the same GPUs", findings)
+    machines = unique_counts(cells, name, count, where, findings)
+    kept = drop(cells, cells[name].duplicated(), NODE_AGAIN, findings)
     return machines, finish_report(where, len(cells), len(kept), findings)
 
 
@@ -214,84 +250,113 @@ def read_pai_jobs(
     cells = read_cells(jobs, _JOB, findings, header=_JOB)
     status = one_of(cells, "status", _STATUSES, where)
     requests = _requests(tasks, findings)
-    spans = _spans(instances, _INSTANCE, findings) if instances else _spans(tasks, _TASK, [])
+    spans = _spans(instances, _INSTANCE, findings) if instances else _spans(tasks, _TASK, findings)
+    submit_s, end_s = (
+        numbers(cells, name, where, _SECONDS, least=0, findings=findings)
+        for name in ("start_time", "end_time")
+    )
     frame = pd.DataFrame(
         {
             "job_id": names(cells, "job_name", where),
-            "submit_time_s": numbers(cells, "start_time", where, _SECONDS, least=0),
-            "end_s": numbers(cells, "end_time", where, _SECONDS, least=0),
+            "submit_time_s": submit_s,
+            "stated_end_s": end_s,
             "tenant": cells["user"],
             "status": status,
+            "outcome": status.map(_UNFINISHED),
             ROW: cells[ROW],
         }
     )
     frame = frame.join(requests, on="job_id").join(spans, on="job_id")
-    frame = drop(frame, frame["status"] == "Running", "running at the end of the trace", findings)
-    frame = drop(frame, frame["status"] == "Waiting", "never started", findings)
-    frame = drop(frame, frame["n_gpus"].isna(), "no task of that job in the task table", findings)
+    frame = frame.assign(gpu=frame["gpu"].fillna(""), states_all=frame["states_all"].eq(True))
+    # Times of a job come from instances or tasks, and from the job where these say nothing.
+    frame = frame.assign(
+        start_s=frame["first_s"].fillna(frame["submit_time_s"]),
+        end_s=frame["last_s"].fillna(frame["stated_end_s"]),
+    )
+    frame = frame.assign(duration_s=frame["end_s"] - frame["start_s"])
+    for reason in (RUNNING, UNSTARTED):
+        frame = drop(frame, frame["outcome"] == reason, reason, findings)
+    frame = drop(frame, frame["n_gpus"].isna(), NO_TASK, findings)
     if machines is not None and instances is not None:
         known = frame["machines"].map(lambda names: isinstance(names, frozenset) and names <= set(machines))
-        frame = drop(frame, ~known.astype(bool), "machines contradict the machine table", findings)
-    frame = _held(frame, findings)
-    rounded = whole(frame, "n_gpus", where)
-    shared = (rounded - frame["n_gpus"]) > _ROUNDING
-    repair(frame, shared, "asks for a part of a GPU; rounded up to whole ones", findings)
-    return finish_requests(frame.assign(n_gpus=rounded), findings, where, len(cells))
+        frame = drop(frame, ~known.astype(bool), MACHINES, findings)
+    is_timed = frame["start_s"].notna() & frame["end_s"].notna()
+    is_untimed = frame["has_untimed"].eq(True) | frame["stated_end_s"].isna()
+    repair(frame, is_untimed & is_timed, PART_UNTIMED, findings)
+    is_reversed = (frame["stated_end_s"] < frame["submit_time_s"]) | frame["has_reversed"].eq(True)
+    repair(frame, is_reversed & is_timed & (frame["duration_s"] >= 0), PART_REVERSED, findings)
+    repair(frame, ~frame["states_all"] & (frame["n_gpus"] > 0), GPU_REQUEST_MISSING, findings)
+    columns = [
+        "job_id", "submit_time_s", "n_gpus", "n_cpus", "tenant", "status", "gpu", "start_s", "end_s", ROW,
+    ]  # fmt: skip
+    return finish_requests(frame[columns], findings, where, len(cells))
 
 
 def _requests(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
     """Sum the requests of the tasks of each job [devices]."""
     where = str(path)
     cells = read_cells(path, _TASK, findings, header=_TASK)
-    count = numbers(cells, "inst_num", where, "a number of instances, 0 or more", least=0).fillna(1)
-    gpu = numbers(cells, "plan_gpu", where, "percent of a GPU, 0 or more", least=0).fillna(0)
-    cpu = numbers(cells, "plan_cpu", where, "percent of a CPU, 0 or more", least=0).fillna(0)
-    asked = pd.DataFrame({"n_gpus": gpu * count / _PERCENT, "n_cpus": cpu * count / _PERCENT})
-    return asked.groupby(cells["job_name"]).sum()
+    count, gpu, cpu = (
+        numbers(cells, column, where, f"{accepted}, 0 or more", least=0, findings=findings)
+        for column, accepted in (
+            ("inst_num", "a number of instances"),
+            ("plan_gpu", "percent of a GPU"),
+            ("plan_cpu", "percent of a CPU"),
+        )
+    )
+    count = count.fillna(1)
+    asked = pd.DataFrame(
+        {
+            "n_gpus": gpu.fillna(0) * count / _PERCENT,
+            "n_cpus": cpu.fillna(0) * count / _PERCENT,
+            "states_all": gpu.notna(),
+            "gpu": cells["gpu_type"].mask(is_missing(cells["gpu_type"]) | ~(gpu > 0), ""),
+        }
+    )
+    of_job = asked.groupby(cells["job_name"])
+    sums = of_job[["n_gpus", "n_cpus"]].sum()
+    types = of_job["gpu"].agg(lambda names: "|".join(sorted(set(names) - {""})))
+    return sums.assign(states_all=of_job["states_all"].all(), gpu=types)
 
 
 def _spans(path: str | Path, header: tuple[str, ...], findings: list[Finding]) -> pd.DataFrame:
     """Find first start, last end and machines of each job in a table of tasks or instances."""
     wanted = [name for name in ("job_name", "start_time", "end_time", "machine") if name in header]
     pieces = [
-        _piece_spans(cells, str(path))
+        _piece_spans(cells, str(path), findings)
         for cells in iter_cells(path, wanted, findings, header=header, chunk_rows=_CHUNK_ROWS)
     ]
     grouped = pd.concat(pieces).groupby("job_name")
-    spans = grouped.agg({"first_s": "min", "last_s": "max"})
+    spans = grouped.agg(_SPAN)
     if "machines" in pieces[0]:
         unions = {job: frozenset().union(*names) for job, names in grouped["machines"]}
         spans["machines"] = pd.Series(unions, dtype=object)
     return spans
 
 
-def _piece_spans(cells: pd.DataFrame, where: str) -> pd.DataFrame:
-    times = pd.DataFrame(
+def _piece_spans(cells: pd.DataFrame, where: str, findings: list[Finding]) -> pd.DataFrame:
+    parts = pd.DataFrame(
         {
-            "first_s": numbers(cells, "start_time", where, _SECONDS, least=0),
-            "last_s": numbers(cells, "end_time", where, _SECONDS, least=0),
+            name: numbers(cells, column, where, _SECONDS, least=0, findings=findings)
+            for name, column in (("first_s", "start_time"), ("last_s", "end_time"))
         }
     )
     # A start or end of zero stands for a time that was not recorded.
-    grouped = times.mask(times == 0.0).groupby(cells["job_name"])
-    spans = grouped.agg({"first_s": "min", "last_s": "max"})
+    parts = parts.mask(parts == 0.0)
+    is_reversed, is_untimed = parts["last_s"] < parts["first_s"], parts.isna().any(axis=1)
+    parts = parts.mask(is_reversed).assign(has_reversed=is_reversed, has_untimed=is_untimed)
+    spans = parts.groupby(cells["job_name"]).agg(_SPAN)
     if "machine" in cells:
         sets = {job: frozenset(names) for job, names in cells.groupby("job_name")["machine"]}
         spans["machines"] = pd.Series(sets, dtype=object)
     return spans
 
 
-def _held(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
-    """Take the held time from instances or tasks, and from the job where they say nothing."""
-    start = frame["first_s"].fillna(frame["submit_time_s"])
-    end = frame["last_s"].fillna(frame["end_s"])
-    guessed = (frame["first_s"].isna() | frame["last_s"].isna()) & start.notna() & end.notna()
-    repair(frame, guessed, "parts lack their start or end; those of the job are taken", findings)
-    gone = ["first_s", "last_s", "end_s", "machines"]
-    return frame.assign(duration_s=end - start).drop(columns=gone, errors="ignore")
-
-
 def read_pai_machines(path: str | Path) -> dict[str, int]:
     """Read the machine table (``pai_machine_spec``): GPUs by machine; two counts of one are refused."""
-    cells = read_cells(path, _PAI_MACHINE, [], header=_PAI_MACHINE)
-    return unique_counts(cells, "machine", "cap_gpu", str(path))
+    where, findings = str(path), list[Finding]()
+    cells = read_cells(path, _PAI_MACHINE, findings, header=_PAI_MACHINE)
+    machines = unique_counts(cells, "machine", "cap_gpu", where, findings)
+    kept = drop(cells, cells["machine"].duplicated(), NODE_AGAIN, findings)
+    finish_report(where, len(cells), len(kept), findings)
+    return machines
