@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
-from matplotlib.container import ErrorbarContainer
+from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.text import Text
@@ -15,6 +15,7 @@ _MARGIN_PX = 3  # of 100 an inch: letters are a little wider at that resolution 
 def assert_is_legible(figure):
     """Check sizes and places of texts, that marks have one meaning, and that a legend explains it."""
     assert_texts_have_room(figure)
+    assert_bars_have_a_base(figure)
     assert_is_explained(figure)
     assert_labels_keep_off_published_marks(figure)
 
@@ -54,6 +55,17 @@ def shown_texts(figure):
             shown += [tick.label1 for tick, place in places if axes.axison and low <= place <= high]
     shown += [text for text in figure.findobj(Text) if id(text) not in of_ticks]
     return [text for text in shown if text.get_visible() and text.get_text().strip()]
+
+
+def assert_bars_have_a_base(figure):
+    """Check that bars start at 0, on an axis that has it: their length is read, not their end."""
+    for axes in figure.axes:
+        for bars in (part for part in axes.containers if isinstance(part, BarContainer)):
+            is_upright = bars.orientation == "vertical"
+            scale, limits = (
+                (axes.get_yscale(), axes.get_ylim()) if is_upright else (axes.get_xscale(), axes.get_xlim())
+            )
+            assert scale != "log" and min(limits) <= 0 <= max(limits), (axes.get_title(), scale, limits)
 
 
 def assert_is_explained(figure):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from legible_figures import assert_is_legible
 
 from makespan.claims import judge
 from makespan.config import load_settings
@@ -19,6 +20,7 @@ from makespan.papers.easyscale import (
     serving_experiment,
 )
 from makespan.papers.easyscale._draw import fig14, fig15, sensitivity, serving
+from makespan.papers.easyscale._tables import FIG14
 from makespan.tables import write_csv
 from makespan.throughput import shipped_register
 
@@ -127,6 +129,24 @@ def test_figures_are_drawn_from_the_saved_tables(tables, beside, tmp_path):
     drawn = (fig14(paths, "emulated"), fig15(paths, "emulated", shown), sensitivity(paths, "published"))
     for figure, table in (*drawn, serving(paths, "emulated")):
         assert len(figure.axes) >= 2 and len(table)
+        assert_is_legible(figure)
+
+
+@pytest.mark.parametrize(
+    ("ours", "printed", "side"),
+    [(1800.0, 17000.0, "right"), (17000.0, 1800.0, "left"), (1800.0, None, "left")],
+)
+def test_a_value_stands_beside_its_point_and_away_from_the_published_mark(tmp_path, ours, printed, side):
+    numbers = dict.fromkeys([*FIG14.names][1:], 1.0) | {"jobs": 3, "avg_jct_s": 90.0}
+    numbers |= {"published_makespan_s": None, "published_avg_jct_s": None}
+    values = {"makespan_from_zero_s": ours, "published_makespan_s": printed}
+    rows = pd.DataFrame([{"policy": "fifo"} | numbers | values, {"policy": "easyscale-homo"} | numbers])
+    write_csv(rows, tmp_path / "fig14.csv", FIG14)
+    figure, table = fig14({"fig14": str(tmp_path / "fig14.csv")}, "emulated")
+    label = figure.axes[0].texts[0]
+    assert (label.get_text(), label.get_ha(), label.xy) == (f"{ours:.0f}", side, (ours, 0))
+    assert_is_legible(figure)
+    assert len(table) == 2
 
 
 # --- the ledger -----------------------------------------------------------------------------------

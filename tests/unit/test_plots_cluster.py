@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import assert_is_legible, is_published, shown_texts
+from legible_figures import assert_bars_have_a_base, assert_is_legible, is_published, shown_texts
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.container import ErrorbarContainer
 from scipy import stats
@@ -366,6 +366,17 @@ def test_what_no_legend_explains_is_found(draw):
     drawn[draw]()
     with pytest.raises(AssertionError):
         assert_is_legible(figure)
+
+
+@pytest.mark.parametrize("limits", [(0.1, 100.0), (0.9, 1.1)])
+def test_bars_without_a_base_are_found(limits):
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    axes.bar([0, 1], [1.0, 1.05])
+    assert_bars_have_a_base(figure)
+    axes.set(ylim=limits, yscale="log" if limits[1] > 2 else "linear")
+    with pytest.raises(AssertionError):
+        assert_bars_have_a_base(figure)
 
 
 def test_a_number_beside_a_published_mark_is_found():

@@ -168,7 +168,7 @@ def test_a_paper_is_its_files_and_one_name_in_one_list(finished):
     results = finished.root / "results"
     table = pd.read_csv(results / "emulated/toy/speeds.csv")
     assert table["workload"].tolist() == ["roberta", "t5_3B"] and (table["least_s"] > 0).all()
-    for kind in ("pdf", "png", "csv"):
+    for kind in ("pdf", "png", "csv", "txt"):
         assert (results / f"emulated/toy/figures/speeds.{kind}").stat().st_size
     claims = read_csv(results / "claims.csv", JOINED_CLAIMS)
     (row,) = claims[claims["paper"] == "Toy"].to_dict("records")

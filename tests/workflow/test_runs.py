@@ -95,11 +95,12 @@ def test_every_table_follows_its_schema_and_is_not_empty(small_run, name):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_there_as_pdf_png_and_table(small_run, name):
+def test_every_figure_is_there_as_pdf_png_table_and_caption(small_run, name):
     stem = small_run.root / "results/emulated/morphling/figures" / name
     assert stem.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert len(stem.with_suffix(".csv").read_text().splitlines()) > 1
+    assert len(stem.with_suffix(".txt").read_text().split()) > 10
 
 
 def test_the_claims_are_evaluated(small_run):

@@ -143,7 +143,7 @@ def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look:
 def _is_cut(axes: Axes) -> bool:
     """Tell whether a band goes on beyond its panel, which holds all lines but not all of wide bands."""
     low, high = axes.get_ylim()
-    ends = [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
+    ends = [np.asarray(path.vertices)[:, 1] for band in axes.collections for path in band.get_paths()]
     return any(bool((end < low).any() or (end > high).any()) for end in ends)
 
 

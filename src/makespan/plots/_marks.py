@@ -45,6 +45,7 @@ _CAPPED = Path([(0.0, -1.0), (0.0, 1.0), (-0.35, -1.0), (0.35, -1.0), (-0.35, 1.
                [Path.MOVETO, Path.LINETO] * 3)  # fmt: skip
 _ARROWS = {(True, True): ">", (True, False): "<", (False, True): "^", (False, False): "v"}
 _OVER = 6  # drawn over bars and lines
+_NUMBER_PT = 26.0  # length of a number beside an arrow
 
 
 def published(
@@ -128,7 +129,7 @@ def reference_handle(label: str) -> Line2D:
 
 
 def beyond(axes: Axes, place: float, value: float, limits: tuple[float, float], colour: str, *,
-           is_across: bool = True) -> bool:  # fmt: skip
+           is_across: bool = True, row: float | None = None, n_before: int = 0) -> bool:  # fmt: skip
     """Mark a value outside the limits of an axis by an arrow at the edge with its number.
 
     Parameters
@@ -137,6 +138,8 @@ def beyond(axes: Axes, place: float, value: float, limits: tuple[float, float], 
         Position on the other axis.
     is_across
         Whether the value lies on the horizontal axis.
+    row, n_before
+        Position of the number, that of the arrow by default, and how many numbers stand there already.
 
     Returns
     -------
@@ -154,18 +157,23 @@ def beyond(axes: Axes, place: float, value: float, limits: tuple[float, float], 
         transform=transform, clip_on=False, zorder=_OVER,
     )  # fmt: skip
     inwards = -1 if is_high else 1
+    stand = (edge, place if row is None else row) if is_across else (place if row is None else row, edge)
     aligned: dict[str, Any] = (
-        {"xytext": (5 * inwards, 0), "ha": "right" if is_high else "left", "va": "center"}
+        {
+            "xytext": ((5 + _NUMBER_PT * n_before) * inwards, 0),
+            "ha": "right" if is_high else "left",
+            "va": "center",
+        }
         if is_across
         else {
-            "xytext": (0, 4 * inwards),
+            "xytext": (0, (4 + _NUMBER_PT * n_before) * inwards),
             "ha": "center",
             "va": "top" if is_high else "bottom",
             "rotation": 90,
         }
     )
     axes.annotate(
-        f"{value:.3g}", at, xycoords=transform, textcoords="offset points", zorder=_OVER,
+        f"{value:.3g}", stand, xycoords=transform, textcoords="offset points", zorder=_OVER, color=colour,
         bbox={"fc": "white", "lw": 0, "pad": 0.6}, annotation_clip=False, **aligned,
     )  # fmt: skip
     return True

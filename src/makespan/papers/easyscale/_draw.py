@@ -46,7 +46,8 @@ _PUBLISHED_LINE, _EVERY = (
     "#909090",
     10,
 )  # published steps, and of how many one has the mark of published values
-_TICKS = [digit * 10.0**decade for decade in range(1, 6) for digit in (1, 2, 5)]
+_TICKS = [digit * 10.0**decade for decade in range(6) for digit in (1, 2, 5)]
+_WIDE = 300.0
 _SOURCES = {
     "emulated": "generated jobs, times from printed cells",
     "published": "the authors' jobs, times from printed cells",
@@ -100,7 +101,8 @@ def _logarithmic(axes: Axes, which: Literal["x", "y"], values: Sequence[float], 
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(plain_numbers())
     axis.set_minor_locator(NullLocator())
-    axis.set_ticks([tick for tick in _TICKS if low < tick < high])
+    every = 1 if high < _WIDE * low else 3  # of a wide range the powers of ten
+    axis.set_ticks([tick for tick in _TICKS[::every] if low < tick < high])
 
 
 @styled

@@ -1,5 +1,6 @@
 """Figures of average throughput: each function goes from paths of tables to a figure and its table."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -157,6 +158,7 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
     for row, trace in zip(panels, traces, strict=True):
         for axes, system in zip(row, systems, strict=True):
             reference(axes, [-0.5, len(defects) - 0.5], [1.0, 1.0])
+            taken = Counter[tuple[int, bool]]()
             for model, (colour, marker) in zip(models, _MODEL_LOOKS, strict=False):
                 own = table[
                     (table["trace"] == trace) & (table["system"] == system) & (table["model"] == model)
@@ -165,8 +167,13 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
                 x = np.arange(len(defects)) + 0.12 * (models.index(model) - (len(models) - 1) / 2)
                 ratios = own["ratio"].to_numpy(float)
                 axes.plot(x, ratios, ls="none", marker=marker, ms=3, color=colour, label=model)
-                for place, ratio in zip(x, ratios, strict=True):
-                    is_beyond |= beyond(axes, place, ratio, _RATIOS, colour, is_across=False)
+                for number, (place, ratio) in enumerate(zip(x, ratios, strict=True)):
+                    here = number, ratio > 1.0
+                    if beyond(
+                        axes, place, ratio, _RATIOS, colour, is_across=False, row=number, n_before=taken[here]
+                    ):
+                        taken[here] += 1
+                        is_beyond = True
                 stopped = (own["throughput_samples_per_s_as_released"] == 0).to_numpy()
                 bottom = np.full(int(stopped.sum()), 0.05)
                 cannot_run(axes, x[stopped], bottom, colour, ms=3, transform=axes.get_xaxis_transform())
