@@ -22,7 +22,7 @@ COMMAND = (
     f"{sys.executable} program.py oobleck run gpt --iterations 100000 --nodes 4 --f 1 --n0 1 --first 2,2 "
     "--policy degrade --microbatches 4 --set model.n_layers=2 --set model.hidden=16 --set model.ffn=32 "
     "--set model.seq=8 --set model.vocab=32 "
-    "--launcher slurm --run-dir {run_dir}"
+    "--hang 600 --launcher slurm --run-dir {run_dir}"
 )
 RULE = """
 rule train:
