@@ -30,7 +30,7 @@ report: setup ## Bundle the figures with their captions into results/report.zip
 
 .PHONY: bench
 bench: setup-dev ## Time the hot paths (no assertion on absolute time)
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python -m pytest benchmarks --benchmark-only $(PYTEST_FLAGS)
 
 ##@ Check
 
@@ -60,6 +60,15 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 	  echo "missing: $$missing; install with: apt-get install --no-install-recommends $$missing" >&2; exit 1; \
 	fi
 	$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_FLAGS)
+
+# Packages of the developer set are hidden, if they are there.
+.PHONY: report-test
+report-test: setup ## Build the report of the small configuration, in a copy, with the run set alone
+	$(BIN)/python tests/support/small_report.py $(CORES)
+
+.PHONY: bench-test
+bench-test: setup-dev ## Run what is benchmarked once each, untimed
+	$(BIN)/python -m pytest benchmarks -o addopts=--import-mode=importlib --benchmark-disable $(PYTEST_FLAGS)
 
 .PHONY: hf-test
 hf-test: $(STAMPS)/hf ## Schedule models of the transformers package, which is installed for it

@@ -78,3 +78,7 @@ rule claims:
 rule live:
     input:
         LIVE_TABLES,
+
+
+if workflow.is_main_process:
+    check_targets(workflow.rules)

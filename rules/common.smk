@@ -2,14 +2,16 @@
 
 import os
 import re
+import sys
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from makespan.config import check_settings, code_hash as hash_of_code, published_directory
+from makespan.config import check_settings, code_hash as hash_of_code, published_directory, unknown_target
 from makespan.errors import ConfigError, MakespanError
 from makespan.files import read_yaml
 from makespan.papers import PAPERS, figures
+from snakemake.cli import get_argument_parser
 
 try:
     for path in workflow.configfiles:
@@ -150,6 +152,52 @@ def registered(find, *arguments):
         return getattr(sources, find)(SETTINGS, *arguments)
     except MakespanError as error:
         raise WorkflowError(error) from None
+
+
+def check_targets(rules):
+    """Stop, with one line, where a target is made by no rule or where the authors' files are missing."""
+    if Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
+        return  # called from a program, which alone knows the targets
+    # Snakemake itself has not looked at its targets when it reads this file.
+    asked, _ = get_argument_parser().parse_known_args(sys.argv[1:])
+    if asked.unlock or asked.lint:
+        return
+    names = {rule.name for rule in rules}
+    wanted = [name if name in names else os.path.relpath(name) for name in asked.targets] or ["all"]
+    try:
+        for target in wanted:
+            if target not in names and not Path(target).exists() and not is_made(target, rules):
+                known = [rule.name for rule in rules if not rule.has_wildcards()]
+                raise unknown_target(target, chain(known, *map(products_flat, SOURCES), LIVE_TABLES))
+        if any(map(reads_published, wanted)):
+            published_directory(SETTINGS)
+    except MakespanError as error:
+        raise WorkflowError(error) from None
+
+
+def is_made(target, rules):
+    """Tell whether a rule makes a file; the figures of a paper are those that it has."""
+    parts = Path(target).parts
+    if len(parts) == 5 and parts[0] == "results" and parts[2] in PAPERS and parts[3] == "figures":
+        return Path(target).stem in FIGURES[parts[2]]
+    return any(rule.is_producer(target) for rule in rules)
+
+
+def products_flat(source):
+    """Return the paths of everything that is built for a source."""
+    return flatten(products(source))
+
+
+def flatten(entries):
+    """Return the entries of nested lists."""
+    return [one for entry in entries for one in (flatten(entry) if isinstance(entry, list) else [entry])]
+
+
+def reads_published(target):
+    """Tell whether a target is built from the authors' files."""
+    if target == "published" or target.startswith("results/published/"):
+        return True
+    return target in ("all", "claims", "results/claims.csv") and "published" in SETTINGS.throughput.sources
 
 
 # --- jobs of rules/profiling.smk ---

@@ -134,7 +134,7 @@ def test_a_checkpoint_in_between_changes_no_bit(tmp_path):
 def test_a_stopped_process_is_killed_and_the_others_go_on(tmp_path):
     """It keeps its connections open, so that its neighbours wait for it until it is killed."""
     faults = [Fault("reduction", 3, 3, number=signal.SIGSTOP)]
-    result, (stopped,) = run(tmp_path, 8, faults, n_nodes=4, first_sizes=(2, 2), hang_s=5.0)
+    result, (stopped,) = run(tmp_path, 8, faults, n_nodes=4, first_sizes=(2, 2), hang_s=15.0)
     assert set(result.plans[-1][1].nodes) == {0, 1, 2} and stopped.node == 3
     assert_equal_bits(result, 8)
 
@@ -160,7 +160,7 @@ def test_a_node_joins_and_one_leaves(tmp_path):
     assert (result.iterations["attempts"] == 1).all() and len(result.iterations) < 20_000
     assert result.recoveries["cause"].tolist() == ["start", "join", "drain"]
     assert_equal_bits(result, len(result.iterations))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 3600
     while not ended and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ended == ["finished"]
@@ -260,7 +260,7 @@ run({path!r}, 400, n_nodes=3, first_sizes=(1, 2), checkpoint_every=3)
 def test_when_the_coordinator_is_killed_the_next_start_goes_on(tmp_path):
     support = os.path.dirname(sys.modules["live_job"].__file__)
     driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(support=support, path=str(tmp_path))])
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 3600
     while len(list((tmp_path / "checkpoints").glob("step-*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     driver.kill()

@@ -66,7 +66,7 @@ class Clone:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=4000,
+            timeout=3600,
             check=False,
         )
         assert done.returncode == 0, done.stdout

@@ -22,7 +22,7 @@ COMMAND = (
     f"{sys.executable} program.py oobleck run gpt --iterations 100000 --nodes 4 --f 1 --n0 1 --first 2,2 "
     "--policy degrade --microbatches 4 --set model.n_layers=2 --set model.hidden=16 --set model.ffn=32 "
     "--set model.seq=8 --set model.vocab=32 "
-    "--launcher slurm --run-dir {run_dir}"
+    "--hang 600 --launcher slurm --run-dir {run_dir}"
 )
 RULE = """
 rule train:
@@ -40,7 +40,7 @@ rule train:
         "{command} > job.log 2>&1"
 """
 READY = re.compile(r"node (\d+) is ready, process (\d+) on (\S+)")
-LIMIT_S = 600
+LIMIT_S = 3600  # against what hangs
 
 
 def wait_for(log, pattern, count=1):
@@ -65,7 +65,7 @@ def test_a_task_and_then_a_node_are_lost_and_training_goes_on(clone):
         finally:
             drain = [sys.executable, "program.py", "oobleck", "drain", str(run_dir)]
             environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-            subprocess.run(drain, cwd=clone.root, env=environment, check=False, timeout=300)
+            subprocess.run(drain, cwd=clone.root, env=environment, check=False, timeout=LIMIT_S)
         job.result(LIMIT_S)
     recoveries = pd.read_csv(run_dir / "recoveries.csv")
     assert str(recoveries["nodes"].iloc[-1]) == str(last)

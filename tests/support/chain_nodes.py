@@ -38,7 +38,7 @@ class Nodes:
         """Call with node and executor in a thread each; results, or the errors, by node."""
         for node in nodes:
             if node not in self.executors:
-                self.executors[node] = StageExecutor(self.job, announce=self.announce(node), timeout_s=60)
+                self.executors[node] = StageExecutor(self.job, announce=self.announce(node), timeout_s=3600)
 
         def begun(node):
             try:

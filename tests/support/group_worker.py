@@ -21,7 +21,7 @@ def on_processes(n_processes, module, *cases):
     named = [(case, {}) if isinstance(case, str) else case for case in cases]
     request = {"module": module, "cases": named}
     with tempfile.TemporaryDirectory() as directory:
-        launcher = LocalLauncher(timeout_s=300.0, stall_timeout_s=300.0)
+        launcher = LocalLauncher(timeout_s=3600.0, stall_timeout_s=3600.0)
         launcher.run(Launch("group_worker", request, n_processes, Path(directory)))
 
 

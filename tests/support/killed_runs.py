@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("Snakefile", "rules", "workflow", "config", "envs", "profiles", "slurm", "src", "requirements.txt")
 KINDS = ("snakemake", "job", "both")
-PATIENCE_S = 600  # for what must happen, however slow the machine
+PATIENCE_S = 3600  # for what must happen, however slow the machine
 _LEFT = re.compile(
     r"\..+-[a-z0-9_]{8}\.tmp.*|makespan-.*\.tmp|tmp[a-z0-9_]{8}\..*\.py|\d+\.(in|out)put\.lock|\d+@.*"
 )

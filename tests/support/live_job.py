@@ -14,7 +14,8 @@ from makespan.papers.oobleck.runtime import ChainJob
 SIZES = {"n_layers": 4, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64, "seq": 16, "vocab": 64}
 JOB = ChainJob(model_options=SIZES, n_microbatches=12)
 N_LAYERS = 6
-WATCHDOG_S = 240
+WATCHDOG_S = 3600  # against runs that hang
+HANG_S = 600.0  # processes that are well may be silent for long on a busy machine
 
 
 def profile(exchange_s=()):
@@ -41,7 +42,13 @@ def run(path, iterations, faults=(), *, exchange_s=(), waits_for=None, watch=Non
     guard.start()
     try:
         result = train_resilient(
-            job, profile(exchange_s), iterations, path, LiveOptions(**options), faults=killer, watch=take
+            job,
+            profile(exchange_s),
+            iterations,
+            path,
+            LiveOptions(**{"hang_s": HANG_S, **options}),
+            faults=killer,
+            watch=take,
         )
     finally:
         guard.cancel()

@@ -20,7 +20,7 @@ PROGRAMS = {
 CLIENTS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue")
 SEARCHED = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 STOP_ORDER = ("slurmd", "slurmctld", "munged")  # each needs those after it
-START_LIMIT_S, STOP_LIMIT_S = 600, 150
+START_LIMIT_S, STOP_LIMIT_S = 3600, 600  # against what hangs
 
 
 def program(name):
@@ -92,7 +92,7 @@ class LocalSlurm:
     def call(self, *command):
         """Run a program on this cluster and return what it prints."""
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=600, check=False
+            command, env=self.environment, capture_output=True, text=True, timeout=3600, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{shlex.join(command)}: {done.stdout}{done.stderr}")
@@ -114,14 +114,14 @@ class LocalSlurm:
         """
         script, log = folder / "job.sh", folder / "job.log"
         script.write_text(f"#!/bin/sh\nPYTHONPATH={SOURCE} exec {command}\n")
-        size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000", "--time=6"]
+        size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000"]
         done = subprocess.run(
             ["sbatch", "--wait", f"--output={log}", *size, str(script)],
             env=self.environment,
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=4000,
+            timeout=3600,
             check=False,
         )
         output = log.read_text() if log.exists() else ""
@@ -172,6 +172,13 @@ class LocalSlurm:
             "ReturnToService": 2,
             "MinJobAge": 3600,  # finished jobs are looked at later
             "KillWait": 3,
+            # How long something takes says something about the machine, not about what is tested.
+            "OverTimeLimit": "UNLIMITED",
+            "BatchStartTimeout": 3600,
+            "MessageTimeout": 100,
+            "TCPTimeout": 60,
+            "SlurmdTimeout": 0,
+            "UnkillableStepTimeout": 3600,
             "MailProg": "/bin/true",
         }
         lines = [f"{key}={value}" for key, value in settings.items()]

@@ -1,5 +1,6 @@
 """Facts that stand in several files agree: pins, environments, versions, generated pages."""
 
+import ast
 import csv
 import re
 import tomllib
@@ -102,6 +103,21 @@ def test_the_default_profile_leaves_the_keys_of_the_slurm_profile_alone():
     slurm = yaml.safe_load((ROOT / "slurm/config.yaml").read_text())
     assert not set(default) & set(slurm)
     assert "cores" not in default
+
+
+def test_every_option_of_the_slurm_profile_is_read_by_the_executor():
+    """It declares options that it never looks at; those have no place here."""
+    executor = pytest.importorskip("snakemake_executor_plugin_slurm")
+    text = "".join(path.read_text() for path in Path(executor.__file__).parent.glob("*.py"))
+    read = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    profile = (ROOT / "slurm/config.yaml").read_text()
+    options = re.findall(r"^(?:# )?slurm-([a-z-]+):", profile, re.MULTILINE)
+    options += re.findall(
+        r"^\| `slurm-([a-z-]+)[:`]", (ROOT / "docs/guides/slurm.md").read_text(), re.MULTILINE
+    )
+    assert "status-command" in options
+    assert not [option for option in options if option.replace("-", "_") not in read]
+    assert "no_account" not in read, "the executor reads slurm-no-account now; offer it"
 
 
 def test_min_version_of_snakemake_is_that_of_the_package():

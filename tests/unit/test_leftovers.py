@@ -61,7 +61,7 @@ def end(process):
 
 
 def until(condition):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 3600
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)

@@ -513,7 +513,7 @@ def test_a_loss_while_meeting_or_copying_is_told():
 def test_who_closes_the_store_releases_those_who_build_groups(is_stuck, monkeypatch):
     never = threading.Event()
     if is_stuck:  # as when another node dies between its address and its connection
-        monkeypatch.setattr(Links, "_build", lambda self, name, among, store: never.wait(60))
+        monkeypatch.setattr(Links, "_build", lambda self, name, among, store: never.wait(3600))
     plan = plan_of(((0,), (6,), 3), ((1,), (6,), 3))
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     store, errors = dist.TCPStore("127.0.0.1", server.port, None, False), []
@@ -529,7 +529,7 @@ def test_who_closes_the_store_releases_those_who_build_groups(is_stuck, monkeypa
     waiting.join(0.3)
     assert waiting.is_alive()
     del server
-    waiting.join(50)
+    waiting.join(1800)
     never.set()
     assert not waiting.is_alive()
     assert "node 0 could not meet nodes [0, 1]" in errors[0]
@@ -555,7 +555,7 @@ def test_disconnecting_closes_every_connection():
         for executor in nodes.executors.values():
             executor.disconnect()
             executor.disconnect()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 3600
         while (left := len(os.listdir("/proc/self/fd"))) >= open_files - 30:  # six nodes, all with all
             assert time.monotonic() < deadline, (left, open_files)
             time.sleep(0.01)

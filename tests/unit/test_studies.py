@@ -49,7 +49,7 @@ def toys():
     return Scenario("toys", jobs, toy_nodes(2, 4), toy_catalogue(), 5.0, 0.0)
 
 
-def ended(patience_s=200.0):
+def ended(patience_s=3600.0):
     """Wait until no process is left."""
     until = time.monotonic() + patience_s
     while multiprocessing.active_children() and time.monotonic() < until:

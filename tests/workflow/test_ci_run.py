@@ -1,6 +1,7 @@
 """The entry point of continuous integration on machines that lack something."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LEAVES_A_NOTE = '#!/bin/sh\necho "$(basename "$0") $* [$MAKESPAN_PUBLISHED_DIR]" >> "$CALLS"\n'
+MAKE = (
+    LEAVES_A_NOTE
+    + """
+[ "$1" = report-test ] && exit 0
+echo "=== $1 says $2 ==="
+echo "===== 7 passed, 1 skipped in 0.0${#1}s ====="
+[ "$1" != "$FAILS" ]
+"""
+)
+GATES = ("report-test", "docs", "slurm-test", "bench-test", "test", "hf-test")
 
 
 @pytest.fixture
@@ -17,7 +28,7 @@ def machine(tmp_path):
     """Return a function that runs ``.ci/run`` where only the tools named exist, and what it called."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("bash", "sh", "dirname", "basename", "id", "cat"):
+    for name in ("bash", "sh", "dirname", "basename", "id", "cat", "mktemp", "rm", "tee", "grep", "tail"):
         (tools / name).symlink_to(shutil.which(name))
     checkout = tmp_path / "place" / "checkout"
     (checkout / ".ci").mkdir(parents=True)
@@ -28,7 +39,7 @@ def machine(tmp_path):
             if name == "python3":
                 (tools / name).symlink_to(sys.executable)
                 continue
-            (tools / name).write_text(LEAVES_A_NOTE)
+            (tools / name).write_text(MAKE if name == "make" else LEAVES_A_NOTE)
             (tools / name).chmod(0o755)
         calls = tmp_path / "calls"
         calls.touch()
@@ -42,14 +53,52 @@ def machine(tmp_path):
         )
         return done, calls.read_text()
 
-    run.place = checkout.parent
+    run.place, run.tools = checkout.parent, tools
     return run
 
 
-def test_a_complete_machine_installs_nothing_and_runs_make_test(machine):
+def test_a_complete_machine_installs_nothing_and_runs_every_gate(machine):
     done, calls = machine("make", "git", "python3")
     assert done.returncode == 0, done.stderr
-    assert calls == "make test PYTHON=python3 []\n"
+    assert calls == "".join(f"make {gate} PYTHON=python3 []\n" for gate in GATES)
+
+
+def test_every_gate_is_a_target_of_make_that_help_lists():
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(GATES) <= set(re.findall(r"^  make (\S+)", listed, re.MULTILINE))
+
+
+def test_the_end_of_the_output_has_times_and_the_closing_lines_of_pytest(machine):
+    done, _ = machine("make", "git", "python3")
+    report = done.stdout.partition("=== all checks\n")[2].splitlines()
+    times = [re.fullmatch(r"make (\S+) +passed +\d+ s", line) for line in report[: len(GATES)]]
+    assert tuple(one and one.group(1) for one in times) == GATES
+    assert re.fullmatch(r"together +\d+ s", report[len(GATES)])
+    closings = report[len(GATES) + 1 :]
+    assert closings[::2] == [f"make {gate}:" for gate in (*GATES[1:4], "hf-test", "test")]
+    assert closings[-1] == "===== 7 passed, 1 skipped in 0.04s ====="
+
+
+@pytest.mark.parametrize("gate", ["docs", "slurm-test", "test"])
+def test_a_gate_that_fails_fails_the_run_and_stops_no_other(machine, gate):
+    done, calls = machine("make", "git", "python3", FAILS=gate)
+    assert done.returncode == 1
+    assert calls.count("make ") == len(GATES)
+    assert re.search(rf"^make {gate} +FAILED", done.stdout, re.MULTILINE)
+    assert done.stdout.count("FAILED") == 1
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("3.10", False), ("3.13", True), ("3.14", False)])
+def test_a_python_that_is_not_supported_is_passed_over(machine, version, is_taken):
+    other = machine.tools / "python3"
+    other.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; sys.version_info = '
+        f'({version.replace(".", ", ")}, 0, \'final\', 0); exec(sys.argv[1])" "$2"\n'
+    )
+    other.chmod(0o755)
+    (machine.tools / "python3.11").symlink_to(sys.executable)
+    _, calls = machine("make", "git")
+    assert f"PYTHON={'python3' if is_taken else 'python3.11'} " in calls
 
 
 def test_a_bare_machine_gets_what_is_missing(machine):

@@ -1,6 +1,8 @@
 """Targets, messages and sources: what can be asked for, and what is said when it cannot be had."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,16 @@ def test_every_live_run_can_be_planned_and_none_is_made_by_default(project):
     planned = project.planned("live", small=False)
     assert planned == {"run_live": 2 * 5, "join_live": 1, "live": 1}
     assert not {"run_live", "join_live"} & set(project.planned(small=False))
+
+
+@pytest.mark.parametrize("path", sorted(path.name for path in (ROOT / "config").glob("*-full.yaml")))
+def test_a_full_configuration_can_be_planned_as_its_first_lines_say(project, path):
+    command = next(line for line in (ROOT / "config" / path).read_text().splitlines() if "snakemake " in line)
+    words = command.partition("snakemake ")[2].split()
+    assert words[:2] == ["--cores", "all"] and words[-2:] == ["--configfile", f"config/{path}"]
+    (project.root / "fetch.yaml").write_text("throughput: {published: {fetch: true}}\n")
+    planned = project.planned(*words[2:], "fetch.yaml", small=False)
+    assert any(name.startswith(path.removesuffix("full.yaml").replace("-", "_")) for name in planned)
 
 
 def test_the_default_target_is_all(project):
@@ -66,6 +78,59 @@ def test_a_directory_without_the_files_is_named(project, tmp_path):
     done = project.snakemake("-n", "published", published=tmp_path)
     assert done.returncode == 1
     assert f"is not in {tmp_path}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "near"),
+    [
+        ("results/emulated/slapo/figures/fig99.pdf", "results/emulated/slapo/figures/fig9.pdf"),
+        ("results/emulated/slapo/fig9.pdf", "results/emulated/slapo/figures/fig9.pdf"),
+        ("emulated/slapo/figures/fig9.pdf", "results/emulated/slapo/figures/fig9.pdf"),
+        ("results/emulated/easyscale/figures/table4.pdf", "results/emulated/morphling/figures/table4.pdf"),
+        ("morphlin", "morphling"),
+    ],
+)
+def test_a_target_that_nothing_makes_is_refused_with_near_names(project, target, near):
+    done = project.snakemake("-n", target)
+    assert done.returncode == 1
+    (line,) = (line for line in done.stdout.splitlines() if "unknown target" in line)
+    assert line.startswith(f"ConfigError: unknown target {target}; accepted: ")
+    assert near in line.partition("Did you mean ")[2].rstrip("?").split(" or ")
+    assert "No rule to produce" not in done.stdout and "Traceback" not in done.stdout
+
+
+def test_a_published_directory_that_is_not_there_is_one_line(project, tmp_path):
+    done = project.snakemake("-n", "published", published=tmp_path / "gone")
+    assert done.returncode == 1
+    assert (
+        f"MissingDataError: {tmp_path / 'gone'}: no such directory; throughput.published.directory or"
+        in done.stdout
+    )
+    assert "InputFunctionException" not in done.stdout and "Traceback" not in done.stdout
+
+
+def test_a_cache_that_cannot_be_written_ends_no_run(project):
+    (project.root / ".snakemake" / "makespan-code.json").mkdir(parents=True)
+    assert project.planned("results/emulated/slapo/fig9.csv")
+
+
+@pytest.mark.parametrize("lacking", ["home", "name"])
+def test_a_user_without_a_home_or_a_name_plans_as_documented(project, lacking):
+    page = (ROOT / "docs/guides/one-artifact.md").read_text()
+    (text,) = re.findall(r"^\$ export (.+)$", page, re.MULTILINE)
+    given = dict(word.split("=", 1) for word in text.replace("$PWD", str(project.root)).split())
+    assert set(given) == {"USER", "XDG_CACHE_HOME"}
+    hidden = ("USER", "LOGNAME", "LNAME", "USERNAME", "XDG_CACHE_HOME")
+    environment = {name: text for name, text in os.environ.items() if name not in hidden}
+    environment |= {"HOME": "/proc/none", "PYTHONPATH": str(project.root / "src")} | given
+    nameless = ["unshare", "--user", "--map-user=12345", "--map-group=12345"] if lacking == "name" else []
+    if nameless and subprocess.run([*nameless, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody take another user id")
+    command = [*nameless, sys.executable, "-m", "snakemake", "-n", "results/emulated/slapo/fig9.csv"]
+    done = subprocess.run(
+        command, cwd=project.root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_changed_file_stops_the_import_and_leaves_nothing_behind(project, published_dir, tmp_path):

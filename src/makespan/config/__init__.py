@@ -18,6 +18,7 @@ from makespan.config._settings import (
     settings_hash,
     settings_model,
 )
+from makespan.config._targets import unknown_target
 
 __all__ = [
     "DEFAULT_FILES",
@@ -32,5 +33,6 @@ __all__ = [
     "published_directory",
     "settings_hash",
     "settings_model",
+    "unknown_target",
     "used_code",
 ]

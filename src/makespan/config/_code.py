@@ -196,7 +196,8 @@ def _remembered() -> dict[str, Any]:
 def _remember() -> None:
     """Keep what was read for the next run, below the directory of Snakemake if there is one."""
     if _NEW and _CACHE.parent.is_dir() and os.access(_CACHE.parent, os.W_OK):
-        write_json(_remembered(), _CACHE)
+        with suppress(OSError, InputError):  # no space, a quota: the next run reads the files again
+            write_json(_remembered(), _CACHE)
         _NEW.clear()
 
 
