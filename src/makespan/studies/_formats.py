@@ -1,6 +1,7 @@
 """The jobs of a scenario that are read: a trace of any known format, and where the authors' lists lie."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from makespan.errors import InputError, unknown_name
 from makespan.tables import REQUESTS
 from makespan.throughput import find_dataset, shipped_register, verify
 from makespan.traces import (
+    Finding,
     JobTrace,
     RequestTrace,
     read_easyscale_jobs,
@@ -97,7 +99,9 @@ def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
             "status": "",
         }
     )
-    return RequestTrace(REQUESTS.validate(requests, str(path)), report, origin_s)
+    reason = "what a row trains, its batch size and where it may run have no effect: models are drawn"
+    told = replace(report, findings=(*report.findings, Finding("ignored", reason)))
+    return RequestTrace(REQUESTS.validate(requests, str(path)), told, origin_s)
 
 
 def published_list(directory: Path, name: str) -> Path:

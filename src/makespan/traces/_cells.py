@@ -63,12 +63,12 @@ TIME = "a time without zone such as 2020-06-09 18:41:01 or 2020-06-09T18:41:01"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reason for which rows were dropped or repaired.
+    """One reason for which rows were dropped or repaired, or values were ignored.
 
     ``rows`` are the data rows concerned, counted from one as in the file; empty if the whole file is meant.
     """
 
-    action: Literal["dropped", "repaired"]
+    action: Literal["dropped", "repaired", "ignored"]
     reason: str
     rows: tuple[int, ...] = ()
 

@@ -35,8 +35,7 @@ from makespan.units import GIB
 __all__ = ["NODE_LIST", "read_helios_jobs", "read_helios_quota", "read_openb_nodes", "read_openb_pods"]
 
 _HELIOS = (
-    "job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state",
-    "submit_time", "start_time", "end_time", "duration",
+    "job_id", "vc", "gpu_num", "cpu_num", "state", "submit_time", "start_time", "end_time", "duration",
 )  # fmt: skip
 _STATES = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "RUNNING", "PENDING", "SUSPENDED")
 _UNFINISHED = {"RUNNING": "running at the end of the trace", "PENDING": "never started"}

@@ -39,6 +39,7 @@ _MORPHLING = {
     "duration_s": "duration",
 }
 _CANONICAL = {name: name for name in JOBS.names}
+_SHOWN = 5
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
 
@@ -62,11 +63,12 @@ def read_morphling_jobs(path: str | Path) -> JobTrace:
     """Read a job list of the Morphling artifact; raises as `read_jobs`.
 
     Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
-    exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
+    exec_plan, steps, is_sla``; other columns such as ``bandwidth`` have no effect, which is
+    reported. A missing duration is
     accepted, because the steps decide how long a job runs.
     """
     findings: list[Finding] = []
-    cells = read_cells(path, tuple(_MORPHLING.values()), findings)
+    cells = read_cells(path, lambda names: [*_MORPHLING.values(), *_further(names, _MORPHLING)], findings)
     return _job_trace(cells, _MORPHLING, str(path), findings)
 
 
@@ -86,14 +88,31 @@ def read_jobs(path: str | Path) -> JobTrace:
 
     def columns(names: list[str]) -> list[str]:
         is_artifact = not set(JOBS.names) <= set(names) and "submission_time" in names
-        return [*_MORPHLING.values()] if is_artifact else JOBS.names
+        form = _MORPHLING if is_artifact else _CANONICAL
+        return [*form.values(), *_further(names, form)]
 
     cells = read_cells(path, columns, findings)
     form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
     return _job_trace(cells, form, str(path), findings)
 
 
+def _further(names: Iterable[str], form: dict[str, str]) -> list[str]:
+    """Return the columns that a form does not know, without those whose name occurs twice or is empty."""
+    listed = list(names)
+    return [name for name in listed if name and name not in form.values() and listed.count(name) == 1]
+
+
+def _report_further(cells: pd.DataFrame, form: dict[str, str], findings: list[Finding]) -> None:
+    """Report columns that have no effect, unless all their cells are 0 or empty."""
+    further = [name for name in cells if name not in (*form.values(), ROW)]
+    told = [name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all()]
+    if told:
+        names = ", ".join(repr(str(name)) for name in told[:_SHOWN]) + (", ..." if len(told) > _SHOWN else "")
+        findings.append(Finding("ignored", f"columns that have no effect: {names}"))
+
+
 def _job_trace(cells: pd.DataFrame, columns: dict[str, str], where: str, findings: list[Finding]) -> JobTrace:
+    _report_further(cells, columns, findings)
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     _check_names(frame, columns["job_id"], where)
     frame["submit_time_s"] = _required(cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0)
