@@ -129,9 +129,16 @@ def scenario(
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
-    settings = throughput, where, origin
-    origins = {"is_drawn": listed.is_drawn, "states_cpus": listed.states_cpus}
-    jobs, rows, times, changed = settled(jobs, rows, listed.times, *settings, **origins)
+    jobs, rows, times, changed = settled(
+        jobs,
+        rows,
+        listed.times,
+        throughput,
+        where,
+        origin,
+        is_drawn=listed.is_drawn,
+        states_cpus=listed.states_cpus,
+    )
     if keep == "durations" and not listed.is_drawn:
         jobs = with_steps(jobs, rows, times, origin)
     jobs = with_load(jobs, load)
@@ -139,10 +146,19 @@ def scenario(
     known = _catalogue(jobs, times, where, cluster_name, mode, origin)
     head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
     report = "\n".join([head, *listed.lines, *lines, *changed])
-    given = reader.name, jobs, where, known, restart_delay_s, interval_s
-    shown = _shown(throughput, times, jobs)
-    described = {"source": shown, "report": report, "kept": listed.kept}
-    return Scenario(*given, predictions=mode, made_for=where, **described)
+    return Scenario(
+        reader.name,
+        jobs,
+        where,
+        known,
+        restart_delay_s,
+        interval_s,
+        source=_shown(throughput, times, jobs),
+        predictions=mode,
+        report=report,
+        kept=listed.kept,
+        made_for=where,
+    )
 
 
 @dataclass(frozen=True, slots=True)
