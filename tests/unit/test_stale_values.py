@@ -66,6 +66,16 @@ def test_a_model_that_states_no_count_has_that_of_its_layers():
     assert halved.parameters == pytest.approx(total - 16 * layers(derived)[0].parameters)
 
 
+def test_a_decoder_without_an_encoder_is_rejected():
+    with pytest.raises(InputError, match=r"no 'enc' block; add one, or use kind 'causal'"):
+        ModelSpec("own", "own", "llama", (replace(GROUPED, kind="dec"),), 128_257, False, 0, 0, "own")
+
+
+def test_lengths_of_model_parallel_plans_that_the_blocks_contradict_are_rejected():
+    with pytest.raises(InputError, match="2 lengths, 1 blocks"):
+        replace(workload("gpt2"), model_parallel_seq=(512, 512))
+
+
 # --- gradients in memory and on the wire -------------------------------------------------------------
 
 

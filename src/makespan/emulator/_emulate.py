@@ -323,12 +323,14 @@ def explain(
     table = feature_table(workload, cluster)
     code = table.codes([point])
     verdict = table.verdicts[code[0]]
+    software = workload.for_plan(point.plan).stack
+    label = () if software.calibrated else (f"no measured row stands behind stack {software.label}",)
     terms = predict_terms(constants.vector, table.features(code), constants.compute_scale)
     return Explanation(
         point=Point(table.plans[code[0]], point.placement),
         feasible=verdict.feasible,
         reason=verdict.reason,
-        warnings=verdict.warnings,
+        warnings=verdict.warnings + label,
         memory_bytes=dict(verdict.bytes_by_component),
         host_memory_bytes=dict(verdict.host_bytes_by_component),
         terms_s={name: float(terms[name][0]) for name in TERM_NAMES},

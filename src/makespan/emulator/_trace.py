@@ -90,6 +90,18 @@ def explanation_record(found: Explanation) -> dict[str, Any]:
     }
 
 
+def _sources(workload: Workload, cluster: ClusterSpec) -> dict[str, str]:
+    """Return where the numbers come from, by what they describe."""
+    stacks = (workload.data_parallel_stack, workload.model_parallel_stack)
+    described = {
+        f"workload {workload.key}": workload.source,
+        f"model {workload.model.key}": workload.model.source,
+    }
+    described |= {f"stack {software.label}": software.source for software in stacks}
+    described |= {f"node {node.name}": node.source for node in cluster.nodes}
+    return described | {f"device {node.gpu.name}": node.gpu.source for node in cluster.nodes}
+
+
 def write_trace(
     directory: str | Path,
     workload: Workload,
@@ -119,7 +131,8 @@ def write_trace(
         "emulator_version": __version__,
         "cluster": cluster.name,
         "workload": workload.key,
-        "stacks": [workload.data_parallel_stack.name, workload.model_parallel_stack.name],
+        "stacks": [workload.data_parallel_stack.label, workload.model_parallel_stack.label],
+        "sources": _sources(workload, cluster),
         "seed": seed,
         "noise": noise,
         "phase_units": units,

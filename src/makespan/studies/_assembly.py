@@ -129,8 +129,16 @@ def scenario(
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
-    settings = throughput, where, origin
-    jobs, rows, times, changed = settled(jobs, rows, listed.times, *settings, is_drawn=listed.is_drawn)
+    jobs, rows, times, changed = settled(
+        jobs,
+        rows,
+        listed.times,
+        throughput,
+        where,
+        origin,
+        is_drawn=listed.is_drawn,
+        states_cpus=listed.states_cpus,
+    )
     if keep == "durations" and not listed.is_drawn:
         jobs = with_steps(jobs, rows, times, origin)
     jobs = with_load(jobs, load)
@@ -138,10 +146,19 @@ def scenario(
     known = _catalogue(jobs, times, where, cluster_name, mode, origin)
     head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
     report = "\n".join([head, *listed.lines, *lines, *changed])
-    given = reader.name, jobs, where, known, restart_delay_s, interval_s
-    shown = _shown(throughput, times, jobs)
-    described = {"source": shown, "report": report, "kept": listed.kept}
-    return Scenario(*given, predictions=mode, made_for=where, **described)
+    return Scenario(
+        reader.name,
+        jobs,
+        where,
+        known,
+        restart_delay_s,
+        interval_s,
+        source=_shown(throughput, times, jobs),
+        predictions=mode,
+        report=report,
+        kept=listed.kept,
+        made_for=where,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +268,8 @@ def _throughput(
 class _Listed:
     """A job list, the throughput of what it trains, and what stays of it, in words.
 
-    ``lines`` go into the report beside that of the reader; ``is_drawn``: models, plans and steps are ours.
+    ``lines`` go into the report beside that of the reader; ``is_drawn``: models, plans and steps are ours;
+    ``states_cpus``: CPU threads are not.
     """
 
     trace: JobTrace
@@ -259,6 +277,7 @@ class _Listed:
     kept: str
     lines: tuple[str, ...] = ()
     is_drawn: bool = False
+    states_cpus: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +329,9 @@ class _Reader:
             by = choice.of_durations(name, source, _TESTBED)
             times, most, kept = self._drawn_by(by, source, where)
             trace = generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=most)
-            return _Listed(trace, _times(source, statistics().requests), kept, is_drawn=True)
+            return _Listed(
+                trace, _times(source, statistics().requests), kept, is_drawn=True, states_cpus=False
+            )
         own = source.batch_of if isinstance(source, MeasuredSource) else None
         options = {"tasks": self.tasks, "epoch_time_s": self.epoch_time_s, "batch_of": own}
         found = read_trace(path, self.file_format, **options)
@@ -328,7 +349,9 @@ class _Reader:
         absent = left_out(statistics(), possible)
         lines = (f"  models are drawn{absent.removeprefix(',')}",) if absent else ()
         trace = map_requests(found, mapping, times)
-        return _Listed(trace, _times(source, statistics().requests), kept, lines, is_drawn=True)
+        stated = bool((found.table["n_cpus"] > 0).any())
+        usual = _times(source, statistics().requests)
+        return _Listed(trace, usual, kept, lines, is_drawn=True, states_cpus=stated)
 
     @staticmethod
     def _drawn_by(

@@ -1,6 +1,7 @@
 """The jobs of a scenario that are read: a trace of any known format, and where the authors' lists lie."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -8,6 +9,7 @@ import pandas as pd
 from makespan.errors import InputError, unknown_name
 from makespan.throughput import find_dataset, shipped_register, verify
 from makespan.traces import (
+    Finding,
     JobTrace,
     RequestTrace,
     read_easyscale_jobs,
@@ -118,7 +120,9 @@ def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
             "tenant": table["home_gpu"],
         }
     )
-    return request_trace(requests, str(path), before=report)
+    reason = "what a row trains, its batch size and where it may run have no effect: models are drawn"
+    told = replace(report, findings=(*report.findings, Finding("ignored", reason)))
+    return request_trace(requests, str(path), before=told)
 
 
 def published_list(directory: Path, name: str) -> Path:

@@ -160,6 +160,7 @@ def settled(
     origin: str,
     *,
     is_drawn: bool,
+    states_cpus: bool = True,
 ) -> tuple[tuple[JobSpec, ...], tuple[int, ...], ReferenceTimes, list[str]]:
     """Return jobs with canonical plans, their rows, times with all that they need, and lines on changes.
 
@@ -174,13 +175,15 @@ def settled(
         Throughput tables, where they come from, and the cluster on which the jobs run.
     is_drawn
         Whether plans were drawn, not requested: one that cannot run here gives way to the fastest that can.
+    states_cpus
+        Whether the list states CPU threads; what becomes of drawn ones is not reported.
 
     Raises
     ------
     InputError
         A plan cannot be read, does not divide the batch, contradicts the CPU threads or cannot run here.
     """
-    settler = _Settler(dict(times.tables), source, where, is_drawn)
+    settler = _Settler(dict(times.tables), source, where, is_drawn, states_cpus)
     answers: dict[tuple[str, str, int, int], _Answer] = {}
     lines: dict[tuple[str, str], list[str]] = {}
     result: list[JobSpec] = []
@@ -214,6 +217,7 @@ class _Settler:
     source: ThroughputSource
     where: ClusterSpec
     is_drawn: bool
+    states_cpus: bool
     _catalogues: dict[str, TableCatalogue] = field(default_factory=dict)
 
     def answer(self, job: JobSpec) -> _Answer:
@@ -249,13 +253,13 @@ class _Settler:
         """Settle the CPU threads of a plan that the tables have; more than they have matter under offload."""
         threads = n_cpus // job.n_gpus
         matters = threads < min(known) or (plan.offload and threads not in known)
-        if self.is_drawn or threads == 0 or not matters:
+        if not self.states_cpus or threads == 0 or not matters:
             items = [item for item in self._with_size(job.workload, job.n_gpus) if item.plan == text]
             if any(item.provenance != ON_DEMAND for item in items):
                 return _Answer(text, n_cpus)
             detail = f"{text} of {job.workload} on {job.n_gpus} GPUs, as an earlier job"
             return _Answer(text, n_cpus, "priced", _PRICED, detail)
-        if isinstance(self.source, EmulatedSource):
+        if isinstance(self.source, EmulatedSource) and not self.is_drawn:
             return _Answer(text, n_cpus, "priced", _PRICED, self._compute(self.source, job, plan, threads))
         taken = max((count for count in known if count <= threads), default=min(known))
         detail = f"{threads} -> {taken} for {text} of {job.workload} on {job.n_gpus} GPUs"

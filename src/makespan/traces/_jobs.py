@@ -52,6 +52,7 @@ _FOREIGN = {
     "pollux": {"num_replicas", "application"},
     "easyscale": {"max_parallelism", "application"},
 }
+_SHOWN = 5
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
 
@@ -90,11 +91,16 @@ def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> Jo
     """Read a job list of the Morphling artifact; ``batch_of`` and errors are as for `read_jobs`.
 
     Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
-    exec_plan, steps, is_sla``; the column ``bandwidth`` is not used. A missing duration is
-    accepted, because the steps decide how long a job runs, and so is a list without ``is_sla``.
+    exec_plan, steps, is_sla``; other columns such as ``bandwidth`` have no effect, which is
+    reported. A missing duration is accepted, because the steps decide how long a job runs, and so is a list
+    without ``is_sla``.
     """
     findings: list[Finding] = []
-    cells = read_cells(path, _needed(_MORPHLING), findings, optional=tuple(_MORPHLING.values()), hint=_hint)
+
+    def columns(names: list[str]) -> list[str]:
+        return [*_needed(_MORPHLING), *_further(names, _MORPHLING)]
+
+    cells = read_cells(path, columns, findings, optional=tuple(_MORPHLING.values()), hint=_hint)
     return _job_trace(cells, _MORPHLING, str(path), findings, batch_of)
 
 
@@ -122,7 +128,8 @@ def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     def columns(names: list[str]) -> list[str]:
         found = {name.lower() for name in names}
         is_artifact = not set(_needed(_CANONICAL)) <= found and "submission_time" in found
-        return _needed(_MORPHLING if is_artifact else _CANONICAL)
+        form = _MORPHLING if is_artifact else _CANONICAL
+        return [*_needed(form), *_further(names, form)]
 
     optional = [form[name] for form in (_CANONICAL, _MORPHLING) for name in _OPTIONAL if name in form]
     cells = read_cells(path, columns, findings, optional=optional, hint=_hint)
@@ -144,6 +151,21 @@ def _hint(columns: list[str]) -> str:
     return ""
 
 
+def _further(names: Iterable[str], form: dict[str, str]) -> list[str]:
+    """Return the columns that a form does not know, without those whose name occurs twice or is empty."""
+    listed, known = [name.lower() for name in names], set(form.values())
+    return [name for name in names if name and name.lower() not in known and listed.count(name.lower()) == 1]
+
+
+def _report_further(cells: pd.DataFrame, form: dict[str, str], findings: list[Finding]) -> None:
+    """Report columns that have no effect, unless all their cells are 0 or empty."""
+    further = [name for name in cells if name not in (*form.values(), ROW)]
+    told = [name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all()]
+    if told:
+        names = ", ".join(repr(str(name)) for name in told[:_SHOWN]) + (", ..." if len(told) > _SHOWN else "")
+        findings.append(Finding("ignored", f"columns that have no effect: {names}"))
+
+
 def _job_trace(
     cells: pd.DataFrame,
     columns: dict[str, str],
@@ -151,6 +173,7 @@ def _job_trace(
     findings: list[Finding],
     batch_of: BatchOf | None,
 ) -> JobTrace:
+    _report_further(cells, columns, findings)
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     _check_names(frame, columns["job_id"], where)
     frame["submit_time_s"] = _required(

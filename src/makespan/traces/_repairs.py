@@ -90,7 +90,7 @@ REPAIRS: Mapping[str, Literal["dropped", "repaired"]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reason for which rows were dropped or repaired.
+    """One reason for which rows were dropped or repaired, or values were ignored.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Finding:
         How many of the rows do not state GPUs and duration.
     """
 
-    action: Literal["dropped", "repaired"]
+    action: Literal["dropped", "repaired", "ignored"]
     reason: str
     rows: tuple[int, ...] = ()
     gpu_hours: float | None = None

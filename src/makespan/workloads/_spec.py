@@ -94,6 +94,12 @@ class ModelSpec:
                 f"ModelSpec {self.key!r}: needs one block or more, a positive vocab, and no negative "
                 "parameters or max_positions"
             )
+        kinds = {block.kind for block in self.blocks}
+        if "dec" in kinds and "enc" not in kinds:
+            raise InputError(
+                f"ModelSpec {self.key!r}: blocks of kind 'dec' attend to an encoder, but there is no 'enc' "
+                "block; add one, or use kind 'causal'"
+            )
         implied = parameter_count(self)
         if self.parameters == 0:
             object.__setattr__(self, "parameters", implied)
@@ -165,6 +171,11 @@ class Stack:
                 )
 
     @property
+    def label(self) -> str:
+        """Name and vintage, such as ``megatron@2022``."""
+        return f"{self.name}@{self.version}"
+
+    @property
     def software(self) -> str:
         """Name that all variants of one training software share."""
         return self.variant_of or self.name
@@ -228,6 +239,8 @@ class Workload:
                 f"Workload {self.key!r}: global_batch_size and max_microbatches must be >= 1; "
                 f"found {self.global_batch_size} and {self.max_microbatches}"
             )
+        if self.model_parallel_seq:
+            self.model.with_seq(*self.model_parallel_seq)  # as many lengths as blocks
 
     def for_plan(self, plan: MaySplit) -> BoundWorkload:
         """Return the model shape and the stack under which a plan runs."""
