@@ -130,7 +130,7 @@ def test_a_fit_takes_models_of_the_zoo_with_another_batch(caplog: pytest.LogCapt
     spec = makespan.fit(table("llama7")).fit.points.workload
     assert spec.model == workload("llama7").model and spec.global_batch_size == 96
     assert not caplog.records
-    with pytest.raises(InputError, match="'llama7' has 6738423808 parameters, got 2.6e"):
+    with pytest.raises(InputError, match=r"'llama7' has 6738423808 parameters, got 2.6e"):
         makespan.fit(table("llama7"), parameters=2.6e9)
 
 

@@ -1,18 +1,18 @@
 """Assembling a scenario: cluster, throughput, jobs, and what policies know."""
 
 import logging
-import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
-from makespan.hardware import ClusterSpec, cluster, homogeneous
+from makespan.hardware import ClusterSpec
 from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies._catalogue import TableCatalogue
+from makespan.studies._clusters import Site, TypedSource, emulated_cluster, largest_pool, pools, site
 from makespan.studies._formats import published_list, read_trace
 from makespan.studies._job_lists import GENERATED, generated_jobs
 from makespan.studies._predictions import PredictionMode, exactly, predicted_catalogue
@@ -39,13 +39,12 @@ from makespan.traces import (
 from makespan.traces import Request as StatedRequest
 from makespan.workloads import JobSpec, is_in_zoo
 
-__all__ = ["resized", "scenario"]
+__all__ = ["scenario"]
 
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
 _STDIN = "-"
-_MAX_NODES, _MAX_GPUS = 10_000, 1_024
 ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
 
@@ -57,7 +56,7 @@ def scenario(
     seed: int = 1,
     load: float = 1.0,
     source: str = "emulated",
-    cluster_name: str = "a800-64",
+    cluster_name: str | Path | ClusterSpec = "a800-64",
     n_nodes: int | None = None,
     gpus_per_node: int | None = None,
     restart_delay_s: float | RestartCost = RESTART_DELAY_S,
@@ -68,6 +67,7 @@ def scenario(
     epoch_time_s: float | None = None,
     published_dir: Path | None = None,
     measured_dir: Path | None = None,
+    gpus: Mapping[str, str] | None = None,
 ) -> Scenario:
     """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
 
@@ -81,7 +81,8 @@ def scenario(
         models of foreign traces too; arrival rate over that of the list.
     source, cluster_name, n_nodes, gpus_per_node
         Where iteration times come from, ``emulated``, ``published`` or ``measured``; cluster of the
-        catalogue, and other numbers of nodes or of GPUs in each.
+        catalogue, list of nodes (see `makespan.traces.read_nodes`) or cluster itself, and other numbers of
+        nodes or of GPUs in each. With several types of GPU a job holds GPUs of one type at a time.
     restart_delay_s, interval_s
         Time without progress after every start and change [s]; length of a round [s], None for the policy's
         own, 0 to decide after each event. By default as in the simulator released with Morphling.
@@ -91,73 +92,52 @@ def scenario(
         ``requests``, the same, and users state with each job what its request takes.
     file_format, tasks, epoch_time_s, published_dir, measured_dir
         As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
-        with ``<workload>.csv`` tables.
+        with ``<workload>.csv`` tables, of a cluster with several types of GPU in a directory for each.
+    gpus
+        Devices of the catalogue that stand for types of GPU in a list of nodes, by these.
 
     Raises
     ------
     MakespanError
         A name is unknown, a file is missing or broken, or a job can never run; says which.
     """
-    where = resized(cluster_name, n_nodes, gpus_per_node)
-    emulated = _emulated(cluster_name, where, gpus_per_node)
+    place = site(cluster_name, n_nodes, gpus_per_node, gpus)
+    where = place.cluster
     reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
-    throughput = _throughput(source, emulated, reader, measured_dir)
+    throughput = _throughput(source, where, reader, measured_dir)
     with _reports_printed_once():
         trace, times = reader.read(throughput, where)
     jobs = with_load(trace.jobs if n_jobs is None else trace.jobs[:n_jobs], load)
-    mode, origin = predictions or _usual_mode(cluster_name, jobs), trace.report.where
-    known = _catalogue(jobs, times, where, cluster_name, mode, origin)
+    mode, origin = predictions or _usual_mode(place.environment, jobs), trace.report.where
+    known = _catalogue(jobs, times, throughput, place, mode, origin)
     report = trace.report.text + (f"; load {load:g}" if load != 1 else "")
+    report = "\n".join(filter(None, (place.report, report)))
     given = reader.name, jobs, where, known, restart_delay_s, interval_s
     return Scenario(*given, source=_shown(throughput, times, jobs), predictions=mode, report=report)
 
 
-def _usual_mode(cluster_name: str, jobs: Iterable[JobSpec]) -> PredictionMode:
+def _usual_mode(environment: str | None, jobs: Iterable[JobSpec]) -> PredictionMode:
     """Return what policies know unless told otherwise: predictions, where all workloads are of the zoo."""
     is_known = all(is_in_zoo(key) for key in {job.workload for job in jobs})
-    return "sampled" if is_known and cluster_name in environment_names() else "exact"
-
-
-def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
-    """Return a cluster of the catalogue, with another number of nodes or of devices in each.
-
-    CPU threads, memory and network cards of a node follow its devices in proportion.
-    """
-    base = cluster(name)
-    if n_nodes is None and gpus_per_node is None:
-        return base
-    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
-        if count is not None and not 1 <= count <= most:
-            raise InputError(
-                f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
-            )
-    node, count = base.node, n_nodes or base.n_nodes
-    if gpus_per_node is not None and gpus_per_node != node.n_gpus:
-        node = replace(
-            node,
-            n_gpus=gpus_per_node,
-            n_nics=math.ceil(gpus_per_node / node.gpus_per_nic),
-            cpu_threads=node.cpu_threads_per_gpu * gpus_per_node,
-            host_memory_bytes=node.host_memory_bytes * gpus_per_node / node.n_gpus,
-        )
-    return homogeneous(node, count, base.network, name=f"{name} as {count} x {node.n_gpus}")
-
-
-def _emulated(name: str, where: ClusterSpec, gpus_per_node: int | None) -> ClusterSpec:
-    """Return what is emulated: no fewer nodes than in the catalogue, because jobs are drawn by its times.
-
-    Noise follows the name of a cluster, so with the same kind of node the name stays too.
-    """
-    base = cluster(name)
-    whole = resized(name, max(where.n_nodes, base.n_nodes), gpus_per_node)
-    return replace(whole, name=base.name) if whole.nodes[0] == base.nodes[0] else whole
+    return "sampled" if is_known and environment else "exact"
 
 
 def _throughput(
-    source: str, emulated: ClusterSpec, reader: "_Reader", measured_dir: Path | None
+    source: str, where: ClusterSpec, reader: "_Reader", measured_dir: Path | None
 ) -> ThroughputSource:
+    """Return the source of iteration times, with a part for each type of GPU if there are several."""
+    parts = pools(where)
     if source == "emulated":
-        return EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+        found = {
+            gpu_type: EmulatedSource(emulated_cluster(pool), _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+            for gpu_type, pool in parts.items()
+        }
+        return TypedSource(found) if len(found) > 1 else next(iter(found.values()))
+    if source == "published" and len(parts) > 1:
+        raise InputError(
+            f"source published: its times are of one type of GPU, cluster {where.name!r} has "
+            f"{', '.join(parts)}; accepted: source emulated, or measured"
+        )
     if source == "published":
         return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
@@ -165,7 +145,15 @@ def _throughput(
     if measured_dir is None:
         accepted = "a directory with the tables as --measured-dir (measured_dir)"
         raise MissingDataError(f"source measured: accepted: {accepted}")
-    return MeasuredSource(Path(measured_dir))
+    if len(parts) == 1:
+        return MeasuredSource(Path(measured_dir))
+    folders = {gpu_type: Path(measured_dir) / gpu_type for gpu_type in parts}
+    if not any(folder.is_dir() for folder in folders.values()):
+        raise MissingDataError(
+            f"{measured_dir}: no tables for the types of GPU of cluster {where.name!r}; accepted: a "
+            f"directory for each, {', '.join(parts)}, with the <workload>.csv of what it can train"
+        )
+    return TypedSource({gpu_type: MeasuredSource(folder) for gpu_type, folder in folders.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +198,15 @@ class _Reader:
         if path is None:
             times = _times(source, statistics().requests)
             name = str(self.workload)
-            return generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=where.n_gpus), times
-        own = source.batch_of if isinstance(source, MeasuredSource) else None
-        options = {"tasks": self.tasks, "epoch_time_s": self.epoch_time_s, "batch_of": own}
-        found = read_trace(path, self.file_format, **options)
+            return generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=largest_pool(where)), times
+        own = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
+        found = read_trace(
+            path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s, batch_of=own
+        )
         if isinstance(found, JobTrace):
             return found, _times(source, found.jobs)
         times = _times(source, statistics().requests)
-        mapping = WorkloadMapping.like_base(self.seed, max_gpus=where.n_gpus)
+        mapping = WorkloadMapping.like_base(self.seed, max_gpus=largest_pool(where))
         return map_requests(found, mapping, times), times
 
     def _path(self, text: str) -> Path | None:
@@ -244,27 +233,34 @@ def _shown(source: ThroughputSource, times: ReferenceTimes, jobs: Sequence[JobSp
 def _catalogue(
     jobs: Sequence[JobSpec],
     times: ReferenceTimes,
-    where: ClusterSpec,
-    cluster_name: str,
+    throughput: ThroughputSource,
+    place: Site,
     mode: PredictionMode,
     origin: str,
 ) -> Catalogue:
     """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
     if not jobs:
         raise TraceError(f"{origin}: no job; accepted: at least one")
+    where, parts = place.cluster, pools(place.cluster)
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
-    exact = TableCatalogue.from_tables(tables, node=where.nodes[0])
+    if isinstance(throughput, TypedSource):
+        by_type = [
+            TableCatalogue.from_tables([table], node=parts[gpu_type].nodes[0], gpu_type=gpu_type)
+            for key in tables
+            for gpu_type, table in throughput.tables(key).items()
+        ]
+        exact = TableCatalogue.joined(by_type)
+    else:
+        exact = TableCatalogue.from_tables(tables, node=next(iter(parts.values())).nodes[0])
     check_jobs(jobs, where, exact.on(where), origin)
-    if mode == "exact" and not all(map(is_in_zoo, tables)):
+    if mode == "exact" and (place.environment is None or not all(map(is_in_zoo, tables))):
         return exact
-    if cluster_name not in environment_names():
-        if mode == "exact":
-            return exact
+    if place.environment is None:
         raise InputError(
-            f"{mode} predictions: no constants of the performance model for cluster {cluster_name!r}; "
+            f"{mode} predictions: no constants of the performance model for cluster {where.name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
-    found = predicted(tables, cluster_name, _FORM)
+    found = predicted(tables, place.environment, _FORM)
     catalogue = predicted_catalogue(tables, found, where.nodes[0])
     return exactly(catalogue) if mode == "exact" else catalogue
 

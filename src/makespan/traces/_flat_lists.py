@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.tables import table_schema
+from makespan.tables import TableSchema, table_schema
 from makespan.traces._cells import (
     ROW,
     Finding,
@@ -32,7 +32,14 @@ from makespan.traces._cells import (
 from makespan.traces._requests import RequestTrace, finish_requests
 from makespan.units import GIB
 
-__all__ = ["NODE_LIST", "read_helios_jobs", "read_helios_quota", "read_openb_nodes", "read_openb_pods"]
+__all__ = [
+    "NODES",
+    "NODE_LIST",
+    "read_helios_jobs",
+    "read_helios_quota",
+    "read_openb_nodes",
+    "read_openb_pods",
+]
 
 _HELIOS = (
     "job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state",
@@ -50,12 +57,12 @@ _PODS = (
     "creation_time", "deletion_time", "scheduled_time",
 )  # fmt: skip
 _PHASES = ("Succeeded", "Running", "Pending", "Failed")
-_NODES = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+NODES: tuple[str, ...] = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _MILLI = 1000.0
 _MIB = GIB / 1024
 _SECONDS = "a time in seconds, or nothing"
 
-NODE_LIST = table_schema(
+NODE_LIST: TableSchema = table_schema(
     "node_list",
     ("node_id", "text", "", "name of the node"),
     ("n_gpus", "int", "1", "GPUs of the node"),
@@ -177,7 +184,7 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     Nodes without GPU are kept; a node that occurs twice with different resources is refused.
     """
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _NODES, findings)
+    cells = read_cells(path, NODES, findings)
     gpus = numbers(cells, "gpu", where, _WHOLE_GPUS, least=0, is_whole=True).fillna(0)
     cpus, mebibytes = (
         numbers(cells, name, where, "a number, 0 or more", least=0).fillna(0)
