@@ -177,6 +177,8 @@ def test_a_missing_list_and_a_misspelt_name_are_told_apart(tmp_path: Path) -> No
         read_nodes(written("x,y,z\n", tmp_path))
     with pytest.raises(MissingDataError):
         read_cluster(tmp_path / "gone.csv")
+    with pytest.raises(TraceError, match="is no regular file"):
+        read_cluster("/dev/null")
 
 
 def test_measured_times_of_a_mixed_cluster_lie_in_a_directory_for_each_type(tmp_path: Path) -> None:

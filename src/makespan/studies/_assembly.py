@@ -243,6 +243,11 @@ def _catalogue(
         raise TraceError(f"{origin}: no job; accepted: at least one")
     where, parts = place.cluster, pools(place.cluster)
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
+    for key, table in tables.items():
+        if not table["feasible"].any():
+            raise TraceError(
+                f"{origin}: workload {key!r}: no row of its table is feasible; expected at least one"
+            )
     if isinstance(throughput, TypedSource):
         by_type = [
             TableCatalogue.from_tables([table], node=parts[gpu_type].nodes[0], gpu_type=gpu_type)

@@ -49,6 +49,8 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     MissingDataError, TraceError
         See `makespan.traces`; or the columns are of no known form.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise TraceError(f"{path}: is no regular file; expected a list of nodes in one, as it is read twice")
     first = _first_line(path)
     if set(NODES) <= set(first):
         return read_openb_nodes(path)
