@@ -78,14 +78,15 @@ decision_limit_option = click.option(
 """Wall time that one call of a policy may take."""
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Split each text at its last =."""
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Split each text at its last =; None if there is none."""
     wrong = next((text for text in values if "=" not in text), None)
     if wrong is not None:
         raise click.BadParameter(
             f"{wrong!r}; accepted: a type of the list and a device, such as V100=v100-32"
         )
-    return {text.rpartition("=")[0].strip(): text.rpartition("=")[2].strip() for text in values}
+    pairs = (text.rpartition("=") for text in values)
+    return {kind.strip(): name.strip() for kind, _, name in pairs} or None
 
 
 _COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
