@@ -98,7 +98,8 @@ def test_clusters_and_workloads_say_what_they_are():
     [
         (["simulate", "--policy"], "tir", ["tiresias"]),
         (["compare", "--policies"], "fifo,ga", ["fifo,gavel", "fifo,gavel-ftf", "fifo,gavel-makespan"]),
-        (["simulate", "--cluster"], "p3", ["p3dn-64"]),
+        (["emulate", "--cluster"], "p3", ["p3dn-64"]),
+        (["simulate", "--cluster"], "p3", ["p3dn-64", "p3"]),  # the last one stands for files
         (["emulate", "--workload"], "rob", ["roberta"]),
         (["explain"], "gp", ["gpt2"]),
         (["simulate", "--workload"], "na", ["naive", "na"]),  # the last one stands for files

@@ -130,8 +130,22 @@ def test_a_fit_takes_models_of_the_zoo_with_another_batch(caplog: pytest.LogCapt
     spec = makespan.fit(table("llama7")).fit.points.workload
     assert spec.model == workload("llama7").model and spec.global_batch_size == 96
     assert not caplog.records
-    with pytest.raises(InputError, match="'llama7' has 6738423808 parameters, got 2.6e"):
+    with pytest.raises(InputError, match=r"'llama7' has 6738423808 parameters, got 2.6e"):
         makespan.fit(table("llama7"), parameters=2.6e9)
+
+
+def test_a_table_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:
+    failed = table("mine").assign(feasible=False, iter_time_s=float("nan"))
+    write_csv(failed, tmp_path / "mine.csv", THROUGHPUT)
+    with pytest.raises(TraceError, match="workload 'mine': no row of its table is feasible"):
+        makespan.scenario(jobs("mine"), source="measured", measured_dir=tmp_path)
+
+
+def test_names_with_spaces_accents_and_dots_are_names(tmp_path: Path) -> None:
+    for key in ("my model", "mod\u00e8le", "a.b"):
+        write_csv(table(key), tmp_path / f"{key}.csv", THROUGHPUT)
+        given = makespan.scenario(jobs(key), source="measured", measured_dir=tmp_path)
+        assert makespan.simulate(given, "fifo").metrics.n_jobs == 3
 
 
 def test_mistakes_in_own_tables_are_named(tmp_path: Path) -> None:

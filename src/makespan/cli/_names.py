@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["CLUSTER_NAMES", "JOB_LIST_NAMES", "PAPER_NAMES", "POLICY_NAMES", "WORKLOAD_NAMES"]
+__all__ = [
+    "CLUSTER_NAMES",
+    "CLUSTER_OR_LIST_NAMES",
+    "JOB_LIST_NAMES",
+    "PAPER_NAMES",
+    "POLICY_NAMES",
+    "WORKLOAD_NAMES",
+]
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -54,3 +61,4 @@ def _papers() -> Iterable[str]:
 POLICY_NAMES, CLUSTER_NAMES = _completing(_policies), _completing(_clusters)
 WORKLOAD_NAMES, PAPER_NAMES = _completing(_workloads), _completing(_papers)
 JOB_LIST_NAMES = _completing(_job_lists, files=True)
+CLUSTER_OR_LIST_NAMES = _completing(_clusters, files=True)

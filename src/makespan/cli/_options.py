@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from makespan.cli._names import CLUSTER_NAMES, JOB_LIST_NAMES
+from makespan.cli._names import CLUSTER_NAMES, CLUSTER_OR_LIST_NAMES, JOB_LIST_NAMES
 from makespan.cli._numbers import COUNT, SECONDS, SEED, real
 from makespan.errors import InputError
 from makespan.files import check_target as check_file
@@ -79,6 +79,18 @@ decision_limit_option = click.option(
     **SECONDS,
 )
 """Wall time that one call of a policy may take."""
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Split each text at its last =; None if there is none."""
+    wrong = next((text for text in values if "=" not in text), None)
+    if wrong is not None:
+        raise click.BadParameter(
+            f"{wrong!r}; accepted: a type of the list and a device, such as V100=v100-32"
+        )
+    pairs = (text.rpartition("=") for text in values)
+    return {kind.strip(): name.strip() for kind, _, name in pairs} or None
+
 
 _COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
 _PATH = click.Path(path_type=Path)
@@ -159,7 +171,22 @@ _LIST = (
         help="Jobs that request more GPUs or CPU threads than the cluster has: leave them out and say so, or "
         "stop.",
     ),
-    cluster_option,
+    shown_option(
+        "--cluster",
+        "cluster_name",
+        default="a800-64",
+        metavar="NAME|FILE",
+        shell_complete=CLUSTER_OR_LIST_NAMES,
+        help="Cluster of the catalogue, or a list of nodes (.csv); 'makespan clusters' lists the first.",
+    ),
+    click.option(
+        "--gpu-as",
+        "gpus",
+        multiple=True,
+        callback=_pairs,
+        metavar="TYPE=NAME",
+        help="Device of the catalogue that stands for a type of GPU in a list of nodes; may be repeated.",
+    ),
     click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
     click.option(
         "--gpus-per-node", help="Another number of GPUs a node; CPU threads and memory follow.", **_COUNT

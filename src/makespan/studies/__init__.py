@@ -7,8 +7,9 @@ baseline, and `demand` says how much of the cluster the jobs ask for. `TableCata
 as, from throughput tables.
 """
 
-from makespan.studies._assembly import resized, scenario
+from makespan.studies._assembly import scenario
 from makespan.studies._catalogue import TableCatalogue
+from makespan.studies._clusters import read_cluster, resized
 from makespan.studies._comparison import Demand, comparison, demand, measures, nobody_waited
 from makespan.studies._formats import read_trace
 from makespan.studies._job_lists import generated_jobs, limited_statistics
@@ -46,6 +47,7 @@ __all__ = [
     "nobody_waited",
     "predicted_catalogue",
     "predictions",
+    "read_cluster",
     "read_scenarios",
     "read_times",
     "read_trace",

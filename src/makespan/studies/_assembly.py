@@ -1,9 +1,8 @@
 """Assembling a scenario: cluster, throughput, jobs, and what policies know."""
 
 import logging
-import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,15 @@ from makespan.errors import InputError, MissingDataError, TraceError, unknown_na
 from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
-from makespan.studies._catalogue import TableCatalogue
+from makespan.studies._clusters import (
+    Site,
+    TypedSource,
+    emulated_cluster,
+    exact_catalogue,
+    largest_pool,
+    pools,
+    site,
+)
 from makespan.studies._formats import published_list, read_trace
 from makespan.studies._job_lists import GENERATED, generated_jobs, left_out, limited_statistics
 from makespan.studies._predictions import PredictionMode, exactly, predicted_catalogue
@@ -48,14 +55,13 @@ from makespan.traces import (
 from makespan.traces import Request as StatedRequest
 from makespan.workloads import JobSpec, is_in_zoo
 
-__all__ = ["resized", "scenario"]
+__all__ = ["scenario"]
 
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
 _CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
 _TESTBED = "a800-64"  # on which the durations of generated lists hold
 _STDIN = "-"
-_MAX_NODES, _MAX_GPUS = 10_000, 1_024
 ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
 
@@ -67,7 +73,7 @@ def scenario(
     seed: int = 1,
     load: float = 1.0,
     source: str = "emulated",
-    cluster_name: str = "a800-64",
+    cluster_name: str | Path | ClusterSpec = "a800-64",
     n_nodes: int | None = None,
     gpus_per_node: int | None = None,
     restart_delay_s: float | RestartCost = RESTART_DELAY_S,
@@ -78,6 +84,7 @@ def scenario(
     epoch_time_s: float | None = None,
     published_dir: Path | None = None,
     measured_dir: Path | None = None,
+    gpus: Mapping[str, str] | None = None,
     keep: Kept | None = None,
     recorded_on: str | None = None,
     too_large: TooLarge = "drop",
@@ -94,7 +101,8 @@ def scenario(
         models of foreign traces too; arrival rate over that of the list.
     source, cluster_name, n_nodes, gpus_per_node
         Where iteration times come from, ``emulated``, ``published`` or ``measured``; cluster of the
-        catalogue, and other numbers of nodes or of GPUs in each.
+        catalogue, list of nodes (see `makespan.traces.read_nodes`) or cluster itself, and other numbers of
+        nodes or of GPUs in each. With several types of GPU a job holds GPUs of one type at a time.
     restart_delay_s, interval_s
         Time without progress after every start and change [s]; length of a round [s], None for the policy's
         own, 0 to decide after each event. By default as in the simulator released with Morphling.
@@ -104,7 +112,9 @@ def scenario(
         ``requests``, the same, and users state with each job what its request takes.
     file_format, tasks, epoch_time_s, published_dir, measured_dir
         As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
-        with ``<workload>.csv`` tables.
+        with ``<workload>.csv`` tables, of a cluster with several types of GPU in a directory for each.
+    gpus
+        Devices of the catalogue that stand for types of GPU in a list of nodes, by these.
     keep, recorded_on
         ``durations``: jobs take as long as their list states, on this cluster and as requested, the default
         of foreign and generated lists. ``work``: they do the same steps on every cluster, the default of
@@ -119,10 +129,10 @@ def scenario(
     MakespanError
         A name is unknown, a file is missing or broken, or a job can never run; says which.
     """
-    where = resized(cluster_name, n_nodes, gpus_per_node)
-    emulated = _emulated(cluster_name, where, gpus_per_node)
+    place = site(cluster_name, n_nodes, gpus_per_node, gpus)
+    where = place.cluster
     reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
-    throughput = _throughput(source, emulated, reader, measured_dir)
+    throughput = _throughput(source, where, reader, measured_dir)
     choice = _Choice(keep, recorded_on, too_large)
     with _reports_printed_once():
         listed = reader.read(throughput, where, choice)
@@ -142,10 +152,9 @@ def scenario(
     if keep == "durations" and not listed.is_drawn:
         jobs = with_steps(jobs, rows, times, origin)
     jobs = with_load(jobs, load)
-    mode = predictions or _usual_mode(cluster_name, jobs)
-    known = _catalogue(jobs, times, where, cluster_name, mode, origin)
+    mode = predictions or _usual_mode(place.environment, jobs)
+    known = _catalogue(jobs, times, throughput, place, mode, origin)
     head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
-    report = "\n".join([head, *listed.lines, *lines, *changed])
     return Scenario(
         reader.name,
         jobs,
@@ -155,7 +164,7 @@ def scenario(
         interval_s,
         source=_shown(throughput, times, jobs),
         predictions=mode,
-        report=report,
+        report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *changed])),
         kept=listed.kept,
         made_for=where,
     )
@@ -193,7 +202,8 @@ class _Choice:
         """Return the source by whose times durations become steps: the given one, or another cluster."""
         if self.keep != "work":
             return source
-        if not isinstance(source, EmulatedSource):
+        emulated = next(iter(source.parts.values())) if isinstance(source, TypedSource) else source
+        if not isinstance(emulated, EmulatedSource):
             raise InputError(
                 f"{where}: keep 'work' needs the times of another cluster, which source {source.name!r} does "
                 "not have; use source 'emulated', or keep 'durations'"
@@ -205,55 +215,31 @@ class _Choice:
                 f"recorded_on (--recorded-on), one of {', '.join(cluster_names())}"
             )
         recorded = cluster(name)
-        return replace(source, cluster=homogeneous(recorded.node, recorded.n_nodes, recorded.network, name))
+        return replace(emulated, cluster=homogeneous(recorded.node, recorded.n_nodes, recorded.network, name))
 
 
-def _usual_mode(cluster_name: str, jobs: Iterable[JobSpec]) -> PredictionMode:
+def _usual_mode(environment: str | None, jobs: Iterable[JobSpec]) -> PredictionMode:
     """Return what policies know unless told otherwise: predictions, where all workloads are of the zoo."""
     is_known = all(is_in_zoo(key) for key in {job.workload for job in jobs})
-    return "sampled" if is_known and cluster_name in environment_names() else "exact"
-
-
-def resized(name: str, n_nodes: int | None = None, gpus_per_node: int | None = None) -> ClusterSpec:
-    """Return a cluster of the catalogue, with another number of nodes or of devices in each.
-
-    CPU threads, memory and network cards of a node follow its devices in proportion.
-    """
-    base = cluster(name)
-    if n_nodes is None and gpus_per_node is None:
-        return base
-    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
-        if count is not None and not 1 <= count <= most:
-            raise InputError(
-                f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
-            )
-    node, count = base.node, n_nodes or base.n_nodes
-    if gpus_per_node is not None and gpus_per_node != node.n_gpus:
-        node = replace(
-            node,
-            n_gpus=gpus_per_node,
-            n_nics=math.ceil(gpus_per_node / node.gpus_per_nic),
-            cpu_threads=node.cpu_threads_per_gpu * gpus_per_node,
-            host_memory_bytes=node.host_memory_bytes * gpus_per_node / node.n_gpus,
-        )
-    return homogeneous(node, count, base.network, name=f"{name} as {count} x {node.n_gpus}")
-
-
-def _emulated(name: str, where: ClusterSpec, gpus_per_node: int | None) -> ClusterSpec:
-    """Return what is emulated: no fewer nodes than in the catalogue, because jobs are drawn by its times.
-
-    Noise follows the name of a cluster, so with the same kind of node the name stays too.
-    """
-    base = cluster(name)
-    whole = resized(name, max(where.n_nodes, base.n_nodes), gpus_per_node)
-    return replace(whole, name=base.name) if whole.nodes[0] == base.nodes[0] else whole
+    return "sampled" if is_known and environment else "exact"
 
 
 def _throughput(
-    source: str, emulated: ClusterSpec, reader: "_Reader", measured_dir: Path | None
+    source: str, where: ClusterSpec, reader: "_Reader", measured_dir: Path | None
 ) -> ThroughputSource:
+    """Return the source of iteration times, with a part for each type of GPU if there are several."""
+    parts = pools(where)
     if source == "emulated":
-        return EmulatedSource(emulated, _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+        found = {
+            gpu_type: EmulatedSource(emulated_cluster(pool), _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+            for gpu_type, pool in parts.items()
+        }
+        return TypedSource(found) if len(found) > 1 else next(iter(found.values()))
+    if source == "published" and len(parts) > 1:
+        raise InputError(
+            f"source published: its times are of one type of GPU, cluster {where.name!r} has "
+            f"{', '.join(parts)}; accepted: source emulated, or measured"
+        )
     if source == "published":
         return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
@@ -261,7 +247,15 @@ def _throughput(
     if measured_dir is None:
         accepted = "a directory with the tables as --measured-dir (measured_dir)"
         raise MissingDataError(f"source measured: accepted: {accepted}")
-    return MeasuredSource(Path(measured_dir))
+    if len(parts) == 1:
+        return MeasuredSource(Path(measured_dir))
+    folders = {gpu_type: Path(measured_dir) / gpu_type for gpu_type in parts}
+    if not any(folder.is_dir() for folder in folders.values()):
+        raise MissingDataError(
+            f"{measured_dir}: no tables for the types of GPU of cluster {where.name!r}; accepted: a "
+            f"directory for each, {', '.join(parts)}, with the <workload>.csv of what it can train"
+        )
+    return TypedSource({gpu_type: MeasuredSource(folder) for gpu_type, folder in folders.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,20 +326,20 @@ class _Reader:
             return _Listed(
                 trace, _times(source, statistics().requests), kept, is_drawn=True, states_cpus=False
             )
-        own = source.batch_of if isinstance(source, MeasuredSource) else None
+        own = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
         options = {"tasks": self.tasks, "epoch_time_s": self.epoch_time_s, "batch_of": own}
         found = read_trace(path, self.file_format, **options)
         if isinstance(found, JobTrace):
             return _Listed(found, _times(source, found.jobs), choice.of_stated_steps(str(path)))
         largest = int(found.table["n_gpus"].max())
-        if choice.too_large == "reject" and largest > where.n_gpus:
+        if choice.too_large == "reject" and largest > largest_pool(where):
             raise InputError(
-                f"{path}: a job requests {largest} GPUs, more than the {where.n_gpus} of cluster "
+                f"{path}: a job requests {largest} GPUs, more than the {largest_pool(where)} of cluster "
                 f"{where.name!r}; choose a larger cluster, or let such jobs be dropped"
             )
         times, most, kept = self._drawn_by(choice.of_durations(str(path), source, None), source, where)
         possible = limited_statistics(times, most)
-        mapping = replace(WorkloadMapping.like_base(self.seed, where.n_gpus), offers=possible.requests)
+        mapping = replace(WorkloadMapping.like_base(self.seed, largest_pool(where)), offers=possible.requests)
         absent = left_out(statistics(), possible)
         lines = (f"  models are drawn{absent.removeprefix(',')}",) if absent else ()
         trace = map_requests(found, mapping, times)
@@ -360,7 +354,7 @@ class _Reader:
         """Return times and most GPUs of what is drawn, and what stays as in the list, in words."""
         times = _times(by, statistics().requests)
         if by is source or not isinstance(by, EmulatedSource):
-            return times, where.n_gpus, "durations kept"
+            return times, largest_pool(where), "durations kept"
         return times, by.cluster.n_gpus, f"work on {by.cluster.name} kept"
 
     def _path(self, text: str) -> Path | None:
@@ -387,27 +381,31 @@ def _shown(source: ThroughputSource, times: ReferenceTimes, jobs: Sequence[JobSp
 def _catalogue(
     jobs: Sequence[JobSpec],
     times: ReferenceTimes,
-    where: ClusterSpec,
-    cluster_name: str,
+    throughput: ThroughputSource,
+    place: Site,
     mode: PredictionMode,
     origin: str,
 ) -> Catalogue:
     """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
     if not jobs:
         raise TraceError(f"{origin}: no job; accepted: at least one")
+    where = place.cluster
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
-    exact = TableCatalogue.from_tables(tables, node=where.nodes[0])
+    for key, table in tables.items():
+        if not table["feasible"].any():
+            raise TraceError(
+                f"{origin}: workload {key!r}: no row of its table is feasible; expected at least one"
+            )
+    exact = exact_catalogue(tables, throughput, where)
     check_jobs(jobs, where, exact.on(where), origin)
-    if mode == "exact" and not all(map(is_in_zoo, tables)):
+    if mode == "exact" and (place.environment is None or not all(map(is_in_zoo, tables))):
         return exact
-    if cluster_name not in environment_names():
-        if mode == "exact":
-            return exact
+    if place.environment is None:
         raise InputError(
-            f"{mode} predictions: no constants of the performance model for cluster {cluster_name!r}; "
+            f"{mode} predictions: no constants of the performance model for cluster {where.name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
-    found = predicted(tables, cluster_name, _FORM)
+    found = predicted(tables, place.environment, _FORM)
     catalogue = predicted_catalogue(tables, found, where.nodes[0])
     return exactly(catalogue) if mode == "exact" else catalogue
 

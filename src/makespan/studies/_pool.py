@@ -95,7 +95,7 @@ def _all(
     *,
     keeps_going: bool,
     can_spawn: bool,
-) -> Sequence[Attempt]:
+) -> list[Attempt]:
     """Run simulations; without ``keeps_going`` the first error is raised."""
     listed = list(cases)
     for case in listed:

@@ -24,6 +24,7 @@ from makespan.plans import (
 )
 from makespan.sim import Configuration
 from makespan.studies._catalogue import TableCatalogue, canonical_plan
+from makespan.studies._clusters import exact_catalogue, largest_pool
 from makespan.tables import ON_DEMAND
 from makespan.throughput import EmulatedSource, ReferenceTimes, ThroughputSource, reference_plan
 from makespan.workloads import JobSpec, workload
@@ -101,8 +102,8 @@ def fitting(
 
 def _excess(job: JobSpec, where: ClusterSpec) -> str:
     """Return what a job requests beyond the cluster, empty if nothing."""
-    if job.n_gpus > where.n_gpus:
-        return f"{job.n_gpus} GPUs, more than the {where.n_gpus}"
+    if job.n_gpus > largest_pool(where):
+        return f"{job.n_gpus} GPUs, more than the {largest_pool(where)}"
     threads = where.max_cpu_threads(job.n_gpus)
     if job.n_cpus > threads:
         held = f"{job.n_gpus} GPU(s) on {min(job.n_gpus, where.n_nodes)} node(s)"
@@ -304,7 +305,7 @@ class _Settler:
     def _runnable(self, key: str) -> tuple[Configuration, ...]:
         """Return what the table of a workload lets run on the empty cluster."""
         if key not in self._catalogues:
-            table = TableCatalogue.from_tables({key: self.tables[key]}, node=self.where.nodes[0])
+            table = exact_catalogue({key: self.tables[key]}, self.source, self.where)
             self._catalogues[key] = table.on(self.where)
         found = self._catalogues[key]
         return found.all(key) if key in found.workloads else ()

@@ -115,7 +115,14 @@ class Scenario:
     def title(self) -> str:
         """Name, source, size, and what stays as in the job list, in a few words."""
         source = f" ({self.source})" if self.source else ""
-        size = f"{self.cluster.n_nodes} x {self.cluster.gpus_per_node} GPUs"
+        nodes = self.cluster.nodes
+        if len({(node.n_gpus, node.gpu_type) for node in nodes}) == 1:
+            size = f"{len(nodes)} x {nodes[0].n_gpus} GPUs"
+        else:
+            counts = dict.fromkeys(self.cluster.gpu_types, 0)
+            for node in nodes:
+                counts[node.gpu_type] += node.n_gpus
+            size = f"{len(nodes)} nodes with {', '.join(f'{n} {kind}' for kind, n in counts.items())}"
         kept = f", {self.kept}" if self.kept else ""
         return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
 

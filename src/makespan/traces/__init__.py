@@ -29,6 +29,7 @@ from makespan.traces._nested_lists import (
     read_philly_jobs,
     read_philly_machines,
 )
+from makespan.traces._node_lists import read_nodes
 from makespan.traces._repairs import REPAIRS
 from makespan.traces._requests import RequestTrace, WorkloadMapping, map_requests
 from makespan.traces._scheduler_lists import (
@@ -78,6 +79,7 @@ __all__ = [
     "read_helios_quota",
     "read_jobs",
     "read_morphling_jobs",
+    "read_nodes",
     "read_oobleck_nodes",
     "read_openb_nodes",
     "read_openb_pods",

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.tables import table_schema
+from makespan.tables import TableSchema, table_schema
 from makespan.traces._cells import (
     ROW,
     Finding,
@@ -42,6 +42,7 @@ from makespan.traces._requests import RequestTrace, finish_requests
 from makespan.units import GIB
 
 __all__ = [
+    "NODES",
     "NODE_LIST",
     "read_helios_jobs",
     "read_helios_quota",
@@ -74,7 +75,7 @@ _WHOLE_GPUS = "a whole number of GPUs, 0 or more"
 _PODS = ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
 _PODS_MORE = ("cpu_milli", "gpu_spec", "qos", "pod_phase")
 _PHASES = ("Succeeded", "Running", "Pending", "Failed", "Unknown")
-_NODES = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+NODES: tuple[str, ...] = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _MILLI = 1000.0
 _MIB = GIB / 1024
 _SECONDS = "a time in seconds, or nothing"
@@ -85,7 +86,7 @@ _SPOT_MORE = ("organization", "gpu_model", "cpu_request", "job_type")
 _JOB_TYPES = ("HP", "Spot")
 _SPOT_NODES = ("node_name", "gpu_model", "gpu_capacity_num", "cpu_num")
 
-NODE_LIST = table_schema(
+NODE_LIST: TableSchema = table_schema(
     "node_list",
     ("node_id", "text", "", "name of the node"),
     ("n_gpus", "int", "1", "GPUs of the node"),
@@ -236,8 +237,8 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     Nodes without GPU are kept; a node that occurs twice with different resources is refused.
     """
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _NODES, findings)
-    gpus = numbers(cells, "gpu", where, _WHOLE_GPUS, least=0, is_whole=True, findings=findings)
+    cells = read_cells(path, NODES, findings)
+    gpus = numbers(cells, "gpu", where, _WHOLE_GPUS, least=0, is_whole=True, findings=findings).fillna(0)
     cpus, mebibytes = (
         numbers(cells, name, where, "a number, 0 or more", least=0, findings=findings).fillna(0)
         for name in ("cpu_milli", "memory_mib")

@@ -46,11 +46,18 @@ from makespan.traces._repairs import (
 )
 from makespan.traces._requests import RequestTrace, finish_requests
 
-__all__ = ["read_pai_jobs", "read_pai_machines", "read_philly_jobs", "read_philly_machines"]
+__all__ = [
+    "PAI_MACHINE",
+    "PHILLY_MACHINE",
+    "read_pai_jobs",
+    "read_pai_machines",
+    "read_philly_jobs",
+    "read_philly_machines",
+]
 
 _PASSED = ("Pass", "Killed", "Failed")
 _JOB_KEYS = "jobid, status, vc, submitted_time, attempts"
-_PHILLY_MACHINE = ("machineId", "number of GPUs", "single GPU mem")
+PHILLY_MACHINE: tuple[str, ...] = ("machineId", "number of GPUs", "single GPU mem")
 
 _JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 _TASK = (
@@ -61,7 +68,7 @@ _INSTANCE = (
     "job_name", "task_name", "inst_name", "worker_name", "inst_id", "status",
     "start_time", "end_time", "machine",
 )  # fmt: skip
-_PAI_MACHINE = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
+PAI_MACHINE: tuple[str, ...] = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
 _STATUSES = ("Terminated", "Failed", "Running", "Waiting")
 _UNFINISHED = {"Running": RUNNING, "Waiting": UNSTARTED}
 _PERCENT = 100.0
@@ -220,8 +227,8 @@ def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
     A machine that occurs with two counts is refused.
     """
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _PHILLY_MACHINE, findings, header=_PHILLY_MACHINE)
-    name, count, _ = _PHILLY_MACHINE
+    cells = read_cells(path, PHILLY_MACHINE, findings, header=PHILLY_MACHINE)
+    name, count, _ = PHILLY_MACHINE
     machines = unique_counts(cells, name, count, where, findings)
     kept = drop(cells, cells[name].duplicated(), NODE_AGAIN, findings)
     return machines, finish_report(where, len(cells), len(kept), findings)
@@ -355,7 +362,7 @@ def _piece_spans(cells: pd.DataFrame, where: str, findings: list[Finding]) -> pd
 def read_pai_machines(path: str | Path) -> dict[str, int]:
     """Read the machine table (``pai_machine_spec``): GPUs by machine; two counts of one are refused."""
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _PAI_MACHINE, findings, header=_PAI_MACHINE)
+    cells = read_cells(path, PAI_MACHINE, findings, header=PAI_MACHINE)
     machines = unique_counts(cells, "machine", "cap_gpu", where, findings)
     kept = drop(cells, cells["machine"].duplicated(), NODE_AGAIN, findings)
     finish_report(where, len(cells), len(kept), findings)
