@@ -19,8 +19,8 @@ Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, template
 `makespan.papers.oobleck.runtime`.
 
 `train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost;
-from outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen
-moments.
+from outside `join_run` brings one more in, and `drain_nodes` lets some go. `export_model` writes the trained
+model as a plain ``state_dict``. `Faults` kill processes at chosen moments.
 """
 
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
+    from makespan.papers.oobleck._export import export_model
     from makespan.papers.oobleck._failures import failure_experiments
     from makespan.papers.oobleck._faults import Fault, Faults
     from makespan.papers.oobleck._hybrid import hybrid_experiment
@@ -56,6 +57,7 @@ __all__ = [
     "LiveOptions",
     "LiveResult",
     "drain_nodes",
+    "export_model",
     "hybrid_experiment",
     "failure_experiments",
     "generated_traces",
