@@ -30,7 +30,6 @@ from makespan.lazy import shown_lazily
 if TYPE_CHECKING:
     from makespan.papers.oobleck._checks import LEDGER
     from makespan.papers.oobleck._commands import COMMANDS
-    from makespan.papers.oobleck._export import export_model
     from makespan.papers.oobleck._failures import failure_experiments
     from makespan.papers.oobleck._faults import Fault, Faults
     from makespan.papers.oobleck._hybrid import hybrid_experiment
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
     from makespan.papers.oobleck._templates import template_experiment
+    from makespan.papers.oobleck.runtime import export_model
 
 __all__ = [
     "COMMANDS",

@@ -9,7 +9,6 @@ import click
 
 from makespan.errors import InputError
 from makespan.papers.oobleck._commands_job import job_options
-from makespan.papers.oobleck._export import export_model
 from makespan.papers.oobleck._joining import drain_nodes, join_run
 from makespan.papers.oobleck._live import LiveOptions, LiveResult, saved_text, train_resilient
 from makespan.papers.oobleck._view import LiveView
@@ -135,6 +134,8 @@ def _told(result: LiveResult, run_dir: Path) -> str:
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
 def export_command(run_dir: Path, output: Path) -> None:
     """Write the model of the newest checkpoint as a plain state_dict, with keys as of nn.Sequential."""
+    from makespan.papers.oobleck.runtime import export_model  # loads torch
+
     click.echo(str(export_model(run_dir, output)))
 
 

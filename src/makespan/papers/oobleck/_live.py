@@ -422,17 +422,18 @@ class _Run:
             self.faults(event)
 
     def _finish(self, step: int) -> None:
+        # Tables first, so that whoever finds the checkpoint finds its iterations too.
+        begin_s = time.monotonic()
+        if begin_s >= self._write_next_s:
+            self._write()
+            now_s = time.monotonic()
+            self._write_next_s = now_s + _TABLE_SHARE * (now_s - begin_s)
         values = {"format": _FORMAT, "job": self.job.values(), "machine": describe_machine()}
         try:
             finish_checkpoint(self.checkpoints, step, 0.0, values)
         except OSError as error:
             where = f"{self.checkpoints}: the checkpoint after {step} iterations cannot be written"
             raise CheckpointError(f"{where}: {error.strerror}") from None
-        begin_s = time.monotonic()
-        if begin_s >= self._write_next_s:
-            self._write()
-            now_s = time.monotonic()
-            self._write_next_s = now_s + _TABLE_SHARE * (now_s - begin_s)
 
     def _write(self) -> None:
         iterations, recoveries = self.histories

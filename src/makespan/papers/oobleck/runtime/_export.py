@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import torch
+
 from makespan.errors import CheckpointError
 from makespan.files import atomic_path, read_json
+from makespan.papers.oobleck.runtime._engine import layer_file
 from makespan.runtime import sound_checkpoint
 
 __all__ = ["export_model"]
@@ -31,10 +34,6 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     makespan.errors.CheckpointError
         There is no checkpoint, or all are damaged.
     """
-    import torch
-
-    from makespan.papers.oobleck.runtime import layer_file
-
     checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
     if checkpoint is None:
         raise CheckpointError(
