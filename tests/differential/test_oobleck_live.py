@@ -23,6 +23,7 @@ import threading
 import time
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -30,8 +31,10 @@ torch = pytest.importorskip("torch")
 from live_job import JOB, Fault, assert_equal_bits, replayed, run, states  # noqa: E402
 
 from makespan.errors import CheckpointError, InputError, WorkerError  # noqa: E402
+from makespan.papers.oobleck import _live, export_model  # noqa: E402
 from makespan.papers.oobleck._joining import drain_nodes, join_run  # noqa: E402
 from makespan.papers.oobleck.reconfiguration import InsufficientNodes, StateLost  # noqa: E402
+from makespan.papers.oobleck.runtime import load_chain  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -139,6 +142,38 @@ def test_a_stopped_process_is_killed_and_the_others_go_on(tmp_path):
     assert_equal_bits(result, 8)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)])
+def test_a_notice_saves_what_was_done_and_the_next_call_appends_to_the_tables(tmp_path, number):
+    """The signal has its usual effect once a checkpoint and the tables are there."""
+    told, came = [], []
+
+    def watch(event):
+        if event.kind == "commit" and event.values["iteration"] == 3:
+            os.kill(os.getpid(), number)
+        if event.kind in ("notice", "stopped"):
+            told.append(event.values)
+
+    before = signal.signal(number, lambda *_: came.append(sorted(os.listdir(tmp_path))))
+    try:
+        first, _ = run(tmp_path, 20_000, watch=watch, n_nodes=2, first_sizes=(2,), f=0)
+    finally:
+        signal.signal(number, before)
+    assert {"checkpoints", "iterations.csv", "recoveries.csv"} <= set(came[0]) and len(came) == 1
+    step = first.step
+    assert 4 <= step < 20_000 and first.checkpoint.name == f"step-{step:08d}"
+    assert told[0] == {"signal": number.name}
+    assert told[1]["step"] == step and str(first.checkpoint) in told[1]["saved"]
+    early = (tmp_path / "iterations.csv").read_text()
+    second, _ = run(tmp_path, step + 2, n_nodes=2, first_sizes=(2,), f=0)
+    assert second.iterations["iteration"].tolist() == [step, step + 1]
+    table = pd.read_csv(tmp_path / "iterations.csv")
+    assert (tmp_path / "iterations.csv").read_text().startswith(early)
+    assert table["iteration"].tolist() == list(range(step + 2))
+    assert table["call"].tolist() == [1] * step + [2] * 2
+    assert pd.read_csv(tmp_path / "recoveries.csv")["call"].tolist() == [1, 2]
+    assert replayed([*first.plans, *second.plans], step + 2)[0] == table["loss"].tolist()
+
+
 def test_a_node_joins_and_one_leaves(tmp_path):
     """By the verb, in a process of its own; the one that leaves sends what only it has."""
     ended = []
@@ -164,6 +199,52 @@ def test_a_node_joins_and_one_leaves(tmp_path):
     while not ended and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ended == ["finished"]
+
+
+def test_a_trained_model_is_exported_as_a_plain_state_dict(tmp_path):
+    """It fits the layers of the chain in a row, and is what the oracle has."""
+    from click.testing import CliRunner
+
+    from makespan.cli import main
+
+    result, _ = run(tmp_path / "run", 2, n_nodes=2, first_sizes=(2,), f=0)
+    target = tmp_path / "model.pt"
+    done = CliRunner().invoke(
+        main, ["oobleck", "export", "--run-dir", str(tmp_path / "run"), "--output", str(target)]
+    )
+    assert done.exit_code == 0 and done.output.strip() == str(target)
+    chain = load_chain(JOB)
+    model = torch.nn.Sequential(*(build() for build in chain.layers))
+    model.load_state_dict(torch.load(target, weights_only=True))
+    _, oracle = replayed(result.plans, 2)
+    for layer, module in enumerate(model):
+        for name, one in module.named_parameters():
+            assert torch.equal(one, oracle.state(layer)[f"parameter/{name}"])
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        export_model(tmp_path / "other", target)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_file_and_the_free_space(tmp_path):
+    """A directory stands where a file would be written; the checkpoint before it stays."""
+
+    def watch(event):
+        if event.kind == "commit" and event.values["iteration"] == 2:
+            blocked.append(tmp_path / "checkpoints" / ".partial" / "layer-0002.pt")
+
+    blocked = []
+    begin = _live.start_checkpoint
+
+    def start(directory):
+        path = begin(directory)
+        for one in blocked:
+            one.mkdir()
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_live, "start_checkpoint", start)
+        with pytest.raises(WorkerError, match=r"layer-0002.pt: cannot be written, \d+ bytes are free there"):
+            run(tmp_path, 6, watch=watch, n_nodes=2, first_sizes=(2,), f=0, checkpoint_every=2)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000002"]
 
 
 @slow

@@ -225,7 +225,7 @@ class World:
                 return replace(one, held=held, gradients=None)
             case tasks.Write(save):
                 assert set(save.layers) <= set(dict(one.held))
-                return one
+                return replace(one, todo=(*one.machine().saved(save), *one.todo))
             case tasks.Depart(reason):
                 assert reason != "drained" or not one.owned, "a node was let go that has a stage"
                 return replace(one, is_alive=False, inbox=(), todo=())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from makespan.errors import InfeasiblePlanError
 from makespan.papers.oobleck.planning import (
     CostRule,
     LayerProfile,
@@ -16,6 +17,7 @@ from makespan.papers.oobleck.planning import (
     ModelProfile,
     PipelineTemplate,
     Stage,
+    _choice,
     check_guarantee,
     choose_plan,
     count_plans,
@@ -355,6 +357,33 @@ def test_our_choice_is_the_least_time_of_all_plans_and_batches(templates, n_node
         assert estimated_time_s(one.templates, one.n_microbatches, "1f1b") == pytest.approx(one.iter_time_s)
         if counts in times:
             assert one.iter_time_s * 1000 == pytest.approx(times[counts], rel=1e-9)
+
+
+@given(
+    TEMPLATES, st.integers(2, 14), st.integers(0, 3), st.integers(1, 40), st.integers(0, 20), st.booleans()
+)
+@SETTINGS
+def test_the_bounded_search_is_the_one_over_all_plans(templates, n_nodes, f, n_microbatches, n_more, syncs):
+    """Cut short it still finds the least time, but for differences between the waits for gradients."""
+    by_size = {one.n_nodes: one for one in templates}
+    exchange = {count: 0.002 * (count % 5) for count in range(1, 15)}
+    profile = ModelProfile("waits", (LayerProfile(1.0, 1.0, {}, exchange),)) if syncs else None
+
+    def chosen(**limits):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, number in limits.items():
+                patch.setattr(_choice, name, number)
+            try:
+                return choose_plan(by_size, n_nodes, f, n_microbatches, profile=profile, n_runners_up=n_more)
+            except InfeasiblePlanError:
+                return None
+
+    every, bounded = chosen(), chosen(_LISTED=-1, _MOST_PLANS=-1)
+    assert bounded == every
+    cut = chosen(_LISTED=-1, _MOST_PLANS=-1, _MOST_VISITED=6)
+    if every is not None and cut is not None:
+        gap_s = cut.best.iter_time_s - every.best.iter_time_s
+        assert 0 <= gap_s <= (0.008 + 1e-9 if syncs else 0)
 
 
 @given(st.lists(st.integers(80, 100), min_size=1, max_size=6), st.integers(4, 8))

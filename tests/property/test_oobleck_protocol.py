@@ -53,6 +53,8 @@ class Node:
             case tasks.Apply():
                 for layer in self.state:
                     self.state[layer] = (*self.state[layer], task.iteration)
+            case tasks.Write():
+                self.todo.extendleft(self.part.saved(task.save))
             case tasks.Answer():
                 self.outbox.append(task.message)
             case tasks.Depart():

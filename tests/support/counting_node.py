@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from makespan.errors import InputError
 from makespan.papers.oobleck.runtime._node import take_part
 from makespan.runtime import RunDirectory, end_worker, run_worker
 
@@ -17,6 +18,8 @@ from makespan.runtime import RunDirectory, end_worker, run_worker
 class CountingEngine:
     def __init__(self, run_dir):
         self.run_dir, self.sums, self.owned = Path(run_dir), {}, ()
+
+    is_waiting = False
 
     def prepare(self, node, request, announce, board):
         self.node, self.request, self.announce = node, request, announce
@@ -51,7 +54,14 @@ class CountingEngine:
 
     def compute(self, iteration):
         self.announce("forward", iteration)
+        self.is_waiting = self.node in self.request.get("waits", [])
         time.sleep(self.request.get("compute_s", 0.01))
+        self.is_waiting = False
+        if [self.node, iteration] in self.request.get("sticks", []):
+            self.is_waiting = True
+            time.sleep(120.0)
+        if [self.node, iteration] in self.request.get("rejects", []):
+            raise InputError("layer 3 is odd")
         if [self.node, iteration] in self.request.get("fails", []):
             raise RuntimeError("counted wrongly")
         self.announce("reduction", iteration)

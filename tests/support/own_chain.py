@@ -1,5 +1,8 @@
 """A user's own chain of layers, with all that could depend on where it is cut."""
 
+import random
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -100,13 +103,99 @@ class Averages(nn.Module):
 
 
 class Ragged(nn.Module):
-    """Returns another number of rows each time."""
-
-    count = 0
+    """Returns one row of odd samples and two of even ones."""
 
     def forward(self, features):
-        self.count += 1
-        return features[: self.count]
+        return features[: 2 - int(features[0, 0]) % 2]
+
+
+class FromNumPyAndPython(nn.Module):
+    """Draws from the global generators of NumPy and Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = self.drawn()
+
+    def drawn(self):
+        return float(np.random.uniform(0.9, 1.1)) * random.uniform(0.9, 1.1)  # noqa: NPY002
+
+    def forward(self, features):
+        return self.linear(features) * self.drawn() * self.scale
+
+
+class OwnGenerator(nn.Module):
+    """Draws from a generator of its own, which no position decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.generator = nn.Linear(4, 4), np.random.default_rng(3)
+
+    def forward(self, features):
+        return self.linear(features) * float(self.generator.uniform(0.9, 1.1))
+
+
+class Counting(nn.Module):
+    """Anneals with a count of its passes that is kept in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.n_passes = nn.Linear(4, 4), 0
+
+    def forward(self, features):
+        self.n_passes += 1
+        return self.linear(features) / self.n_passes
+
+
+class WithMask(nn.Module):
+    """Returns no mask beside its features."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, features, mask=None):
+        return self.linear(features), None
+
+
+class Silent(nn.Module):
+    """Returns nothing."""
+
+    def forward(self, features):
+        return None
+
+
+class Late(nn.Module):
+    """Registers a buffer in its first pass."""
+
+    def forward(self, features):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", features.detach().mean(0))
+        return features
+
+
+class Looked(nn.Module):
+    """Looks rows up, with sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 4, sparse=True)
+
+    def forward(self, features):
+        return features + self.table(features.detach().abs().long().clamp(max=7)).sum(1)
+
+
+class Extra(nn.Linear):
+    """Keeps state that is neither parameter nor buffer."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def get_extra_state(self):
+        return {"passes": 0}
+
+    def set_extra_state(self, state):
+        pass
 
 
 def _plain(*middle, loss=nn.functional.mse_loss):
@@ -124,7 +213,65 @@ def with_averages():
 
 
 def with_ragged_rows():
-    return _plain(Ragged, loss=lambda outputs, targets: outputs.square().mean())
+    samples = [(torch.full((4,), float(index)), torch.zeros(1)) for index in range(16)]
+    layers = [nn.Identity, Ragged, lambda: nn.Linear(4, 1)]
+    return Chain(layers, lambda outputs, targets: outputs.square().mean(), samples)
+
+
+def with_draws():
+    return _even(FromNumPyAndPython, FromNumPyAndPython)
+
+
+def with_generator():
+    return _even(OwnGenerator)
+
+
+def with_count():
+    return _even(Counting)
+
+
+def with_mask():
+    return _even(WithMask)
+
+
+def with_nothing():
+    return _even(Silent)
+
+
+def with_late_buffer():
+    return _even(Late)
+
+
+def with_sparse_gradients():
+    return _even(Looked)
+
+
+def with_extra_state():
+    return _even(Extra)
+
+
+def with_lazy_layer():
+    return _even(lambda: nn.LazyLinear(4))
+
+
+def with_loss_and_logs():
+    return _even(loss=lambda outputs, targets: (nn.functional.mse_loss(outputs, targets), {"n": 1}))
+
+
+def with_triples():
+    return _even(samples=[(torch.ones(4), torch.ones(1), torch.ones(1)) for _ in range(16)])
+
+
+def with_dictionaries():
+    return _even(samples=[{"inputs": torch.ones(4), "targets": torch.ones(1)} for _ in range(16)])
+
+
+def _even(*middle, loss=nn.functional.mse_loss, samples=None):
+    """Return a chain whose samples are the same in every process."""
+    layers = [lambda: nn.Linear(4, 4), *middle, lambda: nn.Linear(4, 1)]
+    drawn = torch.Generator().manual_seed(5)
+    own = [(torch.randn(4, generator=drawn), torch.randn(1, generator=drawn)) for _ in range(16)]
+    return Chain(layers, loss, own if samples is None else samples)
 
 
 def without_layers():

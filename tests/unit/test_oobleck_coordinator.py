@@ -167,6 +167,29 @@ def test_a_stopped_process_is_killed_before_it_counts_as_lost(tmp_path):
     assert run.coordinator.processes[2].poll() == -signal.SIGKILL
 
 
+def test_a_survivor_that_stays_in_a_transfer_with_a_lost_peer_is_killed(tmp_path):
+    moments = {(3, "forward", 3): signal.SIGKILL}
+    run = killing(moments)(Run(tmp_path, 5, 6, sticks=[[2, 3]], limits=Limits(hang_s=15.0)))
+    run.coordinator.run()
+    run.check(6, (0, 1, 4))
+    assert [one.node for one in run.of("hung")] == [2] and {one.node for one in run.of("lost")} == {2, 3}
+
+
+def test_a_node_that_waits_for_one_that_computes_is_left_alone(tmp_path):
+    """One waits, another computes for longer than the limit of silence before it gives up its groups."""
+    moments = {(3, "forward", 3): signal.SIGKILL}
+    run = killing(moments)(Run(tmp_path, 4, 4, compute_s=18.0, waits=[0], limits=Limits(hang_s=15.0)))
+    run.coordinator.run()
+    assert not run.of("hung") and {one.node for one in run.of("lost")} == {3}
+
+
+def test_what_a_node_was_asked_to_train_and_cannot_ends_the_run_at_once(tmp_path):
+    run = Run(tmp_path, 3, 6, rejects=[[1, 2]])
+    with pytest.raises(ValueError, match=r"^layer 3 is odd$"):
+        run.coordinator.run()
+    assert not run.of("failure") and len(run.of("freeze")) == 1
+
+
 def test_a_long_iteration_is_no_hang(tmp_path):
     run = Run(tmp_path, 2, 1, compute_s=18.0, limits=Limits(hang_s=15.0))
     run.coordinator.run()
@@ -397,3 +420,19 @@ def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
     run.coordinator.run()
     run.check(3, (0, 2))
     assert now[0] >= 106.0 and threading.active_count() < 20
+
+
+def test_checkpoints_are_written_by_time_too(tmp_path):
+    run = Run(tmp_path, 3, 12, limits=Limits(checkpoint_s=1e-6))
+    run.coordinator.run()
+    run.check(12, range(3))
+    assert len(run.saved) > 2 and max(run.saved) == 12
+    assert [one.values["step"] for one in run.of("checkpoint")] == sorted(run.saved)
+
+
+def test_a_run_that_is_stopped_at_its_start_ends_without_a_checkpoint(tmp_path):
+    run = Run(tmp_path, 2, 5)
+    run.react = lambda event: run.coordinator.stop("SIGTERM") if event.kind == "start" else None
+    run.coordinator.run()
+    assert not run.of("commit") and not run.saved and run.protocol.step == 0
+    assert [one.values for one in run.of("notice")] == [{"signal": "SIGTERM"}]

@@ -327,7 +327,17 @@ def test_batches_that_cannot_be():
     with pytest.raises(UnknownNameError, match="per_template"):
         distribute([templates[1]], 3, "each")
     with pytest.raises(InputError, match="plans of templates"):
-        choose_plan(make_templates(uniform24(), range(1, 25)), 100, 0, 1000)
+        choose_plan(make_templates(uniform24(), range(1, 25)), 100, 0, 1000, "per_template", "compat")
+
+
+@pytest.mark.parametrize(("f", "n_microbatches", "counts"), [(1, 4096, {1: 1024}), (3, 512, {2: 512})])
+def test_plans_for_a_thousand_nodes_are_found_without_listing_them(f, n_microbatches, counts):
+    """Pipelines of one node have no bubbles; where microbatches are few, so are the pipelines."""
+    templates = covering_templates(uniform24(), 1024, f, 1)
+    choice = choose_plan(templates, 1024, f, n_microbatches)
+    assert choice.n_plans > 10**20 and choice.best.counts == counts
+    assert sum(choice.best.n_microbatches) == n_microbatches
+    assert (choice.n_infeasible > 0) is (n_microbatches < 1024)
 
 
 def test_a_batch_is_cut_evenly_or_not_at_all():

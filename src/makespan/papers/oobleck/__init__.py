@@ -19,8 +19,8 @@ Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, template
 `makespan.papers.oobleck.runtime`.
 
 `train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost;
-from outside `join_run` brings one more in, and `drain_nodes` lets some go. `Faults` kill processes at chosen
-moments.
+from outside `join_run` brings one more in, and `drain_nodes` lets some go. `export_model` writes the trained
+model as a plain ``state_dict``. `Faults` kill processes at chosen moments.
 """
 
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
     from makespan.papers.oobleck._templates import template_experiment
+    from makespan.papers.oobleck.runtime import export_model
 
 __all__ = [
     "COMMANDS",
@@ -56,6 +57,7 @@ __all__ = [
     "LiveOptions",
     "LiveResult",
     "drain_nodes",
+    "export_model",
     "hybrid_experiment",
     "failure_experiments",
     "generated_traces",

@@ -3,7 +3,12 @@
 import click
 
 from makespan.papers.oobleck._commands_job import PROFILE
-from makespan.papers.oobleck._commands_live import drain_command, join_command, run_command
+from makespan.papers.oobleck._commands_live import (
+    drain_command,
+    export_command,
+    join_command,
+    run_command,
+)
 from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
 from makespan.papers.oobleck._commands_reconfigure import RECONFIGURE
 from makespan.papers.oobleck._commands_simulate import simulate_command
@@ -17,6 +22,7 @@ def COMMANDS() -> None:
 
 
 for command in (
-    PROFILE, PLAN, INSTANTIATE, RECONFIGURE, run_command, join_command, drain_command, simulate_command,
+    PROFILE, PLAN, INSTANTIATE, RECONFIGURE, run_command, join_command, drain_command, export_command,
+    simulate_command,
 ):  # fmt: skip
     COMMANDS.add_command(command)

@@ -10,14 +10,14 @@ import click
 from makespan.errors import InputError
 from makespan.papers.oobleck._commands_job import job_options
 from makespan.papers.oobleck._joining import drain_nodes, join_run
-from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
+from makespan.papers.oobleck._live import LiveOptions, LiveResult, saved_text, train_resilient
 from makespan.papers.oobleck._view import LiveView
 from makespan.papers.oobleck.planning import LayerProfile, ModelProfile, read_profile
 from makespan.papers.oobleck.runtime import ChainJob
 from makespan.runtime import LocalLauncher
 from makespan.verbs import launcher_of, launcher_options
 
-__all__ = ["drain_command", "join_command", "run_command"]
+__all__ = ["drain_command", "export_command", "join_command", "run_command"]
 
 _run_dir = click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
 
@@ -56,7 +56,21 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
 @click.option(
     "--first", metavar="SIZES", default="", help="Nodes of the pipelines at the start, for example 1,2,2."
 )
-@click.option("--checkpoint-every", default=0, show_default=True, metavar="N", help="0 for one at the end.")
+@click.option(
+    "--checkpoint-every",
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Iterations between checkpoints; 0 for none by count.",
+)
+@click.option(
+    "--checkpoint-interval",
+    "checkpoint_interval_s",
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between checkpoints; 0 for none by time. One is written at the end anyway.",
+)
 @click.option("--replace", "n_replacements", default=0, show_default=True, metavar="N",
               help="Processes that are started for lost ones.")  # fmt: skip
 @click.option(
@@ -69,8 +83,9 @@ def run_command(
 ) -> None:  # fmt: skip
     """Train MODEL, a family of small models or file.py:function, through the loss of nodes.
 
-    The same command goes on after a stop. The directory has iterations.csv, recoveries.csv and the newest two
-    checkpoints.
+    Ctrl-C or SIGTERM ends the run after the running iteration, with a checkpoint; a second one at once. The
+    same command resumes from the newest checkpoint. The directory has the newest two, and iterations.csv and
+    recoveries.csv, to which every call appends.
     """
     options = LiveOptions(nodes, **given)
     if first:
@@ -90,7 +105,8 @@ def run_command(
             watch=view,
         )
     except KeyboardInterrupt:
-        click.echo(f"stopped; the same command goes on from {run_dir}", err=True)
+        if not view.is_stopped:  # a second Ctrl-C, or one before anything was started
+            click.echo(f"stopped; {saved_text(run_dir)}", err=True)
         raise click.Abort from None
     finally:
         view.close()
@@ -105,6 +121,22 @@ def _told(result: LiveResult, run_dir: Path) -> str:
         again = int((table["attempts"] - 1).sum())
         lines.append(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) done again")
     return "\n".join([*lines, f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv"])
+
+
+@click.command("export")
+@click.option(
+    "--run-dir",
+    default=Path("run"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of the run.",
+)
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+def export_command(run_dir: Path, output: Path) -> None:
+    """Write the model of the newest checkpoint as a plain state_dict, with keys as of nn.Sequential."""
+    from makespan.papers.oobleck.runtime import export_model  # loads torch
+
+    click.echo(str(export_model(run_dir, output)))
 
 
 @click.command("join")

@@ -137,7 +137,7 @@ def _profile(protocol: Mapping[str, Any]) -> ModelProfile:
 
 
 def _options(protocol: Mapping[str, Any], **more: Any) -> LiveOptions:
-    return LiveOptions(protocol["nodes"], f=protocol["f"], **more)
+    return LiveOptions(protocol["nodes"], f=protocol["f"], checkpoint_interval_s=0.0, **more)
 
 
 class _Watch:

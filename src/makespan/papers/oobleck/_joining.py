@@ -51,7 +51,7 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
         Directory of a run that is going on, on a file system that this machine sees.
     launcher
         Where the process runs, None for this machine; of its GPUs the process must be left one alone. SIGTERM
-        is passed on to it: it leaves at the next boundary of iterations.
+        and SIGINT let it leave at the next boundary of iterations; a second SIGINT ends it at once.
 
     Returns
     -------
@@ -80,18 +80,22 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
                 process.kill()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, pass_on) if is_main else None
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, pass_on)
     try:
         with suppress(OSError):
             link.send(Hello(token, process.pid, host_name(), keeps=True))
         threading.Thread(target=listen, daemon=True).start()
         status = process.wait()
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         process.kill()
         link.close()
     directory = RunDirectory(processes)

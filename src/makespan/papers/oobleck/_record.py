@@ -19,6 +19,7 @@ class Recovery:
 
     begin_s: float
     cause: str
+    call: int = 1
     lost: dict[int, str] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     generation: int = 0
@@ -37,7 +38,8 @@ class Recovery:
             f"{name}_wall_s": (getattr(self, f"{name}_s") or self.begin_s) - self.begin_s for name in marks
         }
         return {
-            "generation": self.generation, "iteration": self.iteration, "cause": self.cause,
+            "call": self.call, "generation": self.generation, "iteration": self.iteration,
+            "cause": self.cause,
             "lost": " ".join(f"{node}:{phase}" for node, phase in sorted(self.lost.items())),
             "joined": " ".join(map(str, sorted(self.joined))),
             "action": " ".join(self.work.get("kinds", ())) or "none",
@@ -55,6 +57,7 @@ class Record:
     """Listens to a coordinator."""
 
     def __init__(self) -> None:
+        self.call = 1
         self.start_s: float | None = None
         self.pids: dict[int, int] = {}
         self.hosts: dict[int, str] = {}
@@ -73,7 +76,7 @@ class Record:
         """Take an event."""
         if self.start_s is None:
             self.start_s = event.time_s
-            self._open = Recovery(event.time_s, "start")
+            self._open = Recovery(event.time_s, "start", self.call)
         if (take := getattr(self, f"_on_{event.kind}", None)) is not None:
             take(event)
 
@@ -109,7 +112,7 @@ class Record:
 
     def _begin(self, event: Event, cause: str) -> Recovery:
         if self._open is None:
-            self._open = Recovery(event.time_s, cause)
+            self._open = Recovery(event.time_s, cause, self.call)
         return self._open
 
     def _on_hello(self, event: Event) -> None:
@@ -174,7 +177,7 @@ class Record:
         loss = reports[0]["loss"] if reports else float("nan")
         self.rows.append(
             {
-                "iteration": event.values["iteration"], "loss": loss,
+                "call": self.call, "iteration": event.values["iteration"], "loss": loss,
                 "generation": self.generation, "attempts": 0, "n_pipelines": len(plan.pipelines),
                 "n_nodes": len(plan.nodes), "end_wall_s": event.time_s - (self.start_s or 0.0),
             }

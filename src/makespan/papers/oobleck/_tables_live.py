@@ -12,18 +12,22 @@ _TIMES = (
     ("first_wall_s", "float", "s", "until the first instruction of the next iteration"),
 )
 
+_CALL = ("call", "int", "1", "call of the run that did it, from 1; each appends its rows")
+
 ITERATIONS = table_schema(
     "iterations",
+    _CALL,
     ("iteration", "int", "1", "iteration, from 0"),
     ("loss", "float", "1", "mean over all microbatches"),
     ("generation", "int", "1", "generation in which it was committed"),
     ("attempts", "int", "1", "times it was begun"),
     ("n_pipelines", "int", "1", "pipelines of the plan"),
     ("n_nodes", "int", "1", "nodes of the plan"),
-    ("end_wall_s", "float", "s", "commit, from the start of the run"),
+    ("end_wall_s", "float", "s", "commit, from the start of the call"),
 )
 RECOVERIES = table_schema(
     "recoveries",
+    _CALL,
     ("generation", "int", "1", "generation that went on"),
     ("iteration", "int", "1", "iteration with which it did"),
     ("cause", "text", "", "start, loss, join, drain or failure; what came first"),
@@ -38,7 +42,7 @@ RECOVERIES = table_schema(
         "begin_wall_s",
         "float",
         "s",
-        "when it was noticed, from the start of the run; the times below from then",
+        "when it was noticed, from the start of the call; the times below from then",
     ),
     *_TIMES,
 )

@@ -20,6 +20,8 @@ _SAID = {
     "failure": "node {node} failed: {error}",
     "resume": "generation {generation} goes on with iteration {step}",
     "checkpoint": "checkpoint after {step} iterations",
+    "notice": "{signal}: the run ends after this iteration, with a checkpoint; once more ends it at once",
+    "stopped": "stopped by {signal} after {step} iterations; {saved}",
 }
 
 
@@ -32,7 +34,7 @@ class LiveView:
         self.places: dict[int, tuple[str, int]] = {}
         self.nodes: dict[int, dict[str, Any]] = {}
         self.plan: list[dict[str, Any]] = []
-        self.done, self.loss = 0, float("nan")
+        self.done, self.loss, self.is_stopped = 0, float("nan"), False
         self._drawn, self._drawn_s = 0, 0.0
 
     def __call__(self, event: Event) -> None:
@@ -49,6 +51,7 @@ class LiveView:
         elif event.kind == "commit":
             self.done = values["iteration"] + 1
             self.loss = next((one["loss"] for one in values["reports"].values() if one), self.loss)
+        self.is_stopped |= event.kind == "stopped"
         if event.kind in _SAID:
             phase = self.places.get(-1 if node is None else node, ("start", 0))[0]
             self._say(event, _SAID[event.kind].format(**{"node": node, "phase": phase, **values}))

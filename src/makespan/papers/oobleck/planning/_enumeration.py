@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from makespan.errors import InputError
 
 __all__ = ["count_plans", "enumerate_plans"]
@@ -59,11 +61,13 @@ def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[
 def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
     """Return how many there are, without making them; arguments and errors as for `enumerate_plans`."""
     _checked(sizes, n_nodes, f)
-    every = [1] + [0] * n_nodes  # by nodes used
-    few = [[1] + [0] * n_nodes] + [[0] * (n_nodes + 1) for _ in range(min(f, n_nodes))]  # by pipelines
+    if sizes[0] * (f + 1) > n_nodes:
+        return 0
+    # By nodes used, the plans of 0, 1, ... f pipelines, and of all; whole numbers of any length.
+    ways = np.zeros((n_nodes + 1, f + 2), dtype=object)
+    ways[0, [0, -1]] = 1
     for size in sizes:
         for used in range(size, n_nodes + 1):
-            every[used] += every[used - size]
-            for n_pipelines in range(1, len(few)):
-                few[n_pipelines][used] += few[n_pipelines - 1][used - size]
-    return every[n_nodes] - sum(ways[n_nodes] for ways in few)
+            ways[used, 1:-1] += ways[used - size, :-2]
+            ways[used, -1] += ways[used - size, -1]
+    return int(ways[n_nodes, -1] - ways[n_nodes, :-1].sum())

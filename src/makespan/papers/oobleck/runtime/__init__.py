@@ -12,6 +12,7 @@ the coordinator before it runs.
 - `PlainTraining` is the same training in one process as anybody would write it; an `Oracle` repeats in one
   process, bit by bit, what pipelines did whose sums were ordered, under any sequence of plans; `replay` does
   so for a whole run
+- `export_model` writes the model of a run as a plain ``state_dict``
 """
 
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck.runtime._deciding import Decider
     from makespan.papers.oobleck.runtime._engine import layer_file
     from makespan.papers.oobleck.runtime._executor import IterationFacts, StageExecutor
+    from makespan.papers.oobleck.runtime._export import export_model
     from makespan.papers.oobleck.runtime._fixed import FixedRun, NodeSeen, run_fixed
     from makespan.papers.oobleck.runtime._job import ChainJob, job_from
     from makespan.papers.oobleck.runtime._links import LostPeerError
@@ -60,6 +62,7 @@ __all__ = [
     "StageExecutor",
     "check_plan",
     "connected",
+    "export_model",
     "host_name",
     "job_from",
     "layer_file",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from makespan.errors import InputError
@@ -45,13 +46,15 @@ class Chain:
     Parameters
     ----------
     layers
-        One function without arguments a layer, in order, which builds it. It may draw its weights from torch:
-        the random state follows from the seed and the layer. A layer takes what the one before it returns, a
-        tensor or a tuple of tensors as arguments; the first takes the inputs of a microbatch.
+        One function without arguments a layer, in order, which builds it. It may draw its weights from torch,
+        NumPy or Python: their random states follow from the seed and the layer, and in a pass also from
+        iteration and microbatch. A layer takes what the one before it returns, a tensor or a tuple of tensors
+        as arguments; the first takes the inputs of a microbatch. A pass must depend on nothing else: a layer
+        that has a generator or a counter of its own is rejected in the first iteration.
     loss
         Mean loss of a microbatch, of what the last layer returns and the targets.
     samples
-        A map-style data set of at least one global batch.
+        A map-style data set of at least one global batch, whose samples are pairs.
     tied
         Weights that shall stay equal, by layer and name there: ``((0, "weight"), (7, "weight"))`` makes that
         of layer 7 start as that of layer 0 and gives both the sum of their gradients.
@@ -119,20 +122,33 @@ def _seed(*words: object) -> int:
 
 
 def seed_layer(job: ChainJob, device: torch.device, *position: int) -> None:
-    """Set what a layer draws from torch, by iteration, microbatch and layer: no cut changes it."""
+    """Seed torch, NumPy and Python for a layer, by iteration, microbatch and layer: no cut changes draws."""
     number = _seed(job.seed, "layer", *position)
+    random.seed(number)
+    mtrand.seed(number & 0xFFFF_FFFF)
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
 
 
 def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
-    """Build a layer with its initial weights; one with state that cannot be replicated is refused."""
-    torch.manual_seed(_seed(job.seed, "build", index))
+    """Build a layer with its initial weights; reject one with state that copies cannot hold."""
+    number = _seed(job.seed, "build", index)
+    random.seed(number)
+    mtrand.seed(number & 0xFFFF_FFFF)
+    torch.manual_seed(number)
     layer = chain.layers[index]()
     if not isinstance(layer, nn.Module):
         raise InputError(f"layer {index} is {type(layer).__name__}; accepted: a torch.nn.Module")
     for name, module in layer.named_modules():
+        where = f"layer {index}, {name or 'itself'}: {type(module).__name__}"
+        lazy = [one for one, value in module.named_parameters(recurse=False) if is_lazy(value)]
+        if lazy:
+            what = f"{where} has no shape yet for its parameter {lazy[0]!r}"
+            raise InputError(f"{what}; accepted: layers with all sizes given, such as Linear for LazyLinear")
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            what = f"{where} keeps extra state (get_extra_state), which is not copied between nodes"
+            raise InputError(f"{what}; accepted: parameters and buffers")
         if isinstance(module, _WITH_STATISTICS) and module.track_running_stats:
             what = f"layer {index}, {name or 'itself'}: {type(module).__name__} keeps running statistics"
             raise InputError(
@@ -201,9 +217,20 @@ def load_microbatch(
         random.seed(number)
         mtrand.seed(number & 0xFFFF_FFFF)
         torch.manual_seed(number)
-        found = default_collate([chain.samples[int(index)] for index in chosen])
+        found = default_collate([_pair(chain.samples[int(index)], int(index)) for index in chosen])
     inputs, targets = (_placed(part, getattr(torch, job.dtype), device) for part in found)
     return inputs, targets
+
+
+def _pair(sample: Any, index: int) -> Any:
+    """Return a sample that is a pair; anything else is rejected by name."""
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return sample
+    found = f"a {type(sample).__name__}"
+    if isinstance(sample, tuple | list | Mapping):
+        found += f" of {len(sample)}"
+    accepted = "a pair of inputs and targets, each a tensor, a number, a tuple or a dictionary of them"
+    raise InputError(f"sample {index} of the data set is {found}; accepted: {accepted}")
 
 
 def _placed(part: Any, dtype: torch.dtype, device: torch.device) -> Any:

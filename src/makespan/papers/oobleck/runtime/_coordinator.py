@@ -47,10 +47,13 @@ class Limits:
         Without a sign of life of a node, before it is killed.
     start_s
         For a process that was started to connect, before it is killed.
+    checkpoint_s
+        From one checkpoint to the next, written after the iteration that runs then; 0 for no limit.
     """
 
     hang_s: float = 10.0
     start_s: float = 300.0
+    checkpoint_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class _Peer:
     pid: int = 0
     host: str = ""
     is_killed: bool = False
+    is_waiting: bool = False
 
 
 class Coordinator(Generic[PlanT]):
@@ -131,6 +135,10 @@ class Coordinator(Generic[PlanT]):
         self.next_node = max(protocol.expected, default=-1) + 1
         self.selector = selectors.DefaultSelector()
         self.ending: acts.End | None = None
+        self.notice, self._is_told = "", False
+        self._stuck: tuple[int, frozenset[int]] | None = None
+        self._stuck_s = 0.0
+        self.checkpoint_s = time.monotonic()
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -159,6 +167,10 @@ class Coordinator(Generic[PlanT]):
         (self.run_dir / ADDRESS_FILE).chmod(0o600)
         return door
 
+    def stop(self, why: str) -> None:
+        """Let the run end with a checkpoint after the running iteration; a signal handler may call it."""
+        self.notice = why
+
     def _turn(self, door: socket.socket) -> None:
         for key, _ in self.selector.select(_TICK_S):
             if key.data is None:
@@ -166,6 +178,14 @@ class Coordinator(Generic[PlanT]):
             else:
                 self._hear(key.data)
         self._look_after()
+        if self.notice and not self._is_told:
+            self._is_told = True
+            self._tell("notice", signal=self.notice)
+            self._carry_out(self.protocol.drain(()))
+        interval_s = self.limits.checkpoint_s
+        if interval_s and time.monotonic() - self.checkpoint_s > interval_s:
+            self.checkpoint_s = time.monotonic()
+            self.protocol.save_next()
 
     def _tell(self, kind: str, node: int | None = None, **values: Any) -> None:
         self.watch(Event(kind, time.monotonic(), node, values))
@@ -198,7 +218,7 @@ class Coordinator(Generic[PlanT]):
             return
         match message:
             case said.Beat():
-                return
+                peer.is_waiting = message.is_waiting
             case said.Announce():
                 self._tell("announce", peer.node, phase=message.phase, iteration=message.iteration)
             case said.Shared():
@@ -286,6 +306,7 @@ class Coordinator(Generic[PlanT]):
                     self.begin_checkpoint()
                 case acts.Store(step):
                     self.finish_checkpoint(step)
+                    self.checkpoint_s = time.monotonic()
                     self._tell("checkpoint", step=step)
                 case acts.Note(kind, values):
                     self._tell(kind, **values)
@@ -319,6 +340,23 @@ class Coordinator(Generic[PlanT]):
                 self._part(peer)  # its machine is gone: nobody can end the process any more
             elif silent > self.limits.hang_s and not peer.is_killed:
                 self._kill(peer)
+        self._release_stuck(now, deaf)
+
+    def _release_stuck(self, now: float, deaf: float) -> None:
+        """Kill a node that still waits for another one when nobody is left who could release it.
+
+        The backend may leave a survivor in a transfer with a peer that is gone. As long as one of those who
+        have not given up their groups computes, it may be the one that the others wait for.
+        """
+        self._stuck_s = min(self._stuck_s + deaf, now)
+        unfrozen = self.protocol.unfrozen & set(self.nodes)
+        is_stuck = bool(unfrozen) and all(self.nodes[node].is_waiting for node in unfrozen)
+        found = (self.protocol.generation, frozenset(unfrozen)) if is_stuck else None
+        if found != self._stuck:
+            self._stuck, self._stuck_s = found, now
+        elif found is not None and now - self._stuck_s > self.limits.hang_s:
+            self._kill(self.nodes[min(unfrozen)])
+            self._stuck_s = now
 
     def _kill(self, peer: _Peer) -> None:
         """End the process of a node that hangs; its loss follows from that."""

@@ -1,19 +1,27 @@
 """What a node of a resilient run computes with: its stage, its groups, and the layers it holds."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from makespan.errors import CheckpointError
+from makespan.files import write_json
 from makespan.papers.oobleck.runtime._executor import StageExecutor
 from makespan.papers.oobleck.runtime._job import job_from
+from makespan.papers.oobleck.runtime._links import Links
 from makespan.papers.oobleck.runtime._meeting import Board, store_on
 from makespan.papers.oobleck.runtime._messages import Form, Save
 from makespan.papers.oobleck.runtime._node import Announcing
 from makespan.papers.oobleck.runtime._plans import plan_from
 
 __all__ = ["TrainingEngine", "layer_file"]
+
+
+_MEET_S = 25.0
+"""Twice that is less than a minute: building groups is tried again once."""
 
 
 def layer_file(layer: int | str) -> str:
@@ -34,11 +42,18 @@ class TrainingEngine:
         """Layers that are held, also those that are not owned any more."""
         return tuple(map(str, self._executor.layers))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this process waits for another one."""
+        return Links.n_waiting > 0
+
     def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
         self._partial = Path(request["partial"])
-        self._executor = StageExecutor(job_from(request["job"]), self._device, self._enter, self._timeout_s)
+        self._executor = StageExecutor(
+            job_from(request["job"]), self._device, self._enter, self._timeout_s, _MEET_S
+        )
 
     def drop(self) -> None:
         """Give up every group."""
@@ -100,4 +115,15 @@ class TrainingEngine:
     def write(self, save: Save) -> None:
         """Write layers where a checkpoint is being made."""
         for layer in save.layers:
-            torch.save(self._executor.layer_state(int(layer)), self._partial / layer_file(layer))
+            file = self._partial / layer_file(layer)
+            try:
+                torch.save(self._executor.layer_state(int(layer)), file)
+                if unsaved := self._executor.unsaved_buffers(int(layer)):
+                    write_json(unsaved, file.with_suffix(".json"))
+            except (OSError, RuntimeError) as error:
+                # torch reports a full disk as a file position that it did not expect.
+                free = shutil.disk_usage(self._partial).free if self._partial.is_dir() else 0
+                what = str(error).partition("\n")[0]
+                raise CheckpointError(
+                    f"{file}: cannot be written, {free} bytes are free there: {what}"
+                ) from None

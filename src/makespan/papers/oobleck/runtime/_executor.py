@@ -91,6 +91,8 @@ class StageExecutor:
         each sum of gradients.
     timeout_s
         Longest wait for another process [s], a last resort: losses are noticed by the end of connections.
+    meet_s
+        Longest time in which the processes of a plan build their groups [s]; None for ``timeout_s``.
     """
 
     def __init__(
@@ -99,9 +101,11 @@ class StageExecutor:
         device: str = "cpu",
         announce: Callable[[str], object] = lambda phase: None,
         timeout_s: float = 300.0,
+        meet_s: float | None = None,
     ) -> None:
         self.job, self.chain = job, load_chain(job)
         self._device, self._announce, self._timeout_s = torch.device(device), announce, timeout_s
+        self._meet_s = meet_s
         self._held = HeldLayers(job, self.chain, self._device)
         self._links: Links | None = None
         self._passes: StagePasses | None = None
@@ -135,6 +139,10 @@ class StageExecutor:
         """Return weights, buffers and optimizer state of a layer by name; no copy, `apply` changes it."""
         return self._held.state(layer)
 
+    def unsaved_buffers(self, layer: int) -> list[str]:
+        """Return the names of the buffers of a layer that its ``state_dict`` leaves out."""
+        return self._held.unsaved_buffers(layer)
+
     def load_layer_state(self, layer: int, state: Mapping[str, Tensor]) -> None:
         """Take over, as a copy, what `layer_state` returned anywhere; the layer must be held."""
         self._held.load(layer, state)
@@ -163,7 +171,7 @@ class StageExecutor:
         self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed)
         groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
         members = [*plan.nodes, *also]
-        self._links = Links(members, node, groups, store, self._device, self._timeout_s)
+        self._links = Links(members, node, groups, store, self._device, self._timeout_s, self._meet_s)
         self._plan, self._has_computed = plan, False
         if node in plan.nodes:
             self._pipeline, self._place = stage_place(plan, node)
@@ -209,9 +217,12 @@ class StageExecutor:
             raise InputError(f"layers {sorted(missing)} of the stage are not held; accepted: all of them")
         self._held.clear_gradients()
         self._is_reduced = False
-        before = {} if self._has_computed else self._held.buffers(self._place.layers)
-        self._losses, self._iteration = self._passes.run(iteration), iteration
+        layers, is_first = self._place.layers, not self._has_computed
+        before, names = self._held.buffers(layers) if is_first else {}, self._held.names(layers)
+        self._losses, self._iteration = self._passes.run(iteration, checks=is_first), iteration
+        self._held.check_names(names, layers)
         self._held.check_buffers(before)
+        self._held.check_gradients(layers)
         self._has_computed = True
 
     def reduce(self) -> IterationFacts:

@@ -1,7 +1,7 @@
 """The layers that a process holds: weights, buffers and optimizer state of each, by name."""
 
 import hashlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,14 @@ class _Boundary(torch.autograd.Function):
         return gradients[0].contiguous()
 
 
+def _has_equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare as bytes, so that NaN equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
+    return torch.equal(*views)
+
+
 class HeldLayers:
     """Layers by their index, each with an optimizer of its own."""
 
@@ -38,6 +46,7 @@ class HeldLayers:
         self._job, self._chain, self._device = job, chain, device
         self.modules: dict[int, nn.Module] = {}
         self._optimizers: dict[int, torch.optim.Optimizer | None] = {}
+        self._checked = set[int]()
 
     def hold(self, layers: Iterable[int]) -> None:
         """Build those that are not held yet, with their initial weights."""
@@ -57,9 +66,50 @@ class HeldLayers:
         """Run a layer forward; what it draws follows from the position, and what it returns lies as sent."""
         seed_layer(self._job, self._device, iteration, microbatch, index)
         found = self.modules[index](*state)
+        self._check_output(index, found)
         if isinstance(found, tuple):
             return tuple(_Boundary.apply(one) for one in found)  # type: ignore[no-untyped-call]
         return _Boundary.apply(found)  # type: ignore[no-untyped-call]
+
+    def _check_output(self, index: int, found: Any) -> None:
+        """Reject what cannot be sent to another stage."""
+        parts = found if isinstance(found, tuple) else (found,)
+        wrong = [place for place, one in enumerate(parts) if not isinstance(one, Tensor)]
+        if not wrong and parts:
+            return
+        what = type(found).__name__ if not isinstance(found, tuple) else "an empty tuple"
+        if wrong and isinstance(found, tuple):
+            what = f"a tuple with {type(found[wrong[0]]).__name__} at place {wrong[0]}"
+        raise InputError(f"{self._named(index)} returns {what}; accepted: a tensor or a tuple of tensors")
+
+    def _named(self, index: int) -> str:
+        return f"layer {index} ({type(self.modules[index]).__name__})"
+
+    def check_repeats(self, index: int, state: tuple[Any, ...], iteration: int, microbatch: int) -> None:
+        """Reject a layer whose pass depends on more than its input and position.
+
+        Such a layer draws from a generator of its own, or keeps a count in Python: its result would depend on
+        which node runs it, and on how many passes that node has run.
+        """
+        if index in self._checked:
+            return
+        self._checked.add(index)
+        names, buffers = self.names([index]), self.buffers([index])
+        # Copies, because a layer may work in place.
+        copies = [tuple(one.clone() if isinstance(one, Tensor) else one for one in state) for _ in range(2)]
+        first, second = (self.apply_layer(index, one, iteration, microbatch) for one in copies)
+        self.check_names(names, [index])
+        self.check_buffers(buffers)
+        parts = [one if isinstance(one, tuple) else (one,) for one in (first, second)]
+        pairs = zip(*parts, strict=False)
+        if len(parts[0]) != len(parts[1]) or not all(_has_equal_bits(one, other) for one, other in pairs):
+            what = (
+                f"{self._named(index)} returns something else for the same input, position and random state"
+            )
+            raise InputError(
+                f"{what}; accepted: layers that draw from torch, NumPy's or Python's global generator, and "
+                "keep no state from pass to pass"
+            )
 
     def parameters(self, index: int) -> dict[str, nn.Parameter]:
         """Return the trained weights of a layer by name."""
@@ -73,6 +123,27 @@ class HeldLayers:
             for name, one in self.modules[layer].named_buffers()
         }
 
+    def unsaved_buffers(self, index: int) -> list[str]:
+        """Return the names of the buffers that the ``state_dict`` of a layer leaves out."""
+        module = self.modules[index]
+        kept = module.state_dict().keys()
+        return [name for name, _ in module.named_buffers() if name not in kept]
+
+    def names(self, layers: Iterable[int]) -> set[tuple[int, str]]:
+        """Return the names of all parameters and buffers."""
+        return {
+            (layer, name)
+            for layer in layers
+            for found in (self.modules[layer].named_parameters(), self.modules[layer].named_buffers())
+            for name, _ in found
+        }
+
+    def check_names(self, before: Collection[tuple[int, str]], layers: Iterable[int]) -> None:
+        """Reject parameters and buffers that a pass adds or removes: copies and checkpoints lack them."""
+        for layer, name in sorted(self.names(layers) ^ set(before)):
+            what = f"{self._named(layer)}: a pass adds or removes {name!r}"
+            raise InputError(f"{what}; accepted: those that the layer has when it is built")
+
     def check_buffers(self, before: Mapping[tuple[int, str], Tensor]) -> None:
         """Refuse buffers that passes change: pipelines see other samples, so that theirs would differ."""
         for (layer, name), now in self.buffers({layer for layer, _ in before}).items():
@@ -81,6 +152,15 @@ class HeldLayers:
                 raise InputError(
                     f"{what}, and each pipeline sees other samples; accepted: buffers that stay as they are"
                 )
+
+    def check_gradients(self, layers: Iterable[int]) -> None:
+        """Reject gradients that cannot be added up with those of other pipelines."""
+        for layer in layers:
+            for name, one in self.parameters(layer).items():
+                if one.grad is not None and one.grad.layout is not torch.strided:
+                    kind = str(one.grad.layout).removeprefix("torch.")
+                    what = f"{self._named(layer)}: the gradient of {name!r} has the layout {kind}"
+                    raise InputError(f"{what}; accepted: dense gradients, such as those of sparse=False")
 
     def clear_gradients(self) -> None:
         """Forget the gradients of all layers."""

@@ -9,6 +9,7 @@ the frames of an exception for example, keeps no socket open.
 import importlib
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,10 +38,12 @@ class Transfer:
 
     def finish(self) -> None:
         """Wait for its end; a `LostPeerError` says that the other side is gone."""
+        Links.n_waiting += 1
         try:
             if self._work is not None:
                 _guarded(lambda: self._work.wait())
         finally:
+            Links.n_waiting -= 1
             self.drop()
 
     def drop(self) -> None:
@@ -60,7 +63,12 @@ class Links:
         Nodes that add up together, in an order that all members share.
     store
         Where the members meet, of this generation alone; closed, it releases those who still wait there.
+    meet_s
+        Longest time until all groups are built [s]; None for ``timeout_s``.
     """
+
+    n_waiting = 0
+    """Waits of this process for others that have not ended."""
 
     def __init__(
         self,
@@ -70,8 +78,11 @@ class Links:
         store: Any,
         device: torch.device,
         timeout_s: float,
+        meet_s: float | None = None,
     ) -> None:
         self.own, self.device, self._timeout = own, device, timedelta(seconds=timeout_s)
+        self._meet_s = timeout_s if meet_s is None else meet_s
+        self._meet_until_s = time.monotonic() + self._meet_s
         self._ranks = {node: rank for rank, node in enumerate(members)}
         self._pending: set[Transfer] = set()
 
@@ -85,7 +96,8 @@ class Links:
             # Nobody begins before all are there: who gave up in the middle keeps connections for a while,
             # and whoever waited at the other end of one would not be told.
             _guarded(lambda: store.set(f"met/{own}", "1"))
-            _guarded(lambda: store.wait([f"met/{node}" for node in members], self._timeout))
+            left = timedelta(seconds=max(self._meet_until_s - time.monotonic(), _LOOK_S))
+            _guarded(lambda: store.wait([f"met/{node}" for node in members], left))
         except LostPeerError as error:
             problem = str(error)
         if problem is not None:  # raised here, so that it refers to no frame that still knows a group
@@ -107,6 +119,8 @@ class Links:
         threading.Thread(target=build, daemon=True).start()
         while not done.wait(_LOOK_S):
             _guarded(lambda: store.check([name]))
+            if time.monotonic() > self._meet_until_s:
+                raise LostPeerError(f"timed out after {self._meet_s:g} s building the group of nodes {among}")
         if problems:
             raise LostPeerError(problems[0])
         return found.pop()

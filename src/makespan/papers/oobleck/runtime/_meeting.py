@@ -6,6 +6,7 @@ A wait there ends when a new generation begins. No port is opened for it and no 
 import base64
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -71,8 +72,9 @@ def store_on(board: Board, generation: int, timeout_s: float) -> Any:
         return board.wait(generation, key, timeout_s)
 
     def wait(_: Any, keys: list[str], timeout: Any = None) -> None:
+        until_s = time.monotonic() + (timeout_s if timeout is None else timeout.total_seconds())
         for key in keys:
-            board.wait(generation, key, timeout_s)
+            board.wait(generation, key, max(until_s - time.monotonic(), 0.0))
 
     def check(_: Any, keys: list[str]) -> bool:
         return all(board.has(generation, key) for key in keys)

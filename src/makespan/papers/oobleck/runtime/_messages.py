@@ -8,18 +8,27 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from makespan.errors import WorkerError
 
 __all__ = [
-    "LARGEST_BYTES", "SIZE", "Announce", "Beat", "Commit", "Copied", "Drain", "Failed", "Form", "Freeze",
-    "Frozen", "Hello", "Hold", "Kill", "Leave", "Leaving", "Message", "Prepared", "Ready", "Save", "Saved",
-    "Shared", "Train", "Welcome", "decoded", "encoded",
+    "LARGEST_BYTES", "SIZE", "Announce", "Beat", "Cause", "Commit", "Copied", "Drain", "Failed", "Form",
+    "Freeze", "Frozen", "Hello", "Hold", "Kill", "Leave", "Leaving", "Message", "Prepared", "Ready", "Save",
+    "Saved", "Shared", "Train", "Welcome", "decoded", "encoded",
 ]  # fmt: skip
 
 SIZE = struct.Struct("!I")
 LARGEST_BYTES = 1 << 28
+
+
+class Cause(StrEnum):
+    """Where a failure comes from."""
+
+    PEER = "peer"  # a node with which this one was connected is gone, or gave up its groups
+    OWN = "own"  # the node itself
+    INPUT = "input"  # what it was asked to train: another attempt would end in the same way
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,7 @@ class Failed:
 
     generation: int
     error: str
+    cause: Cause = Cause.OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,9 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The node is alive."""
+    """The node is alive, and may be waiting for another one."""
+
+    is_waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

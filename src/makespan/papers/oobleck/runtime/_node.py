@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from makespan.errors import TrainingError, WorkerError
+from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.files import read_json
 from makespan.papers.oobleck.runtime import _participant as tasks
 from makespan.papers.oobleck.runtime._connection import Connection, connected
@@ -28,6 +28,7 @@ from makespan.papers.oobleck.runtime._meeting import Board
 from makespan.papers.oobleck.runtime._messages import (
     Announce,
     Beat,
+    Cause,
     Form,
     Freeze,
     Frozen,
@@ -69,6 +70,10 @@ class Engine(Protocol):
     @property
     def layers(self) -> tuple[str, ...]:
         """Layers whose state is whole here, also those that it does not own any more."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for another node, and so computes nothing."""
 
     def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
         """Load what the run needs."""
@@ -166,7 +171,7 @@ class _Node:
 
     def _beat(self, woken: int) -> None:
         while True:
-            told: Message = Beat()
+            told: Message = Beat(self.engine.is_waiting)
             if select.select([woken], [], [], _BEAT_S)[0] and signal.SIGTERM in os.read(woken, 64):
                 told = Leaving()
             with suppress(OSError):
@@ -206,7 +211,7 @@ class _Node:
                 self._enter("committed", task.iteration)  # a commit is applied, whatever comes after it
                 self.engine.apply(task.iteration)
             case tasks.Write():
-                self.engine.write(task.save)
+                return self._try(lambda: self._write(task.save))
             case tasks.Answer():
                 self.link.send(task.message)
         return []
@@ -216,6 +221,10 @@ class _Node:
         self._enter("regroup", task.step)
         return [tasks.Answer(Frozen(task.generation, task.step, self.engine.layers))]
 
+    def _write(self, save: Save) -> list[tasks.Task]:
+        self.engine.write(save)
+        return self.part.saved(save)
+
     def _compute(self, iteration: int) -> list[tasks.Task]:
         report = self.engine.compute(iteration)
         self.announce("prepared", iteration)
@@ -223,7 +232,7 @@ class _Node:
 
     def _try(self, act: Callable[[], list[tasks.Task]]) -> list[tasks.Task]:
         """Do what depends on other nodes; when it fails the groups go first, so that others are released."""
-        text = ""
+        text, cause = "", Cause.PEER
         try:
             return act()
         except SupersededError:
@@ -231,6 +240,10 @@ class _Node:
         except Exception as error:  # noqa: BLE001 - the coordinator decides what it means
             text = f"{type(error).__name__}: {error}"
             _log.warning("%s", text if isinstance(error, TrainingError) else traceback.format_exc())
+            if isinstance(error, InputError):
+                text, cause = str(error), Cause.INPUT
+            elif isinstance(error, CheckpointError) or not isinstance(error, TrainingError):
+                cause = Cause.OWN
         # Not within the except block: what it holds would keep the groups alive.
         self.engine.drop()
-        return self.part.failed(text) if text else []
+        return self.part.failed(text, cause) if text else []

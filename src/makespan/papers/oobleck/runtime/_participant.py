@@ -7,6 +7,7 @@ from typing import Any
 
 from makespan.errors import WorkerError
 from makespan.papers.oobleck.runtime._messages import (
+    Cause,
     Commit,
     Copied,
     Failed,
@@ -161,7 +162,7 @@ class Participation:
             self.state = _State.FORMING
             return [Join(message, forgets)]
         if isinstance(message, Save):
-            return [Write(message), Answer(Saved(message.generation, message.step))]
+            return [Write(message)]
         if isinstance(message, Train):
             self.state = _State.COMPUTING
             return [Compute(self.step)]
@@ -175,12 +176,16 @@ class Participation:
         self.state = _State.FORMED
         return [Answer(Copied(self.generation, checksums))]
 
+    def saved(self, save: Save) -> list[Task]:
+        """Tell that layers are written."""
+        return [Answer(Saved(save.generation, save.step))]
+
     def computed(self, report: Any) -> list[Task]:
         """Tell that the gradients of the iteration are complete."""
         self.state = _State.PREPARED
         return [Answer(Prepared(self.generation, self.step, report))]
 
-    def failed(self, error: str) -> list[Task]:
-        """Tell that forming or computing went wrong, with groups given up; a generation will follow."""
+    def failed(self, error: str, cause: Cause = Cause.OWN) -> list[Task]:
+        """Tell that forming or computing went wrong, with groups given up."""
         self.state = _State.IDLE
-        return [Answer(Failed(self.generation, error))]
+        return [Answer(Failed(self.generation, error, cause))]

@@ -14,7 +14,7 @@ from makespan.papers.oobleck.runtime._job import ChainJob
 from makespan.papers.oobleck.runtime._layers import HeldLayers
 from makespan.papers.oobleck.runtime._links import Links, Transfer
 
-__all__ = ["StagePasses", "StagePlace", "as_tuple", "type_name"]
+__all__ = ["StagePasses", "StagePlace", "as_tuple", "checked_loss", "type_name"]
 
 _ACTIVATION, _GRADIENT = 1, 2
 
@@ -73,6 +73,7 @@ class StagePasses:
         self._order = list(instructions(place.index, place.n_stages, count))
         self._n_buffers = n_buffers(place.index, place.n_stages, count)
         self._sent: list[list[Transfer]] = []
+        self._checks = False
         self._outgoing: list[Shape] | None = None
         self._incoming: list[Shape] | None = None
         self._do: dict[str, Callable[[_Slot], None]] = {
@@ -81,9 +82,13 @@ class StagePasses:
             "send_grad": self._send_gradient,
         }  # fmt: skip
 
-    def run(self, iteration: int) -> list[float]:
-        """Leave the sums of gradients in the weights and return the losses, empty but for the last stage."""
-        self._iteration, losses = iteration, list[Tensor]()
+    def run(self, iteration: int, *, checks: bool = False) -> list[float]:
+        """Leave the sums of gradients in the weights and return the losses, empty but for the last stage.
+
+        With ``checks`` every layer runs the first microbatch three times, and is rejected if its pass depends
+        on more than its input and position.
+        """
+        self._iteration, losses, self._checks = iteration, list[Tensor](), checks
         slots: list[_Slot | None] = [None] * self._n_buffers
         self._sent = [[] for _ in slots]
         for one in self._order:
@@ -129,10 +134,13 @@ class StagePasses:
     def _forward(self, slot: _Slot) -> None:
         self._announce("forward")
         state, number = slot.inputs, self._place.microbatches[slot.microbatch]
+        checks, self._checks = self._checks, False
         for layer in self._place.layers:
+            if checks:
+                self._held.check_repeats(layer, state, self._iteration, number)
             state = as_tuple(self._held.apply_layer(layer, state, self._iteration, number))
         if self._place.following is None:
-            slot.loss = self._chain.loss(state if len(state) > 1 else state[0], slot.targets)
+            slot.loss = checked_loss(self._chain.loss(state if len(state) > 1 else state[0], slot.targets))
         else:
             slot.outputs = state
 
@@ -171,6 +179,14 @@ class StagePasses:
                 gradient = torch.zeros_like(one) if one.grad is None else one.grad.contiguous()
                 self._sent[self._current].append(self._links.send(gradient, node, _GRADIENT))
         slot.inputs = ()
+
+
+def checked_loss(found: Any) -> Tensor:
+    """Return the loss of a microbatch; an `InputError` says that it is none."""
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return found
+    what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    raise InputError(f"the loss of the chain returned {what}; accepted: a tensor with one value")
 
 
 def type_name(tensor: Tensor) -> str:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from makespan.papers.oobleck.runtime._messages import (
+    Cause,
     Commit,
     Copied,
     Failed,
@@ -149,6 +150,8 @@ class Coordination(Generic[PlanT]):
         Iterations from one checkpoint to the next, 0 for none but the last.
     failed
         Builds the error of a run that fails for another reason than a loss, from a text.
+    rejected
+        Builds the error of a run that was asked to train what it cannot, from a text.
     """
 
     def __init__(
@@ -160,8 +163,9 @@ class Coordination(Generic[PlanT]):
         step: int = 0,
         save_every: int = 0,
         failed: Callable[[str], Exception] = RuntimeError,
+        rejected: Callable[[str], Exception] = ValueError,
     ) -> None:
-        self._decide, self._failed_error = decide, failed
+        self._decide, self._failed_error, self._input_error = decide, failed, rejected
         self.expected, self.end, self.save_every = set(expected), end, save_every
         self.phase, self.generation, self.step, self.saved = Phase.STARTING, 0, step, step
         self.members, self.leaving = set[int](), set[int]()
@@ -171,7 +175,8 @@ class Coordination(Generic[PlanT]):
         self._decision: Decision[PlanT] | None = None
         self._answers: dict[int, Any] = {}
         self._writers: dict[int, tuple[str, ...]] = {}
-        self._is_stopping, self._suspected = False, -1
+        self._is_stopping, self._is_asked_to_save, self._suspected = False, False, -1
+        self._reason = -1, "", ""
         self._halt: Halt | None = None
         self._unneeded = set[int]()
 
@@ -205,8 +210,19 @@ class Coordination(Generic[PlanT]):
         """Let nodes go at the next boundary of iterations; none for all, with a checkpoint."""
         if not nodes:
             self._is_stopping = True
+            if self.phase is Phase.STARTING:
+                return self._finish()  # nothing was done yet, so there is nothing to save
         self.leaving |= set(nodes) & (self.members | self.waiting | self.spare)
         return []
+
+    def save_next(self) -> None:
+        """Write a checkpoint at the next boundary of iterations, beside those that are due anyway."""
+        self._is_asked_to_save = True
+
+    @property
+    def unfrozen(self) -> set[int]:
+        """Return the members that have yet to give up the groups of an earlier generation."""
+        return self.members - set(self._answers) if self.phase is Phase.FREEZING else set()
 
     def receive(self, node: int, message: Message) -> list[Action]:
         """Take an answer of a member; one of an earlier generation is nothing to anybody."""
@@ -221,8 +237,8 @@ class Coordination(Generic[PlanT]):
                 return self._gather(node, message, self._commit) if message.iteration == self.step else []
             case Saved() if not self._is_stale(message.generation, Phase.SAVING):
                 return self._gather(node, message, self._store, among=self._writers)
-            case Failed() if message.generation == self.generation:
-                return self._failed(node, message.error)
+            case Failed():
+                return self._failed(node, message)
             case _:
                 return []
 
@@ -290,16 +306,24 @@ class Coordination(Generic[PlanT]):
         told: list[Action] = [Send(node, Leave("drained")) for node in sorted(going)]
         return [*told, Note("resume", {"generation": self.generation, "step": self.step}), *self._go_on()]
 
-    def _failed(self, node: int, error: str) -> list[Action]:
+    def _failed(self, node: int, failure: Failed) -> list[Action]:
         """Try once more in a new generation: the loss behind it may not have been seen yet."""
         if self.phase in (Phase.STARTING, Phase.ENDED):
             return []
+        if failure.cause == Cause.INPUT:
+            return self._finish(self._input_error(failure.error))
+        if failure.cause == Cause.OWN:
+            # Its peers fail with it, and may be heard first: what they say is not the reason.
+            self._reason = self.step, f"node {node}", failure.error
+        if failure.generation != self.generation:
+            return []
         if self._suspected == self.step:
-            return self._finish(
-                self._failed_error(f"node {node} failed twice after step {self.step}: {error}")
-            )
+            step, who, error = self._reason
+            if step != self.step:
+                who, error = f"node {node}", failure.error
+            return self._finish(self._failed_error(f"{who} failed twice after step {self.step}: {error}"))
         self._suspected = self.step
-        return [Note("failure", {"node": node, "error": error}), *self._freeze()]
+        return [Note("failure", {"node": node, "error": failure.error}), *self._freeze()]
 
     # --- iterations ---------------------------------------------------------------------------
 
@@ -314,9 +338,9 @@ class Coordination(Generic[PlanT]):
         return [note, *told, *(self._go_on() if waits else [])]
 
     def _is_due(self) -> bool:
-        is_last = self._is_stopping or self.step >= self.end
+        is_wanted = self._is_stopping or self._is_asked_to_save or self.step >= self.end
         every = self.save_every
-        return self.saved != self.step and (is_last or (every > 0 and self.step % every == 0))
+        return self.saved != self.step and (is_wanted or (every > 0 and self.step % every == 0))
 
     def _go_on(self) -> list[Action]:
         """Do what has to be done between two iterations, if anything, and go on with the next."""
@@ -344,7 +368,7 @@ class Coordination(Generic[PlanT]):
         return [Begin(), *told]
 
     def _store(self) -> list[Action]:
-        self.saved = self.step
+        self.saved, self._is_asked_to_save = self.step, False
         return [Store(self.step), *(self._go_on() if self._halt is None else self._finish())]
 
     def _finish(self, error: Exception | None = None) -> list[Action]:

@@ -1,0 +1,58 @@
+"""Tables of a run directory that several calls write, and what is said of its checkpoints."""
+
+import pandas as pd
+import pytest
+
+from makespan.errors import InputError
+from makespan.papers.oobleck._live import LiveOptions, _History, saved_text
+from makespan.papers.oobleck._tables_live import ITERATIONS
+from makespan.runtime import finish_checkpoint, start_checkpoint
+
+HEADER = ",".join(ITERATIONS.names) + "\n"
+
+
+def rows(call, *iterations):
+    values = [(call, one, 0.5, 1, 1, 2, 4, 0.25) for one in iterations]
+    return pd.DataFrame(values, columns=ITERATIONS.names)
+
+
+def test_every_call_appends_its_rows_and_the_earlier_ones_keep_their_bytes(tmp_path):
+    first = _History(ITERATIONS, tmp_path, 0)
+    assert first.n_calls == 0
+    first.write(rows(1, 0))
+    first.write(rows(1, 0, 1))  # at the next checkpoint
+    early = (tmp_path / "iterations.csv").read_text()
+    second = _History(ITERATIONS, tmp_path, 2)  # of a record that has those of the first call
+    assert second.n_calls == 1
+    second.write(pd.concat([rows(1, 0, 1), rows(2, 1, 2)]))
+    text = (tmp_path / "iterations.csv").read_text()
+    assert text == early + rows(2, 1, 2).to_csv(index=False, header=False)
+    assert _History(ITERATIONS, tmp_path, 0).n_calls == 2
+
+
+def test_a_line_that_was_cut_off_is_dropped(tmp_path):
+    (tmp_path / "iterations.csv").write_text(HEADER + "1,0,0.5,1,1,2,4,0.25\n1,1,0.")
+    found = _History(ITERATIONS, tmp_path, 0)
+    found.write(rows(2, 1))
+    assert pd.read_csv(tmp_path / "iterations.csv")["call"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "iteration,loss\n"])
+def test_another_table_of_that_name_is_refused_before_anything_starts(tmp_path, text):
+    (tmp_path / "iterations.csv").write_text(text)
+    with pytest.raises(InputError, match=r"iterations\.csv has the columns .*accepted: call,iteration"):
+        _History(ITERATIONS, tmp_path, 0)
+    assert (tmp_path / "iterations.csv").read_text() == text
+
+
+def test_what_is_said_of_a_stop_is_what_the_directory_has(tmp_path):
+    assert "no checkpoint; the same call starts from iteration 0" in saved_text(tmp_path)
+    start_checkpoint(tmp_path / "checkpoints")
+    path = finish_checkpoint(tmp_path / "checkpoints", 7, 0.0, {})
+    assert saved_text(tmp_path) == f"saved: {path}, 7 iteration(s); the same call resumes from there"
+
+
+def test_checkpoints_by_time_are_on_unless_asked_otherwise():
+    assert LiveOptions(2).checkpoint_interval_s == 600.0
+    with pytest.raises(InputError, match="checkpoint_interval_s is -1"):
+        LiveOptions(2, checkpoint_interval_s=-1)
