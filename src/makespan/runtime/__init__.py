@@ -15,6 +15,7 @@ calls `join` or `choose_device`.
 
 from makespan.runtime._checkpoints import (
     Checkpoint,
+    discard_partial,
     finish_checkpoint,
     latest_checkpoint,
     sound_checkpoint,
@@ -54,6 +55,7 @@ __all__ = [
     "check_gpus",
     "choose_device",
     "describe_machine",
+    "discard_partial",
     "end_worker",
     "finish_checkpoint",
     "is_taken",
