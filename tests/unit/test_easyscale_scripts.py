@@ -5,7 +5,10 @@ import signal
 import subprocess
 import sys
 from collections import OrderedDict, UserDict
+from importlib.machinery import ModuleSpec
+from itertools import cycle
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,6 +23,7 @@ from makespan.errors import InputError, TrainingError  # noqa: E402
 from makespan.papers.easyscale import ElasticTrainer  # noqa: E402
 from makespan.papers.easyscale._stages import RunOptions  # noqa: E402
 from makespan.papers.easyscale.runtime import (  # noqa: E402
+    Contexts,
     DeterminismLevel,
     ElasticJob,
     HostedWorkers,
@@ -31,6 +35,8 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     register_state,
 )
 from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
+from makespan.papers.easyscale.runtime._loading import Order, make  # noqa: E402
+from makespan.papers.easyscale.runtime._user_state import UserState  # noqa: E402
 from makespan.papers.easyscale.runtime._virtual import _groups, hide_processes, seen_as  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -210,6 +216,39 @@ def test_what_cannot_be_trained_is_refused(loss, told):
         trained(nn.Linear(2, 1), (X, Y), loss)
 
 
+class Iterating(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scales = nn.Linear(2, 1), cycle([1.0, 0.5])
+
+
+def test_an_iterator_of_the_model_is_refused_before_it_is_used():
+    model = Iterating()
+    with pytest.raises(InputError, match=r"model.scales is an iterator \(cycle\), of which nobody can see"):
+        Contexts(model, CPU, [0], 0, UserState(model, [], []))
+
+
+def test_an_object_that_no_restart_could_make_is_refused_when_it_appears():
+    model = nn.Linear(2, 1)
+    contexts = Contexts(model, CPU, [0], 0, UserState(model, [SCRIPT], []))
+    contexts.begin_watching()
+    SCRIPT.average = None
+    told = r"script:average became a torch.nn.*Linear, which no checkpoint can make again"
+    with pytest.raises(InputError, match=told), contexts.live_for_all(watches=True):
+        SCRIPT.average = nn.Linear(2, 1)
+
+
+SCRIPT = ModuleType("script")
+SCRIPT.__spec__ = ModuleSpec("script", None)
+
+
+def test_the_loader_of_a_batch_is_told_to_who_asks():
+    order = Order(seed=1, n_logical_workers=2, rank=0, epoch=0, batch=5, stream=1, indices=(0,), n_loaders=2)
+    made = make([0], lambda samples: torch.utils.data.get_worker_info(), order)
+    assert (made.batch.id, made.batch.num_workers, made.batch.dataset) == (1, 2, [0])
+    assert torch.utils.data.get_worker_info() is None
+
+
 class Late(nn.Module):
     """Does something in a pass that a checkpoint or a sum of gradients would miss."""
 
@@ -224,6 +263,8 @@ class Late(nn.Module):
             self.linear.weight.data.mul_(0.5)
         if self.how == "thaw":
             self.frozen.requires_grad_(True)
+        if self.how == "hook":
+            self.linear.register_forward_hook(lambda *_: None)
         if self.how == "register" and "late" not in registered_state():
             register_state("late", lambda: 1, print)
         return self.frozen(self.linear(values))
@@ -235,6 +276,7 @@ class Late(nn.Module):
         ("parameter", "parameter extra came or went in a forward pass"),
         ("weights", "parameter linear.weight is changed by a forward pass, and again by the next"),
         ("thaw", "parameter frozen.weight got a gradient and required none when the run began"),
+        ("hook", "module linear got or lost a hook in a forward pass"),
         ("register", "state 'late' is registered by a forward pass"),
     ],
 )

@@ -149,6 +149,7 @@ def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], Non
     if who.parent is not None:
         end_with_parent(who.parent)
     ended = threading.Event()
+    directory.write_sign_of_life(who.rank)  # here, so that there is one whatever happens to the thread
     threading.Thread(target=_live, args=(directory, who.rank, ended), daemon=True).start()
     try:
         body(directory, who)

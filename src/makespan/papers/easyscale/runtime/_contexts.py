@@ -148,10 +148,17 @@ class Contexts:
         self._first: dict[str, Tensor] = {}
         self._apart = set[str]()
         self._python: dict[str, Any] = {} if user_state is None else user_state.snapshot()
+        self.notices: list[str] = []
+        for name, kind in ({} if user_state is None else user_state.iterators()).items():
+            found = f"{name} is an iterator ({kind}), of which nobody can see how far it is"
+            if name.startswith("model."):
+                raise InputError(
+                    f"{found}; accepted: a number that a forward pass counts up, or register_state"
+                )
+            self.notices.append(f"{found}; if a forward pass goes on with it, keep a number instead")
         self._shared_python: set[str] = set()
         self._own_registered: set[str] = set()
         self._missed: set[str] = set()
-        self.notices: list[str] = []
 
     @property
     def mutable_buffers(self) -> list[str]:
@@ -370,6 +377,7 @@ class Contexts:
             now = user.snapshot(shown.python)
             changed = self._changed_in_python(now, set(shown.python))
             for name in sorted(changed):
+                self._check_kind(name, self._python.get(name, ABSENT), now.get(name, ABSENT))
                 self._notice_opaque(name, now.get(name, ABSENT), "what follows the sum of gradients")
             self._shared_python |= changed
             self._python = now
@@ -433,6 +441,7 @@ class Contexts:
         now = user.snapshot(own)
         for name in sorted(self._changed_in_python(now, own)):
             old, new = self._python.get(name, ABSENT), now.get(name, ABSENT)
+            self._check_kind(name, old, new)
             if is_opaque(new) or is_opaque(old):
                 self._notice_opaque(name, new, "a forward pass")
                 self._python[name] = new
@@ -445,6 +454,15 @@ class Contexts:
             self._divide_python(name)
         context = self._own[rank]
         context.python = user.take(context.python)
+
+    def _check_kind(self, name: str, old: Any, new: Any) -> None:
+        """Refuse an object that a restart could not make again."""
+        kind = "" if self._user is None else self._user.foreign_object(new)
+        if kind and self._user is not None and self._user.foreign_object(old) != kind:
+            accepted = "one that is made where model, optimizer or data are built"
+            raise InputError(
+                f"{name} became a {kind}, which no checkpoint can make again; accepted: {accepted}"
+            )
 
     def _notice_opaque(self, name: str, value: Any, by: str) -> None:
         if is_opaque(value) and len(value) > 1:

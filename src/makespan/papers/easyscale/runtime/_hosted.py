@@ -119,6 +119,7 @@ class HostedWorkers:
         _check_optimizer(parts)
         self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
+        self._n_hooks = _hook_counts(parts.model)
         self.state_names = set(parts.model.state_dict())
         self.notices: list[str] = []
         restored = bucket_map if level.pins_communication else None
@@ -155,6 +156,7 @@ class HostedWorkers:
                 losses.append(self._micro_batch(fetch(rank)))
             if watches:
                 changed = self._changed_parameters(before, changed)
+                self._check_hooks("a forward pass")
             ready = ready if recorder is None else recorder.finish()
             self._check_gradients()
             own.append(self._layout.pack(self._reduction.set_scale, self._copies))
@@ -209,6 +211,15 @@ class HostedWorkers:
             if self._parts.scheduler is not None:
                 self._parts.scheduler.step()
         self._parts.optimizer.zero_grad(set_to_none=True)
+        if watches:
+            self._check_hooks("after_reduce")
+
+    def _check_hooks(self, by: str) -> None:
+        """Refuse hooks that a restart would not know."""
+        for name, number in _hook_counts(self._parts.model).items():
+            if number != self._n_hooks.get(name, 0):
+                found = f"module {name or 'model'} got or lost a hook in {by}, which no checkpoint holds"
+                raise InputError(f"{found}; accepted: hooks of where the model is built")
 
     def _check_gradients(self) -> None:
         """Refuse gradients that nobody would add up."""
@@ -277,6 +288,14 @@ def _check_optimizer(parts: TrainedParts) -> None:
                 found = f"group {number} of the optimizer has a parameter of shape {tuple(one.shape)}"
                 accepted = "parameters of the model, of which a loss with parameters can be a module"
                 raise InputError(f"{found} that the model lacks; accepted: {accepted}")
+
+
+def _hook_counts(model: nn.Module) -> dict[str, int]:
+    """Count the hooks of each module."""
+    kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+    return {
+        path: sum(len(getattr(module, kind, ())) for kind in kinds) for path, module in model.named_modules()
+    }
 
 
 def _has_user_step(parts: TrainedParts) -> bool:

@@ -6,6 +6,7 @@ can lie in a checkpoint, and given back in place where it can change in place, b
 """
 
 import argparse
+import io
 import random
 import sys
 from collections import deque
@@ -30,7 +31,8 @@ _INTERNAL = set(vars(nn.Module())) - {"training"}
 _PLAIN = {bool, int, float, str, bytes, type(None)}
 _OPEN = (nn.Module, SimpleNamespace, argparse.Namespace)
 _MOST_ITEMS = 10_000
-_LARGE_BYTES = 1 << 26
+_LARGE_BYTES, _MOST_BYTES = 1 << 23, 1 << 26
+"""From this size on, and beyond so many bytes in one place, values are compared by samples."""
 _SAMPLED = 4096
 _MOST_OUTPUT_BYTES = 1 << 20
 
@@ -152,6 +154,26 @@ class UserState:
             if name not in skipped
         }
 
+    def iterators(self) -> dict[str, str]:
+        """Return the kinds of iterators that are kept, by name: nobody can see where they are."""
+        values = {name: place.get() for name, place in self.places().items()}
+        return {
+            name: type(value).__name__
+            for name, value in values.items()
+            if isinstance(value, Iterator) and not isinstance(value, io.IOBase)
+        }
+
+    def foreign_object(self, value: Any) -> str:
+        """Class of an object that could not be made again where a checkpoint is read; empty for none."""
+        if (
+            type(value) is tuple
+            and value
+            and value[0] == "object"
+            and value[1].split(":")[0] not in self._modules
+        ):
+            return str(value[1]).replace(":", ".")
+        return ""
+
     def take(self, names: Iterable[str]) -> dict[str, Any]:
         """Return copies of values as tensors and plain values, `ABSENT` for what is not there."""
         return {name: self._take(self._found.get(name) or self._place_of(name)) for name in names}
@@ -233,7 +255,7 @@ class _Taking:
     def __init__(self, names: Mapping[str, str], known: set[int], *, is_whole: bool) -> None:
         self._names, self._known, self._is_whole = names, known, is_whole
         self._above: set[int] = set()
-        self._left = sys.maxsize if is_whole else _MOST_ITEMS
+        self._left, self._bytes_left = (sys.maxsize,) * 2 if is_whole else (_MOST_ITEMS, _MOST_BYTES)
 
     def take(self, value: Any) -> Any:
         if type(value) in _PLAIN:
@@ -254,6 +276,10 @@ class _Taking:
         finally:
             self._above.remove(id(value))
 
+    def _is_large(self, n_bytes: int) -> bool:
+        self._bytes_left -= n_bytes
+        return not self._is_whole and (n_bytes > _LARGE_BYTES or self._bytes_left < 0)
+
     def _tensor(self, value: Tensor) -> Any:
         found = value.detach()
         if type(found) is not Tensor:
@@ -262,7 +288,7 @@ class _Taking:
             return ("kept", type(value).__name__, id(value))
         if value.grad_fn is not None and value.nbytes > _MOST_OUTPUT_BYTES:
             return ("kept", "large tensor with a gradient", id(value))
-        if not self._is_whole and found.nbytes > _LARGE_BYTES:
+        if self._is_large(found.nbytes):
             flat = found.reshape(-1)
             sample = flat[:: max(len(flat) // _SAMPLED, 1)].clone()
             return ("kept", "large", str(found.dtype), tuple(found.shape), sample)
@@ -271,7 +297,7 @@ class _Taking:
     def _numbers(self, value: "np.ndarray[Any, Any]") -> Any:
         if value.dtype.hasobject:
             return ("kept", "array of objects", id(value))
-        if not self._is_whole and value.nbytes > _LARGE_BYTES:
+        if self._is_large(value.nbytes):
             flat = value.reshape(-1)
             sample = flat[:: max(len(flat) // _SAMPLED, 1)].tobytes()
             return ("kept", "large", value.dtype.str, value.shape, sample)
