@@ -128,7 +128,7 @@ class RunOptions:
             found = getattr(self, name)
             if not isinstance(found, int) or found < number:
                 raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
-        every_s = self.checkpoint_every_s
+        every_s: object = self.checkpoint_every_s
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
             raise InputError(f"checkpoint_every_s is {every_s!r}; accepted: a number >= 0")
 
@@ -297,7 +297,7 @@ def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
 
     before = {
         number: handler
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
     }
     for number in before:

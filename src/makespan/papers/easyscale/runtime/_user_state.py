@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor, nn
 
 from makespan.errors import CheckpointError
@@ -104,7 +105,7 @@ class UserState:
         self._model = model
         self._modules = {_label(module): module for module in modules}
         self._names = {module.__name__: name for name, module in self._modules.items()}
-        self._others = {id(one) for one in others}
+        self._others = {id(one) for one in others} | _of_all_code()
         self._found: dict[str, _Place] = {}
         self._known: set[int] = set()
 
@@ -356,10 +357,17 @@ def same_value(one: Any, other: Any) -> bool:
     return bool(one == other) or bool(one != one and other != other)
 
 
+def _of_all_code() -> set[int]:
+    """Ids of the generators behind the global random states, which are swapped anyway."""
+    return {id(one) for one in (torch.default_generator, mtrand._rand, getattr(random, "_inst", None))}
+
+
 def _generator_state(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, np.random.Generator):
+        if value.bit_generator is mtrand.get_bit_generator():
+            return None
         return listed(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return listed(value.get_state(legacy=False))

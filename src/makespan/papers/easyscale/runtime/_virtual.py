@@ -124,11 +124,12 @@ def hide_processes(n_logical_workers: int) -> None:
     _groups.append(group)
     for name in _REFUSED:
         original: Any = getattr(distributed_c10d, name, None)
-        if original is None or hasattr(original, "_is_refused_to_users"):
+        if not callable(original) or hasattr(original, "_is_refused_to_users"):
             continue
+        guarded = _guarded(name, original)
         for module in (distributed_c10d, dist):
             if getattr(module, name, None) is original:
-                setattr(module, name, _guarded(name, original))
+                setattr(module, name, guarded)
 
 
 def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
