@@ -101,7 +101,23 @@ def end(directory, who):
     directory.write_progress({"step": 1})
 
 
-_ALL = (survive, meet_anew, kill, fail, refuse, leave, hang, start_slowly, meet_late, kill_server, speak, end)
+def stop(directory, who):
+    """Stop the second process, as a debugger or a machine that does not answer would."""
+    if who.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    until(directory.lost)
+
+
+def miss(directory, who):
+    """Be ready to meet, and never do."""
+    directory.write_ready(who.rank)
+    time.sleep(600)
+
+
+_ALL = (
+    survive, meet_anew, kill, fail, refuse, leave, hang, start_slowly, meet_late, kill_server, speak, end,
+    stop, miss,
+)  # fmt: skip
 DO = {one.__name__: one for one in _ALL}
 
 

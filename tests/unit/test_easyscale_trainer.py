@@ -331,7 +331,7 @@ def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     assert "pending after 2 mini-batches and 1 stage(s)" in done.output
     done = command(*words)
     assert done.exit_code == 1
-    assert f"stopped; the same command goes on from {run_dir}" in done.output
+    assert f"stopped; 3 mini-batches are saved; the same command goes on from {run_dir}" in done.output
     assert json.loads((run_dir / "state.json").read_text())["step"] == 3
     done = command(*words, "--mapping", "0,1,2,3")
     assert done.exit_code == 0, done.output

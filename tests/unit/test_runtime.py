@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from forked import SUPPORT, forking_servers
 
-from makespan.errors import InputError, WorkerError
+from makespan.errors import InputError, LostWorkerError, WorkerError
 from makespan.files import read_json
 from makespan.runtime import (
     Launch,
@@ -156,6 +156,30 @@ def test_processes_wait_for_each_other_as_long_as_the_run_may_take(srun, tmp_pat
         run_dir = tmp_path / type(launcher).__name__
         launcher.run(launch("end", run_dir))
         assert [one["timeout_s"] for one in seen(run_dir)] == [123.0, 123.0]
+
+
+@pytest.mark.parametrize("worker", [TOY, FORKED], ids=["started", "forked"])
+def test_a_process_that_stops_answering_counts_as_killed(forking, tmp_path, worker):
+    launcher = LocalLauncher(silence_timeout_s=2.0)
+    told = "process 1 of 2 gave no sign of life for 2 s and counts as killed"
+    with pytest.raises(LostWorkerError, match=told):
+        launcher.run(launch("stop", tmp_path / "end", worker=worker))
+    assert not any(is_running(one["pid"]) for one in seen(tmp_path / "end"))
+    lost = launcher.run(launch("stop", tmp_path / "tell", worker=worker, on_loss="tell"))
+    assert lost == RunDirectory(tmp_path / "tell").lost() == {1: told}
+
+
+def test_processes_that_cannot_meet_end(tmp_path):
+    with pytest.raises(WorkerError, match=r"2 processes were ready and did not meet within 0.3 s; check"):
+        LocalLauncher(meet_timeout_s=0.3).run(launch("miss", tmp_path))
+
+
+def test_a_run_has_no_limit_unless_one_is_set(tmp_path, srun):
+    for launcher in (LocalLauncher(), replace(srun)):
+        assert launcher.timeout_s is None
+        run_dir = tmp_path / type(launcher).__name__
+        launcher.run(launch("end", run_dir))
+        assert min(one["timeout_s"] for one in seen(run_dir)) > 14 * 24 * 3600
 
 
 def test_a_run_may_not_take_longer_than_allowed(tmp_path):

@@ -16,6 +16,7 @@ calls `join` or `choose_device`.
 
 from makespan.runtime._checkpoints import (
     Checkpoint,
+    discard_partial,
     finish_checkpoint,
     latest_checkpoint,
     sound_checkpoint,
@@ -51,6 +52,7 @@ __all__ = [
     "check_gpus",
     "choose_device",
     "describe_machine",
+    "discard_partial",
     "end_worker",
     "finish_checkpoint",
     "is_taken",

@@ -23,7 +23,10 @@ from typing import Any
 from makespan.errors import CheckpointError, ChecksumError
 from makespan.files import read_json, write_json
 
-__all__ = ["Checkpoint", "finish_checkpoint", "latest_checkpoint", "sound_checkpoint", "start_checkpoint"]
+__all__ = [
+    "Checkpoint", "discard_partial", "finish_checkpoint", "latest_checkpoint", "sound_checkpoint",
+    "start_checkpoint",
+]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -137,9 +140,14 @@ def _read(directory: Path) -> Checkpoint:
 def start_checkpoint(directory: Path) -> Path:
     """Empty directory in which a checkpoint can be written; what a killed run left there is removed."""
     partial = directory / _PARTIAL
-    shutil.rmtree(partial, ignore_errors=True)
+    discard_partial(directory)
     partial.mkdir(parents=True)
     return partial
+
+
+def discard_partial(directory: Path) -> None:
+    """Remove what a run that ended amid a checkpoint left of it, which takes room on a disk that is full."""
+    shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
 
 
 def finish_checkpoint(

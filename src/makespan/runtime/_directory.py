@@ -14,7 +14,7 @@ __all__ = ["RunDirectory"]
 
 _OF_A_RUN = (
     "request.json", "result-*.json", "progress.json", "stop", "met-*.json", "store-*.json", "error-*.json",
-    "lost-*.json", "log-*.txt",
+    "lost-*.json", "log-*.txt", "alive-*", "ready-*", "beat-*",
 )  # fmt: skip
 
 
@@ -54,6 +54,34 @@ class RunDirectory:
     def progress(self) -> Any:
         """Newest heartbeat; None before the first."""
         return read_json(self.path / "progress.json")
+
+    def write_beat(self, rank: int) -> None:
+        """Say that a process has got a piece further; the time without that is limited, too."""
+        (self.path / f"beat-{rank}").touch()
+
+    def write_sign_of_life(self, rank: int) -> None:
+        """Say that a process is there, whatever it is doing."""
+        (self.path / f"alive-{rank}").touch()
+
+    def remove_sign_of_life(self, rank: int) -> None:
+        """Say that a process gives no more signs, because it ends."""
+        (self.path / f"alive-{rank}").unlink(missing_ok=True)
+
+    def signs_of_life_ns(self) -> dict[int, int]:
+        """Time of the newest sign of life of each process that gives some, by rank [ns]."""
+        found = {}
+        for path in self.path.glob("alive-*"):
+            with suppress(FileNotFoundError):
+                found[int(path.name.partition("-")[2])] = path.stat().st_mtime_ns
+        return found
+
+    def write_ready(self, rank: int) -> None:
+        """Say that a process is about to meet the others for the first time."""
+        (self.path / f"ready-{rank}").touch()
+
+    def n_ready(self) -> int:
+        """Return how many processes are about to meet, or have met."""
+        return sum(1 for _ in self.path.glob("ready-*"))
 
     def request_stop(self) -> None:
         """Ask the processes to end when they can."""
@@ -105,7 +133,8 @@ class RunDirectory:
     def last_beat_ns(self) -> int | None:
         """Time of the newest heartbeat or meeting [ns]; None before the processes have met."""
         times = []
-        for path in (self.path / "progress.json", *self.path.glob("met-*.json")):
+        places = (self.path.glob(pattern) for pattern in ("met-*.json", "beat-*"))
+        for path in (self.path / "progress.json", *(path for found in places for path in found)):
             with suppress(FileNotFoundError):
                 times.append(path.stat().st_mtime_ns)
         return max(times, default=None)

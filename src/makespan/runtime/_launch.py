@@ -42,12 +42,21 @@ _Processes = Sequence[Process]
 OnLoss = Literal["end", "tell"]
 
 
+_NO_LIMIT_S = 20 * 24 * 3600.0
+"""Longest wait of a process where a run has no limit [s]; some libraries count it in 31 bits of ms."""
+
+_PAUSE_S = 5.0
+"""If a launcher has not looked at its processes for so long [s], it was paused itself, maybe they too."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Longest run, and longest time without a heartbeat once the processes have met [s]."""
+    """Longest times [s] that a launcher allows; see `LocalLauncher`."""
 
-    timeout_s: float
+    timeout_s: float | None
     stall_timeout_s: float
+    meet_timeout_s: float
+    silence_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +163,15 @@ class LocalLauncher:
         CPU threads; None for what the run asks for.
     cpus, gpus
         CPUs to which all are bound, None for no binding; GPUs by place among those granted, None for all.
-    timeout_s, stall_timeout_s
-        The run is brought down when it takes longer [s], or when nothing was heard for so long after the
-        processes met [s].
+    timeout_s
+        The run is brought down when it takes longer [s]; None for no limit.
+    stall_timeout_s
+        The run is brought down when none of its processes has made progress for so long after they met [s].
+    meet_timeout_s
+        The run is brought down when all processes are ready to meet and have not met for so long [s].
+    silence_timeout_s
+        A process that gives no sign of life for so long counts as killed [s]: one that is stopped, or whose
+        machine does not answer. A process that computes or waits gives one every second.
     interpreter
         What runs the module of a worker.
     """
@@ -165,8 +180,10 @@ class LocalLauncher:
     threads_per_process: int | None = 1
     cpus: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
-    timeout_s: float = 3600.0
+    timeout_s: float | None = None
     stall_timeout_s: float = 300.0
+    meet_timeout_s: float = 60.0
+    silence_timeout_s: float = 60.0
     interpreter: Sequence[str] = _PYTHON
 
     @property
@@ -180,7 +197,7 @@ class LocalLauncher:
     def run(self, launch: Launch) -> dict[int, str]:
         """Run processes of this machine, each with a GPU of its own if any; see `Launcher.run`."""
         check_gpus(self, launch.n_processes)
-        return _run(launch, launch.n_processes, self.start, _Limits(self.timeout_s, self.stall_timeout_s))
+        return _run(launch, launch.n_processes, self.start, _limits(self))
 
     def start(self, launch: Launch, rank: int) -> Process:
         """Start one process; see `Launcher.start`."""
@@ -215,15 +232,18 @@ class SlurmLauncher:
     ----------
     options
         Further options of ``srun``, for example ``("--nodes=2", "--gres=gpu:a800:8")``.
-    device, threads_per_process, timeout_s, stall_timeout_s, interpreter
-        As for `LocalLauncher`; waiting for an allocation counts for the first time.
+    device, threads_per_process, timeout_s, stall_timeout_s, meet_timeout_s, silence_timeout_s, interpreter
+        As for `LocalLauncher`; waiting for an allocation counts for ``timeout_s``. Files of other machines
+        may be seen a minute late.
     """
 
     device: Literal["cpu", "cuda"] = "cuda"
     options: tuple[str, ...] = ()
     threads_per_process: int | None = None
-    timeout_s: float = 24 * 3600.0
+    timeout_s: float | None = None
     stall_timeout_s: float = 1800.0
+    meet_timeout_s: float = 60.0
+    silence_timeout_s: float = 180.0
     interpreter: Sequence[str] = _PYTHON
 
     @property
@@ -233,7 +253,7 @@ class SlurmLauncher:
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Run tasks of Slurm; see `Launcher.run`."""
-        limits = _Limits(self.timeout_s, self.stall_timeout_s)
+        limits = _limits(self)
         if launch.options or launch.on_loss == "tell":
             return _run(launch, launch.n_processes, self.start, limits, _SRUN_INTERRUPTS)
         return _run(launch, 1, self._start_together, limits, _SRUN_INTERRUPTS)
@@ -255,6 +275,12 @@ class SlurmLauncher:
         command = ["srun", *tasks, *self.options, *launch.command(self.interpreter)]
         environment = _run_variables(self.device, self.timeout_s) | own
         return _start(command, environment, RunDirectory(launch.run_dir).log_path(rank))
+
+
+def _limits(launcher: LocalLauncher | SlurmLauncher) -> _Limits:
+    return _Limits(
+        launcher.timeout_s, launcher.stall_timeout_s, launcher.meet_timeout_s, launcher.silence_timeout_s
+    )
 
 
 def _run(
@@ -317,12 +343,13 @@ def check_gpus(launcher: Launcher, n_processes: int) -> None:
         raise InputError(f"{found}{source}; accepted: one GPU for each process, or cpu")
 
 
-def _run_variables(device: str, timeout_s: float) -> dict[str, str]:
+def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
     """Environment that all processes of a run share."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
     return inherited | {
         "MAKESPAN_DEVICE": device,
-        "MAKESPAN_TIMEOUT_S": repr(timeout_s),  # not that of a stall, which is nobody's before all have met
+        # Not that of a stall, which is nobody's before all have met.
+        "MAKESPAN_TIMEOUT_S": repr(_NO_LIMIT_S if timeout_s is None else timeout_s),
         "MAKESPAN_LAUNCHED_AT": repr(time.time()),
         "PYTHONUNBUFFERED": "1",
     }
@@ -347,7 +374,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
 def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: int) -> dict[int, str]:
     """Wait for the end of all processes, in the way that the launch asks for, or end a run that hangs."""
     directory, n_processes, begun = RunDirectory(launch.run_dir), launch.n_processes, time.monotonic()
-    beat, beat_time = None, begun
+    signs, beat, beat_time, ready_time, looked = _Signs(directory, processes, begun), None, begun, None, begun
     lost: dict[int, str] = {}
     try:
         while True:
@@ -357,25 +384,85 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
                 time.sleep(_GRACE_S)
                 raise _failure(processes, directory, n_processes)
             for rank in failed:
-                lost[rank] = _cause(processes[rank], directory, rank, n_processes)
+                lost[rank] = signs.silent.get(rank) or _cause(processes[rank], directory, rank, n_processes)
                 directory.write_lost(rank, lost[rank])
             if None not in states:
                 if len(lost) == len(states):
                     raise WorkerError(f"no process is left; the first: {next(iter(lost.values()))}")
                 return lost
             now = time.monotonic()
+            if now - looked > _PAUSE_S:
+                beat_time, ready_time = now, None if ready_time is None else now
+                signs.forgive(now)
+            looked = now
             if (latest := directory.last_beat_ns()) != beat:
                 beat, beat_time = latest, now
                 launch.on_beat()
-            if now - begun > limits.timeout_s:
+            if limits.timeout_s is not None and now - begun > limits.timeout_s:
                 raise WorkerError(f"the run took longer than {limits.timeout_s:g} s and was brought down")
             if beat is not None and now - beat_time > limits.stall_timeout_s:
-                raise WorkerError(
+                raise LostWorkerError(
                     f"no progress within {limits.stall_timeout_s:g} s; the run was brought down"
                 )
+            if beat is None and ready_time is None and directory.n_ready() == n_processes:
+                ready_time = now
+            if beat is None and ready_time is not None and now - ready_time > limits.meet_timeout_s:
+                found = f"{n_processes} processes were ready and did not meet"
+                raise WorkerError(
+                    f"{found} within {limits.meet_timeout_s:g} s; check that they reach each other by network"
+                )
+            for rank in signs.look(now, limits.silence_timeout_s, n_processes):
+                if launch.on_loss == "end" or len(processes) < n_processes:
+                    raise LostWorkerError(signs.silent[rank])
+                processes[rank].kill()
             time.sleep(_POLL_S)
     finally:
         _end(processes, interrupts)
+
+
+class _Signs:
+    """When each process of a run was last seen alive: by its sign, or by the CPU time that it takes."""
+
+    def __init__(self, directory: RunDirectory, processes: _Processes, begun: float) -> None:
+        self._directory, self._processes, self._looked = directory, processes, begun
+        self._seen = dict[int, tuple[object, float]]()
+        self.silent: dict[int, str] = {}
+
+    def forgive(self, now: float) -> None:
+        """Count from now, because it is this process that was away."""
+        self._seen = {rank: (sign, now) for rank, (sign, _) in self._seen.items()}
+
+    def look(self, now: float, limit_s: float, n_processes: int) -> list[int]:
+        """Return processes that are newly silent for too long; why, is in ``silent``."""
+        if now - self._looked < min(1.0, limit_s / 4):
+            return []
+        self._looked, found = now, []
+        for rank, sign_ns in self._directory.signs_of_life_ns().items():
+            if rank in self.silent:
+                continue
+            has_own = len(self._processes) == n_processes and rank < n_processes
+            if has_own and self._processes[rank].poll() is not None:
+                continue
+            sign = sign_ns, _cpu_ticks(self._processes[rank].pid) if has_own else None
+            before, since = self._seen.get(rank, (None, now))
+            if sign != before:
+                self._seen[rank] = sign, now
+            elif now - since > limit_s:
+                self.silent[rank] = (
+                    f"process {rank} of {n_processes} gave no sign of life for {limit_s:g} s "
+                    "and counts as killed"
+                )
+                found.append(rank)
+        return found
+
+
+def _cpu_ticks(pid: int) -> int | None:
+    """CPU time of a process of this machine, in ticks; None where it cannot be known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[11]) + int(fields[12])
 
 
 def _failure(processes: _Processes, directory: RunDirectory, n_processes: int) -> WorkerError:

@@ -8,8 +8,10 @@ import importlib
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Identity", "choose_device", "end_worker", "identity", "join", "run_worker"]
+
+_LIFE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ def join(
     choose_device(who)  # or all processes of a node would meet on its first GPU
     ranks = list(range(who.size)) if members is None else list(members)
     timeout, rank = timedelta(seconds=who.timeout_s), ranks.index(who.rank)
+    if members is None:
+        directory.write_ready(who.rank)
     store = _store(directory.store_path(meeting), who, rank, len(ranks), timeout)
     backend = "gloo" if who.device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=len(ranks), timeout=timeout)
@@ -138,20 +144,35 @@ def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) 
 def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
     """Do a process's part of a run, ``body``, and return its exit status.
 
-    The process is bound to its CPUs and ends when the launcher is gone. What it raises is written
-    into the directory, where the launcher finds it.
+    The process is bound to its CPUs, gives signs of life, and ends when the launcher is gone. What it raises
+    is written into the directory, where the launcher finds it.
     """
     who, directory = identity(), RunDirectory(Path(run_dir))
     if who.cpus is not None:
         os.sched_setaffinity(0, who.cpus)
     if who.parent is not None:
         end_with_parent(who.parent)
+    ended = threading.Event()
+    directory.write_sign_of_life(who.rank)  # here, so that there is one whatever happens to the thread
+    threading.Thread(target=_live, args=(directory, who.rank, ended), daemon=True).start()
     try:
         body(directory, who)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
         directory.write_error(who.rank, error)
         return 1
+    finally:
+        ended.set()
+        with suppress(OSError):
+            directory.remove_sign_of_life(who.rank)
     return 0
+
+
+def _live(directory: RunDirectory, rank: int, ended: threading.Event) -> None:
+    """Give signs of life until the work of this process is done."""
+    while not ended.is_set():
+        with suppress(OSError):  # a full disk is no reason to end; nor is a directory that is gone
+            directory.write_sign_of_life(rank)
+        ended.wait(_LIFE_S)
 
 
 def end_worker(status: int) -> NoReturn:

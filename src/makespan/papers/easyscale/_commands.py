@@ -12,6 +12,7 @@ from makespan.errors import InputError
 from makespan.papers.easyscale._stages import ElasticResult, RunOptions
 from makespan.papers.easyscale._trainer import ElasticTrainer, export_model, request_change
 from makespan.papers.easyscale.runtime import ElasticJob
+from makespan.runtime import latest_checkpoint
 from makespan.verbs import launcher_of, launcher_options, read_settings, settings_option
 
 __all__ = ["COMMANDS"]
@@ -36,7 +37,8 @@ _HELP = {
     "shuffle": "Deal samples in a new order each epoch.",
     "drop_last_samples": "Leave out samples that do not go round.",
     "drop_last_batch": "Leave out a last batch of less than full size.",
-    "checkpoint_every": "Mini-batches between checkpoints; 0 for one at the end.",
+    "checkpoint_every": "Mini-batches between checkpoints; 0 for none by their number.",
+    "checkpoint_every_s": "Seconds between checkpoints; 0 for none by the clock.",
     "hash_every": "Mini-batches between hashes; 0 for none.",
     "loader_processes": "Processes that load samples for each process.",
     "prefetch": "Batches that they are ahead.",
@@ -62,8 +64,8 @@ def _options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any
             shown: dict[str, Any] = {"default": default, "show_default": default is not None}
             if isinstance(default, bool):
                 flag = f"{flag}/--no-{flag.removeprefix('--')}"
-            elif isinstance(default, int) or field.name in _NUMBERS:
-                shown |= {"type": int, "metavar": "NUMBER"}
+            elif isinstance(default, int | float) or field.name in _NUMBERS:
+                shown |= {"type": float if isinstance(default, float) else int, "metavar": "NUMBER"}
             else:
                 shown |= {"metavar": "NAME"}
             command = click.option(flag, help=_HELP[field.name], **shown)(command)
@@ -102,7 +104,8 @@ def _run(
 
     The same command goes on after a kill, a suspension, or with other processes; no bit depends on them. The
     directory has steps.csv, reconfigurations.csv and the newest two checkpoints. Ctrl-C or SIGTERM ends it
-    after the mini-batch that goes on, with a checkpoint; a second one at once.
+    after the mini-batch that goes on, with a checkpoint; a second one at once. There is a checkpoint every
+    ten minutes, too.
     """
     how = {one.name: given.pop(one.name) for one in fields(RunOptions) if one.name in given}
     how["ends_on_signals"] = True
@@ -112,7 +115,9 @@ def _run(
     try:
         result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **how)
     except KeyboardInterrupt:
-        click.echo(f"stopped; the same command goes on from {run_dir}", err=True)
+        saved = latest_checkpoint(trainer.folder.checkpoints)
+        done = "no mini-batch is saved" if saved is None else f"{saved.step} mini-batches are saved"
+        click.echo(f"stopped; {done}; the same command goes on from {run_dir}", err=True)
         raise click.Abort from None
     if sys.stderr.isatty():
         click.echo(err=True)

@@ -33,6 +33,8 @@ from makespan.runtime import (
     RunDirectory,
     check_gpus,
     describe_machine,
+    discard_partial,
+    latest_checkpoint,
 )
 
 __all__ = ["ElasticResult", "RunOptions", "options_from", "settled", "train_stages"]
@@ -80,7 +82,10 @@ class RunOptions:
     resume
         Whether a run in the directory is continued; otherwise one is refused.
     checkpoint_every
-        Mini-batches from one checkpoint to the next; 0 for one at the end and on request only.
+        Mini-batches from one checkpoint to the next; 0 for none by their number.
+    checkpoint_every_s
+        Time from one checkpoint to the next, at least twenty times what writing one takes [s]; 0 for none by
+        the clock. There is one at the end and on request in any case.
     hash_every
         Mini-batches from one set of hashes to the next; 0 for none.
     loader_processes, prefetch
@@ -90,8 +95,9 @@ class RunOptions:
     mixes_devices
         Whether devices of several types are allowed at a time to a job without D2, whose bits they change.
     ends_on_signals
-        Whether SIGINT and SIGTERM end the mini-batch that goes on, write a checkpoint, and only then do what
-        they do otherwise; a second one does so at once. In the main thread only.
+        Whether SIGINT, SIGTERM and SIGHUP end the mini-batch that goes on, write a checkpoint, and only then
+        do what they do otherwise; a second one does so at once. In the main thread only; None for whether
+        this is that. A signal that this process ignores stays ignored.
     launcher
         Where processes run; None for this machine.
     on_progress
@@ -100,12 +106,13 @@ class RunOptions:
 
     resume: bool = True
     checkpoint_every: int = 0
+    checkpoint_every_s: float = 600.0
     hash_every: int = 1
     loader_processes: int = 1
     prefetch: int = 2
     max_restarts: int = 2
     mixes_devices: bool = False
-    ends_on_signals: bool = False
+    ends_on_signals: bool | None = None
     launcher: Launcher | None = None
     on_progress: Callable[[int, float], object] | None = None
 
@@ -121,6 +128,9 @@ class RunOptions:
             found = getattr(self, name)
             if not isinstance(found, int) or found < number:
                 raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+        every_s: object = self.checkpoint_every_s
+        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
+            raise InputError(f"checkpoint_every_s is {every_s!r}; accepted: a number >= 0")
 
 
 def options_from(given: Mapping[str, Any]) -> RunOptions:
@@ -188,7 +198,8 @@ class _Run:
             "run_dir": str(self.folder.path.resolve()), "fold_dir": str(fold_dir),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint.path.resolve()),
             "fold": None if before is None else before["fold"], "first_step": self.done, "steps": self.steps,
-            "checkpoint_every": options.checkpoint_every, "hash_every": options.hash_every,
+            "checkpoint_every": options.checkpoint_every, "checkpoint_every_s": options.checkpoint_every_s,
+            "hash_every": options.hash_every,
             "loader_processes": options.loader_processes, "prefetch": options.prefetch,
             "asked": str(self.folder.wanted_path.resolve()), "is_first": is_first,
         }  # fmt: skip
@@ -253,7 +264,8 @@ def train_stages(
         for run in runs:
             held.enter_context(run.folder.hold())
             run.folder.take_wanted()  # of a run before this one
-        if options.ends_on_signals:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main if options.ends_on_signals is None else options.ends_on_signals:
             held.enter_context(_suspended_by_signals([run.folder for run in runs]))
         for run in runs:
             run.begin()
@@ -280,13 +292,25 @@ def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
         restore()
         for folder in folders:
             folder.want({})
+        name = signal.Signals(number).name
+        _log.warning("%s: ending after this mini-batch, with a checkpoint; a second one ends at once", name)
 
-    before = {number: signal.signal(number, suspend) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: handler
+        for number in map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+    }
+    for number in before:
+        signal.signal(number, suspend)
     try:
         yield
     finally:
         restore()
     for number in came:
+        for folder in folders:
+            checkpoint = latest_checkpoint(folder.checkpoints)
+            done = 0 if checkpoint is None else checkpoint.step
+            _log.warning("%s: %d mini-batches are saved; the same call goes on from there", folder.path, done)
         signal.raise_signal(number)
 
 
@@ -302,8 +326,17 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
 
     def tell() -> None:
         values = directory.progress()
+        for notice in [] if values is None else values.get("notices", []):
+            notify(notice)
         if values is not None and options.on_progress is not None:
             options.on_progress(values["step"], values["loss"])
+
+    told = set[str]()
+
+    def notify(notice: str) -> None:
+        if notice not in told:
+            told.add(notice)
+            _log.warning("%s: %s", runs[0].folder.path, notice)
 
     launch = Launch(
         _WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job), on_beat=tell
@@ -315,9 +348,13 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
     except LostWorkerError as error:
         lost = error
     except WorkerError as error:
+        for run in runs:
+            discard_partial(run.folder.checkpoints)
         raise _cause(directory, n_processes) or error from None
     n_begun = next((number for number in range(len(runs)) if directory.result(number) is None), len(runs)) + 1
     for number, run in enumerate(runs[:n_begun]):
+        for notice in (directory.result(number) or {}).get("notices", []):
+            notify(notice)
         run.take(directory.result(number))
         if lost is not None and run.n_failures > options.max_restarts:
             raise lost

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from makespan.papers.easyscale.runtime._randomness import take_randomness
 
-__all__ = ["implicit_sha", "optimizer_sha", "parameter_sha", "raw_bytes"]
+__all__ = ["implicit_sha", "optimizer_sha", "parameter_sha", "raw_bytes", "value_sha"]
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
@@ -38,6 +38,22 @@ def implicit_sha(model: nn.Module, device: torch.device) -> str:
     if device.type == "cuda":
         states.append(("cuda", torch.cuda.get_rng_state(device)))
     return _sha([*sorted(model.named_buffers()), *states])
+
+
+def value_sha(value: Any) -> str:
+    """Hash of tensors and plain values in lists, tuples and dictionaries."""
+    return _sha(_leaves("", value))
+
+
+def _leaves(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(f"{name}/{key!r}", one)
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from _leaves(f"{name}/{number}", one)
+    else:
+        yield name, value
 
 
 def _sha(named: Iterable[tuple[str, Any]]) -> str:

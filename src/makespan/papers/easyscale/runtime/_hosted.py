@@ -1,7 +1,7 @@
 """One mini-batch of a job in a process: logical workers in turn, one sum, one step of the optimizer."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from makespan.errors import InputError
+from makespan.papers.easyscale.runtime._batches import loss_of
 from makespan.papers.easyscale.runtime._buckets import (
     BucketMap,
     Buckets,
@@ -25,12 +26,15 @@ from makespan.papers.easyscale.runtime._levels import DeterminismLevel
 from makespan.papers.easyscale.runtime._mapping import RankMapping
 from makespan.papers.easyscale.runtime._offload import HostCopies, settle
 from makespan.papers.easyscale.runtime._parts import TrainedParts
+from makespan.papers.easyscale.runtime._user_state import UserState
 from makespan.papers.easyscale.runtime._virtual import seen_as
 
 __all__ = ["HostedWorkers", "MiniBatch"]
 
-Fetch = Callable[[int], tuple[Any, Any]]
+Fetch = Callable[[int], Any]
 _HOST = torch.device("cpu")
+_WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class HostedWorkers:
         What forward passes and losses run in.
     swaps_contexts
         Whether each logical worker has its own random states and buffers; False to see what that costs.
+    user_state, late_buffers
+        See `Contexts`.
+    on_micro_batch
+        Called after each micro-batch.
 
     Raises
     ------
@@ -94,6 +102,9 @@ class HostedWorkers:
         bucket_map: BucketMap | None = None,
         computing: AbstractContextManager[object] | None = None,
         swaps_contexts: bool = True,
+        user_state: UserState | None = None,
+        late_buffers: Collection[str] = (),
+        on_micro_batch: Callable[[], object] = lambda: None,
     ) -> None:
         _check(parts.model, mapping, reduction, buffers)
         self._parts, self._device, self._process = parts, device, process
@@ -104,7 +115,13 @@ class HostedWorkers:
         self._copies = HostCopies(device)
         self._computing = nullcontext() if computing is None else computing
         self._trained = trained_parameters(parts.model)
-        self.contexts = Contexts(parts.model, device, self.ranks, seed)
+        self._frozen = {name: one for name, one in parts.model.named_parameters() if not one.requires_grad}
+        _check_optimizer(parts)
+        self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)
+        self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
+        self._n_hooks = _hook_counts(parts.model)
+        self.state_names = set(parts.model.state_dict())
+        self.notices: list[str] = []
         restored = bucket_map if level.pins_communication else None
         self._must_rebuild = restored is None
         self._layout = Buckets(self._trained, restored or provisional_map(self._trained))
@@ -114,24 +131,41 @@ class HostedWorkers:
         """Layout for a restart; None before it is known."""
         return None if self._must_rebuild else self._layout.bucket_map
 
-    def mini_batch(self, fetch: Fetch) -> Steps[MiniBatch]:
-        """Do one mini-batch; ``fetch`` returns inputs and targets of a virtual rank."""
+    def mini_batch(self, fetch: Fetch, *, watches: bool = False) -> Steps[MiniBatch]:
+        """Do one mini-batch.
+
+        Parameters
+        ----------
+        fetch
+            Returns the batch of a virtual rank.
+        watches
+            Whether what code of the user changes in this mini-batch is looked for: values that it keeps in
+            Python, and parameters that a forward pass changes.
+        """
         if self._buffers == "rank0":
             yield from self.contexts.from_first(self.mapping, self._process)
-        own, losses, times, ready = [], [], [], list[str]()
+        if watches:
+            self.contexts.begin_watching()
+        own, losses, times, ready, changed = [], [], [], list[str](), set[str]()
         for rank in self.ranks:
             begun = time.perf_counter()
             recorder = ReadyOrder(self._trained) if self._must_rebuild and rank == 0 else None
-            own_context = self.contexts.live(rank) if self._swaps else nullcontext()
+            own_context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
+            before = self._checksums() if watches else {}
             with seen_as(rank, self.mapping.n_logical_workers), own_context:
-                losses.append(self._micro_batch(*fetch(rank)))
+                losses.append(self._micro_batch(fetch(rank)))
+            if watches:
+                changed = self._changed_parameters(before, changed)
+                self._check_hooks("a forward pass")
             ready = ready if recorder is None else recorder.finish()
+            self._check_gradients()
             own.append(self._layout.pack(self._reduction.set_scale, self._copies))
             settle(self._device)
             times.append(time.perf_counter() - begun)
+            self._on_micro_batch()
         begun = time.perf_counter()
         self._copies.finish()
-        yield from self._update(own)
+        yield from self._update(own, watches)
         if self._must_rebuild:
             yield from self._rebuild(ready)
         values = torch.stack(losses).to(_HOST, torch.float64)
@@ -146,20 +180,25 @@ class HostedWorkers:
         ordered = tuple(by_rank[rank] for rank in range(len(by_rank)))
         return MiniBatch(ordered, tuple(times), time.perf_counter() - begun)
 
-    def _micro_batch(self, inputs: Any, targets: Any) -> Tensor:
+    def _micro_batch(self, batch: Any) -> Tensor:
         with self._computing:
-            outputs = self._parts.model(_moved(inputs, self._device))
-            loss = self._parts.loss(outputs, _moved(targets, self._device))
+            loss, unused = loss_of(self._parts.model, self._parts.loss, batch, self._device)
+        if unused:
+            self.notices.append(f"loss returns {unused} beside the loss, of which nothing is kept")
         scaler = self._parts.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _update(self, own: Sequence[GradientSet]) -> Steps[None]:
+    def _update(self, own: Sequence[GradientSet], watches: bool) -> Steps[None]:
         """Sum the gradients of all logical workers and let the optimizer take its step."""
         total = yield from reduce_sets(own, self._numbered, self._process, self._reduction)
         self._layout.unpack(total.buckets, total.used)
-        with seen_as(0, self.mapping.n_logical_workers):
+        has_shared = self._has_user_step and self._swaps
+        if has_shared:
+            yield from self.contexts.first_for_all(self.mapping, self._process)
+        shared = self.contexts.live_for_all(watches=watches) if has_shared else nullcontext()
+        with seen_as(0, self.mapping.n_logical_workers), shared:
             if self._parts.scaler is not None:
                 self._parts.scaler.unscale_(self._parts.optimizer)
             if self._parts.after_reduce is not None:
@@ -172,6 +211,45 @@ class HostedWorkers:
             if self._parts.scheduler is not None:
                 self._parts.scheduler.step()
         self._parts.optimizer.zero_grad(set_to_none=True)
+        if watches:
+            self._check_hooks("after_reduce")
+
+    def _check_hooks(self, by: str) -> None:
+        """Refuse hooks that a restart would not know."""
+        for name, number in _hook_counts(self._parts.model).items():
+            if number != self._n_hooks.get(name, 0):
+                found = f"module {name or 'model'} got or lost a hook in {by}, which no checkpoint holds"
+                raise InputError(f"{found}; accepted: hooks of where the model is built")
+
+    def _check_gradients(self) -> None:
+        """Refuse gradients that nobody would add up."""
+        for name, one in self._frozen.items():
+            if one.grad is not None:
+                found = f"parameter {name} got a gradient and required none when the run began"
+                raise InputError(f"{found}; accepted: one that requires it when the model is built")
+
+    def _checksums(self) -> dict[str, tuple[int, int]]:
+        """Return what tells whether a parameter changed: its place in memory, and a sum of its words."""
+        found = {}
+        for name, one in self._parts.model.named_parameters():
+            words = one.detach().contiguous().view(_WORDS[one.element_size()])
+            found[name] = one.data_ptr(), int(words.sum(dtype=torch.int64))
+        return found
+
+    def _changed_parameters(self, before: Mapping[str, tuple[int, int]], already: set[str]) -> set[str]:
+        """Find parameters that a forward pass changed or made."""
+        now = self._checksums()
+        if odd := sorted(now.keys() ^ before.keys()):
+            found = f"parameter {odd[0]} came or went in a forward pass"
+            raise InputError(f"{found}; accepted: those that the model is built with")
+        changed = {name for name, one in now.items() if before[name] != one}
+        accepted = "a buffer, or a change in after_reduce"
+        for name in sorted(changed):
+            found = f"parameter {name} is changed by a forward pass"
+            if name in already:
+                raise InputError(f"{found}, and again by the next; accepted: {accepted}")
+            self.notices.append(f"{found}; unless a second one changes nothing more, use {accepted}")
+        return already | changed
 
     def _rebuild(self, ready: Sequence[str]) -> Steps[None]:
         """Lay out buckets in the order in which gradients of the first logical worker became ready."""
@@ -201,12 +279,31 @@ def _check(model: nn.Module, mapping: RankMapping, reduction: Reduction, buffers
             raise InputError(f"{found}; accepted: {wanted}")
 
 
-def _moved(values: Any, device: torch.device) -> Any:
-    """Tensors of a batch on a device, whatever lists, tuples and dictionaries they lie in."""
-    if isinstance(values, Tensor):
-        return values.to(device)
-    if isinstance(values, dict):
-        return {name: _moved(one, device) for name, one in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(_moved(one, device) for one in values)
-    return values
+def _check_optimizer(parts: TrainedParts) -> None:
+    """Check that an optimizer holds parameters of the model alone, whose gradients are added up."""
+    known = {id(one) for one in parts.model.parameters()}
+    for number, group in enumerate(parts.optimizer.param_groups):
+        for one in group["params"]:
+            if id(one) not in known:
+                found = f"group {number} of the optimizer has a parameter of shape {tuple(one.shape)}"
+                accepted = "parameters of the model, of which a loss with parameters can be a module"
+                raise InputError(f"{found} that the model lacks; accepted: {accepted}")
+
+
+def _hook_counts(model: nn.Module) -> dict[str, int]:
+    """Count the hooks of each module."""
+    kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+    return {
+        path: sum(len(getattr(module, kind, ())) for kind in kinds) for path, module in model.named_modules()
+    }
+
+
+def _has_user_step(parts: TrainedParts) -> bool:
+    """Whether code that is not torch's runs between the sum of gradients and the next mini-batch."""
+    optimizer, scheduler = parts.optimizer, parts.scheduler
+    if parts.after_reduce is not None or not type(optimizer).__module__.startswith("torch.optim"):
+        return True
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return True
+    plain = scheduler is None or type(scheduler).__module__.startswith("torch.optim")
+    return not plain or isinstance(scheduler, _WITH_FUNCTIONS)

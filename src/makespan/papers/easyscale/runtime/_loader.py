@@ -239,7 +239,16 @@ class LoaderPool:
         (epoch, batch), shards = feed.asked, self._shards
         batches, stream = self._batches(rank, epoch), batch % shards.n_loaders
         request = _Request(
-            Order(shards.seed, shards.n_logical_workers, rank, epoch, batch, stream, batches[batch])
+            Order(
+                shards.seed,
+                shards.n_logical_workers,
+                rank,
+                epoch,
+                batch,
+                stream,
+                batches[batch],
+                shards.n_loaders,
+            )
         )
         self._streams.setdefault(request.key, _Stream(None))
         feed.ahead.append(request)

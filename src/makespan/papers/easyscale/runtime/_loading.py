@@ -4,13 +4,14 @@ import io
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.utils.data
 from torch import Tensor
 
 from makespan.leftovers import end_with_parent
@@ -34,6 +35,7 @@ class Order:
     batch: int
     stream: int
     indices: tuple[int, ...]
+    n_loaders: int = 1
     before: bytes | None = None
 
     def __str__(self) -> str:
@@ -70,11 +72,25 @@ def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
             seed_stream(order.seed, order.rank, order.epoch, order.stream)
         else:
             give_randomness(order.before)
-        with seen_as(order.rank, order.n_logical_workers):
+        with seen_as(order.rank, order.n_logical_workers), _known_as(order, dataset):
             batch = collate(samples_of(dataset, order.indices))
         return Made(batch, take_randomness())
     except Exception:  # noqa: BLE001 - code of others; it is raised where the batch is used
         return Failed(traceback.format_exc())
+
+
+@contextmanager
+def _known_as(order: Order, dataset: Any) -> Iterator[None]:
+    """Answer whoever asks for the process of a stock data loader as the one that would make this batch."""
+    state: Any = torch.utils.data._utils.worker
+    before = state._worker_info
+    state._worker_info = state.WorkerInfo(
+        id=order.stream, num_workers=order.n_loaders, seed=torch.initial_seed(), dataset=dataset
+    )
+    try:
+        yield
+    finally:
+        state._worker_info = before
 
 
 class _Pickler(pickle.Pickler):

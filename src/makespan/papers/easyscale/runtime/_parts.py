@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from makespan.errors import InputError
 from makespan.papers.easyscale.runtime._job import ElasticJob, split_name
 from makespan.papers.easyscale.runtime._seeding import seed_everything
+from makespan.papers.easyscale.runtime._user_state import user_modules
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 from makespan.user_code import load_file, load_module
 
@@ -62,11 +64,12 @@ class TrainedParts:
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """What is trained, the samples, and how these are joined to a batch."""
+    """What is trained, the samples, how these are joined to a batch, and the modules that are the user's."""
 
     trained: TrainedParts
     data: Any
     collate: Callable[[list[Any]], Any]
+    modules: list[ModuleType]
 
 
 def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
@@ -94,14 +97,20 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
         model = _checked(job, "model", _called(job, "model", of("model")), nn.Module)
     else:
         model = build_stand_in(spec, job.seed)
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(one):
+            found = f"model: {name} belongs to a lazy module and has no size yet"
+            raise InputError(f"{found}; accepted: a model that has done a forward pass where it is built")
     model.train().to(device)
     trained_by = model if ":" in job.optimizer else model.parameters()
     found = _called(job, "optimizer", of("optimizer"), trained_by)
     optimizer = _checked(job, "optimizer", found, torch.optim.Optimizer)
+    _check_step(job, "optimizer", optimizer)
     scheduler = None
     if job.lr_scheduler is not None:
         found = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
         scheduler = _checked(job, "lr_scheduler", found, torch.optim.lr_scheduler.LRScheduler)
+        _check_step(job, "lr_scheduler", scheduler)
     loss = of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
     scaler = None
     if job.scaler is not None:
@@ -115,7 +124,10 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
         make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
         options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
         data = _bound("data", make, (), options)()
-    return JobParts(trained, data, of("collate") or default_collate)
+    collate = of("collate") or default_collate
+    files = [place for place in modules if place.endswith(".py")]
+    own = user_modules(files, [place for place in modules if not place.endswith(".py")])
+    return JobParts(trained, data, collate, own)
 
 
 def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[..., Any] | None:
@@ -169,6 +181,15 @@ def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
         what = f"{getattr(job, part)} returned {type(found).__name__}"
         raise InputError(f"{part}: {what}; accepted: a {kind.__module__}.{kind.__name__}")
     return found
+
+
+def _check_step(job: ElasticJob, part: str, found: Any) -> None:
+    """Check that a step needs nothing that a mini-batch does not have, such as a metric or a closure."""
+    try:
+        inspect.signature(found.step).bind()
+    except TypeError as error:
+        what = f"{getattr(job, part)} returned {type(found).__name__}, whose step needs an argument ({error})"
+        raise InputError(f"{part}: {what}; accepted: one whose step takes no argument") from None
 
 
 def _needed(spec: StandIn | None, part: str) -> StandIn:

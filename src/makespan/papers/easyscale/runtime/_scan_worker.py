@@ -9,7 +9,7 @@ import torch.distributed as dist
 from makespan.papers.easyscale.runtime._job import job_from
 from makespan.papers.easyscale.runtime._parts import build_parts
 from makespan.papers.easyscale.runtime._process import scan_module
-from makespan.papers.easyscale.runtime._virtual import seen_as
+from makespan.papers.easyscale.runtime._virtual import hide_processes, seen_as
 from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
 
 __all__: list[str] = []
@@ -18,6 +18,7 @@ __all__: list[str] = []
 def _work(directory: RunDirectory, who: Identity) -> None:
     job = job_from(directory.request())
     join(directory, who)
+    hide_processes(job.n_logical_workers)
     with seen_as(0, job.n_logical_workers):
         parts = build_parts(job, torch.device("cpu"))
     directory.write_result(scan_module(parts.trained.model))
