@@ -27,4 +27,4 @@ def test_a_pipeline_trains_as_the_whole_model_does(n_processes):
 
 
 def test_stages_hand_on_structures_of_tensors():
-    on_processes(2, "pipeline_cases", "structures_are_handed_on")
+    on_processes(2, "pipeline_cases", "structures_are_handed_on", "caches_are_not_sent")

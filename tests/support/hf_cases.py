@@ -28,6 +28,22 @@ def llama():
     build(_scheduled("llama"))
 
 
+def llama_with_cache():
+    """A process keeps keys and values of its own heads; recomputed layers fill the cache once."""
+    sch = create_schedule(hf_models.llama_with_cache())
+    with Verify(sch, {"input_ids": tokens()}) as check:
+        hf_models.shard_llama(sch)
+        for layer in layers_of(sch):
+            layer.checkpoint()
+    assert check.report.count("output") == 1 + 4 * (sch.world_size == 1)  # parts are seen to be parts
+    model, _ = build(sch)
+    found = model(input_ids=tokens())
+    found.logits.sum().backward()
+    cache = found.past_key_values
+    assert cache.get_seq_length() == hf_models.SEQ
+    assert cache.layers[0].keys.shape[1] == 2 // sch.world_size
+
+
 def gpt2():
     build(_scheduled("gpt2"))
 

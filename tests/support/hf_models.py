@@ -5,10 +5,13 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import BertConfig, GPT2Config, LlamaConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig, OPTConfig, ViTConfig, WhisperConfig
 from transformers.models.bert.modeling_bert import BertForMaskedLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers.models.opt.modeling_opt import OPTForCausalLM
+from transformers.models.vit.modeling_vit import ViTModel
+from transformers.models.whisper.modeling_whisper import WhisperModel
 
 from makespan.papers.slapo.language import call_module
 
@@ -31,6 +34,36 @@ def bert():
 def llama():
     sizes = _SIZES | {"intermediate_size": 2 * WIDTH, "num_key_value_heads": 4}
     return _seeded(LlamaForCausalLM, LlamaConfig(**sizes, **_PLAIN))
+
+
+def llama_with_cache():
+    """The defaults of the package: a cache is kept, and two heads share one of keys and values."""
+    sizes = _SIZES | {"intermediate_size": 2 * WIDTH, "num_key_value_heads": 2}
+    return _seeded(LlamaForCausalLM, LlamaConfig(**sizes, attn_implementation="eager"))
+
+
+def vit():
+    sizes = {name: _SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    shapes = {"intermediate_size": 2 * WIDTH, "image_size": 16, "patch_size": 4}
+    return _seeded(ViTModel, ViTConfig(**sizes, **shapes, attn_implementation="eager"))
+
+
+def opt():
+    sizes = _SIZES | {"ffn_dim": 2 * WIDTH, "max_position_embeddings": 2 * SEQ, "word_embed_proj_dim": WIDTH}
+    return _seeded(OPTForCausalLM, OPTConfig(**sizes, attn_implementation="eager"))
+
+
+def whisper():
+    stacks = {
+        f"{stack}_{what}": number
+        for stack in ("encoder", "decoder")
+        for what, number in (("layers", LAYERS), ("attention_heads", HEADS), ("ffn_dim", 2 * WIDTH))
+    }
+    sizes = {"vocab_size": VOCAB, "d_model": WIDTH, "num_mel_bins": 8, "max_source_positions": 16}
+    words = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    lengths = {"max_target_positions": 16}
+    config = WhisperConfig(**stacks, **sizes, **words, **lengths, attn_implementation="eager")
+    return _seeded(WhisperModel, config)
 
 
 def gpt2():

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -315,3 +316,43 @@ def structures_are_handed_on():
         torch.testing.assert_close(output["logits"], expected["logits"])
         torch.testing.assert_close(torch.stack(losses).mean(), loss(expected, wanted))
     check_stage(stage, whole)
+
+
+class Kept:
+    """A cache: what blocks have made so far."""
+
+    def __init__(self):
+        self.rows = []
+
+
+class Caching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, hidden, kept):
+        kept.rows.append(hidden)
+        return self.linear(hidden) + sum(kept.rows)
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Caching() for _ in range(2))
+
+    def forward(self, data):
+        kept, hidden = Kept(), data
+        for block in self.blocks:
+            hidden = block(hidden, kept)
+        return hidden
+
+
+def caches_are_not_sent():
+    """A stage that would get a cache without its tensors is refused on all processes, before a step."""
+    sch = create_schedule(Cached())
+    sch.trace_until("", leaf_modules=["Caching"])
+    sch["blocks.0"].cut_pipeline_stage()
+    _, engine = build(sch, "pipeline", n_microbatches=2, loss_fn=F.mse_loss)
+    data = torch.randn(2, HIDDEN)
+    with pytest.raises(BuildError, match="stage 0 of 2 hands on a Kept, whose tensors are not sent"):
+        engine.step(data, target=data)

@@ -174,7 +174,7 @@ def missing_backward_sync():
 def missing_forward_sync():
     refused(
         create_schedule(model()),
-        r"first output that differs: 'layers\.0\.mlp\.down'.*: 'all_reduce'\) is missing there\n",
+        r"first output that differs: 'layers\.0\.mlp\.down'.*'fwd_post', 'all_reduce'\) is missing there\n",
         change=lambda sch: shard(sch, "0 down forward"),
     )
 

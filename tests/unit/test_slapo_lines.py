@@ -170,3 +170,39 @@ def test_imports_in_a_circle_end(tmp_path):
 
 def test_a_definition_knows_its_place():
     assert Definition("package.module", "name", ast.parse("name = 1").body[0]).place == "package.module:name"
+
+
+@pytest.mark.parametrize(
+    ("top", "written"),
+    [
+        ("", 'logging.getLogger(__name__).info("split %s", layer)'),
+        ("", "logging.getLogger(__name__).info(layer)"),
+        ("", "logging.getLogger(__name__).getChild(layer).info(layer)"),
+        ("", "logging.info(layer)"),
+        ("import logging as told", "told.warning(layer)"),
+        ("from logging import getLogger, info", "info(layer)"),
+        ("from logging import getLogger", "getLogger().debug(layer)"),
+        ("from elsewhere import LOG", 'LOG.log(10, f"split {layer}")'),
+        ("from elsewhere import LOG", 'LOG.info("split {}".format(layer))'),
+        ("", "told = logging.getLogger(__name__)\n        told.info(layer)"),
+    ],
+)
+def test_a_message_to_a_log_counts_for_nothing_however_it_is_written(tmp_path, top, written):
+    def counted_with(name, schedules):
+        package = tmp_path / name
+        package.mkdir()
+        texts = {"__init__": "", "primitives": PRIMITIVES, "helpers": HELPERS.replace("package", name)}
+        for module, text in (texts | {"schedules": schedules.replace("package", name)}).items():
+            (package / f"{module}.py").write_text(text)
+        sources = Sources(tmp_path, [name])
+        table = sources.table(f"{name}.schedules", "SCHEDULES")
+        return schedule_lines(
+            ScheduleSources(sources, table, [f"{name}.schedules", f"{name}.helpers"]), "one"
+        )
+
+    line = 'LOGGER.info("split %s", layer)'
+    without = counted_with("plain", SCHEDULES.replace(line, "pass"))
+    assert counted_with("told", f"{top}\n" + SCHEDULES.replace(line, written)).helpers == without.helpers
+    for number, statement in enumerate(("layer.info(layer)", "layer = made(layer)", 'told.split("words")')):
+        found = counted_with(f"counted{number}", SCHEDULES.replace(line, statement))
+        assert found.helpers == 1 + without.helpers

@@ -18,7 +18,13 @@ from schedules import Toy, check_invariants, same_state, state_of, tokens, toy
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import TracingError, call_module, create_schedule
+from makespan.papers.slapo.language import (
+    ArgumentError,
+    TracingError,
+    call_module,
+    create_schedule,
+    partition,
+)
 from makespan.papers.slapo.language._traced import TracedModule
 
 
@@ -532,3 +538,156 @@ def test_messages_name_shapes_and_never_print_tensors():
         with pytest.raises(TracingError) as caught:
             sch.mod(torch.randn(50, 50), angles=value)
         assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("make", ["ones", "zeros", "empty", "randn", "rand", "full", "arange"])
+def test_tensors_of_sizes_that_stand_by_themselves_are_traced(make):
+    class Makes(nn.Module):
+        def forward(self, rows):
+            sizes = (rows.shape[0], rows.shape[1])
+            if make == "full":
+                made = torch.full(sizes, 2.0)
+            elif make == "arange":
+                made = torch.arange(rows.shape[1], device=rows.device)
+            else:
+                made = getattr(torch, make)(*sizes, device=rows.device)
+            return rows + 0 * made.nan_to_num() + (made if make in ("ones", "full", "arange") else 0)
+
+    sch = create_schedule(Makes())
+    assert sch.trace()
+    for shape in ((2, 3), (4, 5)):
+        rows = torch.randn(shape)
+        assert torch.equal(sch.mod(rows), Makes()(rows))
+    assert torch.ones(2).sum() == 2  # torch is as it was
+
+
+class Decides(nn.Module):
+    """Branches on a length, a type and a number of axes, and unpacks shapes, as models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(4), nn.ModuleList([Heads(), Heads()])
+
+    def forward(self, rows, mask=None, scale=1.0):
+        if rows.shape[1] != 4:
+            raise ValueError("of another width")
+        if rows.dtype != torch.float32:
+            rows = rows.float()
+        if mask is not None and mask.dim() == 2:
+            mask = mask[:, None]
+        rows = self.norm(rows) * scale
+        for one in self.inner:
+            rows = one(rows)
+        return rows if mask is None else rows * mask.flatten(1)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        *sizes, width = rows.shape
+        heads = self.linear(rows).view(*sizes, 2, -1)
+        return heads.flip(-1).reshape(*sizes, width) if len(sizes) < 3 else heads
+
+
+def test_a_forward_that_branches_on_shapes_and_types_is_traced_with_an_example():
+    torch.manual_seed(0)
+    model = Decides()
+    rows, mask = torch.randn(3, 4), torch.ones(3, 1)
+    sch = create_schedule(copy.deepcopy(model))
+    with pytest.raises(TracingError, match="it branches on the value of"):
+        sch.trace(inputs=["mask"])
+    generator = torch.get_rng_state()
+    assert sch.trace(example_inputs={"rows": rows, "mask": mask, "scale": 2.0})
+    check_invariants(sch)
+    assert torch.equal(generator, torch.get_rng_state()) and sch["norm"].mod.num_batches_tracked == 0
+    assert isinstance(sch["inner.0"].mod, TracedModule)
+    other, seen = torch.randn(5, 4), torch.rand(5, 1)
+    assert torch.equal(sch.mod(other, seen, scale=2.0), model(other, seen, scale=2.0))
+    for wrong in ((torch.randn(5, 4).double(), seen), (other, seen[None])):
+        with pytest.raises(TracingError, match="it was traced with an example for which this is"):
+            sch.mod(*wrong, scale=2.0)
+    with pytest.raises(TracingError, match="scale"):
+        sch.mod(other, seen, scale=3.0)
+    model.train(), sch.mod.train()
+    copied = copy.deepcopy(sch.mod)
+    assert torch.equal(copied(other, seen, scale=2.0), model(other, seen, scale=2.0))
+
+
+def test_examples_are_checked_and_elements_decide_nothing():
+    class OnElements(nn.Module):
+        def forward(self, rows):
+            return rows if rows.sum() > 0 else -rows
+
+    with pytest.raises(TracingError, match="branches on the elements of"):
+        create_schedule(OnElements()).trace(example_inputs=torch.ones(2))
+    for example, words in (((), "missing a required argument: 'rows'"), ({"ro": 1}, "rows")):
+        sch = create_schedule(Decides())
+        with pytest.raises(ArgumentError, match=words):
+            sch.trace(example_inputs=example)
+        assert isinstance(sch.mod, Decides)
+    assert create_schedule(Decides()).trace(example_inputs=torch.ones(3, 4))
+
+
+class Cache:
+    """What a model keeps of earlier calls."""
+
+    def __init__(self):
+        self.rows = []
+
+
+def test_an_object_that_a_forward_makes_is_made_anew_in_every_call():
+    class Keeps(nn.Module):
+        def forward(self, rows, cache):
+            cache.rows.append(rows)
+            return torch.stack(cache.rows).sum(0)
+
+    class Caches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = Keeps(), Keeps()
+
+        def forward(self, rows):
+            cache = Cache()
+            return self.other(self.one(rows, cache), cache), cache
+
+    sch = create_schedule(Caches())
+    sch.trace(leaf_modules=["Keeps"])
+    for _ in range(2):
+        result, cache = sch.mod(torch.ones(2))
+        assert len(cache.rows) == 2 and result.tolist() == [2.0, 2.0]
+
+
+def test_a_holder_that_is_never_called_needs_no_graph():
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, rows):
+            for one in self.layers:
+                rows = one(rows)
+            return rows
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decoder = Decoder()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.head = Holder(), nn.Linear(4, 2)
+
+        def forward(self, rows):
+            return self.head(self.model.decoder(rows))
+
+    sch = create_schedule(Outer())
+    rows = torch.randn(3, 4)
+    expected = sch.mod(rows)
+    sch.trace_until("model.decoder")
+    sch["model.decoder.layers.0"].cut_pipeline_stage()
+    parts = partition(sch)
+    assert len(parts.stages) == 2 and torch.equal(parts.run(rows), expected)

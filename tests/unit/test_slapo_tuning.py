@@ -323,3 +323,92 @@ def test_equal_points_share_a_key_whatever_the_order_and_type(tmp_path):
     db.append(Evaluation({"y": 1.0, "x": 2}, "ok", 5.0, {}))
     (found,) = Database(tmp_path / "db.jsonl").known([{"x": 2, "y": 1}]).values()
     assert found.value == 5.0
+
+
+# --- noise, and what was not tried ----------------------------------------------------------------------
+
+
+def noisy(values, spread):
+    """Return an objective that is off by up to half of a spread, another time in another direction."""
+    rng, seen = np.random.default_rng(3), []
+
+    def measure(point):
+        seen.append(point["x"])
+        return "ok", values[point["x"]] + spread * (rng.random() - 0.5), {}
+
+    return measure, seen
+
+
+def line(space):
+    space.create_symbol("x", range(6))
+
+
+def test_what_noise_decides_is_measured_again_and_medians_choose(tmp_path):
+    values = [1.0, 9.8, 10.0, 5.0, 2.0, 1.0]
+    chosen = {0: [], 8: []}
+    for repeats, found in chosen.items():
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            result = tune(
+                line,
+                lambda point, rng=rng: ("ok", values[point["x"]] + rng.normal(0, 0.15), {}),
+                "exhaustive",
+                repeats=repeats,
+            )
+            found.append(result.best["x"])
+    assert chosen[8].count(2) > chosen[0].count(2)
+    measure, seen = noisy(values, 1.0)
+    result = tune(line, measure, "exhaustive", repeats=4, db=tmp_path / "db.jsonl")
+    again = seen[len(values) :]
+    assert set(again) == {1, 2} and 4 <= len(again) <= 8  # nobody else comes near
+    assert 0 < result.spread <= 1.0 and result.n_eval == len(values)
+    best = next(one for one in result.history if one.point == result.best)
+    assert (
+        best.value == pytest.approx(float(np.median(best.info["values"]))) and len(best.info["values"]) >= 3
+    )
+    measure, seen = noisy(values, 1.0)
+    more = tune(line, measure, "exhaustive", repeats=4, db=tmp_path / "db.jsonl")
+    assert not seen and more.best == result.best and more.best_value == result.best_value
+
+
+def test_what_always_tells_the_same_is_repeated_once():
+    asked = []
+
+    def measure(point):
+        asked.append(point)
+        return peak(point)
+
+    result = tune(grid, measure, "exhaustive", repeats=5)
+    assert len(asked) == 14 and result.spread == 0.0 and result.best == {"x": 2, "y": 1.0}
+    assert tune(grid, peak, "exhaustive").spread is None
+
+
+def test_a_point_that_does_not_always_fit_is_not_the_best():
+    tries = []
+
+    def measure(point):
+        tries.append(point["x"])
+        if point["x"] == 5 and tries.count(5) > 1:
+            return "oom", None, {}
+        return "ok", float(point["x"]), {}
+
+    result = tune(line, measure, "exhaustive", repeats=2)
+    assert result.best == {"x": 4} and result.n_oom == 1
+
+
+def test_a_search_says_what_its_best_point_is():
+    def ridge(point):  # along each symbol alone it falls from the corner where everything is small
+        x, y = point["x"], point["y"]
+        return "ok", 10.0 * (x == y) + x, {}
+
+    def square(space):
+        space.create_symbol("x", range(8))
+        space.create_symbol("y", range(8))
+
+    one = CoordinateDescent(starts=1)
+    local = tune(square, ridge, one, seed=1)
+    assert (local.stopped, local.optimum) == ("finished", "local") and local.best_value < 17.0
+    assert tune(square, ridge, "exhaustive").optimum == "best"
+    assert tune(square, ridge, "random", budget=5).optimum == "unknown"
+    assert tune(batches, memory, "frontier").optimum == "best"
+    assert tune(grid, lambda point: ("oom", None, {}), "exhaustive").optimum == "unknown"

@@ -8,6 +8,8 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import clip_grad_norm_  # noqa: E402
 
 from makespan.errors import InputError, MakespanError  # noqa: E402
+from makespan.papers.oobleck.runtime import Chain, ChainJob  # noqa: E402
+from makespan.papers.oobleck.runtime._layers import HeldLayers  # noqa: E402
 from makespan.papers.slapo.language import ArgumentError, create_schedule  # noqa: E402
 from makespan.papers.slapo.language import clip_grad_norm as clip_scheduled  # noqa: E402
 from makespan.training import PartialNormError, clip_grad_norm, refuse_plain_clipping  # noqa: E402
@@ -58,3 +60,21 @@ def test_limits_kinds_and_nodes_are_checked():
     model[0].weight.grad[0, 0] = float("inf")
     with pytest.raises(RuntimeError, match="non-finite"):
         clip_grad_norm(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+class Clipping(torch.optim.SGD):
+    """An optimizer that limits the norm of what it is given, which is one layer of a pipeline."""
+
+    def step(self, closure=None):
+        clip_grad_norm_([one for group in self.param_groups for one in group["params"]], 0.1)
+        return super().step(closure)
+
+
+def test_an_optimizer_of_a_layer_that_clips_is_told_of_the_limit_of_the_job():
+    layers = [lambda: nn.Linear(4, 4), lambda: nn.Linear(4, 1)]
+    chain = Chain(layers, nn.functional.mse_loss, None, optimizer=lambda weights: Clipping(weights, lr=0.1))
+    held = HeldLayers(ChainJob(), chain, torch.device("cpu"))
+    held.hold([0, 1])
+    held.apply_layer(1, (held.apply_layer(0, (torch.ones(2, 4),), 0, 0),), 0, 0).sum().backward()
+    with pytest.raises(PartialNormError, match="accepted: clip_norm of the job"):
+        held.step([0, 1], 0)

@@ -68,6 +68,8 @@ def _say(found: Result, optimum: float | None) -> None:
         f"{100 * found.share_of(optimum):.1f} % of the best of all\n"
         f"{found.n_eval} of {found.n_space} points evaluated, {found.n_oom} out of memory; {found.stopped}"
     )
+    if found.optimum == "local":
+        click.echo("a local optimum: no symbol alone has a better value; points that differ in several may")
 
 
 @click.command("tune")
@@ -126,5 +128,10 @@ def tune_command(
     history = [
         {**one.point, "status": one.status, "throughput_samples_per_s": one.value} for one in found.history
     ]
-    told = {"best": found.best, "throughput_samples_per_s": found.best_value, "stopped": found.stopped}
+    told = {
+        "best": found.best,
+        "throughput_samples_per_s": found.best_value,
+        "stopped": found.stopped,
+        "optimum": found.optimum,
+    }
     click.echo(json.dumps({**told, "space": found.n_space, "history": history}))

@@ -88,6 +88,16 @@ class Sources:
             module, name = found
         raise InputError(f"imports of {name} in {module} go round in a circle")
 
+    def imported(self, module: str, name: str) -> str | None:
+        """Return the full name of what a module imports under a name, None if it imports nothing so."""
+        for node in ast.walk(self._trees[module]):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return f"{home}{alias.name}"
+        return None
+
     def _imported(self, module: str) -> dict[str, tuple[str, str]]:
         if module not in self._imports:
             self._imports[module] = dict(self._imports_of(module))

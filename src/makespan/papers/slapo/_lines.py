@@ -4,7 +4,7 @@ Three counts a family. `helpers`: statements, where a call of a helper is one; a
 families at least call and that does not ask for the family, and what is none counts with all of its
 statements. `expanded`: places that call a primitive, those in helpers included, each once. `listing`: lines
 of text of the function without those that contain "for", as the authors count. Not counted are the header of
-the function, headers of loops, docstrings, comments and messages to a log.
+the function, headers of loops, docstrings, comments, loggers that are made and messages to a log.
 """
 
 import ast
@@ -139,14 +139,53 @@ def _weight(sources: Sources, owner: Definition, node: ast.stmt) -> int:
 
 
 def _is_message(sources: Sources, owner: Definition, node: ast.stmt) -> bool:
+    """Say whether a statement only tells a log something, or makes a logger, however it is written."""
+    if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+        return _makes_logger(node.value)
     call = node.value if isinstance(node, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+    if not isinstance(call, ast.Call):
         return False
-    base = call.func.value
-    if call.func.attr not in _LOG_METHODS or not isinstance(base, ast.Name):
+    if isinstance(call.func, ast.Name):
+        return sources.imported(owner.module, call.func.id) in {f"logging.{one}" for one in _LOG_METHODS}
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in _LOG_METHODS:
         return False
-    made = sources.find(owner.module, base.id)
-    return base.id == "logging" or (made is not None and "getLogger" in ast.unparse(made.node))
+    told = call.args[1:2] if call.func.attr == "log" else call.args[:1]
+    return any(map(_is_text, told)) or any(
+        _makes_logger(one) or (isinstance(one, ast.Name) and _names_logger(sources, owner, one.id))
+        for one in ast.walk(call.func.value)
+    )
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an expression is written as a text, perhaps with values filled in."""
+    if isinstance(node, ast.BinOp):
+        return _is_text(node.left) or _is_text(node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return _is_text(node.func.value)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _makes_logger(node: ast.AST) -> bool:
+    """Whether an expression gets a logger: the last name of what is called says so."""
+    called = node.func if isinstance(node, ast.Call) else None
+    name = getattr(called, "attr", getattr(called, "id", ""))
+    return name in ("getLogger", "get_logger", "getChild")
+
+
+def _names_logger(sources: Sources, owner: Definition, name: str) -> bool:
+    """Whether a name stands for the module of logs, or for a logger, in the function or its module."""
+    if name == "logging" or sources.imported(owner.module, name) == "logging":
+        return True
+    made = sources.find(owner.module, name)
+    places = [owner.node] if made is None else [owner.node, made.node]
+    return any(
+        isinstance(one, ast.Assign | ast.AnnAssign)
+        and one.value is not None
+        and _makes_logger(one.value)
+        and name in [target.id for target in ast.walk(one) if isinstance(target, ast.Name)]
+        for place in places
+        for one in ast.walk(place)
+    )
 
 
 def _primitive_calls(one: Definition, names: Collection[str]) -> Iterator[tuple[str, int, int]]:

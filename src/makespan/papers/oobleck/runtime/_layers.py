@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from makespan.errors import InputError
 from makespan.papers.oobleck.runtime._chain import Chain, build_layer, build_optimizer, seed_layer
 from makespan.papers.oobleck.runtime._job import ChainJob
+from makespan.training import refuse_plain_clipping
 
 __all__ = ["HeldLayers", "State"]
 
@@ -53,6 +54,7 @@ class HeldLayers:
         for index in sorted(set(layers) - set(self.modules)):
             module = build_layer(self._chain, self._job, index).to(self._device)
             trained = [one for one in module.parameters() if one.requires_grad]
+            refuse_plain_clipping(trained, "clip_norm of the job")
             self._optimizers[index] = build_optimizer(self._chain, self._job, trained) if trained else None
             self.modules[index] = module
 

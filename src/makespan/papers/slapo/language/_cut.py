@@ -61,6 +61,8 @@ def _check_owners(where: str, sch: "Schedule") -> None:
                 " accepted: a module of which none above it is wrapped"
             )
         if not isinstance(above.mod, TracedModule):
+            if _is_never_called(above):
+                continue
             raise TracingError(
                 f"{where}: {above.path!r} above it is not traced; accepted: after"
                 f" trace_until({sch.parent.path if sch.parent else ''!r}) on the root"
@@ -70,6 +72,18 @@ def _check_owners(where: str, sch: "Schedule") -> None:
                 f"{where}: {above.path!r} above it has hooks, which no stage would run,"
                 f" {above.conflict('sync')}; accepted: a module of which none above it has hooks"
             )
+
+
+def _is_never_called(sch: "Schedule") -> bool:
+    """Whether a module only holds what a traced one above calls by its path, past the holder's forward."""
+    owner = sch.parent
+    while owner is not None and not isinstance(owner.mod, TracedModule):
+        owner = owner.parent
+    if owner is None or is_wrapped(owner.mod):
+        return False
+    own = sch.path.removeprefix(owner.path).lstrip(".")
+    targets = {str(node.target) for node in graph_of(owner, "cut_pipeline_stage").graph.nodes}
+    return own not in targets and any(one.startswith(f"{own}.") for one in targets)
 
 
 def _above(sch: "Schedule") -> Iterator["Schedule"]:

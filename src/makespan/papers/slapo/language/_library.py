@@ -278,17 +278,17 @@ def split_attention(
 
     Gradients are summed before the projections, apart where these are not all that reads the inputs.
     """
-    split_columns(*(node[name] for name in projections))
-    for entry in projections if apart else ("",):
-        node[entry].sync("bwd_post", "all_reduce")
     for name in heads:
-        number = getattr(node.mod, name)
-        if number % node.world_size:
+        if (number := getattr(node.mod, name)) % node.world_size:
             raise ShardError(
                 f"schedule of {node.path!r}: {name} is {number}; accepted: a multiple of the "
                 f"{node.world_size} processes"
             )
-        node.set_attr(**{name: number // node.world_size})
+    split_columns(*(node[name] for name in projections))
+    for entry in projections if apart else ("",):
+        node[entry].sync("bwd_post", "all_reduce")
+    for name in heads:
+        node.set_attr(**{name: getattr(node.mod, name) // node.world_size})
     draw_apart(attend_efficiently(node, dropout, scaled) if options.attn == "sdpa" else node[dropout])
 
 

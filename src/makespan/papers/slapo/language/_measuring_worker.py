@@ -26,6 +26,7 @@ __all__ = ["kept_bytes", "timed_passes"]
 
 Record = dict[str, Any]
 _BATCH, _RATIO = "global_batch_size", "ckpt_ratio"
+_REPEATS = 2
 
 
 def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) -> int:
@@ -104,9 +105,11 @@ def _search(directory: RunDirectory, asked: Mapping[str, Any]) -> list[Record]:
 
     found = []
     for name in asked["strategies"]:
+        # Times of one point may differ by more than those of neighbours do: noise would choose.
         result = tune(
-            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"]
-        )
+            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"],
+            repeats=_REPEATS,
+        )  # fmt: skip
         found += [
             {
                 "strategy": name,

@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from makespan.papers.slapo.language._collectives import Ranks
 from makespan.papers.slapo.language._errors import ArgumentError, BuildError
+from makespan.papers.slapo.language._kept_state import is_object, opened
 from makespan.papers.slapo.language._partition import Partition, partition
 from makespan.papers.slapo.language._shard import CLIPPING
 from makespan.papers.slapo.language._state import note_owners
@@ -226,11 +227,24 @@ class Pipeline:
                     results = stage(*inputs, **named)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
                 failure = f"stage {self.index} of {self._count}: {error}"
+        if not self._is_last and failure is None and stage.gives is not None:
+            failure = self._of_objects(stage.gives)
         if not self._is_last:
             # By way of the host: a tensor of a GPU would come out on the GPU of the same number.
             handed = [(one.detach().cpu(), one.requires_grad) for one in results]
             dist.send_object_list([(stage.gives, handed)], dst=ranks[self.index + 1], group=self._group)
         return inputs, results, failure
+
+    def _of_objects(self, gives: "_Structure") -> str | None:
+        """Say of an object with tensors in it, such as a cache, that a stage cannot hand it on."""
+        held = [one for one in gives.leaves if is_object(one)]
+        for one in held:
+            if any(isinstance(part, Tensor) for part in tree_flatten(opened(one))[0]):
+                return (
+                    f"stage {self.index} of {self._count} hands on a {type(one).__name__}, whose tensors are "
+                    "not sent; accepted: stages that hand on tensors, so no cache (use_cache=False)"
+                )
+        return None
 
     def _device(self) -> torch.device:
         return next((one.device for one in self.module.parameters()), torch.device("cpu"))

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import fx, nn
 
 __all__ = ["recording"]
@@ -16,10 +17,40 @@ __all__ = ["recording"]
 def recording(
     tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
 ) -> Iterator[None]:
-    """Make nodes of the calls of some functions, wherever a module has a name for one of them."""
-    if not functions:
+    """Make nodes of the calls of some functions, wherever a module has a name for one of them.
+
+    Functions of torch that make a tensor of sizes are among them, since torch itself sees no node in a size
+    that stands by itself.
+    """
+    with ExitStack() as stack:
+        for name in _MAKERS:
+            stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, getattr(torch, name))))
+        if functions:
+            stack.enter_context(_recording_named(tracer, module, functions))
         yield
-        return
+
+
+_MAKERS = (
+    "finfo",
+    "iinfo",
+    "arange",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "zeros",
+)
+
+
+@contextmanager
+def _recording_named(
+    tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
+) -> Iterator[None]:
     recorded = {id(one): _recorded(tracer, one) for one in functions}
     spaces = {id(space): space for space in _namespaces(module)}
     with ExitStack() as stack:

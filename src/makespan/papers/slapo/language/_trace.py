@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.papers.slapo.language._errors import (
     ArgumentError,
@@ -15,6 +16,7 @@ from makespan.papers.slapo.language._errors import (
     TracingError,
     close_names,
 )
+from makespan.papers.slapo.language._examples import Example, as_example
 from makespan.papers.slapo.language._registry import Primitive, register_primitive
 from makespan.papers.slapo.language._traced import TracedModule, exchange_borrowed, is_same
 from makespan.papers.slapo.language._tracer import (
@@ -47,9 +49,9 @@ class _Plan:
     arguments: dict[int, Arguments] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
 
-    def add(self, module: nn.Module, path: str, arguments: Arguments) -> None:
+    def add(self, module: nn.Module, path: str, arguments: Arguments, example: Example | None = None) -> None:
         """Capture a module, then those it calls; one of these that cannot be captured stays as it is."""
-        traced = trace_module(module, path, arguments, self.leaves)
+        traced = trace_module(module, path, arguments, self.leaves, example=example)
         self.traced[id(module)], self.originals[id(module)] = traced, module
         self.arguments[id(module)] = arguments
         calls: dict[str, list[fx.Node]] = {}
@@ -61,15 +63,18 @@ class _Plan:
             if is_left or (self.only is not None and inner not in self.only):
                 continue
             try:
-                self._add_called(child, inner, nodes)
+                self._add_called(child, inner, nodes, example)
             except TracingError as error:
                 self.opaque[inner] = str(error)
 
-    def _add_called(self, child: nn.Module, path: str, nodes: Sequence[fx.Node]) -> None:
+    def _add_called(
+        self, child: nn.Module, path: str, nodes: Sequence[fx.Node], example: Example | None
+    ) -> None:
         arguments = _arguments_of_calls(child, path, nodes)
         known = self.arguments.get(id(child))
         if known is None:
-            self.add(child, path, arguments)
+            own = None if example is None else example.of_call(child, forward_of(child), nodes[0])
+            self.add(child, path, arguments, own)
         elif known.inputs != arguments.inputs or not _agree(known.fixed, arguments.fixed):
             for inner in child.modules():
                 self.traced.pop(id(inner), None)
@@ -135,14 +140,26 @@ def _has_nodes(value: Any) -> bool:
 
 
 def _arguments_given(
-    sch: "Schedule", concrete_args: Mapping[str, Any] | None, inputs: Sequence[str] | None
-) -> Arguments:
+    sch: "Schedule",
+    concrete_args: Mapping[str, Any] | None,
+    inputs: Sequence[str] | None,
+    example_inputs: Any,
+) -> tuple[Arguments, Example | None]:
     """Read what a user said of the arguments; those without a default vary unless they are fixed."""
     parameters = {
         one.name: one for one in forward_of(sch.mod).parameters.values() if one.kind not in VARIADIC
     }
     fixed, varying = dict(concrete_args or {}), [inputs] if isinstance(inputs, str) else list(inputs or ())
     where = f"trace of {sch.path!r} ({type(sch.mod).__name__})"
+    example = None
+    if example_inputs is not None:
+        example = as_example(sch.mod, forward_of(sch.mod), example_inputs, where)
+        for name, value in example.given.items():
+            has_tensors = any(isinstance(one, Tensor) for one in pytree.tree_leaves(value))
+            if has_tensors and name not in (*fixed, *varying):
+                varying.append(name)
+            elif not has_tensors and name not in varying:
+                fixed.setdefault(name, value)
     for name in (*fixed, *varying):
         if name not in parameters:
             raise ArgumentError(f"{where}: forward has no argument {name!r}; {close_names(name, parameters)}")
@@ -157,7 +174,11 @@ def _arguments_given(
             f"{where}: every argument has a default and none is said to vary, so that all would be fixed; "
             f"accepted: inputs, the names of those that vary among {names}"
         )
-    return Arguments(varies, fixed)
+    if example is not None and (missing := sorted(varies - example.given.keys())):
+        raise ArgumentError(f"{where}: example_inputs without {missing[0]!r}; accepted: all that vary")
+    return Arguments(varies, fixed), example if example is None else Example(
+        sch.mod, {**fixed, **example.given}
+    )
 
 
 def _check_tracer(sch: "Schedule", tracer: str) -> None:
@@ -211,6 +232,7 @@ class Trace(Primitive):
         tracer: str = "fx",
         strict: bool = True,
         inputs: Sequence[str] | None = None,
+        example_inputs: Any = None,
     ) -> bool:
         """Let a graph stand in for the forward of this module, and return whether there is one.
 
@@ -232,6 +254,10 @@ class Trace(Primitive):
         inputs
             Arguments that vary although they have a default; the others keep their default. Where every
             argument has one, as in models that are called by keyword, some must be named.
+        example_inputs
+            A tensor, positional arguments, or arguments by name, of which the tensors vary. Where a forward
+            branches on a shape, a length or a type it goes the way of the example, and a call that would go
+            another one raises an error. None for a forward that branches on nothing of the kind.
         """
         _check_tracer(sch, tracer)
         leaves = Leaves.of(leaf_modules, leaf_functions)
@@ -241,11 +267,12 @@ class Trace(Primitive):
         plan = _Plan(leaves, None if recursive else ())
 
         def capture() -> None:
-            arguments = _arguments_given(sch, concrete_args, inputs)
+            arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
             if flatten:
-                plan.traced[id(sch.mod)] = trace_module(sch.mod, sch.path, arguments, leaves, flatten=True)
+                traced = trace_module(sch.mod, sch.path, arguments, leaves, flatten=True, example=example)
+                plan.traced[id(sch.mod)] = traced
             else:
-                plan.add(sch.mod, sch.path, arguments)
+                plan.add(sch.mod, sch.path, arguments, example)
 
         if not _checked(sch, strict, capture):
             return False
@@ -273,6 +300,7 @@ class TraceUntil(Primitive):
         tracer: str = "fx",
         strict: bool = True,
         inputs: Sequence[str] | None = None,
+        example_inputs: Any = None,
     ) -> bool:
         """Trace the root and exactly the modules down to and including each path.
 
@@ -280,7 +308,7 @@ class TraceUntil(Primitive):
         ----------
         paths
             Paths of modules; everything beside the way to them is called as it is.
-        leaf_modules, leaf_functions, concrete_args, tracer, strict, inputs
+        leaf_modules, leaf_functions, concrete_args, tracer, strict, inputs, example_inputs
             As of ``trace``.
         """
         _check_tracer(sch, tracer)
@@ -294,7 +322,8 @@ class TraceUntil(Primitive):
         plan = _Plan(Leaves.of(leaf_modules, leaf_functions), on_the_way)
 
         def capture() -> None:
-            plan.add(sch.mod, "", _arguments_given(sch, concrete_args, inputs))
+            arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
+            plan.add(sch.mod, "", arguments, example)
             for node in nodes:
                 missing = next((one for path, one in plan.opaque.items() if path in _above(node.path)), None)
                 if missing is None and id(node.mod) not in plan.traced:

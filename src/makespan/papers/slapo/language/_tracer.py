@@ -1,17 +1,20 @@
 """Capture the graph of one module: its forward, with the modules it calls as they are or down to leaves."""
 
 import inspect
+import operator
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from makespan.errors import failed_at
 from makespan.papers.slapo.language._errors import KindError, TracingError
+from makespan.papers.slapo.language._examples import Example, check_branch
+from makespan.papers.slapo.language._kept_state import copied_object, is_object
 from makespan.papers.slapo.language._recording import recording
 from makespan.papers.slapo.language._traced import PLAIN, TracedModule
 
@@ -125,11 +128,15 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, arguments: Arguments, leaves: Leaves, flatten: bool) -> None:
+    def __init__(
+        self, arguments: Arguments, leaves: Leaves, flatten: bool, example: Example | None, path: str
+    ) -> None:
         super().__init__()
         self._arguments, self._leaves, self._flatten = arguments, leaves, flatten
+        self._example, self._path = example, path
         self._training: list[tuple[nn.Module, bool]] = []
         self.constants: list[str] = []
+        self._objects: dict[int, tuple[fx.Node, Any]] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Look into what is written to be looked into, and into everything else only to flatten."""
@@ -213,28 +220,87 @@ class _Tracer(fx.Tracer):
             present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
             return self.create_node("call_function", type(a), (), present)
         if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy) and not _has_proxies(a):
-            return self.create_node("get_attr", self._kept(a), (), {})  # its fields may not be all of it
+            return self._as_it_is(a)  # its fields may not be all of it
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
             return super().create_arg(a)
         except NotImplementedError:
-            return self.create_node("get_attr", self._kept(a), (), {})
+            return self._as_it_is(a)
 
-    def _kept(self, value: object) -> str:
-        for name in self.constants:
-            if vars(self.root)[name] is value:
-                return name
+    def _as_it_is(self, value: Any) -> fx.Node:
+        """Read an object that was made while tracing; each call gets its own, for a cache grows in a call."""
+        if id(value) in self._objects:
+            return self._objects[id(value)][0]
         name = f"_constant_{len(self.constants)}"
-        vars(self.root)[name] = value
+        vars(self.root)[name] = copied_object(value) if is_object(value) else value
         self.constants.append(name)
-        return name
+        node = self.create_node("get_attr", name, (), {})
+        if is_object(value):
+            node = self.create_node("call_function", copied_object, (node,), {})
+        self._objects[id(value)] = node, value  # the value too, so that no identity is used again
+        return node
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Make what stands for a value; with an example its length and its number are known."""
+        return fx.Proxy(node, self) if self._example is None else _Measured(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Take a value apart that has a known length for the example, such as a shape."""
+        if self._example is None:
+            found: Iterator[Any] = super().iter(obj)
+            return found
+        if isinstance(self._example.value(obj.node), Tensor):
+            raise fx.proxy.TraceError(f"it iterates over a tensor, {obj.node.format_node() or obj.node.name}")
+        return iter([operator.getitem(obj, place) for place in range(self.as_in_example(obj, len))])
+
+    def as_in_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
+        """Return a number of a value as the example has it, which the graph checks at every call."""
+        value = None if self._example is None else self._example.value(obj.node)
+        if isinstance(value, Tensor) and measure is not len:
+            raise fx.proxy.TraceError(
+                f"it branches on the elements of {obj.node.format_node() or obj.node.name}"
+            )
+        known = measure(value)
+        found = self.create_proxy("call_function", measure, (obj,), {})
+        where = f"{self._path or 'the model'!r}, at {obj.node.name}"
+        self.create_proxy("call_function", check_branch, (found, known, where), {})
+        return known
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Say on what a forward branches that is known only when it runs."""
+        """Branch as the example does, or say on what a forward branches that is known only when it runs."""
+        if self._example is not None:
+            is_true: bool = self.as_in_example(obj, bool)
+            return is_true
         if obj.node.op == "get_attr" and str(obj.node.target).endswith("training"):
             raise fx.proxy.TraceError("it branches on self.training, of which a graph would keep one side")
         raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
+
+
+class _Measured(fx.Proxy):
+    """What stands for a value that an example has; its length and its number are those of the example."""
+
+    tracer: _Tracer
+
+    def __getattr__(self, name: str) -> "_KnownAttribute":
+        """Return what stands for an attribute."""
+        return _KnownAttribute(self, name)
+
+    def __len__(self) -> int:
+        n: int = self.tracer.as_in_example(self, len)
+        return n
+
+    def __index__(self) -> int:
+        number: int = self.tracer.as_in_example(self, operator.index)
+        return number
+
+    def __int__(self) -> int:
+        number: int = self.tracer.as_in_example(self, int)
+        return number
+
+
+class _KnownAttribute(_Measured, fx.proxy.Attribute):
+    """An attribute of such a value, which is a node once somebody uses it."""
 
 
 def _has_proxies(value: Any) -> bool:
@@ -273,10 +339,15 @@ def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, t
 
 
 def trace_module(
-    module: nn.Module, path: str, arguments: Arguments, leaves: Leaves = NO_LEAVES, flatten: bool = False
+    module: nn.Module,
+    path: str,
+    arguments: Arguments,
+    leaves: Leaves = NO_LEAVES,
+    flatten: bool = False,
+    example: Example | None = None,
 ) -> TracedModule:
     """Return a module that runs the graph of another one, which stays as it is."""
-    tracer = _Tracer(arguments, leaves, flatten)
+    tracer = _Tracer(arguments, leaves, flatten, example, path)
     before, attributes = torch.get_rng_state(), set(vars(module))
     try:
         with recording(tracer, module, leaves.functions):

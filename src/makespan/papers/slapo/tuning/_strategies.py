@@ -31,6 +31,8 @@ class Strategy(ABC):
     """An order of trying points; immutable, the state of a search is that of its generator."""
 
     name: ClassVar[str]
+    finds_best: ClassVar[bool] = True
+    """Whether no better point is left where the search has nothing more to ask."""
 
     @abstractmethod
     def search(
@@ -81,6 +83,7 @@ class CoordinateDescent(Strategy):
 
     starts: int = 3
     name = "coordinate_descent"
+    finds_best = False
 
     def search(
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]

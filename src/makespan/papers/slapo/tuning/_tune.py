@@ -17,6 +17,7 @@ __all__ = ["Objective", "Result", "tune"]
 Objective = Callable[[Point], tuple[Status, float | None, Mapping[str, Any]]]
 OnFail = Literal["skip", "stop-symbol", "stop-all"]
 Stop = Literal["finished", "budget", "patience", "fail"]
+Optimum = Literal["best", "local", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class Result:
     stopped
         ``finished``, the strategy had no more to ask; or what ended it before: ``budget``, ``patience``,
         which can leave a better point unseen, or ``fail``.
+    optimum
+        What the best point is: ``best`` of the space, as far as the strategy's assumptions hold; ``local``,
+        no symbol alone has a better value, but points that differ in several were not tried; ``unknown``
+        where the search ended before its time, or nothing was found.
+    spread
+        Largest difference between evaluations of one point; None where none was repeated.
     """
 
     best: Point | None
@@ -41,6 +48,8 @@ class Result:
     history: tuple[Evaluation, ...]
     n_space: int
     stopped: Stop
+    optimum: Optimum = "unknown"
+    spread: float | None = None
 
     @property
     def n_eval(self) -> int:
@@ -71,6 +80,7 @@ def tune(
     db: str | Path | None = None,
     seed: int = 0,
     on_fail: OnFail = "skip",
+    repeats: int = 0,
 ) -> Result:
     """Search a space for the point with the largest value; the same arguments ask for the same points.
 
@@ -96,6 +106,10 @@ def tune(
     on_fail
         After a status ``fail``: ``skip``, go on; ``stop-symbol``, leave out all points that differ from it in
         the last symbol alone; ``stop-all``, end.
+    repeats
+        Further evaluations of the best point, and of each whose value is no further from it than evaluations
+        of one point are from each other; their medians decide. They cost no budget. 0 for an objective that
+        always tells the same.
 
     Raises
     ------
@@ -115,10 +129,16 @@ def tune(
     known = {} if store is None else store.known(points)
     run = _Run(eval_fn, store, dict(known), on_fail)
     stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
+    spread = run.repeat(repeats)
     best = max(run.history, key=lambda one: one.score, default=None)
     if best is None or best.value is None:
-        return Result(None, None, tuple(run.history), len(points), stopped)
-    return Result(best.point, best.value, tuple(run.history), len(points), stopped)
+        return Result(None, None, tuple(run.history), len(points), stopped, spread=spread)
+    optimum: Optimum = "unknown"
+    if len(run.history) == len(points):
+        optimum = "best"
+    elif stopped == "finished":
+        optimum = "best" if chosen.finds_best else "local"
+    return Result(best.point, best.value, tuple(run.history), len(points), stopped, optimum, spread)
 
 
 class _Run:
@@ -163,6 +183,40 @@ class _Run:
                 point = None
         return "finished"
 
+    def repeat(self, repeats: int) -> float | None:
+        """Evaluate again what noise may have put in front; return the largest spread of a point."""
+        values = {key_of(one.point): _values_of(one) for one in self.history if one.value is not None}
+        if repeats < 1 or not values:
+            return None
+        while True:
+            ranked = sorted(values, key=lambda key: float(np.median(values[key])), reverse=True)
+            spread = max((max(one) - min(one) for one in values.values() if len(one) > 1), default=0.0)
+            best = float(np.median(values[ranked[0]]))
+            # The best and the next one tell how much a value is worth; two that differ tell too little of it.
+            fewest = min(3 if spread else 2, repeats + 1)
+            unsure = [key for key in ranked[:2] if len(values[key]) < fewest]
+            rivals = unsure or [key for key in ranked if float(np.median(values[key])) >= best - spread]
+            wanting = [key for key in rivals if len(values[key]) <= repeats]
+            if not wanting or (len(rivals) == 1 and not unsure):
+                return spread
+            for key in wanting:
+                self._evaluate_again(key, values[key])
+
+    def _evaluate_again(self, key: str, values: list[float]) -> None:
+        place, known = next(
+            (place, one) for place, one in enumerate(self.history) if key_of(one.point) == key
+        )
+        found = _tried(self._eval_fn, known.point)
+        if found.value is not None:
+            values.append(found.value)
+            middle = float(np.median(values))
+            found = Evaluation(known.point, "ok", middle, {**found.info, "values": list(values)})
+        else:  # it does not always fit
+            values[:] = [-np.inf] * (len(values) + 1)
+        self.history[place] = self._known[key] = found
+        if self._store is not None:
+            self._store.append(found)
+
     def _costs(self, point: Point) -> bool:
         return key_of(point) not in self._asked
 
@@ -201,6 +255,12 @@ class _Rounds:
     def note(self, found: Evaluation) -> None:
         if found.score > self._best:
             self._best, self._is_better = found.score, True
+
+
+def _values_of(found: Evaluation) -> list[float]:
+    """Return what evaluations of a point have told, those in a database too."""
+    known = found.info.get("values")
+    return [float(one) for one in known] if isinstance(known, list) and known else [found.score]
 
 
 def _line_of(point: Point) -> str:
