@@ -34,6 +34,10 @@ LISTS = {
         "machineId,number of GPUs,single GPU mem\nm1,8,24GB\nm2,2,24GB\n",
         [("v100-32", 8, 96), ("v100-32", 2, 24)],
     ),
+    "spot": (
+        "node_name,gpu_model,gpu_capacity_num,cpu_num\ns1,T4,4,48\ns2,T4,2,0\n",
+        [("t4-16", 4, 48), ("t4-16", 2, 24)],
+    ),
     "helios": (
         "date,vcA,vcB,total\n2020-09-01,8,8,16\n2020-09-02,16,12,28\n",
         [("v100-32", 8, 96), ("v100-32", 8, 96), ("v100-32", 8, 96), ("v100-32", 4, 48)],

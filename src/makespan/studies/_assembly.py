@@ -327,8 +327,9 @@ class _Reader:
                 trace, _times(source, statistics().requests), kept, is_drawn=True, states_cpus=False
             )
         own = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
-        options = {"tasks": self.tasks, "epoch_time_s": self.epoch_time_s, "batch_of": own}
-        found = read_trace(path, self.file_format, **options)
+        found = read_trace(
+            path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s, batch_of=own
+        )
         if isinstance(found, JobTrace):
             return _Listed(found, _times(source, found.jobs), choice.of_stated_steps(str(path)))
         largest = int(found.table["n_gpus"].max())

@@ -44,6 +44,7 @@ from makespan.units import GIB
 __all__ = [
     "NODES",
     "NODE_LIST",
+    "SPOT_NODES",
     "read_helios_jobs",
     "read_helios_quota",
     "read_openb_nodes",
@@ -84,7 +85,7 @@ _CPUS = "a number of CPUs, 0 or more"
 _SPOT = ("job_name", "gpu_request", "worker_num", "submit_time", "duration")
 _SPOT_MORE = ("organization", "gpu_model", "cpu_request", "job_type")
 _JOB_TYPES = ("HP", "Spot")
-_SPOT_NODES = ("node_name", "gpu_model", "gpu_capacity_num", "cpu_num")
+SPOT_NODES: tuple[str, ...] = ("node_name", "gpu_model", "gpu_capacity_num", "cpu_num")
 
 NODE_LIST: TableSchema = table_schema(
     "node_list",
@@ -306,7 +307,7 @@ def read_spot_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     The list does not state memory; a node that occurs twice with different resources is refused.
     """
     where, findings = str(path), list[Finding]()
-    cells = read_cells(path, _SPOT_NODES, findings)
+    cells = read_cells(path, SPOT_NODES, findings)
     gpus, cpus = (
         numbers(cells, name, where, accepted, least=0, is_whole=True, findings=findings).fillna(0)
         for name, accepted in (

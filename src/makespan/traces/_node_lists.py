@@ -19,7 +19,14 @@ from makespan.traces._cells import (
     read_cells,
     refuse,
 )
-from makespan.traces._flat_lists import NODE_LIST, NODES, read_helios_quota, read_openb_nodes
+from makespan.traces._flat_lists import (
+    NODE_LIST,
+    NODES,
+    SPOT_NODES,
+    read_helios_quota,
+    read_openb_nodes,
+    read_spot_nodes,
+)
 from makespan.traces._nested_lists import PAI_MACHINE, PHILLY_MACHINE
 from makespan.units import GIB
 
@@ -33,16 +40,18 @@ _FORMS = {
     "openb": NODES,
     "PAI": PAI_MACHINE,
     "Philly": PHILLY_MACHINE,
+    "spot": SPOT_NODES,
 }
 
 
 def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a list of nodes: schema `NODE_LIST`, and the report.
 
-    The columns say which form it is: that of the schema, the nodes of openb, the machines of PAI or Philly,
-    the last two with their header line or without, or the quotas of Helios. Of quotas the last day counts,
-    and each virtual cluster has nodes of eight GPUs, and one with the rest. CPUs and memory that a list does
-    not state are 0, types of GPU empty; Philly states the memory of its GPUs in place of their type.
+    The columns say which form it is: that of the schema, the nodes of openb or of Alibaba's spot trace, the
+    machines of PAI or Philly, with their header line or without, or the quotas of Helios. Of quotas the last
+    day counts, and each virtual cluster has nodes of eight GPUs, and one with the rest. CPUs and memory that
+    a list does not state are 0, types of GPU empty; Philly states the memory of its GPUs in place of their
+    type.
 
     Raises
     ------
@@ -54,6 +63,9 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     first = _first_line(path)
     if set(NODES) <= set(first):
         return read_openb_nodes(path)
+    if set(SPOT_NODES) <= set(first):
+        table, report = read_spot_nodes(path)
+        return table.assign(memory_bytes=table["memory_bytes"].fillna(0.0)), report
     if first[:1] == ["date"] and "total" in first:
         return _quota_nodes(path)
     for form, columns in _FORMS.items():
@@ -84,10 +96,12 @@ def _read(path: str | Path, form: str) -> tuple[pd.DataFrame, ReadReport]:
     cells = read_cells(path, columns, findings, header=None if form == "own" else columns)
 
     def number(name: str, scale: float = 1.0) -> "pd.Series[float]":
-        return numbers(cells, name, where, "a number, 0 or more", least=0).fillna(0) * scale
+        return (
+            numbers(cells, name, where, "a number, 0 or more", least=0, findings=findings).fillna(0) * scale
+        )
 
     def count(name: str) -> "pd.Series[float]":
-        return numbers(cells, name, where, _WHOLE, least=0, is_whole=True).fillna(0)
+        return numbers(cells, name, where, _WHOLE, least=0, is_whole=True, findings=findings).fillna(0)
 
     def text(name: str) -> "pd.Series[str]":
         return cells[name].mask(is_missing(cells[name]), "")
