@@ -153,6 +153,9 @@ def test_a_job_starts_at_its_steepest_size_on_the_fewest_nodes():
     assert draft.start(job)
     item, nodes = draft.slots[job]
     assert (item.plan, item.counts, nodes) == ("gc", (2,), (2,))
+    by_speed = Curve(job.job, catalogue.all("roberta"), catalogue.requested(job.job.spec), by_speed=True)
+    assert [item.counts for item in by_speed.starts[0].items] == [(1, 1), (2,)]
+    assert [item.counts for item in job.curve.starts[0].items] == [(2,), (1, 1)]
     spread = holding([1, 1, 0])
     assert spread.start(job) and spread.slots[job][0].counts == (1, 1)
     assert not holding([0, 0]).start(job)
