@@ -284,6 +284,7 @@ def test_lists_that_are_read_in_pieces_are_bounded_too(tmp_path, monkeypatch):
             "cannot be read as CSV: byte 0xe9 is not UTF-8; save it in",
         ),
     ],
+    ids=range(13),  # packed bytes have the time in them, so no two processes would agree on their names
 )
 def test_what_cannot_be_unpacked_is_one_line(content, message, tmp_path):
     path = tmp_path / "list"
@@ -550,6 +551,7 @@ def test_what_a_trace_of_gavel_lacks_is_one_line(tmp_path):
         (("--format", "helios"), gzip.compress(HELIOS.encode())),
         (("--format", "requests"), b"job_id;submit_time_s;n_gpus;duration_s\na;0;1;900\nb;60;2;600\n"),
     ],
+    ids=["spot", "packed", "requests"],
 )
 def test_lists_of_requests_are_simulated_from_the_command_line(options, text, tmp_path):
     path = Path(tmp_path, "list")
