@@ -139,6 +139,11 @@ def scenario(
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
+    for key in sorted({job.workload for job in jobs}):
+        if not listed.times.tables[key]["feasible"].any():
+            raise TraceError(
+                f"{origin}: workload {key!r}: no row of its table is feasible; expected at least one"
+            )
     jobs, rows, times, changed = settled(
         jobs,
         rows,
@@ -392,11 +397,6 @@ def _catalogue(
         raise TraceError(f"{origin}: no job; accepted: at least one")
     where = place.cluster
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
-    for key, table in tables.items():
-        if not table["feasible"].any():
-            raise TraceError(
-                f"{origin}: workload {key!r}: no row of its table is feasible; expected at least one"
-            )
     exact = exact_catalogue(tables, throughput, where)
     check_jobs(jobs, where, exact.on(where), origin)
     if mode == "exact" and (place.environment is None or not all(map(is_in_zoo, tables))):

@@ -31,7 +31,7 @@ _EVERY_FAMILY = (
 # those of the GPT-3 family (Brown et al. 2020, table 2.1).
 _OWN_STACK, _OWN_PRECISION = "modern", "bf16"
 _HEAD_CHANNELS, _HIDDEN_PER_LAYER, _FFN_PER_HIDDEN, _PARAMETERS_PER_CHANNEL = 128, 128, 4, 12
-_OWN_SEQ, _OWN_VOCAB, _LEAST_PARAMETERS = 1024, 32_000, 1e4
+_OWN_SEQ, _LEAST_PARAMETERS = 1024, 1e4
 
 
 def model_keys() -> tuple[str, ...]:
@@ -141,10 +141,14 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
     if not _LEAST_PARAMETERS <= parameters < float("inf"):
         raise InputError(f"workload {name!r}: {parameters:g} parameters; expected >= {_LEAST_PARAMETERS:g}")
     hidden = (parameters * _HIDDEN_PER_LAYER / _PARAMETERS_PER_CHANNEL) ** (1 / 3)
-    heads = max(round(hidden / _HEAD_CHANNELS), 1)
-    channels = heads * _HEAD_CHANNELS
+    # Small models have one layer that takes most of the parameters; the vocabulary is what the layers leave.
+    hidden = min(hidden, (parameters / (_PARAMETERS_PER_CHANNEL + 1)) ** 0.5)
+    heads = max(int(hidden / _HEAD_CHANNELS), 1)
+    channels = heads * _HEAD_CHANNELS if hidden >= _HEAD_CHANNELS else int(hidden)
+    in_layer = _PARAMETERS_PER_CHANNEL * channels**2
+    n_layers = max(int(parameters / in_layer), 1)
     block = BlockSpec(
-        n_layers=max(round(parameters / (_PARAMETERS_PER_CHANNEL * channels**2)), 1),
+        n_layers=n_layers,
         kind="causal",
         seq=_OWN_SEQ,
         hidden=channels,
@@ -152,7 +156,7 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
         kv_heads=heads,
         ffn=_FFN_PER_HIDDEN * channels,
         gated=False,
-        kv_channels=_HEAD_CHANNELS,
+        kv_channels=channels // heads,
     )
     source = "own measurements; shape assumed from the number of parameters"
     return Workload(
@@ -163,7 +167,7 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
             title=f"{name} ({parameters / 1e6:.4g} M parameters)",
             family="gpt2",
             blocks=(block,),
-            vocab=_OWN_VOCAB,
+            vocab=max(round((parameters - n_layers * in_layer) / channels), 1),
             tied_head=True,
             max_positions=0,
             parameters=round(parameters),
