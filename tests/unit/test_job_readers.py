@@ -116,8 +116,8 @@ def test_a_number_beyond_the_largest_is_told_the_largest_and_a_plan_the_batch_th
     for row, column, accepted in [
         ("a,1e18,1,vit,1,8,0,ga,1,0", "submission_time", f"a time in s, 0 or more, {limit}"),
         ("a,0,1e18,vit,1,8,0,ga,1,0", "duration", f"a time in s, 0 or more, {limit}"),
-        ("a,0,1,vit,1,8,0,ga,9000000000000000000,0", "steps", f"a whole number, 0 or more, {limit}"),
-        ("a,0,1,vit,1,8,0,ga,99999999999999999999,0", "steps", f"a whole number, 0 or more, {limit}"),
+        ("a,0,1,vit,1,8,0,ga,9000000000000000000,0", "steps", f"a whole number, 1 or more, {limit}"),
+        ("a,0,1,vit,1,8,0,ga,99999999999999999999,0", "steps", f"a whole number, 1 or more, {limit}"),
         ("a,0,1,vit,1,9e99,0,ga,1,0", "num_cpus", f"a whole number, 0 or more, {limit}"),
         ("a,0,1,roberta,1000000000,8,0,zero-dp,1,0", "exec_plan", "that divides it, at most 64"),
     ]:

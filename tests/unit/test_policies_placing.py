@@ -32,7 +32,9 @@ def best_fit(free, counts, of_type=None, types=()):
         if not able:
             return None
         nodes.append(min(able)[1])
-    return tuple(nodes)
+    # Equal shares are listed in the order of an allocation, largest share first.
+    shares = sorted(zip(counts, types or [""] * len(counts), nodes, strict=True), reverse=True)
+    return tuple(node for _, _, node in shares)
 
 
 def test_placing_agrees_with_the_plain_loop():

@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
 from makespan.errors import TraceError
-from makespan.tables import atomic_path, source_label, write_csv
+from makespan.tables import atomic_path, source_label, write_csv, write_text
 
 __all__ = [
     "FAMILIES",
@@ -283,7 +283,7 @@ def save_figure(
         if caption is None:
             return pdf, png, csv
         paragraphs = [textwrap.fill(one, _CAPTION_WIDTH) for one in caption.split("\n\n")]
-        stack.enter_context(atomic_path(txt)).write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
+        write_text("\n\n".join(paragraphs) + "\n", stack.enter_context(atomic_path(txt)))
     return pdf, png, csv, txt
 
 

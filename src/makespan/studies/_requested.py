@@ -264,6 +264,8 @@ class _Settler:
             return _Answer(text, n_cpus, "priced", _PRICED, self._compute(self.source, job, plan, threads))
         taken = max((count for count in known if count <= threads), default=min(known))
         detail = f"{threads} -> {taken} for {text} of {job.workload} on {job.n_gpus} GPUs"
+        # What is drawn may be written as a list, which then requests what runs.
+        n_cpus = taken * job.n_gpus if self.is_drawn else n_cpus
         return _Answer(text, n_cpus, "replaced", _FEWER if threads < taken else _MORE, detail)
 
     def _compute(self, source: EmulatedSource, job: JobSpec, plan: ExecutionPlan, threads: int) -> str:

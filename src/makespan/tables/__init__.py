@@ -28,6 +28,7 @@ from makespan.tables._describe import tables_page
 from makespan.tables._io import (
     atomic_path,
     check_length,
+    csv_text,
     parse_csv,
     read_csv,
     read_printed,
@@ -71,6 +72,7 @@ __all__ = [
     "TableSchema",
     "atomic_path",
     "check_length",
+    "csv_text",
     "parse_csv",
     "printed_schemas",
     "read_csv",

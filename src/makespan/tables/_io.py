@@ -14,7 +14,7 @@ from makespan.files import atomic_path, read_bytes, read_json, write_json, write
 from makespan.tables._schema import TableSchema
 
 __all__ = [
-    "atomic_path", "check_length", "parse_csv", "read_csv", "read_printed", "read_sealed",
+    "atomic_path", "check_length", "csv_text", "parse_csv", "read_csv", "read_printed", "read_sealed",
     "refuse_uneven_rows", "write_csv", "write_result", "write_text",
 ]  # fmt: skip
 
@@ -40,7 +40,12 @@ def write_result(frame: pd.DataFrame, path: str | Path, schema: TableSchema | No
 
 def _text(frame: pd.DataFrame, path: str | Path, schema: TableSchema | None) -> str:
     checked = frame if schema is None else schema.validate(frame, where=str(path))
-    return checked.to_csv(index=False, lineterminator="\n")
+    return csv_text(checked)
+
+
+def csv_text(frame: pd.DataFrame, *, header: bool = True) -> str:
+    """Return a table as CSV without its index, with its header line or without."""
+    return frame.to_csv(index=False, header=header, lineterminator="\n")
 
 
 def _seal_path(path: str | Path) -> Path:

@@ -43,7 +43,7 @@ from makespan.runtime import (
     start_checkpoint,
     take,
 )
-from makespan.tables import TableSchema
+from makespan.tables import TableSchema, csv_text
 
 __all__ = ["LiveOptions", "LiveResult", "saved_text", "train_resilient"]
 
@@ -274,7 +274,7 @@ class _History:
 
     def write(self, table: pd.DataFrame) -> None:
         """Write the earlier rows and those of this call, which are the last of a table."""
-        own = table.iloc[self._n_known :].to_csv(index=False, header=False, lineterminator="\n")
+        own = csv_text(table.iloc[self._n_known :], header=False)
         write_text(self._before + own, self._path)
 
 
