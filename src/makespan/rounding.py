@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 __all__ = ["significant"]
 
-_LARGEST = 300
-_POWERS = np.array([float(f"1e{exponent}") for exponent in range(_LARGEST + 1)])
+_EXACT = 22  # the largest power of ten that is exact
+_POWERS = np.array([float(f"1e{exponent}") for exponent in range(_EXACT + 1)])
 
 
 def significant(values: npt.ArrayLike, digits: int = 9) -> npt.NDArray[np.float64]:
@@ -34,8 +34,10 @@ def significant(values: npt.ArrayLike, digits: int = 9) -> npt.NDArray[np.float6
     size = np.abs(np.where(usable, found, 1.0))
     exponents = digits - 1 - np.floor(np.log10(size)).astype(int)
     # Powers below 1 are not exact, so a large number is divided first and a small one multiplied.
-    scale = _POWERS[np.minimum(np.abs(exponents), _LARGEST)]
+    scale = _POWERS[np.minimum(np.abs(exponents), _EXACT)]
     is_large = exponents < 0
-    with np.errstate(over="ignore"):  # of the side that is not chosen
-        counts = np.rint(np.where(is_large, found / scale, found * scale))
-    return np.where(usable, np.where(is_large, counts * scale, counts / scale), found)
+    counts = np.rint(np.where(is_large, found / scale, found * scale))
+    rounded = np.where(usable, np.where(is_large, counts * scale, counts / scale), found)
+    for place in map(tuple, np.argwhere(usable & (np.abs(exponents) > _EXACT))):
+        rounded[place] = float(f"{found[place]:.{digits - 1}e}")
+    return rounded

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from makespan.least_squares import least_squares
@@ -26,6 +26,8 @@ def test_digits_are_kept_and_what_has_none_stays():
 
 
 @given(st.floats(1e-200, 1e200), st.integers(1, 15))
+@example(9.500000000000001e199, 1)
+@example(9.4999e-190, 3)
 def test_rounding_is_close_idempotent_and_blind_to_the_last_digits(value, digits):
     once = significant(value, digits)
     assert abs(once - value) <= 0.5000001 * 10.0 ** (1 - digits) * value
