@@ -201,11 +201,10 @@ def test_measured_times_of_a_mixed_cluster_lie_in_a_directory_for_each_type(tmp_
     assert makespan.compare(given, ["gavel", "sia"])["jobs"].tolist() == [25, 25]
 
 
-def test_published_times_of_one_type_do_not_pass_for_those_of_several(
-    published_dir: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="its times are of one type of GPU"):
-        makespan.scenario("naive", source="published", published_dir=published_dir, cluster_name=MIXED)
+@pytest.mark.parametrize("name", [MIXED, "p3dn-64", "h200-64"])
+def test_published_times_do_not_pass_for_those_of_other_devices(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"its times are of a800-80, cluster '{name}' has"):
+        makespan.scenario("naive", source="published", published_dir=tmp_path, cluster_name=name)
 
 
 def test_nodes_with_one_name_of_device_and_other_links_are_refused() -> None:

@@ -36,6 +36,7 @@ from makespan.studies._requested import (
 from makespan.studies._runs import Scenario
 from makespan.tables import shown_source
 from makespan.throughput import (
+    PUBLISHED_GPU,
     SOURCE_NAMES,
     EmulatedSource,
     MeasuredSource,
@@ -240,12 +241,13 @@ def _throughput(
             for gpu_type, pool in parts.items()
         }
         return TypedSource(found) if len(found) > 1 else next(iter(found.values()))
-    if source == "published" and len(parts) > 1:
-        raise InputError(
-            f"source published: its times are of one type of GPU, cluster {where.name!r} has "
-            f"{', '.join(parts)}; accepted: source emulated, or measured"
-        )
     if source == "published":
+        gpus = list(dict.fromkeys(node.gpu.name for node in where.nodes))
+        if gpus != [PUBLISHED_GPU]:
+            raise InputError(
+                f"source published: its times are of {PUBLISHED_GPU}, cluster {where.name!r} has "
+                f"{', '.join(gpus)}; accepted: source emulated, or measured"
+            )
         return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
         raise unknown_name("source of throughput", source, SOURCE_NAMES)

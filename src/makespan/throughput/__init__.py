@@ -7,7 +7,7 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
-from makespan.throughput._published import PublishedSource, flag_anomalies
+from makespan.throughput._published import PUBLISHED_GPU, PublishedSource, flag_anomalies
 from makespan.throughput._reference import ReferenceTimes, placement_order, reference_plan
 from makespan.throughput._register import (
     Dataset,
@@ -26,6 +26,7 @@ __all__ = [
     "Dataset",
     "EmulatedSource",
     "MeasuredSource",
+    "PUBLISHED_GPU",
     "PublishedSource",
     "ReferenceTimes",
     "ThroughputSource",

@@ -31,6 +31,7 @@ from makespan.workloads import Workload, resolve_workload_key, workload, workloa
 __all__ = [
     "FLAG_HALF_BATCH",
     "FLAG_SLOW_FORWARD",
+    "PUBLISHED_GPU",
     "PublishedSource",
     "flag_anomalies",
     "phase_unit",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+
+PUBLISHED_GPU = "a800-80"
+"""Device of the catalogue of which the published times are."""
 
 _LAYOUTS = ("morphling/throughput", "throughput", "simulator/traces")
 _FILE = "placements.csv"
