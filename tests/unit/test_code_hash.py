@@ -168,6 +168,7 @@ def test_editing_the_pipeline_concerns_the_scripts_that_train_and_no_other(chang
     assert all(name.startswith(("morphling_fig9", "run_live", "profile_")) for name in found)
 
 
+@pytest.mark.untraced
 def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
     schema = '\nNEW = table_schema("new", ("a", "int", "1", "a number"))\n'
     assert changed("tables/_catalogue.py", "", schema) == set()

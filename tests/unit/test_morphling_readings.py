@@ -13,6 +13,8 @@ from makespan.policies.morphling import Morphling
 from makespan.studies import Scenario, run
 from makespan.tables import write_csv
 
+pytestmark = pytest.mark.xdist_group("readings")
+
 # Everything else of the policy says which one it is, what it may choose, or what the paper fixes.
 NO_READINGS = {"freedom", "gate_share", "interval_s", "is_clairvoyant", "honours_guarantees"}
 NO_READINGS |= {"name", "title", "references"}

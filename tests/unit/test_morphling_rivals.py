@@ -16,6 +16,8 @@ from makespan.policies import REGISTRY
 from makespan.studies import Scenario, run
 from makespan.tables import write_csv
 
+pytestmark = pytest.mark.xdist_group("rivals")
+
 
 @pytest.fixture(scope="module")
 def base():

@@ -26,6 +26,8 @@ from makespan.papers.oobleck._tables_simulation import SIMULATED
 from makespan.papers.oobleck.simulators import DEFECTS
 from makespan.tables import read_csv, write_csv
 
+pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("failures and spot traces")]
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = load_settings([], ROOT).oobleck.simulation
 SCHEMAS = {**SIMULATED, "studies": STUDIES}

@@ -22,6 +22,8 @@ from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 from makespan.papers.oobleck.planning import make_templates, uniform24, write_profile, write_templates
 
+pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("losses of plans")]
+
 START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
 
 

@@ -21,6 +21,8 @@ from makespan.papers.oobleck import (
 from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
 from makespan.papers.oobleck.planning import layer_times, paper_model, pipeline_workload
 
+pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("tables of planning")]
+
 
 @pytest.fixture(scope="module")
 def planned(root):

@@ -14,6 +14,8 @@ from makespan.papers.slapo import LEDGER, read_published, tuning_experiment
 from makespan.papers.slapo._draw_tuning import fig10
 from makespan.tables import write_csv
 
+pytestmark = pytest.mark.xdist_group("printed grid")
+
 ROOT = Path(__file__).parents[2]
 CELLS = ROOT / "config/published/slapo_fig10.csv"
 

@@ -19,6 +19,8 @@ from makespan.presets import read_preset
 from makespan.tables import write_csv
 from makespan.training.zoo import family_spec, forward_flop, parameter_count
 
+pytestmark = pytest.mark.xdist_group("machine of the paper")
+
 ROOT = Path(__file__).parents[2]
 C = constants()
 SIZES = [

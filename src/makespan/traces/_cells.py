@@ -6,6 +6,7 @@ import importlib
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -296,15 +297,17 @@ def _chosen(
     """Return the names of all columns, those that are read in their usual case, and which are read."""
     wanted = list(required(columns) if callable(required) else required)
     usual = {name.lower(): name for name in (*wanted, *optional)}
-    spelled = [name if name in usual.values() else usual.get(name.lower(), name) for name in columns]
+    right = set(usual.values())
+    spelled = [name if name in right else usual.get(name.lower(), name) for name in columns]
     if spelled != columns:
         changed = ", ".join(before for before, after in zip(columns, spelled, strict=True) if before != after)
         findings.append(Finding("repaired", f"{OTHER_CASE}: {changed}"))
-    missing = [name for name in wanted if name not in spelled]
+    times = Counter(spelled)
+    missing = [name for name in wanted if name not in times]
     if missing:
         raise lacking(missing, columns, wanted, where, "" if hint is None else hint(columns))
-    chosen = [*wanted, *(name for name in optional if name in spelled and name not in wanted)]
-    twice = [name for name in chosen if spelled.count(name) > 1]
+    chosen = [*wanted, *(name for name in optional if name in times and name not in wanted)]
+    twice = [name for name in chosen if times[name] > 1]
     if twice:
         raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; accepted: each name once")
     return spelled, chosen

@@ -1,6 +1,7 @@
 """Job traces that name models and plans: the canonical table and the Morphling artifact's lists."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -153,8 +154,9 @@ def _hint(columns: list[str]) -> str:
 
 def _further(names: Iterable[str], form: dict[str, str]) -> list[str]:
     """Return the columns that a form does not know, without those whose name occurs twice or is empty."""
-    listed, known = [name.lower() for name in names], set(form.values())
-    return [name for name in names if name and name.lower() not in known and listed.count(name.lower()) == 1]
+    names, known = list(names), set(form.values())
+    times = Counter(name.lower() for name in names)
+    return [name for name in names if name and name.lower() not in known and times[name.lower()] == 1]
 
 
 def _report_further(cells: pd.DataFrame, form: dict[str, str], findings: list[Finding]) -> None:
