@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -26,7 +27,7 @@ def launcher_options(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
-def launcher_of(launcher: str, device: str) -> Launcher:
+def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None) -> Launcher:
     """Return the launcher that options name; a process of an allocation gets a core, and a GPU for CUDA.
 
     Parameters
@@ -35,13 +36,18 @@ def launcher_of(launcher: str, device: str) -> Launcher:
         ``local`` or ``slurm``.
     device
         ``cpu`` or ``cuda``.
+    stall_timeout_s
+        In place of that of the launcher [s].
     """
     kind = "cuda" if device == "cuda" else "cpu"
+    made: LocalLauncher | SlurmLauncher
     if launcher == "local":
-        return LocalLauncher("cuda" if kind == "cuda" else "cpu")
-    gpus = ("--gres=gpu:1",) if kind == "cuda" else ()
-    options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
-    return SlurmLauncher("cuda" if kind == "cuda" else "cpu", options, threads_per_process=1)
+        made = LocalLauncher("cuda" if kind == "cuda" else "cpu")
+    else:
+        gpus = ("--gres=gpu:1",) if kind == "cuda" else ()
+        options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
+        made = SlurmLauncher("cuda" if kind == "cuda" else "cpu", options, threads_per_process=1)
+    return made if stall_timeout_s is None else replace(made, stall_timeout_s=stall_timeout_s)
 
 
 def settings_option(example: str) -> Callable[[Command], Command]:

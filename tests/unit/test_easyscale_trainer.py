@@ -342,6 +342,14 @@ def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     assert (tmp_path / "m.pt").read_bytes() == Path(straight[1].checkpoint / "model.pt").read_bytes()
 
 
+def test_the_command_line_sets_after_how_long_a_stall_is_an_error(tmp_path):
+    job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
+    words = ["run", JOB["model"], "--run-dir", tmp_path / "run", *job, "--steps", 3, "--mapping", "0,1/2,3"]
+    done = command(*words, "--set", "after_reduce.stops=2", "--stall-timeout", 3)
+    assert done.exit_code == 2, done.output
+    assert "no progress within 3 s (stall_timeout_s); the run was brought down" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -122,7 +122,7 @@ def test_a_run_of_which_no_process_is_left_has_failed(tmp_path):
         ("fail", r"process 1 of 2 failed: ValueError: the data are bad\nTraceback"),
         ("kill", r"process 1 of 2 was ended by signal SIGKILL"),
         ("leave", r"process 0 of 2 ended with status 7 before it could report"),
-        ("hang", r"no progress within 0\.5 s; the run was brought down"),
+        ("hang", r"no progress within 0\.5 s \(stall_timeout_s\); the run was brought down"),
     ],
 )
 @pytest.mark.parametrize("worker", [TOY, FORKED], ids=["started", "forked"])

@@ -401,9 +401,8 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             if limits.timeout_s is not None and now - begun > limits.timeout_s:
                 raise WorkerError(f"the run took longer than {limits.timeout_s:g} s and was brought down")
             if beat is not None and now - beat_time > limits.stall_timeout_s:
-                raise LostWorkerError(
-                    f"no progress within {limits.stall_timeout_s:g} s; the run was brought down"
-                )
+                limit = f"{limits.stall_timeout_s:g} s (stall_timeout_s)"
+                raise LostWorkerError(f"no progress within {limit}; the run was brought down")
             if beat is None and ready_time is None and directory.n_ready() == n_processes:
                 ready_time = now
             if beat is None and ready_time is not None and now - ready_time > limits.meet_timeout_s:

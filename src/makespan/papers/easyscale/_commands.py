@@ -88,6 +88,13 @@ def COMMANDS() -> None:
 @settings_option("optimizer.lr=0.1")
 @_options(ElasticJob, {"model", "options"})
 @_options(RunOptions, {"ends_on_signals", "launcher", "on_progress"})
+@click.option(
+    "--stall-timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="When no process finishes a micro-batch for so long, all start again from the last checkpoint."
+    "  [default: 300, on Slurm 1800]",
+)
 @launcher_options
 def _run(
     model: str,
@@ -96,6 +103,7 @@ def _run(
     mapping: str | None,
     devices: str | None,
     settings: tuple[str, ...],
+    stall_timeout: float | None,
     launcher: str,
     device: str,
     **given: Any,
@@ -111,7 +119,7 @@ def _run(
     how["ends_on_signals"] = True
     of_job = {name: value for name, value in given.items() if not (value is None and _is_optional(name))}
     trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **of_job)
-    chosen = launcher_of(launcher, device)
+    chosen = launcher_of(launcher, device, stall_timeout)
     try:
         result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **how)
     except KeyboardInterrupt:
