@@ -2,7 +2,7 @@
 
 import os
 import re
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 # Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from golden_files import HEADER, agree
 from hypothesis import HealthCheck, settings
+from tracing import untraced
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -45,17 +46,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Leave such tests untraced, fixtures too.
-
-    A pause of pytest-cov leaves a second tracer at work in the processes of xdist.
-    """
-    tracer = sys.gettrace()
-    if item.get_closest_marker("untraced"):
-        sys.settrace(None)
-    try:
+    """Leave such tests untraced, fixtures too."""
+    with untraced() if item.get_closest_marker("untraced") else nullcontext():
         return (yield)
-    finally:
-        sys.settrace(tracer)
 
 
 @pytest.fixture(scope="session")

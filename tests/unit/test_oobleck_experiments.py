@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_is_legible
+from tracing import untraced
 
 from makespan.claims import judge
 from makespan.config import load_settings
@@ -26,7 +27,7 @@ from makespan.papers.oobleck._tables_simulation import SIMULATED
 from makespan.papers.oobleck.simulators import DEFECTS
 from makespan.tables import read_csv, write_csv
 
-pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("failures and spot traces")]
+pytestmark = pytest.mark.xdist_group("failures and spot traces")
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = load_settings([], ROOT).oobleck.simulation
@@ -42,9 +43,9 @@ def tables():
     failures = generated_traces({"6h": 2, "3h": 2, "1h": 2, "30m": 2, "10m": 2})
     spot = generated_traces({"gcp_scaled": 2, "p3_scaled": 2})
     spot_options = SETTINGS.experiments("spot") | {"ablation_seeds": 1, "ablation_judged_seeds": 2}
-    return failure_experiments(failures, CELLS, **SETTINGS.experiments("failure")) | spot_experiments(
-        spot, CELLS, **spot_options
-    )
+    with untraced():
+        failed = failure_experiments(failures, CELLS, **SETTINGS.experiments("failure"))
+        return failed | spot_experiments(spot, CELLS, **spot_options)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from legible_figures import assert_is_legible
+from tracing import untraced
 
 from makespan.claims import judge
 from makespan.cli import main
@@ -22,7 +23,7 @@ from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 from makespan.papers.oobleck.planning import make_templates, uniform24, write_profile, write_templates
 
-pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("losses of plans")]
+pytestmark = pytest.mark.xdist_group("losses of plans")
 
 START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
 
@@ -45,7 +46,8 @@ def lose(cells, **how):
 
 @pytest.fixture(scope="module")
 def losses(cells):
-    table = lose(cells)
+    with untraced():
+        table = lose(cells)
     numbers = table["case"].str.extract(r"n0=(\d+) f=(\d+) N=(\d+)").astype(float)
     return table.assign(
         n0=numbers[0], f=numbers[1], n=numbers[2], k=table["lost_nodes"].str.split().str.len()

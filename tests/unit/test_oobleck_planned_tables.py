@@ -4,6 +4,7 @@ import re
 
 import pytest
 from legible_figures import assert_is_legible
+from tracing import untraced
 
 from makespan.claims import judge
 from makespan.config import load_settings
@@ -21,7 +22,7 @@ from makespan.papers.oobleck import (
 from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
 from makespan.papers.oobleck.planning import layer_times, paper_model, pipeline_workload
 
-pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("tables of planning")]
+pytestmark = pytest.mark.xdist_group("tables of planning")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,14 @@ def tables(root, planned):
     templates = planned.options_of("templates") | few | {"scaled_layers": [32, 64, 96]}
     plans = planned.options_of("instantiation") | few | {"global_microbatches": [512]}
     studies = planned.options_of("studies") | few | {"compared_nodes": 13}
-    found = template_experiment({}, templates)["templates"]
+    with untraced():
+        found = template_experiment({}, templates)["templates"]
+        instantiated = instantiation_experiment({"instantiation": cells}, plans)
+        studied = studies_experiment({"throughput": printed}, studies)
     return {
         "templates": found.assign(wall_s=0.01),  # whatever this machine needs
-        **instantiation_experiment({"instantiation": cells}, plans),
-        **studies_experiment({"throughput": printed}, studies),
+        **instantiated,
+        **studied,
         "instantiation_published": cells,
     }
 
