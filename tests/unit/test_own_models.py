@@ -137,7 +137,8 @@ def test_a_fit_takes_models_of_the_zoo_with_another_batch(caplog: pytest.LogCapt
 def test_a_table_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:
     failed = table("mine").assign(feasible=False, iter_time_s=float("nan"))
     write_csv(failed, tmp_path / "mine.csv", THROUGHPUT)
-    with pytest.raises(TraceError, match="workload 'mine': no row of its table is feasible"):
+    message = r"jobs: row 1, job .*: workload 'mine': no row of its table is feasible; expected one"
+    with pytest.raises(InputError, match=message):
         makespan.scenario(jobs("mine"), source="measured", measured_dir=tmp_path)
 
 

@@ -367,6 +367,15 @@ def test_times_are_the_same_in_every_form(write, tmp_path):
     pd.testing.assert_frame_equal(other.table, plain.table)
 
 
+def test_what_a_time_leaves_out_is_reported_as_that(tmp_path):
+    path = tmp_path / "list.csv"
+    path.write_text(HELIOS.replace("2021-03-02 08:00:00", "2021-03-02 08"))
+    told = "a time without minutes; minutes and seconds are taken as zero (row"
+    assert told in read_helios_jobs(path).report.text
+    path.write_text(HELIOS.replace("2021-03-02 08:00:00", "2021-03-02 08:00"))
+    assert "a time without seconds; they are taken as zero (row" in read_helios_jobs(path).report.text
+
+
 def test_zones_decide_what_times_mean_across_a_change_of_the_clock(tmp_path):
     row = "9,u,v,1,1,1,COMPLETED,{},{},{},1800\n"
     stamps = ("2021-10-31T02:20:00+02:00", "2021-10-31T02:50:00+02:00", "2021-10-31T02:20:00+01:00")

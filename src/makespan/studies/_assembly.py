@@ -140,11 +140,6 @@ def scenario(
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
-    for key in sorted({job.workload for job in jobs}):
-        if not listed.times.tables[key]["feasible"].any():
-            raise TraceError(
-                f"{origin}: workload {key!r}: no row of its table is feasible; expected at least one"
-            )
     jobs, rows, times, changed = settled(
         jobs,
         rows,

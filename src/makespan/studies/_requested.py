@@ -235,9 +235,11 @@ class _Settler:
             sizes = sorted({item.n_gpus for item in self._runnable(job.workload)})
             if self.is_drawn:
                 return _Answer(text, n_cpus, "dropped", _NOWHERE, f"{job.workload} on {job.n_gpus} GPUs")
+            if not sizes:
+                raise InputError(f"workload {job.workload!r}: no row of its table is feasible; expected one")
             raise InputError(
                 f"no throughput of {job.workload!r} on {job.n_gpus} GPUs; expected one of "
-                f"{', '.join(map(str, sizes)) or 'none'}"
+                f"{', '.join(map(str, sizes))}"
             )
         if not known:
             measured = ((item.plan, item.counts, item.iter_time_s) for item in same_size)

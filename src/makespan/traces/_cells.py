@@ -21,6 +21,7 @@ from makespan.tables import parse_csv, read_sealed, refuse_uneven_rows
 from makespan.traces._repairs import (
     COMMENT_LINES,
     DECIMAL_COMMA,
+    HOUR_TIME,
     OTHER_CASE,
     OTHER_LINE_ENDS,
     ROW,
@@ -471,7 +472,9 @@ def _parsed(
     seconds = _seconds(date + " " + parts["hour"].str.zfill(2) + ":" + minute + ":" + second)
     seconds = seconds.mask(epoch, pd.to_numeric(text.where(epoch), errors="coerce").astype("float64") / unit)
     refuse(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
-    repair(cells, seconds.notna() & ~epoch & parts["second"].isna(), SHORT_TIME, findings)
+    read = seconds.notna() & ~epoch
+    repair(cells, read & parts["minute"].isna(), HOUR_TIME, findings)
+    repair(cells, read & parts["minute"].notna() & parts["second"].isna(), SHORT_TIME, findings)
     zone = parts["zone"].replace({"Z": "+00:00", "UTC": "+00:00"}).str.replace(":", "")
     hours, minutes = (pd.to_numeric(zone.str[part]) for part in (slice(1, 3), slice(3, 5)))
     offsets = (hours * 3600.0 + minutes * 60.0) * zone.str[0].map({"+": 1.0, "-": -1.0})

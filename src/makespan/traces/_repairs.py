@@ -15,12 +15,12 @@ from makespan.units import HOUR
 
 __all__ = [
     "CANCELLED", "COMMENT_LINES", "CONTRADICTED", "CPU_PART", "DECIMAL_COMMA", "DURATION_MISSING", "EARLY",
-    "FLAG", "GPU_CHANGES", "GPU_PART", "GPU_REQUEST_MISSING", "GPU_TYPE", "INSTANT", "LARGER", "LATE_ROW",
-    "MACHINES", "MODEL", "NAME_AGAIN", "NAME_NUMBERED", "NAME_REPLACED", "NODE_AGAIN", "NOT_TIMED", "NO_GPU",
-    "NO_GUARANTEE", "NO_OFFER", "NO_STATE", "NO_SUBMISSION", "NO_TASK", "OTHER_CASE", "OTHER_LINE_ENDS",
-    "PART_REVERSED", "PART_UNTIMED", "QUOTA_TOTAL", "REPAIRS", "REVERSED", "ROW", "RUNNING", "SHORT_TIME",
-    "SOME_ZONED", "STEPS", "STRAY_CELLS", "THOUSANDS", "UNSTARTED", "ZONED", "Finding", "ReadReport", "drop",
-    "finish_report", "in_order", "repair",
+    "FLAG", "GPU_CHANGES", "GPU_PART", "GPU_REQUEST_MISSING", "GPU_TYPE", "HOUR_TIME", "INSTANT", "LARGER",
+    "LATE_ROW", "MACHINES", "MODEL", "NAME_AGAIN", "NAME_NUMBERED", "NAME_REPLACED", "NODE_AGAIN",
+    "NOT_TIMED", "NO_GPU", "NO_GUARANTEE", "NO_OFFER", "NO_STATE", "NO_SUBMISSION", "NO_TASK", "OTHER_CASE",
+    "OTHER_LINE_ENDS", "PART_REVERSED", "PART_UNTIMED", "QUOTA_TOTAL", "REPAIRS", "REVERSED", "ROW",
+    "RUNNING", "SHORT_TIME", "SOME_ZONED", "STEPS", "STRAY_CELLS", "THOUSANDS", "UNSTARTED", "ZONED",
+    "Finding", "ReadReport", "drop", "finish_report", "in_order", "repair",
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ NO_GUARANTEE = "no column says which jobs are guaranteed; none is"
 NO_STATE = "no column says how jobs ended; all count as ended"
 ZONED = "times state a zone or count seconds since 1970; read in UTC"
 SOME_ZONED = "these times state no zone beside others in UTC; read in UTC too"
+HOUR_TIME = "a time without minutes; minutes and seconds are taken as zero"
 SHORT_TIME = "a time without seconds; they are taken as zero"
 THOUSANDS = "numbers with commas between thousands; read without"
 DECIMAL_COMMA = "numbers with a decimal comma; read with a point"
@@ -79,8 +80,8 @@ _DROPPED = (
 _REPAIRED = (
     EARLY, CONTRADICTED, GPU_PART, CPU_PART, GPU_REQUEST_MISSING, GPU_TYPE, MODEL, STEPS, GPU_CHANGES,
     NO_OFFER, PART_UNTIMED, PART_REVERSED, LATE_ROW, NAME_NUMBERED, QUOTA_TOTAL, STRAY_CELLS, FLAG,
-    DURATION_MISSING, NO_STATE, NO_GUARANTEE, ZONED, SOME_ZONED, SHORT_TIME, THOUSANDS, DECIMAL_COMMA,
-    OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES,
+    DURATION_MISSING, NO_STATE, NO_GUARANTEE, ZONED, SOME_ZONED, HOUR_TIME, SHORT_TIME, THOUSANDS,
+    DECIMAL_COMMA, OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES,
 )  # fmt: skip
 REPAIRS: Mapping[str, Literal["dropped", "repaired"]] = MappingProxyType(
     {reason: "dropped" if reason in _DROPPED else "repaired" for reason in (*_DROPPED, *_REPAIRED)}
