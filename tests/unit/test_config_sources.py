@@ -11,7 +11,7 @@ from makespan.config.sources import (
     published_datasets,
     published_files,
 )
-from makespan.errors import ConfigError, MissingDataError
+from makespan.errors import InputError, MissingDataError
 
 HEADER = "name,path,version,licence,size_bytes,sha256,repository,commit,upstream_path,url,note\n"
 KEYS = ("roberta", "t5_3B")
@@ -70,9 +70,7 @@ def test_a_file_that_is_not_there_is_an_error(settings, tmp_path):
 
 def test_published_times_do_not_pass_for_those_of_another_device(root):
     values = load_settings(root=root).model_dump(mode="json") | {"cluster": "p3dn-64"}
-    with pytest.raises(
-        ConfigError, match="found 'p3dn-64' with v100-32, but the published times are of a800-80"
-    ):
+    with pytest.raises(InputError, match="its times are of a800-80, cluster 'p3dn-64' has v100-32"):
         published_files(check_settings(values))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from makespan.config._settings import Settings, published_directory
-from makespan.errors import ConfigError, MissingDataError, UnknownNameError
+from makespan.errors import MissingDataError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.tables import read_provenances, shown_source
-from makespan.throughput import PUBLISHED_GPU, Dataset, find_dataset, locate, read_register
+from makespan.throughput import Dataset, check_published_gpus, find_dataset, locate, read_register
 from makespan.workloads import resolve_workload_key
 
 __all__ = [
@@ -55,14 +55,9 @@ def paper_datasets(settings: Settings, paper: str, root: str | Path = ".") -> li
 def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
     """Return the files that the published source reads, one a workload; fetched ones may not exist yet.
 
-    Raises `ConfigError` if the configured cluster has another device than the one that was timed.
+    Raises `InputError` if the configured cluster has other devices than the one that the authors timed.
     """
-    gpus = list(dict.fromkeys(node.gpu.name for node in cluster(settings.cluster).nodes))
-    if gpus != [PUBLISHED_GPU]:
-        raise ConfigError(
-            f"cluster: found {settings.cluster!r} with {', '.join(gpus)}, but the published times are of "
-            f"{PUBLISHED_GPU}; accepted for the source published: a cluster of {PUBLISHED_GPU}"
-        )
+    check_published_gpus(cluster(settings.cluster))
     return _paths(settings, published_datasets(settings, root).values())
 
 

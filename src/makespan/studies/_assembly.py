@@ -36,13 +36,13 @@ from makespan.studies._requested import (
 from makespan.studies._runs import Scenario
 from makespan.tables import shown_source
 from makespan.throughput import (
-    PUBLISHED_GPU,
     SOURCE_NAMES,
     EmulatedSource,
     MeasuredSource,
     PublishedSource,
     ReferenceTimes,
     ThroughputSource,
+    check_published_gpus,
     shipped_register,
 )
 from makespan.traces import (
@@ -237,12 +237,7 @@ def _throughput(
         }
         return TypedSource(found) if len(found) > 1 else next(iter(found.values()))
     if source == "published":
-        gpus = list(dict.fromkeys(node.gpu.name for node in where.nodes))
-        if gpus != [PUBLISHED_GPU]:
-            raise InputError(
-                f"source published: its times are of {PUBLISHED_GPU}, cluster {where.name!r} has "
-                f"{', '.join(gpus)}; accepted: source emulated, or measured"
-            )
+        check_published_gpus(where)
         return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
     if source != "measured":
         raise unknown_name("source of throughput", source, SOURCE_NAMES)

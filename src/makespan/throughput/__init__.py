@@ -7,7 +7,7 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
-from makespan.throughput._published import PUBLISHED_GPU, PublishedSource, flag_anomalies
+from makespan.throughput._published import PublishedSource, check_published_gpus, flag_anomalies
 from makespan.throughput._reference import ReferenceTimes, placement_order, reference_plan
 from makespan.throughput._register import (
     Dataset,
@@ -26,10 +26,10 @@ __all__ = [
     "Dataset",
     "EmulatedSource",
     "MeasuredSource",
-    "PUBLISHED_GPU",
     "PublishedSource",
     "ReferenceTimes",
     "ThroughputSource",
+    "check_published_gpus",
     "fetch",
     "find_dataset",
     "flag_anomalies",

@@ -19,8 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.errors import ChecksumError, MissingDataError, TraceError, UnknownNameError, cell_error
+from makespan.errors import (
+    ChecksumError,
+    InputError,
+    MissingDataError,
+    TraceError,
+    UnknownNameError,
+    cell_error,
+)
 from makespan.files import read_bytes
+from makespan.hardware import ClusterSpec
 from makespan.plans import Placement, PlanFamily, read_plan
 from makespan.tables import THROUGHPUT, parse_csv
 from makespan.throughput._register import Dataset, check_content
@@ -31,8 +39,8 @@ from makespan.workloads import Workload, resolve_workload_key, workload, workloa
 __all__ = [
     "FLAG_HALF_BATCH",
     "FLAG_SLOW_FORWARD",
-    "PUBLISHED_GPU",
     "PublishedSource",
+    "check_published_gpus",
     "flag_anomalies",
     "phase_unit",
     "read_artifact_trace",
@@ -40,8 +48,7 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-PUBLISHED_GPU = "a800-80"
-"""Device of the catalogue of which the published times are."""
+_GPU = "a800-80"  # on which the authors ran everything
 
 _LAYOUTS = ("morphling/throughput", "throughput", "simulator/traces")
 _FILE = "placements.csv"
@@ -120,6 +127,15 @@ class PublishedSource:
             + " or ".join(f"{layout}/<model>/{_FILE}" for layout in _LAYOUTS)
             + " (the last is a clone of the authors' repository); set MAKESPAN_PUBLISHED_DIR "
             "or the configuration to it, or fetch the registered files"
+        )
+
+
+def check_published_gpus(where: ClusterSpec) -> None:
+    """Raise `InputError` for a cluster with other devices than the one that the authors timed."""
+    if where.gpu_types != (_GPU,):
+        raise InputError(
+            f"source published: its times are of {_GPU}, cluster {where.name!r} has "
+            f"{', '.join(where.gpu_types)}; accepted: source emulated, or measured"
         )
 
 
