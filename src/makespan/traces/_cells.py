@@ -228,7 +228,8 @@ def _head(stream: IO[bytes]) -> bytes:
 
 
 def _cells(piece: pd.DataFrame, columns: Sequence[str], chosen: Sequence[str], offset: int) -> pd.DataFrame:
-    kept = {name: piece[columns.index(name)].str.strip() for name in chosen}
+    places = {name: place for place, name in reversed(list(enumerate(columns)))}  # the first of each name
+    kept = {name: piece[places[name]].str.strip() for name in chosen}
     stripped = pd.DataFrame(kept, index=piece.index).reset_index(drop=True)
     return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
 

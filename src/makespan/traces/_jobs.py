@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,9 @@ def _further(names: Iterable[str], form: dict[str, str]) -> list[str]:
 
 def _report_further(cells: pd.DataFrame, form: dict[str, str], findings: list[Finding]) -> None:
     """Report columns that have no effect, unless all their cells are 0 or empty."""
-    further = [name for name in cells if name not in (*form.values(), ROW)]
-    told = [name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all()]
+    further = (name for name in cells if name not in (*form.values(), ROW))
+    used = (name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all())
+    told = list(islice(used, _SHOWN + 1))
     if told:
         names = ", ".join(repr(str(name)) for name in told[:_SHOWN]) + (", ..." if len(told) > _SHOWN else "")
         findings.append(Finding("ignored", f"columns that have no effect: {names}"))
