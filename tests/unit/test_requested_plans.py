@@ -177,6 +177,18 @@ def test_other_cpu_threads_than_measured_are_reported_and_are_a_column(tmp_path)
     assert run(found, "fifo").result.outcomes["reference_cpu_threads"].tolist() == [6, 6, 6]
 
 
+def test_fewer_cpu_threads_than_gpus_are_reported(tmp_path):
+    jobs = [job("ga", n_cpus=3), job("zero-offload", job_id="b", n_cpus=7), job("ga", job_id="c", n_cpus=0)]
+    folder = measured_dir(tmp_path, "ga", "zero-offload", threads=6)
+    for found in (scenario(jobs), scenario(jobs, source="measured", measured_dir=folder)):
+        taken = run(found, "fifo").result.outcomes["reference_cpu_threads"].tolist()
+        assert "replaced 2 jobs: they request fewer CPU threads than GPUs" in found.report
+        assert f"row 1, job a: 3 for 8 GPUs -> {taken[0]} per GPU" in found.report
+        assert f"row 2, job b: 7 for 8 GPUs -> {taken[1]} per GPU" in found.report
+        assert "job c" not in found.report
+    assert "CPU threads than" not in scenario("base", n_jobs=5).report
+
+
 def test_the_emulator_prices_cpu_threads_that_matter():
     jobs = [job("zero-offload", "llama7", job_id=f"j{n}", n_cpus=n * 8) for n in (2, 8, 12)]
     found = scenario(jobs)

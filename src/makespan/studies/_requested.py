@@ -138,6 +138,7 @@ _STANDS_IN = "their plan was not measured; the fastest one measured with as many
 _GIVES_WAY = "their plan was drawn and cannot run here; it gives way to the fastest one that can"
 _NOWHERE = "nothing can run here with as many GPUs"
 _FEWER = "they request fewer CPU threads per GPU than the tables have; the fewest of the tables are taken"
+_NO_THREAD = "they request fewer CPU threads than GPUs; the fewest per GPU of the tables are taken"
 _MORE = "they request more CPU threads per GPU than the tables have; the most of the tables are taken"
 
 
@@ -257,6 +258,9 @@ class _Settler:
         threads = n_cpus // job.n_gpus
         matters = threads < min(known) or (plan.offload and threads not in known)
         if not self.states_cpus or threads == 0 or not matters:
+            if self.states_cpus and threads == 0 and n_cpus:
+                detail = f"{n_cpus} for {job.n_gpus} GPUs -> {min(known)} per GPU"
+                return _Answer(text, n_cpus, "replaced", _NO_THREAD, detail)
             items = [item for item in self._with_size(job.workload, job.n_gpus) if item.plan == text]
             if any(item.provenance != ON_DEMAND for item in items):
                 return _Answer(text, n_cpus)
