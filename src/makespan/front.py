@@ -187,11 +187,18 @@ def fit(
     Raises
     ------
     MakespanError
-        The table has several workloads or no row that can be sampled, or a name is unknown.
+        The table has several workloads or global batches or no row that can be sampled, or a name is
+        unknown.
     """
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
         raise InputError(f"table of workloads {', '.join(keys) or 'none'}; accepted: exactly one")
+    batches = sorted(set(table["global_batch_size"]))
+    if len(batches) != 1:
+        shown = ", ".join(map(str, batches))
+        raise InputError(
+            f"table of workload {keys[0]!r} has global batches of {shown} samples; accepted: exactly one"
+        )
     return fit_table(table, keys[0], form, load_environment(cluster_name), parameters=parameters)
 
 

@@ -92,6 +92,38 @@ def test_read_trace_knows_every_format_by_name(naive, tmp_path):
         makespan.read_trace(tmp_path / "jobs.csv", "easyscale")
 
 
+def test_a_fit_refuses_a_table_of_several_batches():
+    table = makespan.emulate("bert")
+    mixed = pd.concat([table, table.assign(global_batch_size=2 * table["global_batch_size"])])
+    with pytest.raises(InputError, match="table of workload 'bert' has global batches of 32, 64 samples"):
+        makespan.fit(mixed)
+
+
+def test_arguments_that_would_have_no_effect_are_refused(naive, tmp_path):
+    path = tmp_path / "jobs.csv"
+    write_csv(jobs_table(naive.jobs), path, JOBS)
+    for given, message in (
+        ({"tasks": path}, r"jobs\.csv: format 'auto' has no second file, got tasks .*; leave tasks out"),
+        (
+            {"epoch_time_s": 60.0},
+            r"jobs\.csv: format 'auto' .* got epoch_time_s 60\.0; leave epoch_time_s out",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            makespan.read_trace(path, **given)
+        with pytest.raises(InputError, match=message):
+            makespan.scenario(path, **given)
+        with pytest.raises(InputError, match=message.replace(r"jobs\.csv: format 'auto'", "jobs")):
+            makespan.scenario(naive.jobs, **given)
+        with pytest.raises(InputError, match=message.replace(r"jobs\.csv: format 'auto'", "base")):
+            makespan.scenario("base", n_jobs=2, **given)
+    with pytest.raises(InputError, match="jobs in Python have no file format, got file_format 'helios'"):
+        makespan.scenario(naive.jobs, file_format="helios")
+    for source in ("emulated", "published"):
+        with pytest.raises(InputError, match=f"source '{source}' reads no own tables, got measured_dir"):
+            makespan.scenario("naive", n_jobs=2, source=source, measured_dir=tmp_path)
+
+
 def test_compare_keeps_what_others_reached_when_a_policy_fails(naive):
     class Broken:
         name, title, interval_s, references = "broken", "Broken", None, ()

@@ -20,7 +20,7 @@ from makespan.studies._clusters import (
     pools,
     site,
 )
-from makespan.studies._formats import published_list, read_trace
+from makespan.studies._formats import published_list, read_trace, refuse_unused
 from makespan.studies._job_lists import GENERATED, generated_jobs, left_out, limited_statistics
 from makespan.studies._predictions import PredictionMode, exactly, predicted_catalogue
 from makespan.studies._predictions import predictions as predicted
@@ -230,6 +230,11 @@ def _throughput(
 ) -> ThroughputSource:
     """Return the source of iteration times, with a part for each type of GPU if there are several."""
     parts = pools(where)
+    if measured_dir is not None and source in SOURCE_NAMES and source != "measured":
+        raise InputError(
+            f"source {source!r} reads no own tables, got measured_dir '{measured_dir}'; leave it out "
+            "(--measured-dir), or choose source 'measured'"
+        )
     if source == "emulated":
         found = {
             gpu_type: EmulatedSource(emulated_cluster(pool), _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
@@ -311,12 +316,18 @@ class _Reader:
         every cluster gets the same jobs.
         """
         if not isinstance(self.workload, str | Path):
+            if self.file_format != "auto":
+                raise InputError(
+                    f"jobs in Python have no file format, got file_format {self.file_format!r}; leave it out"
+                )
+            refuse_unused("jobs", "auto", self.tasks, self.epoch_time_s)
             jobs = tuple(self.workload)
             trace = JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs)))
             return _Listed(trace, _times(source, jobs), choice.of_stated_steps("jobs"))
         path = self._path(str(self.workload))
         if path is None:
             name = str(self.workload)
+            refuse_unused(name, "auto", self.tasks, self.epoch_time_s)
             by = choice.of_durations(name, source, _TESTBED)
             times, most, kept = self._drawn_by(by, source, where)
             trace = generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=most)

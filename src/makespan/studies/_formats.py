@@ -28,7 +28,7 @@ from makespan.traces import (
     request_trace,
 )
 
-__all__ = ["FORMATS", "published_list", "read_trace"]
+__all__ = ["FORMATS", "published_list", "read_trace", "refuse_unused"]
 
 FORMATS = (
     "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
@@ -37,6 +37,8 @@ FORMATS = (
 """Formats of traces; jobs of those after the second name no workload known here."""
 
 _PAI_TASKS, _GAVEL_THROUGHPUTS = "pai_task_table.csv", "simulation_throughputs.json"
+_WITH_SECOND_FILE = ("pai", "gavel")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _NAMING = {"auto": read_jobs, "morphling": read_morphling_jobs}  # lists that name what jobs train
 _READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
     "philly": read_philly_jobs,
@@ -68,8 +70,8 @@ def read_trace(
         table of that name), ``philly``, ``helios``, ``pai``, ``openb``, ``spot`` (Alibaba 2026),
         ``tiresias``, ``pollux`` (also Sia), ``gavel`` or ``easyscale``.
     tasks
-        Second file of formats that have one, beside the first unless given: the task table of pai, the table
-        of throughputs of gavel.
+        Second file of formats that have one, beside the first unless given, packed or not: the task table of
+        pai, the table of throughputs of gavel.
     epoch_time_s
         Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
 
@@ -89,14 +91,16 @@ def read_trace(
         The format is unknown, a file is missing or broken, or something that the format needs is not given.
     """
     place = Path(path)
+    if file_format in FORMATS:
+        refuse_unused(f"{path}: format {file_format!r}", file_format, tasks, epoch_time_s)
     if file_format in _NAMING:
         return _NAMING[file_format](place, batch_of)
     if file_format in _READERS:
         return _READERS[file_format](place)
     if file_format == "pai":
-        return read_pai_jobs(place, tasks or place.with_name(_PAI_TASKS))
+        return read_pai_jobs(place, tasks or _beside(place, _PAI_TASKS))
     if file_format == "gavel":
-        rates = tasks or place.with_name(_GAVEL_THROUGHPUTS)
+        rates = tasks or _beside(place, _GAVEL_THROUGHPUTS)
         is_there = tasks is not None or rates.is_file()
         return read_gavel_jobs(place, read_gavel_throughputs(rates) if is_there else None)
     if file_format != "easyscale":
@@ -107,6 +111,24 @@ def read_trace(
             "(epoch_time_s) with the seconds of an epoch"
         )
     return _easyscale(place, epoch_time_s)
+
+
+def refuse_unused(what: str, file_format: str, tasks: Path | None, epoch_time_s: float | None) -> None:
+    """Raise `InputError` for an argument of `read_trace` that has no effect; ``what`` is read, in words."""
+    if tasks is not None and file_format not in _WITH_SECOND_FILE:
+        accepted = "leave tasks out (--tasks), or choose format pai or gavel"
+        raise InputError(f"{what} has no second file, got tasks '{tasks}'; {accepted}")
+    if epoch_time_s is not None and file_format != "easyscale":
+        accepted = "leave epoch_time_s out (--epoch-time), or choose format easyscale"
+        raise InputError(f"{what} states no epochs, got epoch_time_s {epoch_time_s}; {accepted}")
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Return the second file of a trace, packed or not; the plain name if there is none."""
+    stem = name.partition(".")[0]
+    names = (name, stem, *(f"{packed}{end}" for packed in (name, stem) for end in _PACKED))
+    found = (path.with_name(text) for text in names)
+    return next((place for place in found if place.is_file()), path.with_name(name))
 
 
 def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
