@@ -70,6 +70,12 @@ def test_a_list_of_every_form_becomes_a_cluster(form: str, tmp_path: Path) -> No
     assert ("node without GPU" in report.text) == (form in ("own", "openb", "pai"))
 
 
+def test_a_list_of_nodes_without_cpus_and_memory_takes_those_of_the_catalogue(tmp_path: Path) -> None:
+    short, long = "node_id,n_gpus,gpu\nn1,8,a800-80\n", OWN + "n1,8,96,1600e9,a800-80\n"
+    found, expected = (read_cluster(written(text, tmp_path))[0] for text in (short, long))
+    assert found.nodes == expected.nodes
+
+
 def test_a_list_of_nodes_like_the_catalogue_gives_the_same_schedules(tmp_path: Path) -> None:
     rows = "".join(f"n{number},8,96,1600e9,a800-80\n" for number in range(8))
     path = written(OWN + rows, tmp_path)

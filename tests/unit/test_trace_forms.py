@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.cli import main
-from makespan.errors import InputError, TraceError
+from makespan.errors import InputError, MissingDataError, TraceError
 from makespan.files import read_bytes, read_text
 from makespan.studies import read_trace
 from makespan.traces import (
@@ -26,6 +26,7 @@ from makespan.traces import (
     read_gavel_throughputs,
     read_helios_jobs,
     read_jobs,
+    read_nodes,
     read_oobleck_nodes,
     read_openb_nodes,
     read_openb_pods,
@@ -36,6 +37,7 @@ from makespan.traces import (
     read_spot_jobs,
     read_spot_nodes,
     read_tiresias_jobs,
+    request_trace,
 )
 
 HELIOS = (
@@ -134,6 +136,37 @@ def test_a_list_is_the_same_in_every_form(name, form, tmp_path):
     assert other.report.n_kept == 2
 
 
+NODES = {
+    "own": "node_id,n_gpus,n_cpus,memory_bytes,gpu\nn1,8,96,5e11,T4\nn2,4,48,2e11,V100\n",
+    "openb": "sn,cpu_milli,memory_mib,gpu,model\nn1,96000,786432,8,V100M32\nn2,64000,262144,2,T4\n",
+    "spot": "node_name,gpu_model,gpu_capacity_num,cpu_num\ns1,T4,4,48\ns2,A10,2,96\n",
+    "pai": "machine,gpu_type,cap_cpu,cap_mem,cap_gpu\nm1,T4,96,512,2\nm2,P100,64,512,8\n",
+    "philly": "machineId,number of GPUs,single GPU mem\nm1,8,24GB\nm2,2,12GB\n",
+    "helios": "date,vcA,vcB,total\n2020-09-01,8,8,16\n2020-09-02,16,12,28\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NODES)
+def test_a_list_of_nodes_is_the_same_in_every_form(name, form, tmp_path):
+    (tmp_path / "nodes.csv").write_text(NODES[name])
+    expected = read_nodes(tmp_path / "nodes.csv")[0]
+    (tmp_path / "nodes.csv").write_bytes(FORMS[form](NODES[name]))
+    found = read_nodes(tmp_path / "nodes.csv")[0]
+    if name == "helios":  # its column names are those of virtual clusters, which nodes are named after
+        found, expected = (table.assign(node_id=table["node_id"].str.upper()) for table in (found, expected))
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize("form", ["gzip", "utf-16", "semicolons", "tabs", "Windows line ends", "comments"])
+@pytest.mark.parametrize("name", ["pai", "philly"])
+def test_machine_lists_without_header_are_the_same_in_every_form(name, form, tmp_path):
+    (tmp_path / "nodes.csv").write_text(NODES[name])
+    expected = read_nodes(tmp_path / "nodes.csv")[0]
+    (tmp_path / "nodes.csv").write_bytes(FORMS[form](NODES[name].partition("\n")[2]))
+    pd.testing.assert_frame_equal(read_nodes(tmp_path / "nodes.csv")[0], expected)
+
+
 def test_zstd_is_read_where_its_library_is_there_and_named_elsewhere(tmp_path, monkeypatch):
     zstandard = pytest.importorskip("zstandard")
     path = tmp_path / "list.csv.zst"
@@ -190,6 +223,23 @@ def test_pai_tables_are_read_from_their_archives_in_pieces(tmp_path, monkeypatch
         (tmp_path / name).write_bytes(in_tar(text.encode(), "w:gz"))
     trace = read_pai_jobs(*(tmp_path / name for name in files), machines={"m1": 8, "m2": 8})
     assert trace.table[["n_gpus", "duration_s"]].to_numpy().tolist() == [[2.0, 670.0]]
+
+
+def test_the_second_table_of_a_trace_is_found_packed_as_the_first(tmp_path):
+    jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,Terminated,110,890,600,1,100,T4\n"
+    (tmp_path / "pai_job_table.tar.gz").write_bytes(in_tar(jobs.encode(), "w:gz"))
+    (tmp_path / "pai_task_table.tar.gz").write_bytes(in_tar(tasks.encode(), "w:gz"))
+    assert read_trace(tmp_path / "pai_job_table.tar.gz", "pai").table["duration_s"].tolist() == [780.0]
+    (tmp_path / "june").mkdir()
+    (tmp_path / "june" / "jobs.csv.gz").write_bytes(gzip.compress(jobs.encode()))
+    with pytest.raises(MissingDataError, match=r"june/pai_task_table\.csv: no such file"):
+        read_trace(tmp_path / "june" / "jobs.csv.gz", "pai")
+    (tmp_path / "june" / "pai_task_table.csv.gz").write_bytes(gzip.compress(tasks.encode()))
+    assert len(read_trace(tmp_path / "june" / "jobs.csv.gz", "pai").table) == 1
+    (tmp_path / "jobs.trace").write_text(GAVEL_ROWS["ten cells"] + "\n")
+    table = {"v100": {"('LM', 2)": {"null": 4.0}}}
+    (tmp_path / "simulation_throughputs.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    assert read_trace(tmp_path / "jobs.trace", "gavel").table["duration_s"].tolist() == [150.0]
 
 
 def test_philly_logs_are_read_as_json_lines_too(tmp_path):
@@ -458,6 +508,33 @@ def test_a_list_of_another_format_is_recognised_by_its_columns(name, text, tmp_p
     with pytest.raises(TraceError, match=f"such columns are those of format {name} \\(--format {name}\\)"):
         read_trace(tmp_path / "list.csv")
     assert len(read_trace(tmp_path / "list.csv", name).table) == 2
+
+
+def test_a_list_that_lacks_columns_says_which_are_required_and_no_others(tmp_path):
+    (tmp_path / "list.csv").write_text(HELIOS)
+    required = "required: job_id, submit_time_s, workload, n_gpus, n_cpus, plan, steps; such"
+    with pytest.raises(TraceError, match=required):
+        read_jobs(tmp_path / "list.csv")
+
+
+def test_columns_of_a_table_of_requests_that_have_no_effect_are_reported(tmp_path):
+    path = tmp_path / "list.csv"
+    path.write_text(
+        ",job_id,submit_time_s,n_gpus,duration_s,workload,priority,note\n0,a,0,4,900,llama7,5,\n1,b,60,2,600,t5,1,\n"
+    )
+    told = "ignored: columns that have no effect: 'workload', 'priority' (whole file)"
+    assert told in read_requests(path).report.text
+    table = pd.DataFrame({"job_id": ["a"], "submit_time_s": 0.0, "n_gpus": 4, "duration_s": 90.0, "steps": 8})
+    assert "columns that have no effect: 'steps'" in request_trace(table).report.text
+    assert request_trace(table.drop(columns="steps")).report.findings == ()
+
+
+def test_requests_that_do_not_say_whether_they_are_guaranteed_are_reported(tmp_path):
+    path = tmp_path / "list.csv"
+    path.write_text("job_id,submit_time_s,n_gpus,duration_s,is_guaranteed\na,0,1,900,true\nb,60,2,600,\n")
+    trace = read_requests(path)
+    assert trace.table["is_guaranteed"].tolist() == [True, False]
+    assert "does not say whether it is guaranteed; it is not (row 2)" in trace.report.text
 
 
 # --- the spot trace and the lists of other schedulers ---------------------------------------------

@@ -7,8 +7,9 @@ import io
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,6 +39,7 @@ from makespan.traces._repairs import (
 )
 
 __all__ = [
+    "FLAGS",
     "ROW",
     "TIME",
     "Finding",
@@ -45,6 +47,9 @@ __all__ = [
     "as_text",
     "drop",
     "finish_report",
+    "first_cells",
+    "flags",
+    "further_columns",
     "in_order",
     "is_missing",
     "iter_cells",
@@ -57,10 +62,16 @@ __all__ = [
     "read_raw",
     "refuse",
     "repair",
+    "report_further",
     "times",
     "unique_counts",
 ]
 
+FLAGS = "0 or 1, true or false"
+"""What `flags` accepts, for messages."""
+
+_TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
+_SHOWN = 5
 _PROBE_BYTES = 1 << 16
 _LARGEST = 2.0**53
 _MOST_PARQUET_CELLS = 1 << 26  # its size says little: a column of equal values takes no room in the file
@@ -80,6 +91,7 @@ _GROUPED = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"
 _DECIMAL_COMMA = r"[+-]?\d+,\d+"
 
 Required = Sequence[str] | Callable[[list[str]], Sequence[str]]
+"""Columns, or those of a file by the columns that it has."""
 
 TIME = "a time such as 2020-06-09 18:41:01, 2020-06-09T18:41:01+08:00 or 1591728061"
 """What `times` accepts, for messages."""
@@ -128,7 +140,7 @@ def read_cells(
     findings: list[Finding],
     header: Sequence[str] | None = None,
     *,
-    optional: Sequence[str] = (),
+    optional: Required = (),
     hint: Callable[[list[str]], str] | None = None,
 ) -> pd.DataFrame:
     """Read columns of a trace as stripped text, with row numbers in column `ROW`; see `iter_cells`."""
@@ -142,7 +154,7 @@ def iter_cells(
     findings: list[Finding],
     *,
     header: Sequence[str] | None = None,
-    optional: Sequence[str] = (),
+    optional: Required = (),
     hint: Callable[[list[str]], str] | None = None,
     chunk_rows: int | None = None,
 ) -> Iterator[pd.DataFrame]:
@@ -153,8 +165,8 @@ def iter_cells(
     path
         The file.
     required, optional
-        Columns that must be there, which may depend on those there are; columns that are read where they are,
-        and are left out of the result elsewhere. Their case does not matter.
+        Columns that must be there; columns that are read where they are, and are left out of the result
+        elsewhere. Both may depend on those there are. Their case does not matter.
     findings
         What was repaired is appended.
     header
@@ -165,7 +177,8 @@ def iter_cells(
         Rows of a piece; all if None.
     """
     where = str(path)
-    known = [*(header or ()), *(() if callable(required) else required), *optional]
+    stated = (names([]) if callable(names) else names for names in (required, optional))
+    known = [*(header or ()), *chain.from_iterable(stated)]
     with _opened(path, chunk_rows) as stream:
         head = _head(stream)
         if head.startswith(PARQUET):
@@ -219,6 +232,24 @@ def _opened(path: str | Path, chunk_rows: int | None) -> Iterator[IO[bytes]]:
         return
     with open_seekable(path, _EXPECTED, TraceError, largest=None, binary=PARQUET) as stream:
         yield stream
+
+
+def first_cells(path: str | Path, known: Sequence[str], expected: str) -> list[str]:
+    """Return the first line of a table in any form but Parquet.
+
+    Parameters
+    ----------
+    known
+        Names of columns; they tell the separator, and comments from a header.
+    expected
+        What the file is, for messages.
+    """
+    content = read_sealed(path, expected)
+    if not content.removeprefix(codecs.BOM_UTF8).strip():
+        raise TraceError(f"{path}: the file is empty; accepted: {expected} with at least one")
+    stream = io.BytesIO(content)
+    separator, n_skipped = _dialect(_head(stream), known, 0, [])
+    return _first_line(stream, str(path), separator, n_skipped, [])
 
 
 def _head(stream: IO[bytes]) -> bytes:
@@ -291,14 +322,14 @@ def _first_line(
 def _chosen(
     columns: list[str],
     required: Required,
-    optional: Sequence[str],
+    optional: Required,
     where: str,
     findings: list[Finding],
     hint: Callable[[list[str]], str] | None,
 ) -> tuple[list[str], list[str]]:
     """Return the names of all columns, those that are read in their usual case, and which are read."""
-    wanted = list(required(columns) if callable(required) else required)
-    usual = {name.lower(): name for name in (*wanted, *optional)}
+    wanted, further = (list(names(columns) if callable(names) else names) for names in (required, optional))
+    usual = {name.lower(): name for name in (*wanted, *further)}
     right = set(usual.values())
     spelled = [name if name in right else usual.get(name.lower(), name) for name in columns]
     if spelled != columns:
@@ -308,7 +339,7 @@ def _chosen(
     missing = [name for name in wanted if name not in times]
     if missing:
         raise lacking(missing, columns, wanted, where, "" if hint is None else hint(columns))
-    chosen = [*wanted, *(name for name in optional if name in times and name not in wanted)]
+    chosen = list(dict.fromkeys([*wanted, *(name for name in further if name in times)]))
     twice = [name for name in chosen if times[name] > 1]
     if twice:
         raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; accepted: each name once")
@@ -328,7 +359,7 @@ def lacking(
 def _parquet(
     stream: IO[bytes],
     required: Required,
-    optional: Sequence[str],
+    optional: Required,
     where: str,
     findings: list[Finding],
     hint: Callable[[list[str]], str] | None,
@@ -388,6 +419,31 @@ def one_of(cells: pd.DataFrame, column: str, accepted: Sequence[str], where: str
     names = cells[column].str.lower().map(spelled)
     refuse(cells, names.isna(), column, ", ".join(accepted), where)
     return names
+
+
+def flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
+    """Read a column of flags; missing ones are false."""
+    text, missing = cells[column].str.lower(), is_missing(cells[column])
+    refuse(cells, ~missing & ~text.isin([*_TRUE, *_FALSE]), column, FLAGS, where)
+    return text.isin(_TRUE)
+
+
+def further_columns(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the columns beside the known ones, without those whose name occurs twice or is empty."""
+    columns, expected = list(names), {name.lower() for name in known}
+    times = Counter(name.lower() for name in columns)
+    return [name for name in columns if name and name.lower() not in expected and times[name.lower()] == 1]
+
+
+def report_further(cells: pd.DataFrame, known: Iterable[str], findings: list[Finding]) -> None:
+    """Report columns beside the known ones, which have no effect, unless all cells are 0 or empty."""
+    read = {*known, ROW}
+    further = (name for name in cells if name not in read)
+    used = (name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all())
+    told = list(islice(used, _SHOWN + 1))
+    if told:
+        shown = ", ".join(repr(str(name)) for name in told[:_SHOWN]) + (", ..." if len(told) > _SHOWN else "")
+        findings.append(Finding("ignored", f"columns that have no effect: {shown}"))
 
 
 def names(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[str]":

@@ -1,10 +1,8 @@
 """Job traces that name models and plans: the canonical table and the Morphling artifact's lists."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,20 @@ from makespan.errors import InputError, NotationError, cell_error
 from makespan.plans import DEFAULT_CPU_THREADS, PLAN_TEXTS, read_plan, stated_cpu_threads, write_plan
 from makespan.tables import JOBS, write_csv
 from makespan.traces._cells import (
+    FLAGS,
     ROW,
     Finding,
     ReadReport,
     finish_report,
+    flags,
+    further_columns,
     in_order,
     is_missing,
     numbers,
     read_cells,
     refuse,
     repair,
+    report_further,
 )
 from makespan.traces._repairs import DURATION_MISSING, NO_GUARANTEE
 from makespan.workloads import JobSpec, is_in_zoo, resolve_workload_key, workload, workload_keys
@@ -54,8 +56,6 @@ _FOREIGN = {
     "pollux": {"num_replicas", "application"},
     "easyscale": {"max_parallelism", "application"},
 }
-_SHOWN = 5
-_TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> Jo
     """
     findings: list[Finding] = []
 
-    def columns(names: list[str]) -> list[str]:
-        return [*_needed(_MORPHLING), *_further(names, _MORPHLING)]
+    def optional(names: list[str]) -> list[str]:
+        return [*_MORPHLING.values(), *further_columns(names, _MORPHLING.values())]
 
-    cells = read_cells(path, columns, findings, optional=tuple(_MORPHLING.values()), hint=_hint)
+    cells = read_cells(path, _needed(_MORPHLING), findings, optional=optional, hint=_hint)
     return _job_trace(cells, _MORPHLING, str(path), findings, batch_of)
 
 
@@ -127,14 +127,16 @@ def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """
     findings: list[Finding] = []
 
-    def columns(names: list[str]) -> list[str]:
+    def form_of(names: list[str]) -> dict[str, str]:
         found = {name.lower() for name in names}
         is_artifact = not set(_needed(_CANONICAL)) <= found and "submission_time" in found
-        form = _MORPHLING if is_artifact else _CANONICAL
-        return [*_needed(form), *_further(names, form)]
+        return _MORPHLING if is_artifact else _CANONICAL
 
-    optional = [form[name] for form in (_CANONICAL, _MORPHLING) for name in _OPTIONAL if name in form]
-    cells = read_cells(path, columns, findings, optional=optional, hint=_hint)
+    def optional(names: list[str]) -> list[str]:
+        known = (form[name] for form in (_CANONICAL, _MORPHLING) for name in _OPTIONAL if name in form)
+        return [*known, *further_columns(names, form_of(names).values())]
+
+    cells = read_cells(path, lambda names: _needed(form_of(names)), findings, optional=optional, hint=_hint)
     form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
     return _job_trace(cells, form, str(path), findings, batch_of)
 
@@ -153,23 +155,6 @@ def _hint(columns: list[str]) -> str:
     return ""
 
 
-def _further(names: Iterable[str], form: dict[str, str]) -> list[str]:
-    """Return the columns that a form does not know, without those whose name occurs twice or is empty."""
-    names, known = list(names), set(form.values())
-    times = Counter(name.lower() for name in names)
-    return [name for name in names if name and name.lower() not in known and times[name.lower()] == 1]
-
-
-def _report_further(cells: pd.DataFrame, form: dict[str, str], findings: list[Finding]) -> None:
-    """Report columns that have no effect, unless all their cells are 0 or empty."""
-    further = (name for name in cells if name not in (*form.values(), ROW))
-    used = (name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all())
-    told = list(islice(used, _SHOWN + 1))
-    if told:
-        names = ", ".join(repr(str(name)) for name in told[:_SHOWN]) + (", ..." if len(told) > _SHOWN else "")
-        findings.append(Finding("ignored", f"columns that have no effect: {names}"))
-
-
 def _job_trace(
     cells: pd.DataFrame,
     columns: dict[str, str],
@@ -177,7 +162,7 @@ def _job_trace(
     findings: list[Finding],
     batch_of: BatchOf | None,
 ) -> JobTrace:
-    _report_further(cells, columns, findings)
+    report_further(cells, columns.values(), findings)
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     _check_names(frame, columns["job_id"], where)
     frame["submit_time_s"] = _required(
@@ -193,7 +178,9 @@ def _job_trace(
     repair(frame, frame["duration_s"].isna(), DURATION_MISSING, findings)
     frame["is_guaranteed"] = False
     if columns["is_guaranteed"] in cells:
-        frame["is_guaranteed"] = _flags(cells, columns["is_guaranteed"], where)
+        column = columns["is_guaranteed"]
+        refuse(cells, is_missing(cells[column]), column, FLAGS, where)
+        frame["is_guaranteed"] = flags(cells, column, where)
     else:
         findings.append(Finding("repaired", NO_GUARANTEE))
     frame["tenant"] = cells[columns["tenant"]] if columns.get("tenant") in cells else ""
@@ -245,12 +232,6 @@ def _counts(
 ) -> "pd.Series[int]":
     accepted = f"a whole number, {least} or more"
     return _required(cells, column, where, accepted, least, findings, is_whole=True).astype("int64")
-
-
-def _flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
-    text = cells[column].str.lower()
-    refuse(cells, ~text.isin([*_TRUE, *_FALSE]), column, "0 or 1, true or false", where)
-    return text.isin(_TRUE)
 
 
 def _workloads(cells: pd.DataFrame, column: str, own: Mapping[str, int], where: str) -> list[str]:

@@ -1,18 +1,19 @@
 """Lists of nodes of any known form as one table: own ones, and those that public traces bring along."""
 
 import math
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
 from makespan.errors import TraceError
-from makespan.tables import parse_csv, read_sealed
 from makespan.traces._cells import (
     ROW,
     Finding,
     ReadReport,
     drop,
     finish_report,
+    first_cells,
     is_missing,
     names,
     numbers,
@@ -33,10 +34,11 @@ from makespan.units import GIB
 __all__ = ["read_nodes"]
 
 _HELIOS_GPUS = 8  # of each node (Hu et al., SC 2021, table 1)
-_PERCENT = 100.0
+_QUOTA = ("date", "total")
 _WHOLE = "a whole number, 0 or more"
+_OWN, _OWN_MORE = ("node_id", "n_gpus", "gpu"), ("n_cpus", "memory_bytes")
 _FORMS = {
-    "own": tuple(NODE_LIST.names),
+    "own": _OWN,
     "openb": NODES,
     "PAI": PAI_MACHINE,
     "Philly": PHILLY_MACHINE,
@@ -47,11 +49,11 @@ _FORMS = {
 def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a list of nodes: schema `NODE_LIST`, and the report.
 
-    The columns say which form it is: that of the schema, the nodes of openb or of Alibaba's spot trace, the
-    machines of PAI or Philly, with their header line or without, or the quotas of Helios. Of quotas the last
-    day counts, and each virtual cluster has nodes of eight GPUs, and one with the rest. CPUs and memory that
-    a list does not state are 0, types of GPU empty; Philly states the memory of its GPUs in place of their
-    type.
+    The columns say which form it is: that of the schema, in which ``n_cpus`` and ``memory_bytes`` may be
+    missing, the nodes of openb or of Alibaba's spot trace, the machines of PAI or Philly, with their header
+    line or without, or the quotas of Helios. Of quotas the last day counts, and each virtual cluster has
+    nodes of eight GPUs, and one with the rest. CPUs and memory that a list does not state are 0,
+    types of GPU empty; Philly states the memory of its GPUs in place of their type.
 
     Raises
     ------
@@ -60,20 +62,17 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """
     if Path(path).exists() and not Path(path).is_file():
         raise TraceError(f"{path}: is no regular file; expected a list of nodes in one, as it is read twice")
-    first = _first_line(path)
-    if set(NODES) <= set(first):
-        return read_openb_nodes(path)
-    if set(SPOT_NODES) <= set(first):
-        table, report = read_spot_nodes(path)
-        return table.assign(memory_bytes=table["memory_bytes"].fillna(0.0)), report
-    if first[:1] == ["date"] and "total" in first:
+    known = [*_QUOTA, *chain.from_iterable(_FORMS.values()), *_OWN_MORE]
+    first = first_cells(path, known, "a list of nodes")
+    found = {name.lower() for name in first}
+    if set(_QUOTA) <= found:
         return _quota_nodes(path)
     for form, columns in _FORMS.items():
-        if set(columns) <= set(first):
-            return _read(path, form)
+        if {name.lower() for name in columns} <= found:
+            return _read(path, form, has_header=True)
     by_length = {len(PAI_MACHINE): "PAI", len(PHILLY_MACHINE): "Philly"}
-    if len(first) in by_length and any(cell.strip().isdigit() for cell in first[1:]):
-        return _read(path, by_length[len(first)])
+    if len(first) in by_length and any(cell.isdigit() for cell in first[1:]):
+        return _read(path, by_length[len(first)], has_header=False)
     forms = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
     raise TraceError(
         f"{path}: columns {', '.join(first)} are of no known list of nodes; accepted: {forms}; "
@@ -81,19 +80,18 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     )
 
 
-def _first_line(path: str | Path) -> list[str]:
-    content = read_sealed(path, "a list of nodes")
-    if not content.strip():
-        raise TraceError(f"{path}: the file is empty; accepted: a list of nodes with at least one")
-    options = {"header": None, "nrows": 1, "dtype": "str", "keep_default_na": False, "skipinitialspace": True}
-    return [str(cell).strip() for cell in parse_csv(content, str(path), "CSV", **options).iloc[0]]
-
-
-def _read(path: str | Path, form: str) -> tuple[pd.DataFrame, ReadReport]:
+def _read(path: str | Path, form: str, *, has_header: bool) -> tuple[pd.DataFrame, ReadReport]:
+    if form == "openb":
+        return read_openb_nodes(path)
+    if form == "spot":
+        spot, spot_report = read_spot_nodes(path)
+        return spot.assign(memory_bytes=spot["memory_bytes"].fillna(0.0)), spot_report
     where, findings = str(path), list[Finding]()
     columns = _FORMS[form]
-    # Published files of these two come without header line.
-    cells = read_cells(path, columns, findings, header=None if form == "own" else columns)
+    more = _OWN_MORE if form == "own" else ()
+    # Published files of PAI and Philly come without header line.
+    cells = read_cells(path, columns, findings, header=None if has_header else columns, optional=more)
+    cells = cells.assign(**{name: "" for name in more if name not in cells})
 
     def number(name: str, scale: float = 1.0) -> "pd.Series[float]":
         return (
@@ -107,7 +105,7 @@ def _read(path: str | Path, form: str) -> tuple[pd.DataFrame, ReadReport]:
         return cells[name].mask(is_missing(cells[name]), "")
 
     if form == "own":
-        node, gpus, cpus, memory, gpu = columns
+        (node, gpus, gpu), (cpus, memory) = _OWN, _OWN_MORE
         parts = count(gpus), count(cpus), number(memory), text(gpu)
     elif form == "PAI":
         node, kind, cap_cpu, cap_mem, cap_gpu = columns

@@ -17,9 +17,9 @@ __all__ = [
     "CANCELLED", "COMMENT_LINES", "CONTRADICTED", "CPU_PART", "DECIMAL_COMMA", "DURATION_MISSING", "EARLY",
     "FLAG", "GPU_CHANGES", "GPU_PART", "GPU_REQUEST_MISSING", "GPU_TYPE", "HOUR_TIME", "INSTANT", "LARGER",
     "LATE_ROW", "MACHINES", "MODEL", "NAME_AGAIN", "NAME_NUMBERED", "NAME_REPLACED", "NODE_AGAIN",
-    "NOT_TIMED", "NO_GPU", "NO_GUARANTEE", "NO_OFFER", "NO_STATE", "NO_SUBMISSION", "NO_TASK", "OTHER_CASE",
-    "OTHER_LINE_ENDS", "PART_REVERSED", "PART_UNTIMED", "QUOTA_TOTAL", "REPAIRS", "REVERSED", "ROW",
-    "RUNNING", "SHORT_TIME", "SOME_ZONED", "STEPS", "STRAY_CELLS", "THOUSANDS", "UNSTARTED", "ZONED",
+    "NOT_TIMED", "NO_GPU", "NO_GUARANTEE", "NO_OFFER", "NO_PROMISE", "NO_STATE", "NO_SUBMISSION", "NO_TASK",
+    "OTHER_CASE", "OTHER_LINE_ENDS", "PART_REVERSED", "PART_UNTIMED", "QUOTA_TOTAL", "REPAIRS", "REVERSED",
+    "ROW", "RUNNING", "SHORT_TIME", "SOME_ZONED", "STEPS", "STRAY_CELLS", "THOUSANDS", "UNSTARTED", "ZONED",
     "Finding", "ReadReport", "drop", "finish_report", "in_order", "repair",
 ]  # fmt: skip
 
@@ -62,6 +62,7 @@ FLAG = "flag is neither 0 nor 1; read as 1"
 LATE_ROW = "submitted before the row above; rows sorted"
 DURATION_MISSING = "duration missing; the steps decide"
 NO_GUARANTEE = "no column says which jobs are guaranteed; none is"
+NO_PROMISE = "does not say whether it is guaranteed; it is not"
 NO_STATE = "no column says how jobs ended; all count as ended"
 ZONED = "times state a zone or count seconds since 1970; read in UTC"
 SOME_ZONED = "these times state no zone beside others in UTC; read in UTC too"
@@ -80,7 +81,7 @@ _DROPPED = (
 _REPAIRED = (
     EARLY, CONTRADICTED, GPU_PART, CPU_PART, GPU_REQUEST_MISSING, GPU_TYPE, MODEL, STEPS, GPU_CHANGES,
     NO_OFFER, PART_UNTIMED, PART_REVERSED, LATE_ROW, NAME_NUMBERED, QUOTA_TOTAL, STRAY_CELLS, FLAG,
-    DURATION_MISSING, NO_STATE, NO_GUARANTEE, ZONED, SOME_ZONED, HOUR_TIME, SHORT_TIME, THOUSANDS,
+    DURATION_MISSING, NO_STATE, NO_GUARANTEE, NO_PROMISE, ZONED, SOME_ZONED, HOUR_TIME, SHORT_TIME, THOUSANDS,
     DECIMAL_COMMA, OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES,
 )  # fmt: skip
 REPAIRS: Mapping[str, Literal["dropped", "repaired"]] = MappingProxyType(

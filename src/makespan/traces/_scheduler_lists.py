@@ -24,6 +24,8 @@ from makespan.traces._cells import (
     Finding,
     ReadReport,
     as_text,
+    flags,
+    further_columns,
     is_missing,
     lacking,
     names,
@@ -31,8 +33,10 @@ from makespan.traces._cells import (
     read_cells,
     read_raw,
     refuse,
+    repair,
+    report_further,
 )
-from makespan.traces._repairs import STEPS
+from makespan.traces._repairs import NO_PROMISE, STEPS
 from makespan.traces._requests import RequestTrace, finish_requests
 
 __all__ = [
@@ -46,7 +50,6 @@ _TIRESIAS = ("job_id", "num_gpu", "submit_time", "duration")
 _POLLUX = ("name", "time", "num_replicas", "duration")
 _GPUS, _CPUS = "a number of GPUs, 0 or more", "a number of CPUs, 0 or more"
 _SECONDS, _DURATION = "a time in seconds, or nothing", "a duration in seconds"
-_TRUE, _FALSE = ("1", "1.0", "true"), ("", "0", "0.0", "false")
 _AFTER_FLAG = {
     3: ("total_steps", "arrival_time", "scale_factor"),
     4: ("needs_data_dir", "total_steps", "arrival_time", "scale_factor"),
@@ -59,9 +62,16 @@ def read_requests(path: str | Path) -> RequestTrace:
     """Read a table of requests: columns ``job_id, submit_time_s, n_gpus, duration_s`` of schema `REQUESTS`.
 
     Its columns ``n_cpus, tenant, status``, and ``gpu`` and ``is_guaranteed`` of `RequestTrace`, may be there.
+    Further columns have no effect, which is reported.
     """
     findings = list[Finding]()
-    cells = read_cells(path, _REQUESTS, findings, optional=_REQUESTS_MORE)
+    known = (*_REQUESTS, *_REQUESTS_MORE)
+    cells = read_cells(
+        path,
+        _REQUESTS,
+        findings,
+        optional=lambda names: [*_REQUESTS_MORE, *further_columns(names, known)],
+    )
     return _requests(cells, str(path), findings)
 
 
@@ -78,7 +88,9 @@ def request_trace(
         raise lacking(missing, [str(name) for name in table.columns], _REQUESTS, where)
     if table.empty:
         raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
-    columns = [*_REQUESTS, *(name for name in _REQUESTS_MORE if name in table)]
+    known = (*_REQUESTS, *_REQUESTS_MORE)
+    further = further_columns([name for name in table if isinstance(name, str)], known)
+    columns = [*(name for name in known if name in table), *further]
     cells = pd.DataFrame({name: as_text(table[name]) for name in columns})
     findings = [] if before is None else list(before.findings)
     return _requests(cells.assign(**{ROW: np.arange(1, len(cells) + 1)}), where, findings, before)
@@ -87,6 +99,7 @@ def request_trace(
 def _requests(
     cells: pd.DataFrame, where: str, findings: list[Finding], before: ReadReport | None = None
 ) -> RequestTrace:
+    report_further(cells, (*_REQUESTS, *_REQUESTS_MORE), findings)
     frame = pd.DataFrame(
         {
             "job_id": names(cells, "job_id", where),
@@ -105,9 +118,8 @@ def _requests(
         if name in cells:
             frame[name] = cells[name].mask(is_missing(cells[name]), "")
     if "is_guaranteed" in cells:
-        flags = cells["is_guaranteed"].str.lower()
-        refuse(cells, ~flags.isin([*_TRUE, *_FALSE]), "is_guaranteed", "0 or 1, true or false", where)
-        frame["is_guaranteed"] = flags.isin(_TRUE)
+        repair(frame, is_missing(cells["is_guaranteed"]), NO_PROMISE, findings)
+        frame["is_guaranteed"] = flags(cells, "is_guaranteed", where)
     n_read = len(cells) if before is None else before.n_read
     return finish_requests(frame, findings, where, n_read, before=before)
 
