@@ -64,6 +64,65 @@ def keeper():
     return Keeper()
 
 
+class Taught(nn.Module):
+    """A model with a teacher, an average of its weights, and a critic with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), [nn.Linear(1, 1)]
+        average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        self.teacher = {"model": torch.optim.swa_utils.AveragedModel(self.net, multi_avg_fn=average)}
+
+    def forward(self, inputs):
+        found = self.net(inputs)
+        with torch.no_grad():
+            taught = self.teacher["model"](inputs)
+        return found + 0.1 * taught + 0.1 * self.critic[0](found)
+
+
+OF_CRITIC = []
+
+
+def taught():
+    model = Taught()
+    OF_CRITIC[:] = [torch.optim.Adam(model.critic[0].parameters(), 0.01)]
+    return model
+
+
+def teach(model):
+    model.teacher["model"].update_parameters(model.net)
+    OF_CRITIC[0].zero_grad()
+    model.critic[0](sum(one.grad.sum() for one in model.net.parameters()).reshape(1, 1)).sum().backward()
+    OF_CRITIC[0].step()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Another optimizer, whose weights are drawn back to slow ones at every second step."""
+
+    def __init__(self, inner):
+        self.inner, self.n_steps = inner, 0
+        super().__init__(inner.param_groups, {})
+        self.param_groups = inner.param_groups
+        self.slow = [one.detach().clone() for group in self.param_groups for one in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        self.n_steps += 1
+        if self.n_steps % 2 == 0:
+            weights = [one for group in self.param_groups for one in group["params"]]
+            for one, slow in zip(weights, self.slow, strict=True):
+                one.copy_(slow.lerp_(one, 0.5))
+
+
+def lookahead(model):
+    return Lookahead(torch.optim.Adam(model.net.parameters(), 0.02))
+
+
+def falling(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
 def follow(model):
     """Count mini-batches in three places, average what belongs to a logical worker, and draw noise."""
     UPDATES["n"] += 1
@@ -111,6 +170,20 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index):
         row = torch.from_numpy(np.random.default_rng(index).random(4, dtype=np.float32))
         return row, row.sum()[None]
+
+
+class Fading(Rows):
+    """Rows that fade the more of them were read, with noise of their own, each read from its file once."""
+
+    def __init__(self):
+        self.n_read, self.kept, self.generator = 0, {}, np.random.default_rng(5)
+
+    def __getitem__(self, index):
+        self.n_read += 1
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        row, total = self.kept[index]
+        return row * (1 + 1 / self.n_read) + np.float32(self.generator.random()), total
 
 
 def loss(outputs, targets):

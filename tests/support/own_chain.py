@@ -1,6 +1,7 @@
 """A user's own chain of layers, with all that could depend on where it is cut."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -198,6 +199,85 @@ class Extra(nn.Linear):
         pass
 
 
+class _Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(context, features):
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(context, *gradients):
+        return gradients[0] + torch.rand_like(gradients[0])
+
+
+class NoisyBackward(nn.Module):
+    """Adds noise to gradients in its backward pass, and in a hook of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.mix.weight.register_hook(lambda gradient: gradient + random.random())
+
+    def forward(self, features):
+        return torch.tanh(self.mix(_Noise.apply(features)))
+
+
+class Numbered(torch.optim.SGD):
+    """Keeps the number of its steps beside its weights."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=0.1)
+        self.n_steps = 0
+
+    def step(self, closure=None):
+        self.n_steps += 1
+        super().step()
+
+
+class Grouped(torch.optim.SGD):
+    """Keeps the number of its steps in its groups of weights."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=0.1)
+        self.param_groups[0]["k"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["k"] += 1
+        super().step()
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Steps by another optimizer."""
+
+    def __init__(self, weights):
+        self.inner = torch.optim.Adam(weights)
+        super().__init__(self.inner.param_groups, {})
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+class CountingWeights(torch.optim.SGD):
+    """Keeps a number per weight that is no tensor."""
+
+    def step(self, closure=None):
+        super().step()
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["n"] = self.state[one].get("n", 0) + 1
+
+
+class Counted:
+    """Samples that depend on how many were read."""
+
+    n_read = 0
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        self.n_read += 1
+        return torch.ones(4) / self.n_read, torch.ones(1)
+
+
 def _plain(*middle, loss=nn.functional.mse_loss):
     layers = [lambda: nn.Linear(4, 4), *middle, lambda: nn.Linear(4, 1)]
     samples = [(torch.randn(4), torch.randn(1)) for _ in range(16)]
@@ -264,6 +344,52 @@ def with_triples():
 
 def with_dictionaries():
     return _even(samples=[{"inputs": torch.ones(4), "targets": torch.ones(1)} for _ in range(16)])
+
+
+def with_noisy_backward():
+    return _even(NoisyBackward, NoisyBackward)
+
+
+def with_optimizer(name):
+    known = {
+        "lbfgs": torch.optim.LBFGS, "attribute": Numbered, "group": Grouped, "inner": Wrapping,
+        "number": CountingWeights, "none": lambda weights: None, "adam": torch.optim.Adam,
+    }  # fmt: skip
+    return replace(_even(), optimizer=known[name])
+
+
+def with_annealed_loss():
+    calls = []
+
+    def annealed(outputs, targets):
+        calls.append(1)
+        return nn.functional.mse_loss(outputs, targets) / len(calls)
+
+    return _even(loss=annealed)
+
+
+def with_random_loss():
+    def drawn(outputs, targets):
+        return nn.functional.mse_loss(outputs, targets + random.random() * torch.rand(targets.shape))
+
+    return _even(loss=drawn)
+
+
+class _Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, outputs, targets):
+        return self.weight.square().sum() * nn.functional.mse_loss(outputs, targets)
+
+
+def with_trained_loss():
+    return _even(loss=_Weighted())
+
+
+def with_counted_samples():
+    return _even(samples=Counted())
 
 
 def _even(*middle, loss=nn.functional.mse_loss, samples=None):

@@ -10,6 +10,7 @@ from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from elastic_job import bits  # noqa: E402
 from kept_state import Pair  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from makespan.errors import InputError, TrainingError  # noqa: E402
 from makespan.papers.easyscale import ElasticTrainer  # noqa: E402
@@ -27,8 +29,10 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     DeterminismLevel,
     ElasticJob,
     HostedWorkers,
+    LoaderPool,
     RankMapping,
     Reduction,
+    Shards,
     TrainedParts,
     build_parts,
     in_memory,
@@ -36,7 +40,12 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
 )
 from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
 from makespan.papers.easyscale.runtime._loading import Order, make  # noqa: E402
-from makespan.papers.easyscale.runtime._user_state import UserState  # noqa: E402
+from makespan.papers.easyscale.runtime._stage import _Process  # noqa: E402
+from makespan.papers.easyscale.runtime._user_state import (  # noqa: E402
+    UserState,
+    _Taking,
+    is_filled_cache,
+)
 from makespan.papers.easyscale.runtime._virtual import _groups, hide_processes, seen_as  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -72,6 +81,25 @@ def test_state_of_scripts_is_kept_under_every_mapping_and_over_restarts(tmp_path
     }  # fmt: skip
     assert states[1]["cache"].shape == (4,)
     assert "centre" in states[1]
+
+
+def test_state_of_optimizers_averages_and_data_sets_is_kept_too(tmp_path):
+    """An average of weights, optimizers in optimizers and variables, and a data set that counts and draws."""
+    changes = {
+        "model": f"{KEPT}:taught", "optimizer": f"{KEPT}:lookahead", "lr_scheduler": f"{KEPT}:falling",
+        "after_reduce": f"{KEPT}:teach", "data": f"{KEPT}:Fading", "n_loaders": 0,
+    }  # fmt: skip
+    whole = trainer(tmp_path / "whole", **changes).run(5, "0/1/2")
+    ours = trainer(tmp_path / "changed", **changes)
+    ours.run(3, "2,0/1")
+    assert bits(ours.run(5, "1,2,0")) == bits(whole)
+
+
+def test_a_cache_of_samples_is_no_state():
+    old, grown = {1: torch.ones(2)}, {1: torch.ones(2), 2: torch.zeros(2)}
+    taken = [_Taking({}, set(), is_whole=False).take(one) for one in (old, grown, {1: 3.0, 2: 4.0}, 5)]
+    assert is_filled_cache(taken[0], taken[1])
+    assert not any(is_filled_cache(taken[0], one) for one in (taken[0], taken[2], taken[3]))
 
 
 def test_what_makes_processes_differ_is_named_in_the_first_mini_batch(tmp_path):
@@ -225,12 +253,12 @@ class Iterating(nn.Module):
 def test_an_iterator_of_the_model_is_refused_before_it_is_used():
     model = Iterating()
     with pytest.raises(InputError, match=r"model.scales is an iterator \(cycle\), of which nobody can see"):
-        Contexts(model, CPU, [0], 0, UserState(model, [], []))
+        Contexts(model, CPU, [0], 0, UserState(model, []))
 
 
 def test_an_object_that_no_restart_could_make_is_refused_when_it_appears():
     model = nn.Linear(2, 1)
-    contexts = Contexts(model, CPU, [0], 0, UserState(model, [SCRIPT], []))
+    contexts = Contexts(model, CPU, [0], 0, UserState(model, [SCRIPT]))
     contexts.begin_watching()
     SCRIPT.average = None
     told = r"script:average became a torch.nn.*Linear, which no checkpoint can make again"
@@ -308,6 +336,20 @@ def plateau(optimizer):
 def lbfgs(model):
     return torch.optim.LBFGS(model.parameters())
 
+def loader():
+    return torch.utils.data.DataLoader([(0, 0)] * 8)
+
+
+def splits():
+    data = torch.utils.data.TensorDataset(torch.zeros(8))
+    return data, data
+
+
+def sharded(model):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+
+
 def several(model):
     return [torch.optim.SGD(model.parameters()), torch.optim.SGD(model.parameters())]
 """
@@ -319,6 +361,8 @@ def several(model):
         ({"model": "lazy"}, "model: weight belongs to a lazy module and has no size yet"),
         ({"lr_scheduler": "plateau"}, "returned ReduceLROnPlateau, whose step needs an argument .*'metrics'"),
         ({"optimizer": "lbfgs"}, "returned LBFGS, whose step needs an argument .*'closure'"),
+        ({"data": "loader"}, "loader returned a DataLoader; expected one map-style data set"),
+        ({"data": "splits"}, "splits returned a tuple of 2 data sets; expected one map-style data set"),
         ({"optimizer": "several"}, "several returned list; accepted: a torch.optim"),
     ],
 )
@@ -328,6 +372,40 @@ def test_parts_that_need_what_a_mini_batch_does_not_have_are_refused(tmp_path, c
     job = ElasticJob(**{part: f"{tmp_path}/mine.py:{name}" for part, name in parts.items()})
     with pytest.raises(InputError, match=told):
         build_parts(job, CPU)
+
+
+class Drawing:
+    """Samples that draw from a generator of their file, or count how many were read."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if hasattr(self.module, "GENERATOR"):
+            return torch.tensor(self.module.GENERATOR.random())
+        self.module.CACHE[index], self.module.COUNT["n"] = index, self.module.COUNT["n"] + 1
+        return torch.tensor(self.module.COUNT["n"])
+
+
+@pytest.mark.parametrize(
+    "values", [{"GENERATOR": np.random.default_rng(0)}, {"COUNT": {"n": 0}, "CACHE": {}}]
+)
+def test_state_that_loader_processes_change_is_rejected_or_told(values):
+    module, shards = ModuleType("mine"), Shards(1, 2, 0, n_loaders=1)
+    module.__file__ = "/somewhere/mine.py"
+    vars(module).update(values)
+    watch = UserState(nn.Linear(1, 1), [module])
+    with LoaderPool(Drawing(module), shards, {0: shards.start()}, n_processes=1, user_state=watch) as pool:
+        if "GENERATOR" in values:
+            with pytest.raises(InputError, match=r"mine.py:GENERATOR changes while a loader reads samples"):
+                pool.next(0)
+        else:
+            pool.next(0)
+            (notice,) = pool.notices
+            assert notice.startswith("mine.py:COUNT changes while a loader reads samples, and each loader")
 
 
 # --- what code of the user sees of processes ------------------------------------------------------------
@@ -350,6 +428,7 @@ CALLS = {
     "init_process_group": lambda: dist.init_process_group("gloo"),
     "_get_default_store": lambda: dist.distributed_c10d._get_default_store(),
     "allreduce": lambda: dist.group.WORLD.allreduce([X]),
+    r"ProcessGroup\.group_name": lambda: init_device_mesh("cpu", (3,)),
     "allgather": lambda: nn.parallel.DistributedDataParallel(nn.Linear(1, 1)),
 }  # fmt: skip
 
@@ -361,6 +440,14 @@ def test_rank_number_and_group_are_those_of_the_logical_worker(group):
         assert dist.distributed_c10d.get_rank() == 2
         assert dist.get_process_group_ranks(None) == [0, 1, 2]
     assert (dist.get_rank(), dist.get_world_size(), dist.group.WORLD) == (0, 1, group)
+
+
+def test_an_optimizer_that_communicates_is_refused(group, tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    parts = {"model": "plain", "optimizer": "sharded", "data": "plain", "loss": "plain"}
+    job = ElasticJob(**{part: f"{tmp_path}/mine.py:{name}" for part, name in parts.items()})
+    with seen_as(0, 3), pytest.raises(InputError, match="ZeroRedundancyOptimizer, which communicates"):
+        build_parts(job, CPU)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -391,6 +478,21 @@ try:
 except Exception as error:
     print(json.dumps([type(error).__name__, str(error)]))
 """
+
+
+def test_a_handler_of_the_script_does_not_keep_a_notice_from_the_run():
+    before = signal.getsignal(signal.SIGTERM)
+    process = object.__new__(_Process)
+    process.is_signalled, process.handlers = False, {signal.SIGTERM: process._on_signal}
+    try:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
+        (told,) = process.take_signals()
+        assert "sets a handler of SIGTERM, which is not called" in told
+        signal.raise_signal(signal.SIGTERM)
+        assert process.is_signalled
+        assert not process.take_signals()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_full_disk_is_named_with_the_file(tmp_path):

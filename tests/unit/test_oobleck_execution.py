@@ -20,6 +20,7 @@ import os
 import random
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ from makespan.papers.oobleck.runtime import (
 )
 from makespan.papers.oobleck.runtime._chain import load_chain, load_microbatch
 from makespan.papers.oobleck.runtime._instructions import instructions, n_buffers
+from makespan.papers.oobleck.runtime._layers import HeldLayers
 from makespan.papers.oobleck.runtime._links import Links
 from makespan.training import SmallModel
 from makespan.training.zoo import build_link, n_links
@@ -307,6 +309,66 @@ def test_what_pipelines_cannot_train_is_rejected_by_name_before_the_first_step(r
     with pytest.raises(InputError, match=message):
         nodes.connect(plan_of(((0,), (n_layers,), 6)))
         nodes.iterate(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("with_annealed_loss", "losses of the same outputs and targets differ when they are computed again"),
+        ("with_counted_samples", "samples of the data set Counted differ when they are computed again"),
+        ("with_trained_loss", "the loss has a parameter 'weight', which no layer holds"),
+    ],
+)
+def test_losses_and_samples_that_keep_state_are_rejected_before_the_first_step(root, name, message):
+    with pytest.raises(InputError, match=message):
+        nodes = Nodes(own_job(root, name))
+        nodes.connect(plan_of(((0,), (2,), 6)))
+        nodes.iterate(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lbfgs", "optimizer LBFGS of the chain has a step that needs an argument"),
+        ("attribute", "optimizer Numbered of the chain changes its attribute 'n_steps' in a step"),
+        ("group", "optimizer Grouped of the chain changes its value 'k' of group 0 in a step"),
+        ("inner", "optimizer Wrapping of the chain changes its attribute 'inner' in a step"),
+        ("number", "optimizer CountingWeights of the chain keeps n = 1; expected state per weight"),
+        ("none", "optimizer of the chain returned NoneType"),
+    ],
+)
+def test_an_optimizer_whose_state_nodes_cannot_copy_is_rejected_when_layers_are_built(root, name, message):
+    job = replace(own_job(root, "with_optimizer"), model_options={"name": name})
+    with pytest.raises(InputError, match=message):
+        Oracle(job)
+
+
+@pytest.mark.parametrize("name", ["with_random_loss", "with_optimizer"])
+def test_what_is_looked_at_before_the_first_step_changes_no_bit(root, name):
+    job, plan = own_job(root, name), plan_of(((0,), (2,), 6))
+    if name == "with_optimizer":
+        job = replace(job, model_options={"name": "adam"})
+    nodes, oracle = Nodes(job), Oracle(job)
+    nodes.connect(plan)
+    losses = [one.loss for one in nodes.iterate(0, 2)[0]]
+    assert losses == [oracle.iterate(iteration, plan) for iteration in range(2)]
+
+
+def test_draws_of_a_backward_pass_follow_from_its_position(root):
+    """Between the passes of a microbatch a stage may do those of others."""
+    job, gradients = own_job(root, "with_noisy_backward"), []
+    for n_draws in range(2):
+        held = HeldLayers(job, load_chain(job), torch.device("cpu"))
+        held.hold(range(4))
+        state = torch.ones(2, 4)
+        for layer in range(4):
+            state = held.apply_layer(layer, (state,), 0, 1)
+        loss = state.sum()
+        torch.rand(n_draws), [random.random() for _ in range(n_draws)]
+        loss.backward()
+        gradients.append({name: one.grad for name, one in held.modules[1].named_parameters()})
+    for name, one in gradients[0].items():
+        assert torch.equal(one, gradients[1][name]), name
 
 
 def bad_plan(kind):

@@ -18,7 +18,15 @@ from makespan.papers.easyscale.runtime._hashes import implicit_sha, raw_bytes, v
 from makespan.papers.easyscale.runtime._mapping import RankMapping
 from makespan.papers.easyscale.runtime._randomness import give_randomness, take_randomness
 from makespan.papers.easyscale.runtime._seeding import seed_everything
-from makespan.papers.easyscale.runtime._user_state import ABSENT, UserState, is_opaque, listed, same_value
+from makespan.papers.easyscale.runtime._user_state import (
+    ABSENT,
+    UserState,
+    is_filled_cache,
+    is_opaque,
+    listed,
+    same_everywhere,
+    same_value,
+)
 
 __all__ = ["Contexts", "bind_buffer", "register_generator", "register_state", "registered_state"]
 
@@ -410,7 +418,7 @@ class Contexts:
         values |= {f"state {name!r}": one for name, one in states.items() if name not in self._own_registered}
         values["the random states that follow the sum"] = self._of_all["random"]
         if self._user is not None:
-            values |= self._user.take(sorted(self._shared_python))
+            values |= same_everywhere(self._user.take(sorted(self._shared_python)))
         return {name: value_sha(value) for name, value in values.items()}
 
     # --- state in Python ----------------------------------------------------------------------------
@@ -442,6 +450,9 @@ class Contexts:
         for name in sorted(self._changed_in_python(now, own)):
             old, new = self._python.get(name, ABSENT), now.get(name, ABSENT)
             self._check_kind(name, old, new)
+            if name.startswith("data.") and is_filled_cache(old, new):
+                self._python[name] = new  # samples that are kept: the same whoever reads them
+                continue
             if is_opaque(new) or is_opaque(old):
                 self._notice_opaque(name, new, "a forward pass")
                 self._python[name] = new

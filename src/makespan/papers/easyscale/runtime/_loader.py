@@ -33,6 +33,7 @@ from makespan.papers.easyscale.runtime._loading import (
 )
 from makespan.papers.easyscale.runtime._randomness import apart_from_own, own_generators
 from makespan.papers.easyscale.runtime._shards import LoaderState, Shards
+from makespan.papers.easyscale.runtime._user_state import UserState
 from makespan.papers.easyscale.runtime._virtual import seen_as
 
 __all__ = ["LoaderPool"]
@@ -100,6 +101,9 @@ class LoaderPool:
         Batches that are made ahead for each logical worker.
     collate
         Joins samples to a batch.
+    user_state
+        Finds what code of the user changes in Python while a process of the pool makes a batch; None to
+        look for nothing.
 
     Raises
     ------
@@ -118,6 +122,7 @@ class LoaderPool:
         n_processes: int = 2,
         prefetch: int = 2,
         collate: Collate = default_collate,
+        user_state: UserState | None = None,
     ) -> None:
         if n_processes < 0 or prefetch < 1:
             found = f"n_processes {n_processes} and prefetch {prefetch}"
@@ -128,6 +133,7 @@ class LoaderPool:
                 "global random states of Python, NumPy and torch, which go from process to process"
             )
         self._dataset, self._shards, self._collate = dataset, shards, collate
+        self._user_state, self.notices = user_state, set[str]()
         self._streams: dict[_Key, _Stream] = {}
         self._feeds: dict[int, _Feed] = {}
         self._waiting: deque[_Request] = deque()
@@ -282,6 +288,21 @@ class LoaderPool:
         if isinstance(answer, Made):  # otherwise nothing may be made with these states any more
             stream = self._streams[request.key]
             stream.is_busy, stream.state = False, answer.after
+            for name, is_random in answer.changed.items():
+                self._tell(name, is_random)
+
+    def _tell(self, name: str, is_random: bool) -> None:
+        """Reject a generator that loaders draw from, and give notice of other state that they keep."""
+        what = f"{name} changes while a loader reads samples"
+        if is_random:
+            raise InputError(
+                f"{what}: they draw from a generator of their own; expected draws from the global "
+                "random states of Python, NumPy and torch, which go from process to process"
+            )
+        self.notices.add(
+            f"{what}, and each loader process has its own, so equal bits are not promised; with n_loaders=0 "
+            "every logical worker keeps it"
+        )
 
     def _collect(self, timeout_s: float | None) -> None:
         """Take what is made, waiting for the first of it, and replace processes that are gone."""
@@ -331,7 +352,7 @@ class LoaderPool:
         context = get_context("fork")  # a process that has its libraries and data already
         ours, theirs = context.Pipe()
         inherited = [ours, *(hand.connection for hand in self._hands if not hand.connection.closed)]
-        arguments = theirs, inherited, self._dataset, self._collate, getpid()
+        arguments = theirs, inherited, self._dataset, self._collate, getpid(), self._user_state
         process = context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()

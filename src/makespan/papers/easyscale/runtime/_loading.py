@@ -4,9 +4,9 @@ import io
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,11 +17,13 @@ from torch import Tensor
 from makespan.leftovers import end_with_parent
 from makespan.papers.easyscale.runtime._randomness import give_randomness, take_randomness
 from makespan.papers.easyscale.runtime._seeding import seed_stream
+from makespan.papers.easyscale.runtime._user_state import UserState, changed_values, is_generator
 from makespan.papers.easyscale.runtime._virtual import seen_as
 
 __all__ = ["Collate", "Failed", "Made", "Order", "make", "read_answer", "samples_of", "serve"]
 
 Collate = Callable[[list[Any]], Any]
+_WATCHED_FIRST = 3  # batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A batch, and the random states after it was made."""
+    """A batch, the random states after it was made, and the values in Python that changed meanwhile, by name.
+
+    A changed value is a generator or not.
+    """
 
     batch: Any
     after: bytes
+    changed: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +123,16 @@ def read_answer(written: bytes) -> Made | Failed:
 
 
 def serve(
-    connection: Connection, others: Sequence[Connection], dataset: Any, collate: Collate, parent: int
+    connection: Connection,
+    others: Sequence[Connection],
+    dataset: Any,
+    collate: Collate,
+    parent: int,
+    user_state: UserState | None = None,
 ) -> None:
     """Make batches until the process that asks closes the connection or is gone.
+
+    For the first batches, and at powers of two, code of the user is watched for what it changes in Python.
 
     A fork has what its parent has: the other ends of the connections, which would keep this process from
     noticing the end, and handlers of signals that are none of its business.
@@ -130,6 +143,23 @@ def serve(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent(parent)
     torch.set_num_threads(1)
+    n_made = 0
     with suppress(EOFError, OSError):
         while True:
-            connection.send_bytes(_answer(make(dataset, collate, connection.recv())))
+            order, watch = connection.recv(), None
+            if user_state is not None and (n_made < _WATCHED_FIRST or n_made & (n_made + 1) == 0):
+                watch = user_state.snapshot
+            n_made += 1
+            connection.send_bytes(_answer(_watched(dataset, collate, order, watch)))
+
+
+def _watched(
+    dataset: Any, collate: Collate, order: Order, watch: Callable[[], dict[str, Any]] | None
+) -> Made | Failed:
+    """Make a batch, and find what changes in Python meanwhile."""
+    before = {} if watch is None else watch()
+    made = make(dataset, collate, order)
+    if watch is None or isinstance(made, Failed):
+        return made
+    changed = changed_values(before, watch())
+    return replace(made, changed={name: is_generator(value) for name, value in changed.items()})

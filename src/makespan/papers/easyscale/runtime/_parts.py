@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from makespan.errors import InputError
 from makespan.papers.easyscale.runtime._job import ElasticJob, split_name
@@ -105,6 +105,9 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     trained_by = model if ":" in job.optimizer else model.parameters()
     found = _called(job, "optimizer", of("optimizer"), trained_by)
     optimizer = _checked(job, "optimizer", found, torch.optim.Optimizer)
+    if type(optimizer).__module__.startswith("torch.distributed."):
+        what = f"{job.optimizer} returned {type(optimizer).__name__}, which communicates"
+        raise InputError(f"optimizer: {what}; expected one that steps without other processes")
     _check_step(job, "optimizer", optimizer)
     scheduler = None
     if job.lr_scheduler is not None:
@@ -124,6 +127,7 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
         make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
         options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
         data = _bound("data", make, (), options)()
+    _check_data(job, data)
     collate = of("collate") or default_collate
     files = [place for place in modules if place.endswith(".py")]
     own = user_modules(files, [place for place in modules if not place.endswith(".py")])
@@ -174,6 +178,18 @@ def _bound(
     except ValueError:  # without a signature
         pass
     return partial(function, *arguments, **options)
+
+
+def _check_data(job: ElasticJob, data: Any) -> None:
+    """Reject a loader, or several data sets, in place of a data set."""
+    if isinstance(data, DataLoader):
+        found = "a DataLoader"
+    elif isinstance(data, list | tuple) and any(isinstance(one, Dataset | DataLoader) for one in data):
+        found = f"a {type(data).__name__} of {len(data)} data sets"
+    else:
+        return
+    accepted = "one map-style data set, of which the run makes batches (micro_batch_size, n_loaders, collate)"
+    raise InputError(f"data: {job.data} returned {found}; expected {accepted}")
 
 
 def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:

@@ -23,6 +23,7 @@ from makespan.papers.easyscale.runtime._hosted import HostedWorkers
 from makespan.papers.easyscale.runtime._loader import LoaderPool
 from makespan.papers.easyscale.runtime._parts import TrainedParts
 from makespan.papers.easyscale.runtime._shards import LoaderState
+from makespan.papers.easyscale.runtime._user_state import load_optimizer
 from makespan.units import format_bytes
 
 __all__ = ["MODEL_FILE", "SavedJob", "check_can_be_saved", "read_saved", "write_saved"]
@@ -116,7 +117,7 @@ def read_saved(directory: Path, parts: TrainedParts, ranks: tuple[int, ...]) -> 
             bind_buffer(parts.model, name, value.to(_device(parts)), is_persistent=is_persistent)
     try:
         parts.model.load_state_dict(state)
-        parts.optimizer.load_state_dict(shared["optimizer"])
+        load_optimizer(parts.optimizer, shared["optimizer"])
         if parts.scheduler is not None:
             parts.scheduler.load_state_dict(shared["scheduler"])
         if parts.scaler is not None:

@@ -54,6 +54,7 @@ OF_SEVERAL = ("torch._dynamo",)
 
 _GO_ON, _DUE, _ASKED, _SIGNALLED = range(4)
 _ENDINGS = ("done", "done", "asked", "signalled")
+_NOTICE = "the run takes this signal as a notice and writes a checkpoint"
 _BEAT_S = 0.5
 _PARAMETERS, _OPTIMIZER = "parameters", "the states of the optimizer"
 _WATCHED_FIRST = 3  # mini-batches; later ones are watched at powers of two, and where hashes are taken
@@ -71,14 +72,23 @@ class _Process:
             # Never closed: who comes after a killed run waits for the end of this process.
             handle = os.open(Path(request["run_dir"], TRAINING_LOCK), os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(handle, fcntl.LOCK_SH)
-        signal.signal(signal.SIGTERM, self._on_signal)
+        self.handlers: dict[signal.Signals, Any] = {signal.SIGTERM: self._on_signal}
         if who.parent is not None:  # a terminal interrupts all its processes; who launched this one decides
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            self.handlers |= dict.fromkeys((signal.SIGINT, signal.SIGHUP), signal.SIG_IGN)
+        self.take_signals()
         self.device = choose_device(who)
         self.pids = join(directory, who)
         self.start_s = time.time() - who.launched_s
         hide_processes(directory.request()[0]["job"]["n_logical_workers"])
+
+    def take_signals(self) -> list[str]:
+        """Handle the signals that end a run, and name those that code of the user has taken since."""
+        taken = [one for one, handler in self.handlers.items() if signal.getsignal(one) != handler]
+        for one in taken:
+            signal.signal(one, self.handlers[one])
+        return [
+            f"code of the job sets a handler of {one.name}, which is not called: {_NOTICE}" for one in taken
+        ]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_signalled = True
@@ -123,6 +133,7 @@ class _Stage:
                 steps = self.hosted.mini_batch(self.pool.next, watches=watches)
                 batch = over_group(steps, self.process.device)
                 self.done += 1
+                self.notices.update(self.process.take_signals())
                 if _is_early(self.done - first - 1):
                     self._compare(self.done - first)
                 self._record(batch)
@@ -131,7 +142,9 @@ class _Stage:
                 every = self.request["checkpoint_every"]
                 if ending or self.done == self.request["steps"] or (every and self.done % every == 0):
                     self._save()
-        notices = sorted({*self.hosted.notices, *self.hosted.contexts.notices})
+        notices = sorted(
+            {*self.notices, *self.pool.notices, *self.hosted.notices, *self.hosted.contexts.notices}
+        )
         result = {"last_step": self.done, "ending": _ENDINGS[ending], "fold": self.fold}
         return result | {"notices": self._told_to_first(notices)}
 
@@ -168,8 +181,10 @@ class _Stage:
         computing = use_kernels(self.kernels, job.level)
         with seen_as(0, job.n_logical_workers):
             parts = build_parts(job, self.process.device)
+        self.notices = set(self.process.take_signals())
         self.parts, source = parts.trained, self.request["checkpoint"]
-        others = (self.parts.optimizer, self.parts.scheduler, self.parts.scaler, parts.data)
+        others: dict[str, object] = {"optimizer": self.parts.optimizer, "lr_scheduler": self.parts.scheduler}
+        others |= {"scaler": self.parts.scaler, "data": parts.data}
         user_state = UserState(self.parts.model, parts.modules, others)
         saved = None if source is None else read_saved(Path(source), self.parts, ranks)
         self.fold = self.request["fold"] or self._fold()
@@ -196,6 +211,7 @@ class _Stage:
             LoaderPool(
                 parts.data, shards, states, n_processes=self.request["loader_processes"],
                 prefetch=self.request["prefetch"], collate=parts.collate,
+                user_state=user_state,
             )
         )  # fmt: skip
 

@@ -23,7 +23,19 @@ from torch import Tensor, nn
 
 from makespan.errors import CheckpointError
 
-__all__ = ["ABSENT", "UserState", "is_opaque", "listed", "same_value", "user_modules"]
+__all__ = [
+    "ABSENT",
+    "UserState",
+    "changed_values",
+    "is_filled_cache",
+    "is_generator",
+    "is_opaque",
+    "listed",
+    "load_optimizer",
+    "same_everywhere",
+    "same_value",
+    "user_modules",
+]
 
 ABSENT = ("absent",)
 """What stands for a value that is not there (yet)."""
@@ -31,10 +43,12 @@ ABSENT = ("absent",)
 _INTERNAL = set(vars(nn.Module())) - {"training"}
 _PLAIN = {bool, int, float, str, bytes, type(None)}
 _OPEN = (nn.Module, SimpleNamespace, argparse.Namespace)
+_STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _MOST_ITEMS = 10_000
 _LARGE_BYTES, _MOST_BYTES = 1 << 23, 1 << 26
 """From this size on, and beyond so many bytes in one place, values are compared by samples."""
 _SAMPLED = 4096
+_OF_DICTIONARY = 3
 _MOST_OUTPUT_BYTES = 1 << 20
 
 
@@ -98,14 +112,22 @@ class UserState:
     modules
         Modules that are code of the user.
     others
-        Further objects that are saved elsewhere, such as the optimizer.
+        Further objects by name, such as the optimizer. Checkpoints have their ``state_dict``; their other
+        attributes are looked at.
     """
 
-    def __init__(self, model: nn.Module, modules: Sequence[ModuleType], others: Sequence[object]) -> None:
+    def __init__(
+        self, model: nn.Module, modules: Sequence[ModuleType], others: Mapping[str, object] | None = None
+    ) -> None:
         self._model = model
+        self._named = {
+            name: one
+            for name, one in (others or {}).items()
+            if hasattr(one, "__dict__") and not type(one).__module__.startswith("makespan.")
+        }
         self._modules = {_label(module): module for module in modules}
         self._names = {module.__name__: name for name, module in self._modules.items()}
-        self._others = {id(one) for one in others} | _of_all_code()
+        self._others = {id(one) for one in (others or {}).values()} | _of_all_code()
         self._found: dict[str, _Place] = {}
         self._known: set[int] = set()
 
@@ -118,6 +140,11 @@ class UserState:
             for key, value in vars(module).items():
                 if key not in _INTERNAL and (is_own or type(value) in _PLAIN):
                     found[f"{where}.{key}"] = _Place(vars(module), key)
+        for label, other in self._named.items():
+            left_out = _left_out(other)
+            found |= {
+                f"{label}.{key}": _Place(vars(other), key) for key in vars(other) if key not in left_out
+            }
         for label, module in self._modules.items():
             for key, value in list(vars(module).items()):
                 if key.startswith("__") or isinstance(value, ModuleType):
@@ -169,7 +196,7 @@ class UserState:
         if (
             type(value) is tuple
             and value
-            and value[0] == "object"
+            and value[0] in ("object", "stepper")
             and value[1].split(":")[0] not in self._modules
         ):
             return str(value[1]).replace(":", ".")
@@ -200,7 +227,8 @@ class UserState:
         home, _, rest = name.rpartition(":")
         module = self._modules.get(home)
         if module is None:
-            return None
+            label, _, key = name.partition(".")
+            return _Place(vars(self._named[label]), key) if label in self._named else None
         owner, _, key = rest.rpartition(".")
         if not owner:
             return _Place(vars(module), key)
@@ -223,16 +251,26 @@ class UserState:
             return now
         if kind == "object":
             return self._object(name, rest[0], rest[1], now)
-        olds = _items(now)
-        made = [
-            self._made(name, one, olds[number] if number < len(olds) else None)
-            for number, one in enumerate(rest[0])
-        ]
+        if kind == "stepper":
+            if not isinstance(now, _STEPPERS) or _kind(type(now), self._names) != rest[0]:
+                found = f"{name} is {type(now).__name__}, and the checkpoint has a {rest[0]} there"
+                raise CheckpointError(f"{found}; expected one that is made where the model is built")
+            state = self._made(name, rest[1], None)
+            if isinstance(now, torch.optim.Optimizer):
+                load_optimizer(now, state)
+            else:
+                now.load_state_dict(state)
+            return now
         if kind == "dict":
             old: dict[Any, Any] = now if isinstance(now, dict) else {}
             keys = [_key(self._made(name, key, None)) for key in rest[1]]
             fresh = {key: self._made(name, one, old.get(key)) for key, one in zip(keys, rest[0], strict=True)}
             return _filled(now, fresh) if isinstance(now, dict) else fresh
+        olds = _items(now)
+        made = [
+            self._made(name, one, olds[number] if number < len(olds) else None)
+            for number, one in enumerate(rest[0])
+        ]
         return _sequence(kind, made, rest[1:], now)
 
     def _object(self, name: str, kind: str, values: Mapping[str, Any], now: Any) -> Any:
@@ -319,6 +357,8 @@ class _Taking:
             return ("set", sorted((self.take(one) for one in value), key=repr))
         if isinstance(value, deque):
             return ("deque", [self.take(one) for one in value], value.maxlen)
+        if isinstance(value, _STEPPERS):
+            return ("stepper", _kind(type(value), self._names), self.take(value.state_dict()))
         kind = type(value)
         is_open = kind.__module__ in self._names or isinstance(value, _OPEN)
         if is_open and not isinstance(value, type) and hasattr(value, "__dict__"):
@@ -334,6 +374,66 @@ def _label(module: ModuleType) -> str:
 
 def _kind(kind: type, names: Mapping[str, str]) -> str:
     return f"{names.get(kind.__module__, kind.__module__)}:{kind.__qualname__}"
+
+
+def _left_out(thing: object) -> set[str]:
+    """Names of the attributes that the ``state_dict`` of an optimizer, scaler or scheduler covers."""
+    if isinstance(thing, torch.optim.Optimizer):
+        return {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called", "_step_count"}
+    if isinstance(thing, torch.amp.GradScaler):
+        return set(vars(torch.amp.GradScaler("cpu", enabled=False)))
+    return set(vars(thing)) if isinstance(thing, torch.optim.lr_scheduler.LRScheduler) else set()
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a state into the dictionaries that an optimizer has: a wrapped optimizer may share them."""
+    state, groups = optimizer.state, list(optimizer.param_groups)
+    shared = optimizer.param_groups
+    optimizer.load_state_dict(saved)
+    if optimizer.state is not state:
+        loaded = dict(optimizer.state)
+        state.clear()
+        state.update(loaded)
+        optimizer.state = state
+    for old, new in zip(groups, optimizer.param_groups, strict=True):
+        if old is not new:
+            old.clear()
+            old.update(new)
+    shared[:] = groups
+    optimizer.param_groups = shared
+
+
+def same_everywhere(value: Any) -> Any:
+    """Leave out of a value that was taken what tells objects of one process apart."""
+    if is_opaque(value):
+        return value[:2]
+    if isinstance(value, dict):
+        return {key: same_everywhere(one) for key, one in value.items()}
+    return type(value)(map(same_everywhere, value)) if isinstance(value, list | tuple) else value
+
+
+def is_filled_cache(before: Any, now: Any) -> bool:
+    """Whether a dictionary that was taken has got further entries and its old ones are as they were."""
+    kinds = [type(one) is tuple and len(one) == _OF_DICTIONARY and one[0] == "dict" for one in (before, now)]
+    if not all(kinds) or len(now[1]) <= len(before[1]):
+        return False
+    n_before = len(before[1])
+    return same_value(before[1:], (now[1][:n_before], now[2][:n_before]))
+
+
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that changed between two snapshots, without caches that were filled."""
+    pairs = {name: (before.get(name, ABSENT), now.get(name, ABSENT)) for name in before.keys() | now.keys()}
+    return {
+        name: new
+        for name, (old, new) in sorted(pairs.items())
+        if not is_opaque(new) and not same_value(old, new) and not is_filled_cache(old, new)
+    }
+
+
+def is_generator(value: Any) -> bool:
+    """Whether a value that was taken is the state of a random generator."""
+    return type(value) is tuple and value[0] == "random"
 
 
 def is_absent(value: Any) -> bool:

@@ -1,8 +1,11 @@
 """A model as a chain of layers, with its loss and its samples: built in, or a user's own."""
 
+import copy
 import hashlib
+import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -12,6 +15,7 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from makespan.errors import InputError
@@ -19,10 +23,12 @@ from makespan.papers.oobleck.runtime._job import ChainJob, small_model
 from makespan.training.zoo import build_link, global_batch, link_loss, n_links
 from makespan.user_code import load_file, user_file
 
-__all__ = ["Chain", "Microbatch", "Samples", "build_layer", "load_chain", "load_microbatch", "seed_layer",
-           "tied_weight"]  # fmt: skip
+__all__ = ["Chain", "Microbatch", "Samples", "build_layer", "check_repeated", "draws_kept", "load_chain",
+           "load_microbatch", "seed_layer", "tied_weight"]  # fmt: skip
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+_COMPARED = (Tensor, np.ndarray, np.generic, bool, int, float, str)
+_PROBED_GRADIENT = 1e-3
 Microbatch = tuple[Any, Any]
 Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 _WITH_STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
@@ -107,6 +113,11 @@ def _check(chain: Chain, job: ChainJob) -> None:
             f"{job.model}: {found} samples; accepted: those of a global batch or more, "
             f"{job.n_microbatches} microbatches of {job.microbatch_size}"
         )
+    if isinstance(chain.loss, nn.Module):
+        trained = [name for name, one in chain.loss.named_parameters() if one.requires_grad]
+        if trained:
+            what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
+            raise InputError(f"{what}, so nothing would train it; accepted: parameters of layers only")
     for pair in chain.tied:
         for layer, name in pair:
             if not 0 <= layer < chain.n_layers:
@@ -121,14 +132,29 @@ def _seed(*words: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def seed_layer(job: ChainJob, device: torch.device, *position: int) -> None:
-    """Seed torch, NumPy and Python for a layer, by iteration, microbatch and layer: no cut changes draws."""
+def seed_layer(job: ChainJob, device: torch.device, *position: int | str) -> None:
+    """Seed torch, NumPy and Python for a layer, by iteration, microbatch and layer: no cut changes draws.
+
+    A backward pass has the further word ``backward``.
+    """
     number = _seed(job.seed, "layer", *position)
     random.seed(number)
     mtrand.seed(number & 0xFFFF_FFFF)
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
+
+
+@contextmanager
+def draws_kept(device: torch.device) -> Iterator[None]:
+    """Leave the global random states of Python, NumPy and torch as they were before the block."""
+    python, numpy_state = random.getstate(), mtrand.get_state(legacy=False)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            mtrand.set_state(numpy_state)
 
 
 def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
@@ -167,6 +193,7 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
 def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Build the optimizer of some weights: the chain's own, or that of the job."""
     if chain.optimizer is not None:
+        _check_optimizer(chain.optimizer, parameters)
         return chain.optimizer(parameters)
     try:
         made: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
@@ -176,6 +203,84 @@ def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter])
         given = dict(job.optimizer_options)
         raise InputError(f"optimizer_options of {job.optimizer} are {given}: {error}") from None
     return made
+
+
+def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
+    """Reject an optimizer that keeps more than tensors per weight, which nodes cannot copy.
+
+    It takes a step on copies of the weights, before training starts.
+    """
+    copies = [nn.Parameter(one.detach().clone()) for one in parameters]
+    with draws_kept(copies[0].device):
+        probe = build(copies)
+        if not isinstance(probe, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer of the chain returned {type(probe).__name__}; accepted: a torch.optim.Optimizer"
+            )
+        what = f"optimizer {type(probe).__name__} of the chain"
+        try:
+            inspect.signature(probe.step).bind()
+        except TypeError as error:
+            found = f"{what} has a step that needs an argument ({error})"
+            raise InputError(f"{found}; accepted: one whose step takes no argument") from None
+        for one in copies:
+            one.grad = torch.full_like(one, _PROBED_GRADIENT)
+        before = copy.deepcopy(_beside_weights(probe))
+        probe.step()
+    accepted = "state per weight that consists of tensors (optimizer.state[weight])"
+    now = _beside_weights(probe)
+    for name in sorted(now.keys() | before.keys()):
+        if name not in before or name not in now or not _is_equal(before[name], now[name]):
+            found = f"{what} changes its {name} in a step, which is not copied between nodes"
+            raise InputError(f"{found}; expected {accepted}")
+    for state in probe.state.values():
+        for key, value in state.items():
+            if value is not None and not isinstance(value, Tensor):
+                raise InputError(f"{what} keeps {key} = {value!r}; expected {accepted}")
+
+
+def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Values of an optimizer that are neither state of a weight nor the rate, which is set anew each step."""
+    internal = {*vars(torch.optim.SGD([torch.zeros(1)])), "step"}
+    found = {f"attribute {name!r}": one for name, one in vars(optimizer).items() if name not in internal}
+    for number, group in enumerate(optimizer.param_groups):
+        found |= {
+            f"value {name!r} of group {number}": one
+            for name, one in group.items()
+            if name not in ("params", "lr")
+        }
+    inner = {name: one for name, one in found.items() if isinstance(one, torch.optim.Optimizer)}
+    for name, one in inner.items():
+        found[name] = [] if one.state is optimizer.state else list(one.state.values())
+    known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {
+        name: [leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED) and id(leaf) not in known]
+        for name, one in found.items()
+    }
+
+
+def _is_equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Compare leaves of values to the bit."""
+    return len(before) == len(now) and all(map(_same_leaf, before, now))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
+        return torch.equal(*views)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and (bool(one == other) or bool(one != one and other != other))
+
+
+def check_repeated(what: str, first: Any, second: Any) -> None:
+    """Reject what comes out otherwise when it is computed again from the same position and random states."""
+    leaves = [[leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED)] for one in (first, second)]
+    if not _is_equal(*leaves):
+        accepted = "draws from torch, NumPy's or Python's global generator, and no state from call to call"
+        raise InputError(f"{what} differ when they are computed again; accepted: {accepted}")
 
 
 def tied_weight(layer: nn.Module, index: int, name: str) -> nn.Parameter:

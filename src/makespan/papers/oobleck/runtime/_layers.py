@@ -1,7 +1,8 @@
 """The layers that a process holds: weights, buffers and optimizer state of each, by name."""
 
 import hashlib
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +21,19 @@ State = dict[str, Tensor]
 class _Boundary(torch.autograd.Function):
     """What passes from layer to layer, laid out in both directions as after a transfer.
 
-    Kernels depend on how their operands lie in memory, so that a cut would change bits without it.
+    Kernels depend on how their operands lie in memory, so that a cut would change bits without it. ``begin``
+    is called where the backward pass of the layer begins.
     """
 
     @staticmethod
-    def forward(context: Any, state: Tensor) -> Tensor:
+    def forward(context: Any, state: Tensor, begin: Callable[[], object]) -> Tensor:
+        context.begin = begin
         return state.contiguous() if not state.is_contiguous() else state.view_as(state)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous()
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        context.begin()
+        return gradients[0].contiguous(), None
 
 
 def _has_equal_bits(one: Tensor, other: Tensor) -> bool:
@@ -47,7 +51,7 @@ class HeldLayers:
         self._job, self._chain, self._device = job, chain, device
         self.modules: dict[int, nn.Module] = {}
         self._optimizers: dict[int, torch.optim.Optimizer | None] = {}
-        self._checked = set[int]()
+        self._checked = set[str]()
 
     def hold(self, layers: Iterable[int]) -> None:
         """Build those that are not held yet, with their initial weights."""
@@ -69,9 +73,10 @@ class HeldLayers:
         seed_layer(self._job, self._device, iteration, microbatch, index)
         found = self.modules[index](*state)
         self._check_output(index, found)
+        begin = partial(seed_layer, self._job, self._device, iteration, microbatch, index, "backward")
         if isinstance(found, tuple):
-            return tuple(_Boundary.apply(one) for one in found)  # type: ignore[no-untyped-call]
-        return _Boundary.apply(found)  # type: ignore[no-untyped-call]
+            return tuple(_Boundary.apply(one, begin) for one in found)  # type: ignore[no-untyped-call]
+        return _Boundary.apply(found, begin)  # type: ignore[no-untyped-call]
 
     def _check_output(self, index: int, found: Any) -> None:
         """Reject what cannot be sent to another stage."""
@@ -93,9 +98,8 @@ class HeldLayers:
         Such a layer draws from a generator of its own, or keeps a count in Python: its result would depend on
         which node runs it, and on how many passes that node has run.
         """
-        if index in self._checked:
+        if not self.is_first_check(f"layer {index}"):
             return
-        self._checked.add(index)
         names, buffers = self.names([index]), self.buffers([index])
         # Copies, because a layer may work in place.
         copies = [tuple(one.clone() if isinstance(one, Tensor) else one for one in state) for _ in range(2)]
@@ -112,6 +116,12 @@ class HeldLayers:
                 f"{what}; accepted: layers that draw from torch, NumPy's or Python's global generator, and "
                 "keep no state from pass to pass"
             )
+
+    def is_first_check(self, what: str) -> bool:
+        """Whether something is checked for the first time in this process."""
+        is_first = what not in self._checked
+        self._checked.add(what)
+        return is_first
 
     def parameters(self, index: int) -> dict[str, nn.Parameter]:
         """Return the trained weights of a layer by name."""

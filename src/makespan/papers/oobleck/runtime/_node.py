@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
@@ -115,6 +116,15 @@ def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
     return _Node(link, engine).run(Hello(address["token"], os.getpid(), host_name(), node))
 
 
+def _take_signals() -> None:
+    """Let SIGTERM do no more than wake the beating thread, even while the main one waits in a collective."""
+    signal.signal(signal.SIGTERM, _ignore)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
 class _Node:
     """One process of a run."""
 
@@ -131,8 +141,7 @@ class _Node:
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
-        # The wake-up reaches the beating thread even while this one waits inside a collective.
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        _take_signals()
         self.link.send(hello)
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._beat, args=(woken,), daemon=True).start()
@@ -201,6 +210,7 @@ class _Node:
             case tasks.Prepare():
                 self.node = task.node
                 self.engine.prepare(task.node, task.request, self.announce, self.board)
+                _take_signals()  # code of the user that was loaded may have set handlers of its own
             case tasks.Drop():
                 return self._drop(task)
             case tasks.Join():

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from makespan.errors import InputError
-from makespan.papers.oobleck.runtime._chain import Chain, load_microbatch
+from makespan.papers.oobleck.runtime._chain import Chain, check_repeated, draws_kept, load_microbatch
 from makespan.papers.oobleck.runtime._instructions import Instruction, instructions, n_buffers
 from makespan.papers.oobleck.runtime._job import ChainJob
 from makespan.papers.oobleck.runtime._layers import HeldLayers
@@ -114,7 +116,11 @@ class StagePasses:
 
     def _load(self, slot: _Slot) -> None:
         number, device = self._place.microbatches[slot.microbatch], self._links.device
-        inputs, targets = load_microbatch(self._chain, self._job, self._iteration, number, device)
+        load = partial(load_microbatch, self._chain, self._job, self._iteration, number, device)
+        inputs, targets = load()
+        if self._checks and self._chain.samples is not None and self._held.is_first_check("samples"):
+            what = f"samples of the data set {type(self._chain.samples).__name__}"
+            check_repeated(what, (inputs, targets), load())
         if self._place.previous is None:
             slot.inputs = as_tuple(inputs)
         slot.targets = targets
@@ -140,9 +146,22 @@ class StagePasses:
                 self._held.check_repeats(layer, state, self._iteration, number)
             state = as_tuple(self._held.apply_layer(layer, state, self._iteration, number))
         if self._place.following is None:
+            if checks and self._held.is_first_check("loss"):
+                self._check_loss(state, slot.targets)
             slot.loss = checked_loss(self._chain.loss(state if len(state) > 1 else state[0], slot.targets))
         else:
             slot.outputs = state
+
+    def _check_loss(self, state: tuple[Any, ...], targets: Any) -> None:
+        """Reject a loss that depends on more than outputs, targets and the global random states."""
+        found = []
+        for _ in range(2):
+            # Copies, because a loss may work in place.
+            copies = tree_map_only(Tensor, torch.clone, (state, targets))
+            with draws_kept(self._links.device):
+                one, wanted = copies
+                found.append(checked_loss(self._chain.loss(one if len(one) > 1 else one[0], wanted)))
+        check_repeated("losses of the same outputs and targets", *found)
 
     def _send_activation(self, slot: _Slot) -> None:
         node, sent = _present(self._place.following), self._sent[self._current]
