@@ -26,9 +26,10 @@ __all__ = ["Checkpoint", "Checkpointed", "select_layers"]
 class Checkpointed(ForwardWrapper):
     """A forward whose activations are recomputed, and whose state is not changed by that.
 
-    The second pass starts from the state that the first one found: buffers, attributes and objects among the
-    arguments, such as a cache. What it changes of them is dropped when it ends. So batch norm counts a batch
-    once, spectral norm multiplies by the same vectors, and a cache does not grow twice.
+    The second pass starts from the state that the first one found: buffers, attributes, generators of random
+    numbers, and objects, lists and dictionaries among the arguments, such as a cache. What it changes of them
+    is dropped when it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors,
+    a cache does not grow twice, and a layer that Python's generator leaves out is left out again.
     """
 
     op = "checkpoint"
@@ -45,14 +46,15 @@ class Checkpointed(ForwardWrapper):
             return checkpoint(
                 inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
             )
-        before, kept = KeptState(self.module), kept_arguments((args, kwargs))
+        before = KeptState(self.module, (args, kwargs), with_global_draws=self.preserve_rng)
+        kept = kept_arguments(args, kwargs)
         passes = 0
 
         def run(*own: Any, **named: Any) -> Any:
             nonlocal passes
             passes += 1
             if kept is not None and passes > 1:
-                own, named = kept((own, named))
+                own, named = kept(own, named)
             return inner(*own, **named)
 
         try:
@@ -94,7 +96,8 @@ class Checkpoint(Primitive):
         order_args_fn
             Called with the inputs of the match, returns them in the order in which they are passed.
         preserve_rng
-            Whether the second pass draws the same random numbers as the first.
+            Whether the second pass draws the same random numbers as the first, also from the generators of
+            Python and NumPy. From generators that the module holds it always does.
         """
         if subgraph is not None:
             part = checkpoint_subgraph(sch, subgraph, order_args_fn)
