@@ -394,6 +394,31 @@ def test_a_cache_of_any_form_grows_once_under_recomputation(make, by_name):
     assert all(map(torch.equal, *found))
 
 
+class Follows(nn.Module):
+    """A target network that follows its model by a little in every forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.target = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, rows):
+        with torch.no_grad():
+            self.target.weight.lerp_(self.model.weight, 0.1)
+        return self.model(rows) * self.target(rows)
+
+
+def test_a_forward_that_changes_a_parameter_is_not_recomputed():
+    sch = create_schedule(nn.Sequential(Follows(), nn.Linear(4, 4)))
+    sch["0"].checkpoint()
+    with pytest.raises(
+        ConflictError, match=r"forward of Follows changes its parameter 'target.weight'.*buffer"
+    ):
+        sch.mod(torch.ones(3, 4))
+    within = create_schedule(nn.Sequential(Follows(), nn.Linear(4, 4)))
+    within["0.model"].checkpoint()
+    within.mod(torch.ones(3, 4)).sum().backward()
+
+
 def test_passes_that_wait_for_their_backward_passes_are_recomputed_each_from_its_own_state():
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))

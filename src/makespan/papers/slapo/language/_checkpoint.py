@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ class Checkpointed(ForwardWrapper):
             )
         before = KeptState(self.module, (args, kwargs), with_global_draws=self.preserve_rng)
         kept = kept_arguments(args, kwargs)
+        versions = [(name, one, one._version) for name, one in _frozen(self.module)]
         passes = 0
 
         def run(*own: Any, **named: Any) -> Any:
@@ -58,7 +59,7 @@ class Checkpointed(ForwardWrapper):
             return inner(*own, **named)
 
         try:
-            return checkpoint(
+            output = checkpoint(
                 run,
                 *args,
                 use_reentrant=False,
@@ -68,6 +69,26 @@ class Checkpointed(ForwardWrapper):
             )
         finally:
             before.forget_what_is_the_same()
+        for name, one, version in versions:
+            if one._version != version:
+                raise ConflictError(
+                    f"checkpoint: the forward of {type(self.module).__name__} changes its parameter {name!r},"
+                    " and would change it again when it is recomputed; accepted: a buffer in its place, or"
+                    " checkpoint of a module that does not change it"
+                )
+        return output
+
+
+def _frozen(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Go through the parameters that no optimizer changes, so that a forward may do it.
+
+    Those layers are left out that bring their weights into a form in which a second pass leaves them.
+    """
+    for path, one in module.named_modules():
+        if not isinstance(one, nn.Embedding | nn.EmbeddingBag | nn.RNNBase):
+            for name, parameter in one.named_parameters(path, recurse=False):
+                if not parameter.requires_grad and not parameter.is_inference():
+                    yield name, parameter
 
 
 @register_primitive()
