@@ -29,7 +29,9 @@ class _Draws:
     """
 
     def __init__(self, values: Iterable[Any], with_global: bool) -> None:
-        self._access = [(random.getstate, random.setstate), _GLOBAL_NUMPY] if with_global else []
+        self._access: list[_Access] = []
+        if with_global:
+            self._access += [(random.getstate, random.setstate), _GLOBAL_NUMPY]
         found = {id(one): one for value in values for one in pytree.tree_leaves(value)}
         self._access += [access for one in found.values() if (access := _access_to(one)) is not None]
         self._states = self.now()
