@@ -2,9 +2,12 @@
 
 import copy
 import gc
+import random
 import weakref
+from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -286,6 +289,134 @@ def test_recomputation_starts_from_the_state_of_the_first_pass_and_changes_none(
     for ours, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     trained_stateful(nn.ModuleList([Stateful().requires_grad_()]), passes=1)
+
+
+class Draws(nn.Module):
+    """Drops values, and a second layer, as numbers say that no default generator of torch has drawn."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.source = {
+            "torch": lambda: torch.Generator().manual_seed(2),
+            "a list": lambda: [torch.Generator().manual_seed(2)],
+            "numpy": lambda: np.random.default_rng(2),
+            "an old one of numpy": lambda: np.random.RandomState(2),
+            "python": lambda: random.Random(2),
+        }.get(kind, lambda: kind)()
+
+    def drawn(self, given):
+        source = given or (self.source[0] if isinstance(self.source, list) else self.source)
+        if isinstance(source, torch.Generator):
+            return torch.rand(8, generator=source)
+        if source == "everybody's of numpy":
+            return torch.from_numpy(np.random.rand(8)).float()  # noqa: NPY002
+        if source == "everybody's of python":
+            return torch.tensor([random.random() for _ in range(8)])
+        return torch.tensor([float(source.random()) for _ in range(8)]).float()
+
+    def forward(self, rows, source=None):
+        drawn = self.drawn(source)
+        rows = self.first(rows * (drawn[:4] > 0.5)) ** 2
+        return self.second(rows) ** 2 if drawn[4] < 0.5 else rows
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["torch", "a list", "numpy", "an old one of numpy", "python", "everybody's of numpy",
+     "everybody's of python", "given"],
+)  # fmt: skip
+def test_recomputation_draws_again_what_the_first_pass_drew_whoever_draws(kind):
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002 - what layers of users draw from
+        sch = create_schedule(nn.ModuleList([Draws(kind), Draws(kind)]))
+        given = torch.Generator().manual_seed(5) if kind == "given" else None
+        if recomputes:
+            sch["0"].checkpoint()
+            sch["1"].checkpoint()
+        rows = torch.ones(3, 4)
+        for _ in range(3):
+            hidden = sch["1"].mod(sch["0"].mod(rows, given), given)
+            hidden.sum().backward()
+        found.append([one.grad for one in sch.mod.parameters() if one.grad is not None])
+    assert all(map(torch.equal, *found))
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A cache whose class lists its attributes."""
+
+    rows: object = None
+    n: int = 0
+
+
+class Grows(nn.Module):
+    """Reads what earlier calls have left in a cache, and leaves its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, rows, cache):
+        keys = self.project(rows) ** 2
+        if isinstance(cache, Slotted):
+            keys = keys if cache.rows is None else torch.cat([cache.rows, keys])
+            cache.rows, cache.n = keys, cache.n + len(rows)
+        elif isinstance(cache, dict):
+            keys = torch.cat([*cache.get("keys", []), keys])
+            cache.setdefault("keys", []).append(keys)
+        else:
+            cache.append(keys)
+            keys = torch.cat(list(cache))
+        return rows + keys.mean(0) ** 2
+
+
+@pytest.mark.parametrize("make", [list, dict, Slotted])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_cache_of_any_form_grows_once_under_recomputation(make, by_name):
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        sch, cache = create_schedule(nn.ModuleList([Grows(), Grows()])), make()
+        if recomputes:
+            sch["0"].checkpoint()
+            sch["1"].checkpoint()
+        hidden = torch.ones(3, 4)
+        for layer in (*sch.mod, *sch.mod):
+            hidden = layer(hidden, cache=cache) if by_name else layer(hidden, cache)
+        hidden.sum().backward()
+        found.append([*(one.grad for one in sch.mod.parameters()), hidden.detach()])
+        found[-1].append(torch.tensor(getattr(cache, "n", 0) or len(cache.get("keys", [])
+                                      if isinstance(cache, dict) else cache)))  # fmt: skip
+    assert all(map(torch.equal, *found))
+
+
+class Follows(nn.Module):
+    """A target network that follows its model by a little in every forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.target = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, rows):
+        with torch.no_grad():
+            self.target.weight.lerp_(self.model.weight, 0.1)
+        return self.model(rows) * self.target(rows)
+
+
+def test_a_forward_that_changes_a_parameter_is_not_recomputed():
+    sch = create_schedule(nn.Sequential(Follows(), nn.Linear(4, 4)))
+    sch["0"].checkpoint()
+    with pytest.raises(
+        ConflictError, match=r"forward of Follows changes its parameter 'target.weight'.*buffer"
+    ):
+        sch.mod(torch.ones(3, 4))
+    within = create_schedule(nn.Sequential(Follows(), nn.Linear(4, 4)))
+    within["0.model"].checkpoint()
+    within.mod(torch.ones(3, 4)).sum().backward()
 
 
 def test_passes_that_wait_for_their_backward_passes_are_recomputed_each_from_its_own_state():

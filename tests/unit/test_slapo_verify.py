@@ -1,8 +1,10 @@
 """The verifier in one process: what it leaves alone, what it compares, what it finds, what it says."""
 
 import functools
+import random
 import re
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -220,6 +222,36 @@ def test_nothing_is_dropped_while_training_mode_is_verified():
     with Verify(sch, batch()) as check:
         sch["module"].sync("fwd_pre", draw)
     assert check.report.count("output in training") == 1
+
+
+class LeavesOut(nn.Module):
+    """Layers that Python's generator, NumPy's or one of its own leaves out in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(12))
+        self.source = torch.Generator().manual_seed(4)
+
+    def forward(self, hidden):
+        draw = [
+            random.random,
+            lambda: np.random.uniform(),  # noqa: NPY002 - what layers of users draw from
+            lambda: torch.rand((), generator=self.source),
+        ]
+        for place, layer in enumerate(self.layers):
+            if not self.training or draw[place % 3]() < 0.5:
+                hidden = hidden + torch.tanh(layer(hidden))
+        return hidden
+
+
+def test_both_models_draw_the_same_from_generators_of_python_and_numpy():
+    sch = create_schedule(LeavesOut())
+    states = random.getstate(), np.random.get_state()[1:3]  # noqa: NPY002
+    with Verify(sch, batch()) as check:
+        sch.checkpoint()
+    assert check.report.count("output in training") == 1
+    assert states[0] == random.getstate()
+    assert all(map(np.array_equal, states[1], np.random.get_state()[1:3]))  # noqa: NPY002
 
 
 def test_a_model_without_a_training_mode_is_verified_in_evaluation_mode():

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,10 @@ __all__ = ["Checkpoint", "Checkpointed", "select_layers"]
 class Checkpointed(ForwardWrapper):
     """A forward whose activations are recomputed, and whose state is not changed by that.
 
-    The second pass starts from the state that the first one found: buffers, attributes and objects among the
-    arguments, such as a cache. What it changes of them is dropped when it ends. So batch norm counts a batch
-    once, spectral norm multiplies by the same vectors, and a cache does not grow twice.
+    The second pass starts from the state that the first one found: buffers, attributes, generators of random
+    numbers, and objects, lists and dictionaries among the arguments, such as a cache. What it changes of them
+    is dropped when it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors,
+    a cache does not grow twice, and a layer that Python's generator leaves out is left out again.
     """
 
     op = "checkpoint"
@@ -45,18 +46,20 @@ class Checkpointed(ForwardWrapper):
             return checkpoint(
                 inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
             )
-        before, kept = KeptState(self.module), kept_arguments((args, kwargs))
+        before = KeptState(self.module, (args, kwargs), with_global_draws=self.preserve_rng)
+        kept = kept_arguments(args, kwargs)
+        versions = [(name, one, one._version) for name, one in _frozen(self.module)]
         passes = 0
 
         def run(*own: Any, **named: Any) -> Any:
             nonlocal passes
             passes += 1
             if kept is not None and passes > 1:
-                own, named = kept((own, named))
+                own, named = kept(own, named)
             return inner(*own, **named)
 
         try:
-            return checkpoint(
+            output = checkpoint(
                 run,
                 *args,
                 use_reentrant=False,
@@ -66,6 +69,26 @@ class Checkpointed(ForwardWrapper):
             )
         finally:
             before.forget_what_is_the_same()
+        for name, one, version in versions:
+            if one._version != version:
+                raise ConflictError(
+                    f"checkpoint: the forward of {type(self.module).__name__} changes its parameter {name!r},"
+                    " and would change it again when it is recomputed; accepted: a buffer in its place, or"
+                    " checkpoint of a module that does not change it"
+                )
+        return output
+
+
+def _frozen(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Go through the parameters that no optimizer changes, so that a forward may do it.
+
+    Those layers are left out that bring their weights into a form in which a second pass leaves them.
+    """
+    for path, one in module.named_modules():
+        if not isinstance(one, nn.Embedding | nn.EmbeddingBag | nn.RNNBase):
+            for name, parameter in one.named_parameters(path, recurse=False):
+                if not parameter.requires_grad and not parameter.is_inference():
+                    yield name, parameter
 
 
 @register_primitive()
@@ -94,7 +117,8 @@ class Checkpoint(Primitive):
         order_args_fn
             Called with the inputs of the match, returns them in the order in which they are passed.
         preserve_rng
-            Whether the second pass draws the same random numbers as the first.
+            Whether the second pass draws the same random numbers as the first, also from the generators of
+            Python and NumPy. From generators that the module holds it always does.
         """
         if subgraph is not None:
             part = checkpoint_subgraph(sch, subgraph, order_args_fn)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import random
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
@@ -142,11 +144,18 @@ def _named(place: tuple[Any, ...]) -> str:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers from a seed, and leave the generators as they were."""
+    """Draw random numbers from a seed, those of Python and NumPy too; leave the generators as they were."""
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models may draw from it
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 @contextmanager
