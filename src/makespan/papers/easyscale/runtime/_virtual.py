@@ -77,7 +77,7 @@ def _refusing(name: str) -> Callable[..., Any]:
 for _name in _OF_GROUP:
     setattr(_LogicalGroup, _name, _refusing(_name))
 # A device mesh, FSDP and functional collectives ask for it before they communicate.
-_LogicalGroup.group_name = property(_refusing("ProcessGroup.group_name"))  # type: ignore[assignment, misc]
+_LogicalGroup.group_name = property(_refusing("ProcessGroup.group_name"))  # type: ignore[assignment]
 
 
 @contextmanager
