@@ -71,7 +71,8 @@ class Ledger:
         """Read the statements and how each is checked: the columns of ``claims.csv``, all text.
 
         ``sources`` names the only sources that decide a statement, if not all do; ``fails_on`` those on
-        which it is known to fail. Without a ``check`` the note says why nothing decides it.
+        which it fails with all lists, sizes and delays; fewer may leave it undecided. Without a ``check`` the
+        note says why nothing decides it.
 
         Raises
         ------
