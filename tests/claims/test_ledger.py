@@ -45,7 +45,7 @@ def test_statements_hold_or_fail_as_they_are_marked(joined, ledger):
     marked = statements["fails_on"].str.split()
     for source in built:
         verdicts = joined.loc[joined["paper"] == ledger.paper, f"verdict_{source}"].reset_index(drop=True)
-        # Marks are those of the full configuration; the default one makes fewer comparisons and may not decide.
+        # Marks are those of the full configuration; the default one makes fewer comparisons.
         expected = marked.map(lambda names, source=source: source in names)
         is_decided = ~verdicts.isin(["not run", "undecided"])
         wrong = statements["statement"].to_numpy()[is_decided & ((verdicts == "fails") != expected)]
