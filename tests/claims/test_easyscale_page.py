@@ -1,9 +1,10 @@
-"""The numbers of training on the page of EasyScale are those of the tables, where these are built."""
+"""The numbers on the page of EasyScale are those of the tables, where these are built."""
 
 import pandas as pd
 import pytest
 
 from makespan.config import load_settings
+from makespan.papers.easyscale._tables import SERVING
 from makespan.papers.easyscale._tables_accuracy import FIG9_SUMMARY, GAP, GAP_SPREAD
 from makespan.tables import read_csv
 
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.claims
 def built(root):
     """Return a function that reads a table of the default run."""
 
-    def read(name, schema):
-        path = root / f"results/measured/easyscale/{name}.csv"
+    def read(name, schema, source="measured"):
+        path = root / f"results/{source}/easyscale/{name}.csv"
         if not path.is_file():
             pytest.skip(f"{path.relative_to(root)} is not built")
         return read_csv(path, schema)
@@ -44,6 +45,17 @@ def table(root):
         return {name.strip().strip("`"): [cell.strip() for cell in cells] for name, *cells in lines[2:]}
 
     return rows
+
+
+@pytest.mark.parametrize(("column", "source"), [(0, "published"), (1, "emulated")])
+def test_the_page_has_what_training_adds_to_serving(built, table, column, source):
+    serving = built("serving", SERVING, source).set_index("policy")
+    shown = table("Training beside")
+    needed = serving["serving_ratio"].iloc[0]
+    assert shown["GPUs needed by serving"][column] == f"{needed:.1%}".replace("%", " %")
+    for policy, row in serving.iterrows():
+        cell = shown[f"with training under `{policy}"][column]
+        assert cell == f"{100 * row['shared_ratio']:.1f} % (+{row['gain_pct']:.0f} %)"
 
 
 def test_the_page_has_the_differences_of_fig9(built, table, protocol):
