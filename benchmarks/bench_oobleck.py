@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from makespan.papers.oobleck.planning import LayerProfile, ModelProfile, make_templates, random32
+from makespan.oobleck.planning import LayerProfile, ModelProfile, make_templates, random32
 
 CASES = {
     "uniform-96-layers-12-nodes": (96, 1.0, 12),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import Schedule, call_module, create_schedule
+from makespan.slapo import Schedule, call_module, create_schedule
 from makespan.training.zoo import build_family, family_spec
 
 LAYERS = [f"bert.encoder.layer.{index}" for index in range(family_spec("bert", "large").n_layers)]

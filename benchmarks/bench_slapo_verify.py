@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from makespan.papers.slapo.language import Verify, VerifyReport, apply_schedule, create_schedule
+from makespan.slapo import Verify, VerifyReport, apply_schedule, create_schedule
 from makespan.training.zoo import build_family
 
 MEMORY_LIMIT_BYTES = 4 * 2**30

@@ -74,7 +74,7 @@ for experiment, cells, n_processes, on_gpus in (
                 "run_experiment",
                 f"makespan.papers.slapo:{experiment}_experiment",
                 "makespan.papers.slapo:read_published",
-                "makespan.papers.slapo.language:apply_schedule",
+                "makespan.slapo:apply_schedule",
                 "makespan.training.zoo:build_family",
             ),
         script:

@@ -227,7 +227,7 @@ def _api_entry(module: str) -> str:
 def _primitives_page() -> str:
     """Return the page of the primitives, read off the text of their classes since those import torch."""
     found = {}
-    for path in sorted((ROOT / "src/makespan/papers/slapo/language").rglob("_*.py")):
+    for path in sorted((ROOT / "src/makespan/slapo").rglob("_*.py")):
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         for cls in (one for one in ast.parse(path.read_text("utf-8")).body if isinstance(one, ast.ClassDef)):
             if any(ast.unparse(one) == "register_primitive()" for one in cls.decorator_list):

@@ -15,23 +15,29 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-_VERBS = (
-    "ComparisonError",
-    "Run",
-    "Scenario",
-    "compare",
-    "emulate",
-    "fit",
-    "rank_plans",
-    "read_trace",
-    "scenario",
-    "simulate",
-)
+_NAMES = {
+    "front": (
+        "ComparisonError",
+        "Run",
+        "Scenario",
+        "compare",
+        "emulate",
+        "fit",
+        "rank_plans",
+        "read_trace",
+        "scenario",
+        "simulate",
+    ),
+    "easyscale": ("ElasticJob", "ElasticTrainer"),
+    "oobleck": ("ChainJob", "train_resilient"),
+    "slapo": ("Verify", "apply_schedule", "create_schedule"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = ["__version__", *_VERBS]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _VERBS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".front", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

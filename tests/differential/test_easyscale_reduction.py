@@ -7,12 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
-from forked import forking_servers  # noqa: E402
-from reducing_worker import drawn_sets  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.distributed as dist
+from forked import forking_servers
+from reducing_worker import drawn_sets
+from torch import nn
 
-from makespan.papers.easyscale.runtime import (  # noqa: E402
+from makespan.easyscale.runtime import (
     Buckets,
     GlooThreads,
     RankMapping,
@@ -26,8 +26,8 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     reduce_sets,
     trained_parameters,
 )
-from makespan.papers.easyscale.runtime import _gloo as gloo_module  # noqa: E402
-from makespan.runtime import Launch, LocalLauncher  # noqa: E402
+from makespan.easyscale.runtime import _gloo as gloo_module
+from makespan.runtime import Launch, LocalLauncher
 
 pytestmark = pytest.mark.xdist_group("training")
 SEED = 7

@@ -11,11 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic_job import BITS, bits, trainer  # noqa: E402
+from elastic_job import BITS, bits, trainer
 
-from makespan.config import load_settings  # noqa: E402
-from makespan.papers.easyscale import fig9_experiment, read_published, run_together  # noqa: E402
-from makespan.papers.easyscale.runtime import RankMapping, train_stock  # noqa: E402
+from makespan.config import load_settings
+from makespan.easyscale import run_together
+from makespan.easyscale.runtime import RankMapping, train_stock
+from makespan.papers.easyscale import fig9_experiment, read_published
 
 pytestmark = pytest.mark.xdist_group("training")
 

@@ -7,13 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from easyscale_job import JOB, WITH_ADAM, Elastic  # noqa: E402
-from forked import forking_servers  # noqa: E402
+from easyscale_job import JOB, WITH_ADAM, Elastic
+from forked import forking_servers
 
-from makespan.errors import InputError  # noqa: E402
-from makespan.files import read_json  # noqa: E402
-from makespan.papers.easyscale import ElasticTrainer  # noqa: E402
-from makespan.papers.easyscale.runtime import (  # noqa: E402
+from makespan.easyscale import ElasticTrainer
+from makespan.easyscale.runtime import (
     Contexts,
     DeterminismLevel,
     ElasticJob,
@@ -24,10 +22,12 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     reduce_sets,
     train_stock,
 )
-from makespan.papers.easyscale.runtime import _contexts as contexts_module  # noqa: E402
-from makespan.papers.easyscale.runtime import _hosted as hosted_module  # noqa: E402
-from makespan.runtime import Launch, LocalLauncher  # noqa: E402
-from makespan.training.zoo import STAND_INS  # noqa: E402
+from makespan.easyscale.runtime import _contexts as contexts_module
+from makespan.easyscale.runtime import _hosted as hosted_module
+from makespan.errors import InputError
+from makespan.files import read_json
+from makespan.runtime import Launch, LocalLauncher
+from makespan.training.zoo import STAND_INS
 
 pytestmark = pytest.mark.xdist_group("training")
 OF_THREE = WITH_ADAM | {"n_logical_workers": 3, "buffers": "rank0", "bucket_cap_bytes": None}

@@ -6,6 +6,7 @@ import pytest
 
 from makespan.claims import judge
 from makespan.config import load_settings
+from makespan.oobleck.simulators import Systems, simulate
 from makespan.papers.oobleck import (
     LEDGER,
     failure_experiments,
@@ -13,7 +14,6 @@ from makespan.papers.oobleck import (
     read_published,
     spot_experiments,
 )
-from makespan.papers.oobleck.simulators import Systems, simulate
 from makespan.throughput import shipped_register
 
 ROOT = Path(__file__).parents[2]

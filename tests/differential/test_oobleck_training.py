@@ -4,7 +4,7 @@ import pytest
 import torch
 from chain_nodes import plan_of, small_job
 
-from makespan.papers.oobleck.runtime import ChainJob, FixedRun, Oracle, PlainTraining, run_fixed
+from makespan.oobleck.runtime import ChainJob, FixedRun, Oracle, PlainTraining, run_fixed
 
 LIMITS = {"float32": 1e-5, "float64": 1e-12}
 SAME = plan_of(((0, 1), (3, 6), 4), ((2, 3), (3, 6), 4))

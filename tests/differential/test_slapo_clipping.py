@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forked import forking_servers  # noqa: E402
-from group_worker import on_processes  # noqa: E402
+from forked import forking_servers
+from group_worker import on_processes
 
 pytestmark = pytest.mark.xdist_group("training")
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 from schedules import check_invariants
 
-from makespan.papers.slapo.language import create_schedule, partition
+from makespan.slapo import create_schedule, partition
 from makespan.training.zoo import FAMILIES, build_family, family_batch, family_loss, family_spec
 
 CUTS = {

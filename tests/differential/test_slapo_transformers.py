@@ -10,7 +10,7 @@ import torch
 from forked import forking_servers
 from group_worker import on_processes
 
-from makespan.papers.slapo.language import TracingError, Verify, create_schedule, partition
+from makespan.slapo import TracingError, Verify, create_schedule, partition
 
 pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("training")]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from makespan.easyscale import IntraJobPlanner
 from makespan.errors import InputError
-from makespan.papers.easyscale import IntraJobPlanner
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 RATES = st.lists(st.floats(0.05, 40.0), min_size=3, max_size=3)

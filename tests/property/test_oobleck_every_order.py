@@ -21,11 +21,11 @@ from functools import cache
 import pytest
 from oobleck_templates import even_templates, layers_by_node, pipelines_of
 
-from makespan.papers.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
+from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
 
-said = pytest.importorskip("makespan.papers.oobleck.runtime._messages")
-tasks = pytest.importorskip("makespan.papers.oobleck.runtime._participant")
-acts = pytest.importorskip("makespan.papers.oobleck.runtime._protocol")
+said = pytest.importorskip("makespan.oobleck.runtime._messages")
+tasks = pytest.importorskip("makespan.oobleck.runtime._participant")
+acts = pytest.importorskip("makespan.oobleck.runtime._protocol")
 
 N_LAYERS = 3
 LAYERS = frozenset(map(str, range(N_LAYERS)))

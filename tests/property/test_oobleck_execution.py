@@ -4,7 +4,7 @@ from chain_nodes import Nodes, plan_of, small_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from makespan.papers.oobleck.runtime import Oracle
+from makespan.oobleck.runtime import Oracle
 
 N_LAYERS, MOST_NODES = 6, 5
 

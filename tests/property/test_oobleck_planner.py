@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from makespan.errors import InfeasiblePlanError
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     CostRule,
     LayerProfile,
     MemoryLimit,

@@ -6,9 +6,9 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from makespan.papers.oobleck.runtime import _messages as said
-from makespan.papers.oobleck.runtime import _participant as tasks
-from makespan.papers.oobleck.runtime import _protocol as acts
+from makespan.oobleck.runtime import _messages as said
+from makespan.oobleck.runtime import _participant as tasks
+from makespan.oobleck.runtime import _protocol as acts
 
 LAYERS = ("a", "b", "c")
 F = 1

@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oobleck_templates import even_templates, layers_by_node
 
-from makespan.papers.oobleck.reconfiguration import (
-    InsufficientNodes,
-    StateLost,
-    reconfigure,
-)
+from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
 
 N_LAYERS = 9
 LAYER_BYTES = [90, 40, 40, 40, 10, 40, 40, 40, 60]

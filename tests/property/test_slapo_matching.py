@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedules import check_invariants
 from torch import fx, nn
 
-from makespan.papers.slapo.language import create_schedule
+from makespan.slapo import create_schedule
 
 UNARY = (torch.tanh, torch.sigmoid, torch.sin)
 BINARY = (torch.add, torch.mul, torch.sub)

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from schedules import check_invariants, same_state, state_of  # noqa: E402
-from torch import nn  # noqa: E402
+from schedules import check_invariants, same_state, state_of
+from torch import nn
 
-from makespan.papers.slapo.language import (  # noqa: E402
-    PathError,
-    ScheduleError,
-    call_module,
-    create_schedule,
-    replay,
-)
+from makespan.slapo import PathError, ScheduleError, call_module, create_schedule, replay
 
 
 class Owner(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from makespan.papers.easyscale import ElasticTrainer
+from makespan.easyscale import ElasticTrainer
 from makespan.papers.easyscale._tables_accuracy import FIG9
 from makespan.tables import read_csv
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import clip_grad_norm_
 
-from makespan.papers.slapo.language import build, clip_grad_norm, create_schedule, full_state_dict
+from makespan.slapo import build, clip_grad_norm, create_schedule, full_state_dict
 from makespan.training import PartialNormError
 
 KINDS = (2.0, 1.0, math.inf)
@@ -43,7 +43,7 @@ def check_clipped(sch, parameters, model, what):
 def refuse_plain(model, what):
     """Check that torch's own clipping says what to call, and changes nothing."""
     before = [one.grad.clone() for one in model.parameters()]
-    with pytest.raises(PartialNormError, match=r"language\.clip_grad_norm\(schedule, max_norm\)"):
+    with pytest.raises(PartialNormError, match=r"slapo\.clip_grad_norm\(schedule, max_norm\)"):
         clip_grad_norm_(model.parameters(), 1e-3)
     assert all(torch.equal(one.grad, old) for one, old in zip(model.parameters(), before, strict=True)), what
 

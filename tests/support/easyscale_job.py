@@ -14,8 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from makespan.files import write_json
-from makespan.papers.easyscale.runtime import (
+from makespan.easyscale.runtime import (
     ElasticJob,
     HostedWorkers,
     LoaderPool,
@@ -29,6 +28,7 @@ from makespan.papers.easyscale.runtime import (
     parameter_sha,
     seed_everything,
 )
+from makespan.files import write_json
 from makespan.runtime import end_worker, join, run_worker
 from makespan.training.zoo import STAND_INS, StandIn, build_stand_in, stand_in_data
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from makespan.papers.easyscale import ElasticTrainer
+from makespan.easyscale import ElasticTrainer
 
 OWN = Path(__file__).with_name("own_job.py")
 JOB = {

@@ -7,7 +7,7 @@ import torch
 from hf_models import layers_of, tokens, visible
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import Verify, build, create_schedule
+from makespan.slapo import Verify, build, create_schedule
 
 
 def _scheduled(name):

@@ -13,7 +13,7 @@ from transformers.models.opt.modeling_opt import OPTForCausalLM
 from transformers.models.vit.modeling_vit import ViTModel
 from transformers.models.whisper.modeling_whisper import WhisperModel
 
-from makespan.papers.slapo.language import call_module
+from makespan.slapo import call_module
 
 VOCAB, WIDTH, HEADS, LAYERS, SEQ = 64, 32, 4, 2, 12
 

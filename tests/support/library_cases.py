@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from makespan.papers.slapo.language import SCHEDULES, Verify, apply_schedule, build, create_schedule
+from makespan.slapo import SCHEDULES, Verify, apply_schedule, build, create_schedule
 from makespan.training.zoo import build_family, family_batch, family_loss, family_spec
 
 EVERYTHING = {

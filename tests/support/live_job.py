@@ -6,10 +6,10 @@ import threading
 
 import torch
 
-from makespan.papers.oobleck._faults import Fault, Faults
-from makespan.papers.oobleck._live import LiveOptions, train_resilient
-from makespan.papers.oobleck.planning import LayerProfile, ModelProfile
-from makespan.papers.oobleck.runtime import ChainJob
+from makespan.oobleck._faults import Fault, Faults
+from makespan.oobleck._live import LiveOptions, train_resilient
+from makespan.oobleck.planning import LayerProfile, ModelProfile
+from makespan.oobleck.runtime import ChainJob
 
 SIZES = {"n_layers": 4, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64, "seq": 16, "vocab": 64}
 JOB = ChainJob(model_options=SIZES, n_microbatches=12)
@@ -62,7 +62,7 @@ def alive(pid):
 
 def replayed(plans, iterations, job=JOB, oracle=None, start=0):
     """Repeat iterations in one process under a log of plans; losses, and the process."""
-    from makespan.papers.oobleck.runtime import Oracle
+    from makespan.oobleck.runtime import Oracle
 
     oracle = oracle or Oracle(job)
     losses = []

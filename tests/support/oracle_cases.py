@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from makespan.papers.slapo.language import build, create_schedule
-from makespan.papers.slapo.language._layouts import sharding_of
+from makespan.slapo import build, create_schedule
+from makespan.slapo._layouts import sharding_of
 from makespan.training.zoo import MODEL_FAMILIES, SmallModel, build_family, family_batch, family_spec
 from makespan.training.zoo._models import Attention, Layer, Mlp, build_model
 from makespan.training.zoo._tensor import shard_tensors

@@ -4,8 +4,8 @@ import torch
 from own_models import Mixer, Vit, images
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import create_schedule
-from makespan.papers.slapo.language._verify import Verify
+from makespan.slapo import create_schedule
+from makespan.slapo._verify import Verify
 
 
 def split_mlp(node):

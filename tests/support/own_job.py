@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from makespan.papers.easyscale import request_change
+from makespan.easyscale import request_change
 
 N_SAMPLES = 60
 

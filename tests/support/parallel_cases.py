@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import (
+from makespan.slapo import (
     ShardError,
     build,
     create_schedule,
@@ -20,11 +20,11 @@ from makespan.papers.slapo.language import (
     load_full_state_dict,
     replay,
 )
-from makespan.papers.slapo.language import _collectives as exchanges
-from makespan.papers.slapo.language._collectives import SCHEMES
-from makespan.papers.slapo.language._consolidate import consolidate
-from makespan.papers.slapo.language._layouts import sharding_of
-from makespan.papers.slapo.language._shard import ranks_of
+from makespan.slapo import _collectives as exchanges
+from makespan.slapo._collectives import SCHEMES
+from makespan.slapo._consolidate import consolidate
+from makespan.slapo._layouts import sharding_of
+from makespan.slapo._shard import ranks_of
 
 HIDDEN = 16
 

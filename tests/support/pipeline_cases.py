@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import (
+from makespan.slapo import (
     BuildError,
     build,
     create_schedule,
@@ -17,7 +17,7 @@ from makespan.papers.slapo.language import (
     init_empty_weights,
     load_full_state_dict,
 )
-from makespan.papers.slapo.language._consolidate import consolidate
+from makespan.slapo._consolidate import consolidate
 
 HIDDEN, WORDS, N_MICROBATCHES = 8, 16, 4
 

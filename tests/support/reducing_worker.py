@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import torch
 
-from makespan.papers.easyscale.runtime import GradientSet, RankMapping, Reduction, over_group, reduce_sets
+from makespan.easyscale.runtime import GradientSet, RankMapping, Reduction, over_group, reduce_sets
 from makespan.runtime import end_worker, join, run_worker
 
 

@@ -8,7 +8,7 @@ from parallel_cases import HIDDEN, Mlp, assert_same, drawn, seeded, shard_mlp
 from schedules import check_invariants
 from torch import nn
 
-from makespan.papers.slapo.language import create_schedule, replay
+from makespan.slapo import create_schedule, replay
 
 
 def gathered(value):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import create_schedule
+from makespan.slapo import create_schedule
 
 
 class Attention(nn.Module):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import ConflictError, VerificationError, Verify, create_schedule
+from makespan.slapo import ConflictError, VerificationError, Verify, create_schedule
 
 HIDDEN, HEADS, WORDS = 16, 4, 32
 

@@ -10,9 +10,9 @@ from makespan.errors import InputError, UnknownNameError
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from makespan.papers.easyscale.runtime import (  # noqa: E402
+from makespan.easyscale.runtime import (
     Contexts,
     DeterminismLevel,
     HostedWorkers,
@@ -25,7 +25,7 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     register_generator,
     register_state,
 )
-from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
+from makespan.easyscale.runtime._contexts import registered_state
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")

@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic_job import OWN, bits, trainer  # noqa: E402
+from elastic_job import OWN, bits, trainer
 
-from makespan.errors import InputError, WorkerError  # noqa: E402
-from makespan.papers.easyscale import run_together  # noqa: E402
-from makespan.papers.easyscale.runtime import CANONICAL, LEVELS, use_kernels  # noqa: E402
-from makespan.runtime import LocalLauncher, RunDirectory  # noqa: E402
+from makespan.easyscale import run_together
+from makespan.easyscale.runtime import CANONICAL, LEVELS, use_kernels
+from makespan.errors import InputError, WorkerError
+from makespan.runtime import LocalLauncher, RunDirectory
 
 pytestmark = pytest.mark.xdist_group("training")
 

@@ -8,18 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from makespan.easyscale import IntraJobPlanner, JobKind, PlannedCatalogue
 from makespan.errors import InputError, TraceError, UnknownNameError
 from makespan.hardware import cluster
-from makespan.papers.easyscale import (
-    IntraJobPlanner,
-    JobKind,
-    PlannedCatalogue,
-    cluster_jobs,
-    generated_jobs,
-    pooled,
-    published_profile,
-    read_published,
-)
+from makespan.papers.easyscale import cluster_jobs, generated_jobs, pooled, published_profile, read_published
 from makespan.policies import policy
 from makespan.sim import RestartDelays, simulate, validate_schedule
 from makespan.traces import EASYSCALE_JOBS, read_easyscale_jobs

@@ -2,8 +2,7 @@
 
 import pytest
 
-from makespan.errors import UnknownNameError, WorkerError
-from makespan.papers.easyscale.runtime import (
+from makespan.easyscale.runtime import (
     CANONICAL,
     KERNEL_SETS,
     LEVELS,
@@ -13,15 +12,16 @@ from makespan.papers.easyscale.runtime import (
     process_options,
     try_kernel_sets,
 )
+from makespan.errors import UnknownNameError, WorkerError
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from makespan.papers.easyscale.runtime import scan_module, use_kernels  # noqa: E402
-from makespan.papers.easyscale.runtime._sums import ExplicitSums, ordered_sum  # noqa: E402
-from makespan.training.zoo import STAND_INS, StandIn, build_stand_in  # noqa: E402
+from makespan.easyscale.runtime import scan_module, use_kernels
+from makespan.easyscale.runtime._sums import ExplicitSums, ordered_sum
+from makespan.training.zoo import STAND_INS, StandIn, build_stand_in
 
 pytestmark = pytest.mark.xdist_group("training")
 D0, D1_D2 = DeterminismLevel.named("D0"), DeterminismLevel.named("D1+D2")

@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic_job import JOB, OWN, bits, trainer  # noqa: E402
+from elastic_job import JOB, OWN, bits, trainer
 
-from makespan.errors import InputError  # noqa: E402
-from makespan.papers.easyscale import _run_folder  # noqa: E402
-from makespan.papers.easyscale.runtime import TRAINING_LOCK, RankMapping  # noqa: E402
+from makespan.easyscale import _run_folder
+from makespan.easyscale.runtime import TRAINING_LOCK, RankMapping
+from makespan.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("training")
 

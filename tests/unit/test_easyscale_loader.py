@@ -13,19 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from numpy.random import mtrand  # noqa: E402 - what is tested needs torch
-from stand_in_bits import flat  # noqa: E402
-from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
+from numpy.random import mtrand
+from stand_in_bits import flat
+from torch.utils.data import DataLoader, DistributedSampler
 
-from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError  # noqa: E402
-from makespan.papers.easyscale.runtime import LoaderPool, LoaderState, Shards  # noqa: E402
-from makespan.papers.easyscale.runtime._randomness import (  # noqa: E402
-    apart_from_own,
-    give_randomness,
-    take_randomness,
-)
-from makespan.papers.easyscale.runtime._seeding import seed_everything, seed_stream  # noqa: E402
-from makespan.training.zoo import StandIn, stand_in_data  # noqa: E402
+from makespan.easyscale.runtime import LoaderPool, LoaderState, Shards
+from makespan.easyscale.runtime._randomness import apart_from_own, give_randomness, take_randomness
+from makespan.easyscale.runtime._seeding import seed_everything, seed_stream
+from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
+from makespan.training.zoo import StandIn, stand_in_data
 
 N, W, EPOCHS = 3, 2, 2
 SHARDS = Shards(N, micro_batch_size=3, seed=7, n_loaders=W)

@@ -96,7 +96,7 @@ def test_printed_cells_stand_beside_what_was_measured(measured):
 def test_without_context_switches_nothing_else_is_left_out():
     """A model without random draws and buffers then trains to the same bits."""
     torch = pytest.importorskip("torch")
-    from makespan.papers.easyscale.runtime import (
+    from makespan.easyscale.runtime import (
         DeterminismLevel,
         HostedWorkers,
         RankMapping,
@@ -104,7 +104,7 @@ def test_without_context_switches_nothing_else_is_left_out():
         over_group,
         parameter_sha,
     )
-    from makespan.papers.easyscale.runtime import _timing_worker as worker
+    from makespan.easyscale.runtime import _timing_worker as worker
     from makespan.training.zoo import StandIn
 
     spec, found = StandIn("neumf", width=16), []

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
+from makespan.easyscale.runtime import RankMapping
 from makespan.errors import InputError, UnknownNameError
-from makespan.papers.easyscale.runtime import RankMapping
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from makespan.papers.easyscale.runtime import (  # noqa: E402
+from makespan.easyscale.runtime import (
     Buckets,
     GradientSet,
     ReadyOrder,
@@ -23,13 +23,13 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     reduce_sets,
     trained_parameters,
 )
-from makespan.papers.easyscale.runtime._exchange import Exchange  # noqa: E402
-from makespan.papers.easyscale.runtime._folds import ring_chunks  # noqa: E402
+from makespan.easyscale.runtime._exchange import Exchange
+from makespan.easyscale.runtime._folds import ring_chunks
 
 
 def test_the_paper_and_its_mappings_are_read_without_torch():
     code = (
-        "import sys, makespan.papers.easyscale, makespan.papers.easyscale.runtime as r\n"
+        "import sys, makespan.papers.easyscale, makespan.easyscale.runtime as r\n"
         "r.RankMapping.parse('0,1/2'); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

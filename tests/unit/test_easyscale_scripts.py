@@ -15,16 +15,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
-from elastic_job import bits  # noqa: E402
-from kept_state import Pair  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+import torch.distributed as dist
+from elastic_job import bits
+from kept_state import Pair
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from makespan.errors import InputError, TrainingError  # noqa: E402
-from makespan.papers.easyscale import ElasticTrainer  # noqa: E402
-from makespan.papers.easyscale._stages import RunOptions  # noqa: E402
-from makespan.papers.easyscale.runtime import (  # noqa: E402
+from makespan.easyscale import ElasticTrainer
+from makespan.easyscale._stages import RunOptions
+from makespan.easyscale.runtime import (
     Contexts,
     DeterminismLevel,
     ElasticJob,
@@ -38,15 +37,12 @@ from makespan.papers.easyscale.runtime import (  # noqa: E402
     in_memory,
     register_state,
 )
-from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
-from makespan.papers.easyscale.runtime._loading import Order, make  # noqa: E402
-from makespan.papers.easyscale.runtime._stage import _Process  # noqa: E402
-from makespan.papers.easyscale.runtime._user_state import (  # noqa: E402
-    UserState,
-    _Taking,
-    is_filled_cache,
-)
-from makespan.papers.easyscale.runtime._virtual import _groups, hide_processes, seen_as  # noqa: E402
+from makespan.easyscale.runtime._contexts import registered_state
+from makespan.easyscale.runtime._loading import Order, make
+from makespan.easyscale.runtime._stage import _Process
+from makespan.easyscale.runtime._user_state import UserState, _Taking, is_filled_cache
+from makespan.easyscale.runtime._virtual import _groups, hide_processes, seen_as
+from makespan.errors import InputError, TrainingError
 
 pytestmark = pytest.mark.xdist_group("training")
 KEPT = Path(__file__).parents[1] / "support" / "kept_state.py"
@@ -470,7 +466,7 @@ from pathlib import Path
 
 import torch
 
-from makespan.papers.easyscale.runtime._saved import _write
+from makespan.easyscale.runtime._saved import _write
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:

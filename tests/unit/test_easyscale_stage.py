@@ -9,19 +9,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
-from elastic_job import OWN, bits, trainer  # noqa: E402
+import torch.distributed as dist
+from elastic_job import OWN, bits, trainer
 
-from makespan.errors import CheckpointError, InputError  # noqa: E402
-from makespan.papers.easyscale._placing import Placing  # noqa: E402
-from makespan.papers.easyscale._stages import RunOptions, _Run  # noqa: E402
-from makespan.papers.easyscale.runtime import ElasticJob, build_parts, register_generator  # noqa: E402
-from makespan.papers.easyscale.runtime._contexts import registered_state  # noqa: E402
-from makespan.papers.easyscale.runtime._offload import HostCopies, settle  # noqa: E402
-from makespan.papers.easyscale.runtime._saved import _leaves, _read, _write  # noqa: E402
-from makespan.papers.easyscale.runtime._stage import train_stage  # noqa: E402
-from makespan.papers.easyscale.runtime._virtual import seen_as  # noqa: E402
-from makespan.runtime import Identity, RunDirectory  # noqa: E402
+from makespan.easyscale._placing import Placing
+from makespan.easyscale._stages import RunOptions, _Run
+from makespan.easyscale.runtime import ElasticJob, build_parts, register_generator
+from makespan.easyscale.runtime._contexts import registered_state
+from makespan.easyscale.runtime._offload import HostCopies, settle
+from makespan.easyscale.runtime._saved import _leaves, _read, _write
+from makespan.easyscale.runtime._stage import train_stage
+from makespan.easyscale.runtime._virtual import seen_as
+from makespan.errors import CheckpointError, InputError
+from makespan.runtime import Identity, RunDirectory
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU = torch.device("cpu")

@@ -14,21 +14,16 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
-from elastic_job import BITS, JOB, OWN, bits, trainer  # noqa: E402
+from elastic_job import BITS, JOB, OWN, bits, trainer
 
-from makespan.cli import main  # noqa: E402
-from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError  # noqa: E402
-from makespan.papers.easyscale import (  # noqa: E402
-    ElasticTrainer,
-    export_model,
-    request_change,
-    run_together,
-)
-from makespan.papers.easyscale._stages import _suspended_by_signals, settled  # noqa: E402
-from makespan.papers.easyscale._tables import ELASTIC_STEPS  # noqa: E402
-from makespan.papers.easyscale.runtime import ElasticJob  # noqa: E402
-from makespan.runtime import _checkpoints  # noqa: E402
-from makespan.tables import read_csv  # noqa: E402
+from makespan.cli import main
+from makespan.easyscale import ElasticTrainer, export_model, request_change, run_together
+from makespan.easyscale._stages import _suspended_by_signals, settled
+from makespan.easyscale._tables import ELASTIC_STEPS
+from makespan.easyscale.runtime import ElasticJob
+from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
+from makespan.runtime import _checkpoints
+from makespan.tables import read_csv
 
 pytestmark = pytest.mark.xdist_group("training")
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from makespan.cli import main
 from makespan.errors import InputError
 from makespan.live._segments import slots_of
-from makespan.papers.oobleck import _live
-from makespan.papers.oobleck._joining import join_run
+from makespan.oobleck import _live
+from makespan.oobleck._joining import join_run
 from makespan.plans import Placement
 from makespan.profiling import _rates, allocation_launcher, profile_points, profiling_launcher, rate_runs
 from makespan.runtime import (

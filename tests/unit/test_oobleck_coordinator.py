@@ -12,13 +12,13 @@ import pytest
 from forked import forking_servers
 
 from makespan.files import read_json
-from makespan.papers.oobleck import _faults
-from makespan.papers.oobleck._faults import Fault, Faults
-from makespan.papers.oobleck.runtime import Event, _coordinator
-from makespan.papers.oobleck.runtime import _messages as said
-from makespan.papers.oobleck.runtime._coordinator import Coordinator, Limits
-from makespan.papers.oobleck.runtime._node import ADDRESS_FILE
-from makespan.papers.oobleck.runtime._protocol import Coordination, Decision, Halt
+from makespan.oobleck import _faults
+from makespan.oobleck._faults import Fault, Faults
+from makespan.oobleck.runtime import Event, _coordinator
+from makespan.oobleck.runtime import _messages as said
+from makespan.oobleck.runtime._coordinator import Coordinator, Limits
+from makespan.oobleck.runtime._node import ADDRESS_FILE
+from makespan.oobleck.runtime._protocol import Coordination, Decision, Halt
 from makespan.runtime import Launch, LocalLauncher, RunDirectory
 
 LAYERS = ("a", "b", "c", "d")

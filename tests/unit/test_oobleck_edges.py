@@ -29,8 +29,7 @@ from hypothesis import strategies as st
 
 from makespan.config import load_settings
 from makespan.errors import InputError, TraceError
-from makespan.papers.oobleck import generated_traces, read_published
-from makespan.papers.oobleck.simulators import (
+from makespan.oobleck.simulators import (
     DEFECTS,
     MODES,
     SPOT_TRACES,
@@ -49,9 +48,10 @@ from makespan.papers.oobleck.simulators import (
     unused_nodes,
     young_daly_steps,
 )
-from makespan.papers.oobleck.simulators._bamboo import BambooMachine
-from makespan.papers.oobleck.simulators._oobleck import OobleckMachine
-from makespan.papers.oobleck.simulators._varuna import VarunaMachine
+from makespan.oobleck.simulators._bamboo import BambooMachine
+from makespan.oobleck.simulators._oobleck import OobleckMachine
+from makespan.oobleck.simulators._varuna import VarunaMachine
+from makespan.papers.oobleck import generated_traces, read_published
 from makespan.presets import read_preset
 
 ROOT = Path(__file__).parents[2]
@@ -312,7 +312,7 @@ def test_output_does_not_depend_on_the_order_of_hashes():
 
 @pytest.mark.parametrize("name", SPOT_TRACES)
 def test_generated_spot_traces_have_the_statistics_of_their_preset(name):
-    preset = read_preset("makespan.papers.oobleck", "spot")[name]
+    preset = read_preset("makespan.oobleck", "spot")[name]
     by_seed = generated_traces({name: 20})[name]
     assert len({there.events for there in by_seed.values()}) == 20
     for there in by_seed.values():

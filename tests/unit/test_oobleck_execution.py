@@ -30,8 +30,8 @@ from chain_nodes import SMALL, Nodes, plan_of, small_job
 from own_chain import Words
 
 from makespan.errors import InputError, UnknownNameError
-from makespan.papers.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate, Stage
-from makespan.papers.oobleck.runtime import (
+from makespan.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.runtime import (
     Chain,
     ChainJob,
     LostPeerError,
@@ -41,10 +41,10 @@ from makespan.papers.oobleck.runtime import (
     plan_from,
     plan_values,
 )
-from makespan.papers.oobleck.runtime._chain import load_chain, load_microbatch
-from makespan.papers.oobleck.runtime._instructions import instructions, n_buffers
-from makespan.papers.oobleck.runtime._layers import HeldLayers
-from makespan.papers.oobleck.runtime._links import Links
+from makespan.oobleck.runtime._chain import load_chain, load_microbatch
+from makespan.oobleck.runtime._instructions import instructions, n_buffers
+from makespan.oobleck.runtime._layers import HeldLayers
+from makespan.oobleck.runtime._links import Links
 from makespan.training import SmallModel
 from makespan.training.zoo import build_link, n_links
 from makespan.training.zoo._models import build_model
@@ -225,9 +225,9 @@ def test_options_and_samples_of_a_chain_are_checked(root, tmp_path):
 def test_ties_of_what_is_not_there_are_refused(ties, message, tmp_path, monkeypatch):
     layers = [lambda: torch.nn.Linear(3, 3, bias=False)] * 2
     file = tmp_path / "tied.py"
-    file.write_text("from makespan.papers.oobleck.runtime import Chain\nchain = None\n")
+    file.write_text("from makespan.oobleck.runtime import Chain\nchain = None\n")
     monkeypatch.setattr(
-        "makespan.papers.oobleck.runtime._chain.load_file",
+        "makespan.oobleck.runtime._chain.load_file",
         lambda path: type("Module", (), {"chain": lambda: Chain(layers, None, Words(12), ties)}),
     )
     with pytest.raises(InputError, match=message):

@@ -13,6 +13,7 @@ from tracing import untraced
 from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import ConfigError
+from makespan.oobleck.simulators import DEFECTS
 from makespan.papers import figures
 from makespan.papers.oobleck import (
     LEDGER,
@@ -24,7 +25,6 @@ from makespan.papers.oobleck import (
 from makespan.papers.oobleck._interval_studies import analytic_study, interval_study
 from makespan.papers.oobleck._tables_planning import STUDIES
 from makespan.papers.oobleck._tables_simulation import SIMULATED
-from makespan.papers.oobleck.simulators import DEFECTS
 from makespan.tables import read_csv, write_csv
 
 pytestmark = pytest.mark.xdist_group("failures and spot traces")

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from makespan.errors import InputError
-from makespan.papers.oobleck._live import LiveOptions, _History, saved_text
-from makespan.papers.oobleck._tables_live import ITERATIONS
+from makespan.oobleck._live import LiveOptions, _History, saved_text
+from makespan.oobleck._tables import ITERATIONS
 from makespan.runtime import finish_checkpoint, start_checkpoint
 
 HEADER = ",".join(ITERATIONS.names) + "\n"

@@ -10,6 +10,7 @@ from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import InputError
 from makespan.hardware import cluster
+from makespan.oobleck.planning import layer_times, paper_model, pipeline_workload
 from makespan.papers.oobleck import (
     LEDGER,
     _draw_planning,
@@ -20,7 +21,6 @@ from makespan.papers.oobleck import (
     template_experiment,
 )
 from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
-from makespan.papers.oobleck.planning import layer_times, paper_model, pipeline_workload
 
 pytestmark = pytest.mark.xdist_group("tables of planning")
 

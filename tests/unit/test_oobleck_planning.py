@@ -24,9 +24,9 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.cli import main
+from makespan.cli._oobleck_plan import INSTANTIATE, PLAN
 from makespan.errors import InfeasiblePlanError, InputError, UnknownNameError
-from makespan.papers.oobleck._commands_plan import INSTANTIATE, PLAN
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     CostRule,
     GuaranteeUnsatisfiable,
     LayerProfile,
@@ -416,7 +416,7 @@ def test_templates_that_cannot_be_are_one_message(tmp_path, content, message):
 
 def test_templates_are_kept_and_found_again(tmp_path, monkeypatch):
     profile, searched = random32(2), []
-    from makespan.papers.oobleck.planning import _files
+    from makespan.oobleck.planning import _files
 
     def counted(profile, sizes, *rest):
         searched.extend(sizes)
@@ -438,7 +438,7 @@ def test_templates_are_kept_and_found_again(tmp_path, monkeypatch):
 
 def test_equal_costs_have_one_answer_in_every_process():
     command = (
-        "import json; from makespan.papers.oobleck.planning import *; p = uniform24(); "
+        "import json; from makespan.oobleck.planning import *; p = uniform24(); "
         "t = make_templates(p, range(2, 9)); c = choose_plan(t, 17, 2, 64, profile=p, n_runners_up=50); "
         "print(json.dumps([template_rows(t.values()), [[x.counts, x.n_microbatches] for x in c.runners_up]]))"
     )

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from makespan.claims import Claim
 from makespan.cli import main
 from makespan.errors import InputError, WorkerError
+from makespan.oobleck.planning import make_templates, read_profile
+from makespan.oobleck.runtime import FixedRun, StageExecutor, profile_chain, run_fixed
 from makespan.papers.oobleck import LEDGER, predictions_experiment
-from makespan.papers.oobleck.planning import make_templates, read_profile
-from makespan.papers.oobleck.runtime import FixedRun, StageExecutor, profile_chain, run_fixed
 
 OPTIONS = {
     "n_layers": [1], "n_microbatches": [1, 4], "microbatch_size": 1, "most_nodes": 2, "profile_repeats": 5,

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 from makespan.cli import main
 from makespan.config import load_settings
 from makespan.errors import InputError, TraceError, UnknownNameError
-from makespan.papers.oobleck import read_published
-from makespan.papers.oobleck.simulators import (
+from makespan.oobleck.simulators import (
     DEFECTS,
     FAILURE_TRACES,
     MODES,
@@ -24,6 +23,7 @@ from makespan.papers.oobleck.simulators import (
     simulate,
     switches,
 )
+from makespan.papers.oobleck import read_published
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = load_settings([], ROOT).oobleck.simulation.systems()

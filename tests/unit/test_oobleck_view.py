@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from makespan.papers.oobleck._view import LiveView
-from makespan.papers.oobleck.runtime import Event
+from makespan.oobleck._view import LiveView
+from makespan.oobleck.runtime import Event
 
 STAGES = [{"first_layer": 0, "end_layer": 2}, {"first_layer": 2, "end_layer": 5}]
 WORK = {

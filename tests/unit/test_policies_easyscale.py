@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
+from makespan.easyscale import JobKind, PlannedCatalogue
 from makespan.hardware import cluster
-from makespan.papers.easyscale import JobKind, PlannedCatalogue, pooled
+from makespan.papers.easyscale import pooled
 from makespan.policies import policy
 from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
 from makespan.workloads import JobSpec

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.slapo import (
     ArgumentError,
     BuildError,
     ShardError,
@@ -18,7 +18,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     init_empty_weights,
     load_full_state_dict,
 )
-from makespan.papers.slapo.language._build_checks import check_complete  # noqa: E402
+from makespan.slapo._build_checks import check_complete
 
 
 class Mlp(nn.Module):

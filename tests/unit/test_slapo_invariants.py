@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from schedules import Attention, check_invariants, same_state, state_of, tokens, toy  # noqa: E402
-from torch import nn  # noqa: E402
+from schedules import Attention, check_invariants, same_state, state_of, tokens, toy
+from torch import nn
 
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.slapo import (
     ConflictError,
     PathError,
     ScheduleError,

@@ -4,10 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from schedules import check_invariants, same_state, state_of  # noqa: E402
-from torch import nn  # noqa: E402
+from schedules import check_invariants, same_state, state_of
+from torch import nn
 
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.slapo import (
     SCHEDULES,
     ArgumentError,
     ConflictError,
@@ -21,7 +21,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     create_schedule,
     select_layers,
 )
-from makespan.training.zoo import FAMILIES, build_family, family_batch, family_sizes, family_spec  # noqa: E402
+from makespan.training.zoo import FAMILIES, build_family, family_batch, family_sizes, family_spec
 
 FUSED = {"shard_embedding": True, "fuse": True, "compiler": "dynamo", "ckpt_ratio": 0.5}
 ALL = [(family, size) for family in FAMILIES for size in family_sizes(family)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import ANY, ModulePattern, Pattern, call_module, create_schedule
+from makespan.slapo import ANY, ModulePattern, Pattern, call_module, create_schedule
 
 
 class Attention(nn.Module):

@@ -12,8 +12,8 @@ from schedules import check_invariants, same_state, state_of
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import build, create_schedule
-from makespan.papers.slapo.language._partition import default_cuts, partition
+from makespan.slapo import build, create_schedule
+from makespan.slapo._partition import default_cuts, partition
 
 
 @pytest.mark.parametrize(

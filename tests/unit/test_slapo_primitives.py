@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from schedules import Attention, Block, check_invariants, same_state, state_of, tokens, toy  # noqa: E402
-from torch import nn  # noqa: E402
+from schedules import Attention, Block, check_invariants, same_state, state_of, tokens, toy
+from torch import nn
 
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.slapo import (
     ArgumentError,
     ConflictError,
     KindError,
@@ -23,9 +23,9 @@ from makespan.papers.slapo.language import (  # noqa: E402
     create_schedule,
     select_layers,
 )
-from makespan.papers.slapo.language._fork_rng import Forked  # noqa: E402
-from makespan.papers.slapo.language._split_layers import LateBiasLinear, become  # noqa: E402
-from makespan.papers.slapo.language._wrapping import wrap_forward, wrapped_forward  # noqa: E402
+from makespan.slapo._fork_rng import Forked
+from makespan.slapo._split_layers import LateBiasLinear, become
+from makespan.slapo._wrapping import wrap_forward, wrapped_forward
 
 BLOCK = "stages.0.blocks.1"
 

@@ -13,8 +13,8 @@ from schedules import check_invariants, same_state, state_of
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import call_module, create_schedule, replay
-from makespan.papers.slapo.language._traced import FusedModule
+from makespan.slapo import call_module, create_schedule, replay
+from makespan.slapo._traced import FusedModule
 
 
 class Layer(nn.Module):

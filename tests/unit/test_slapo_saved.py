@@ -4,10 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402 - what is tested needs torch
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from makespan.papers.slapo.language import OutOfBudgetError, saved_tensors  # noqa: E402
+from makespan.slapo import OutOfBudgetError, saved_tensors
 
 BATCH, WIDTH = 5, 8
 INPUT_BYTES = 4 * BATCH * WIDTH

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from schedules import Block, Toy, check_invariants, same_state, state_of, tokens, toy  # noqa: E402
-from torch import nn  # noqa: E402
+from schedules import Block, Toy, check_invariants, same_state, state_of, tokens, toy
+from torch import nn
 
-from makespan.errors import MakespanError  # noqa: E402
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.errors import MakespanError
+from makespan.slapo import (
     ConflictError,
     KindError,
     MemberError,
@@ -25,7 +25,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     register_primitive,
     replay,
 )
-from makespan.papers.slapo.language._journal import digest  # noqa: E402
+from makespan.slapo._journal import digest
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import fx, nn  # noqa: E402
+from torch import fx, nn
 
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.slapo import (
     ArgumentError,
     ConflictError,
     KindError,
@@ -19,10 +19,10 @@ from makespan.papers.slapo.language import (  # noqa: E402
     create_schedule,
     pad_vocabulary,
 )
-from makespan.papers.slapo.language._collectives import Exchange, cut, joined  # noqa: E402
-from makespan.papers.slapo.language._hooks import ExchangeInputs, ExchangeOutput  # noqa: E402
-from makespan.papers.slapo.language._layouts import TensorShard, sharding_of  # noqa: E402
-from makespan.papers.slapo.language._shard_rules import ShardEffect, register_shard_rule  # noqa: E402
+from makespan.slapo._collectives import Exchange, cut, joined
+from makespan.slapo._hooks import ExchangeInputs, ExchangeOutput
+from makespan.slapo._layouts import TensorShard, sharding_of
+from makespan.slapo._shard_rules import ShardEffect, register_shard_rule
 
 
 def scheduled(model, size=2, rank=0):

@@ -18,14 +18,8 @@ from schedules import Toy, check_invariants, same_state, state_of, tokens, toy
 from torch import nn
 from torch.nn import functional as F
 
-from makespan.papers.slapo.language import (
-    ArgumentError,
-    TracingError,
-    call_module,
-    create_schedule,
-    partition,
-)
-from makespan.papers.slapo.language._traced import TracedModule
+from makespan.slapo import ArgumentError, TracingError, call_module, create_schedule, partition
+from makespan.slapo._traced import TracedModule
 
 
 class Mixed(nn.Module):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from makespan.errors import InputError, TraceError, UnknownNameError
-from makespan.papers.slapo.tuning import (
+from makespan.slapo.tuning import (
     STRATEGIES,
     CoordinateDescent,
     Database,

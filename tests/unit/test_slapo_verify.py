@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import fx, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+from torch import fx, nn
+from torch.nn import functional as F
 
-from makespan.papers.slapo.language import (  # noqa: E402
+from makespan.slapo import (
     ArgumentError,
     KindError,
     VerificationError,
@@ -20,7 +20,7 @@ from makespan.papers.slapo.language import (  # noqa: E402
     create_schedule,
     init_empty_weights,
 )
-from makespan.papers.slapo.language._copies import copy_module  # noqa: E402
+from makespan.slapo._copies import copy_module
 
 HIDDEN = 8
 

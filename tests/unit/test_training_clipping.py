@@ -4,15 +4,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn.utils import clip_grad_norm_  # noqa: E402
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
-from makespan.errors import InputError, MakespanError  # noqa: E402
-from makespan.papers.oobleck.runtime import Chain, ChainJob  # noqa: E402
-from makespan.papers.oobleck.runtime._layers import HeldLayers  # noqa: E402
-from makespan.papers.slapo.language import ArgumentError, create_schedule  # noqa: E402
-from makespan.papers.slapo.language import clip_grad_norm as clip_scheduled  # noqa: E402
-from makespan.training import PartialNormError, clip_grad_norm, refuse_plain_clipping  # noqa: E402
+from makespan.errors import InputError, MakespanError
+from makespan.oobleck.runtime import Chain, ChainJob
+from makespan.oobleck.runtime._layers import HeldLayers
+from makespan.slapo import ArgumentError, create_schedule
+from makespan.slapo import clip_grad_norm as clip_scheduled
+from makespan.training import PartialNormError, clip_grad_norm, refuse_plain_clipping
 
 
 def trained(seed=0):

@@ -19,8 +19,8 @@ from makespan.training.zoo import (
 
 torch = pytest.importorskip("torch")
 
-from torch import fx, nn  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 ALL = [(family, size) for family in FAMILIES for size in family_sizes(family)]
 PUBLISHED = {

@@ -12,14 +12,14 @@ from makespan.training.zoo import STAND_INS, StandIn, build_stand_in, stand_in_d
 
 torch = pytest.importorskip("torch")
 
-from stand_in_bits import digests, flat, seed_all  # noqa: E402 - needs torch
-from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.data import DataLoader, default_collate  # noqa: E402
+from stand_in_bits import digests, flat, seed_all
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, default_collate
 
-from makespan.training.zoo._attentions import WindowBlock  # noqa: E402
-from makespan.training.zoo._convolutions import Bottleneck, ShuffleUnit  # noqa: E402
-from makespan.training.zoo._layers import DropPath  # noqa: E402
+from makespan.training.zoo._attentions import WindowBlock
+from makespan.training.zoo._convolutions import Bottleneck, ShuffleUnit
+from makespan.training.zoo._layers import DropPath
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RATES = {"neumf": 1e-2}

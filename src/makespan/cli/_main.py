@@ -60,6 +60,19 @@ VERBS = {
         "Predict how the jobs of a workload run under a policy, train them, and compare.",
     ),
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
+    "easyscale": (
+        "makespan.cli._easyscale:COMMANDS",
+        "Train elastically: run a job, ask a run for other processes, export its model.",
+    ),
+    "oobleck": (
+        "makespan.cli._oobleck:COMMANDS",
+        "Profile layers, plan pipelines, train through the loss of nodes, "
+        "and simulate systems that lose nodes.",
+    ),
+    "slapo": (
+        "makespan.cli._slapo:COMMANDS",
+        "Print schedules, verify them, and search for the best one.",
+    ),
 }
 """Where each verb is defined, and what it does in one line."""
 

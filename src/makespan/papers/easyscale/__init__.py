@@ -1,4 +1,4 @@
-"""EasyScale (SC 2023): elastic training with the same bits on any GPUs, and its scheduler.
+"""Experiments of EasyScale (SC 2023): elastic training with the same bits on any GPUs, and its scheduler.
 
 Below ``results/<source>/easyscale/`` a run writes
 
@@ -10,14 +10,9 @@ Below ``results/<source>/easyscale/`` a run writes
 - of `measure_overheads`: ``fig10.csv`` to ``fig13.csv``, of real training
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
-`cluster_jobs` makes of a job list what is simulated, with times of `published_profile`, on the cluster of
-`pooled`: `IntraJobPlanner` says how the logical workers of a job share GPUs of several types, and
-`PlannedCatalogue` puts it behind the simulator. `read_published` reads the paper's cells,
-``config/published/easyscale_<artifact>.csv``.
-
-`ElasticTrainer` trains a model for real, on any number of processes with the same bits; `run_together` lets
-several jobs share processes, and from outside `request_change` and `export_model` reach a run. What its
-processes do is in `makespan.papers.easyscale.runtime`.
+`cluster_jobs` prepares a job list for the simulator, with times of `published_profile` on the cluster of
+`pooled`. `read_published` reads the paper's cells, ``config/published/easyscale_<artifact>.csv``. The system
+itself, trainer and planner, is `makespan.easyscale`.
 """
 
 from typing import TYPE_CHECKING
@@ -25,45 +20,26 @@ from typing import TYPE_CHECKING
 from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
-    from makespan.papers.easyscale._catalogue import JobKind, PlannedCatalogue
     from makespan.papers.easyscale._checks import LEDGER
     from makespan.papers.easyscale._cluster import cluster_experiments
-    from makespan.papers.easyscale._commands import COMMANDS
     from makespan.papers.easyscale._fig9 import fig9_experiment
     from makespan.papers.easyscale._gap import gap_experiment
     from makespan.papers.easyscale._generated import generated_jobs
     from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
     from makespan.papers.easyscale._overheads import measure_overheads
-    from makespan.papers.easyscale._planner import IntraJobPlanner, Plan
     from makespan.papers.easyscale._profile import Profile, published_profile
     from makespan.papers.easyscale._serving import serving_experiment
     from makespan.papers.easyscale._settings import EasyScale as SETTINGS
-    from makespan.papers.easyscale._stages import ElasticResult, RunOptions
     from makespan.papers.easyscale._tables import SCHEMAS, read_published
-    from makespan.papers.easyscale._trainer import (
-        ElasticTrainer,
-        export_model,
-        request_change,
-        run_together,
-    )
 
 __all__ = [
-    "COMMANDS",
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
     "ClusterJobs",
-    "ElasticResult",
-    "ElasticTrainer",
-    "IntraJobPlanner",
-    "JobKind",
-    "Plan",
-    "PlannedCatalogue",
     "Profile",
-    "RunOptions",
     "cluster_experiments",
     "cluster_jobs",
-    "export_model",
     "fig9_experiment",
     "gap_experiment",
     "generated_jobs",
@@ -72,8 +48,6 @@ __all__ = [
     "published_jobs",
     "published_profile",
     "read_published",
-    "request_change",
-    "run_together",
     "serving_experiment",
 ]
 

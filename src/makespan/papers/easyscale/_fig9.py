@@ -8,11 +8,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from makespan.errors import TraceError
-from makespan.leftovers import temporary_directory
-from makespan.papers.easyscale._tables_accuracy import FIG9, FIG9_SUMMARY
-from makespan.papers.easyscale._trainer import ElasticTrainer, run_together
-from makespan.papers.easyscale.runtime import (
+from makespan.easyscale._trainer import ElasticTrainer, run_together
+from makespan.easyscale.runtime import (
     CANONICAL,
     DeterminismLevel,
     StockRun,
@@ -20,6 +17,9 @@ from makespan.papers.easyscale.runtime import (
     train_stock,
     try_kernel_sets,
 )
+from makespan.errors import TraceError
+from makespan.leftovers import temporary_directory
+from makespan.papers.easyscale._tables_accuracy import FIG9, FIG9_SUMMARY
 from makespan.runtime import Launcher, local_launcher
 
 __all__ = ["STAGES", "Stage", "fig9", "fig9_experiment", "fig9_summary"]

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from makespan.easyscale._trainer import ElasticTrainer, run_together
+from makespan.easyscale.runtime import ElasticJob, RankMapping, train_stock
 from makespan.leftovers import temporary_directory
 from makespan.papers.easyscale._tables_accuracy import GAP, GAP_CURVES, GAP_SPREAD
-from makespan.papers.easyscale._trainer import ElasticTrainer, run_together
-from makespan.papers.easyscale.runtime import ElasticJob, RankMapping, train_stock
 from makespan.runtime import Launch, LocalLauncher, RunDirectory
 from makespan.training.zoo import StandIn
 
 __all__ = ["GapProtocol", "gap_experiment", "spreads"]
 
-_SCORING = "makespan.papers.easyscale.runtime._scoring_worker"
+_SCORING = "makespan.easyscale.runtime._scoring_worker"
 _ELASTIC = "easyscale"
 _RATES: Mapping[str, Callable[[float], float]] = {"linear": lambda share: share, "adaptive": math.sqrt}
 """Learning rate of a scheme, relative to that for all logical workers, by the share of these that train."""

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from makespan.easyscale._catalogue import PLAN, JobKind, PlannedCatalogue
 from makespan.errors import InputError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec
-from makespan.papers.easyscale._catalogue import PLAN, JobKind, PlannedCatalogue
 from makespan.papers.easyscale._profile import Profile
 from makespan.throughput import Dataset, find_dataset, verify
 from makespan.traces import EASYSCALE_JOBS, read_easyscale_jobs

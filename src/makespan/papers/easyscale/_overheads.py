@@ -13,21 +13,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from makespan.errors import unknown_name
-from makespan.leftovers import temporary_directory
-from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
-from makespan.papers.easyscale.runtime import (
+from makespan.easyscale.runtime import (
     CANONICAL,
     KERNEL_SETS,
     DeterminismLevel,
     process_options,
     try_kernel_sets,
 )
+from makespan.errors import unknown_name
+from makespan.leftovers import temporary_directory
+from makespan.papers.easyscale._tables_overheads import FIG10, FIG11, FIG12, FIG13
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
 
 __all__ = ["measure_overheads"]
 
-_WORKER = "makespan.papers.easyscale.runtime._timing_worker"
+_WORKER = "makespan.easyscale.runtime._timing_worker"
 _MIB = float(1 << 20)
 _PRINTED_AS = {"neumf": "ncf"}  # stand-ins whose model has another name in the printed cells
 _D1, _D1_D2, _NONE = "D1", "D1+D2", "none"

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from makespan.easyscale.runtime import KERNEL_SETS
 from makespan.errors import MakespanError
 from makespan.hardware import cluster_names
 from makespan.papers.easyscale._settings_accuracy import Fig9, Gap
-from makespan.papers.easyscale.runtime import KERNEL_SETS
 from makespan.policies import policy_names
 from makespan.settings import Block, Count, PaperSettings, option, taken_from, unlike
 from makespan.training.zoo import STAND_INS, StandIn

@@ -1,4 +1,4 @@
-"""Oobleck (SOSP 2023): pipelines from templates that go on training when nodes are lost.
+"""Experiments of Oobleck (SOSP 2023): pipelines from templates that go on training when nodes are lost.
 
 Below ``results/<source>/oobleck/`` a run writes
 
@@ -12,15 +12,8 @@ Below ``results/<source>/oobleck/`` a run writes
 - of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
-`read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The simulators of
-Oobleck, Varuna and Bamboo are in `makespan.papers.oobleck.simulators`, templates and plans in
-`makespan.papers.oobleck.planning`, what becomes of them when nodes come and go in
-`makespan.papers.oobleck.reconfiguration`, what a process of a training run does in
-`makespan.papers.oobleck.runtime`.
-
-`train_resilient` trains a `ChainJob` of `makespan.papers.oobleck.runtime` on processes that may be lost;
-from outside `join_run` brings one more in, and `drain_nodes` lets some go. `export_model` writes the trained
-model as a plain ``state_dict``. `Faults` kill processes at chosen moments.
+`read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The system itself,
+planner, runtime and simulators, is `makespan.oobleck`.
 """
 
 from typing import TYPE_CHECKING
@@ -29,14 +22,10 @@ from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
     from makespan.papers.oobleck._checks import LEDGER
-    from makespan.papers.oobleck._commands import COMMANDS
     from makespan.papers.oobleck._failures import failure_experiments
-    from makespan.papers.oobleck._faults import Fault, Faults
     from makespan.papers.oobleck._hybrid import hybrid_experiment
     from makespan.papers.oobleck._instantiation import instantiation_experiment
-    from makespan.papers.oobleck._joining import drain_nodes, join_run
     from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
-    from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
     from makespan.papers.oobleck._losses import reconfiguration_experiment
     from makespan.papers.oobleck._predictions import predictions_experiment
     from makespan.papers.oobleck._runs import generated_traces, published_traces
@@ -45,24 +34,15 @@ if TYPE_CHECKING:
     from makespan.papers.oobleck._studies import studies_experiment
     from makespan.papers.oobleck._tables import SCHEMAS, read_published
     from makespan.papers.oobleck._templates import template_experiment
-    from makespan.papers.oobleck.runtime import export_model
 
 __all__ = [
-    "COMMANDS",
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",
-    "Fault",
-    "Faults",
-    "LiveOptions",
-    "LiveResult",
-    "drain_nodes",
-    "export_model",
     "hybrid_experiment",
     "failure_experiments",
     "generated_traces",
     "instantiation_experiment",
-    "join_run",
     "layer_throughput_experiment",
     "predictions_experiment",
     "published_traces",
@@ -71,7 +51,6 @@ __all__ = [
     "spot_experiments",
     "studies_experiment",
     "template_experiment",
-    "train_resilient",
 ]
 
 __getattr__ = shown_lazily(__name__, __file__)

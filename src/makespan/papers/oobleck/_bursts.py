@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     HybridPlan,
     PipelineTemplate,
     estimated_time_s,
     make_templates,
     uniform24,
 )
-from makespan.papers.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
+from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
 
 __all__ = ["burst_study", "burst_table"]
 

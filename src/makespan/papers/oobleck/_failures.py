@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from makespan.oobleck.simulators import MODES, Category
 from makespan.papers.oobleck._runs import NO_CHECKPOINT, Cells, Runs, Setting, Traces, all_systems, beside
 from makespan.papers.oobleck._tables_simulation import BREAKDOWN, FIG9, FIG13
-from makespan.papers.oobleck.simulators import MODES, Category
 
 __all__ = ["failure_experiments"]
 
@@ -29,7 +29,7 @@ def failure_experiments(
     cells
         Printed cells by artifact: ``throughput``, ``fig9`` and ``fig13``.
     systems
-        Options of `makespan.papers.oobleck.simulators.Systems`.
+        Options of `makespan.oobleck.simulators.Systems`.
     breakdown_models, checkpoint_model
         Models whose time is broken down, and the one that also runs without the cost of checkpoints.
 

@@ -11,14 +11,14 @@ import pandas as pd
 
 from makespan.errors import CheckpointError, TrainingError
 from makespan.leftovers import temporary_directory
-from makespan.papers.oobleck._faults import PHASES, Fault, Faults, Killed
-from makespan.papers.oobleck._joining import drain_nodes
-from makespan.papers.oobleck._live import LiveOptions, LiveResult, train_resilient
-from makespan.papers.oobleck._record import Record
-from makespan.papers.oobleck._relaunch import train_relaunching
+from makespan.oobleck._faults import PHASES, Fault, Faults, Killed
+from makespan.oobleck._joining import drain_nodes
+from makespan.oobleck._live import LiveOptions, LiveResult, train_resilient
+from makespan.oobleck._record import Record
+from makespan.oobleck._relaunch import train_relaunching
+from makespan.oobleck.planning import LayerProfile, ModelProfile
+from makespan.oobleck.runtime import ChainJob, Event, replay
 from makespan.papers.oobleck._tables_live import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY
-from makespan.papers.oobleck.planning import LayerProfile, ModelProfile
-from makespan.papers.oobleck.runtime import ChainJob, Event, replay
 
 __all__ = ["hybrid_experiment"]
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.papers.oobleck._tables_planning import INSTANTIATION
-from makespan.papers.oobleck._templates import artifact_profiles, joined
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     BatchMode,
     Estimator,
     Instantiation,
@@ -25,6 +23,8 @@ from makespan.papers.oobleck.planning import (
     make_templates,
     schedule_times_s,
 )
+from makespan.papers.oobleck._tables_planning import INSTANTIATION
+from makespan.papers.oobleck._templates import artifact_profiles, joined
 
 __all__ = ["instantiation_experiment"]
 

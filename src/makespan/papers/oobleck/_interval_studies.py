@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from makespan.papers.oobleck.simulators import (
+from makespan.oobleck.simulators import (
     SYSTEMS,
     Costs,
     Systems,

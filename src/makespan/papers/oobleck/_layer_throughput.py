@@ -7,9 +7,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.hardware import cluster
-from makespan.papers.oobleck._tables_planning import LAYER_THROUGHPUT
-from makespan.papers.oobleck._templates import joined
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     MemoryLimit,
     TemplateSet,
     choose_plan,
@@ -20,6 +18,8 @@ from makespan.papers.oobleck.planning import (
     pipeline_workload,
     smallest_node_count,
 )
+from makespan.papers.oobleck._tables_planning import LAYER_THROUGHPUT
+from makespan.papers.oobleck._templates import joined
 
 __all__ = ["layer_throughput_experiment"]
 

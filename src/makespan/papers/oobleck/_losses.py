@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     ModelProfile,
     Pipeline,
     PipelineTemplate,
@@ -20,7 +19,8 @@ from makespan.papers.oobleck.planning import (
     make_templates,
     uniform24,
 )
-from makespan.papers.oobleck.reconfiguration import Copy, InsufficientNodes, StateLost, reconfigure
+from makespan.oobleck.reconfiguration import Copy, InsufficientNodes, StateLost, reconfigure
+from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
 
 __all__ = ["ENDS", "counts_of", "reconfiguration_experiment", "started"]
 

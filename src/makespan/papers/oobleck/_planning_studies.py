@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from makespan.papers.oobleck._templates import artifact_profiles
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     ModelProfile,
     PipelineTemplate,
     TemplateSet,
@@ -15,6 +14,7 @@ from makespan.papers.oobleck.planning import (
     make_templates,
     template_sizes,
 )
+from makespan.papers.oobleck._templates import artifact_profiles
 
 __all__ = ["guarantee_map", "template_sets"]
 

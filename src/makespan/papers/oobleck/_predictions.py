@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.leftovers import temporary_directory
-from makespan.papers.oobleck._tables_execution import PREDICTIONS
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     HybridPlan,
     ModelProfile,
     Pipeline,
@@ -17,7 +16,8 @@ from makespan.papers.oobleck.planning import (
     event_time_s,
     make_templates,
 )
-from makespan.papers.oobleck.runtime import ChainJob, FixedRun, profile_chain, run_fixed
+from makespan.oobleck.runtime import ChainJob, FixedRun, profile_chain, run_fixed
+from makespan.papers.oobleck._tables_execution import PREDICTIONS
 from makespan.runtime import usable_cpus
 
 __all__ = ["predictions_experiment"]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.papers.oobleck._settings_simulation import trace_dataset
-from makespan.papers.oobleck.simulators import (
+from makespan.oobleck.simulators import (
     SPOT_TRACES,
     SYSTEMS,
     Costs,
@@ -24,6 +23,7 @@ from makespan.papers.oobleck.simulators import (
     simulate,
     unused_nodes,
 )
+from makespan.papers.oobleck._settings_simulation import trace_dataset
 from makespan.tables import TableSchema
 from makespan.throughput import Dataset, find_dataset, verify
 

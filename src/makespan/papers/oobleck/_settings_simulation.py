@@ -16,9 +16,9 @@ _of_spot = partial(option, source="Oobleck SOSP'23 artifact", changes="fig10, fi
 _of_studies = partial(option, source="a choice", changes="studies")
 _chosen = partial(option, source="a choice", changes=_CHANGED)
 
-_PAPER = "makespan.papers.oobleck"
-FailureTrace = Annotated[str, taken_from(lambda: read_preset(_PAPER, "failures"))]
-SpotTrace = Annotated[str, taken_from(lambda: read_preset(_PAPER, "spot"))]
+_SYSTEM = "makespan.oobleck"
+FailureTrace = Annotated[str, taken_from(lambda: read_preset(_SYSTEM, "failures"))]
+SpotTrace = Annotated[str, taken_from(lambda: read_preset(_SYSTEM, "spot"))]
 Seeds = Annotated[int, Field(ge=2)]
 
 
@@ -124,7 +124,7 @@ class Simulation(Block):
         return {"systems": self.systems(), **self.intervals.model_dump()}
 
     def systems(self) -> dict[str, Any]:
-        """Return the options of `makespan.papers.oobleck.simulators.Systems`."""
+        """Return the options of `makespan.oobleck.simulators.Systems`."""
         return {
             "models": [model.model_dump() for model in self.models],
             "assumptions": self.assumptions.model_dump(),

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from makespan.oobleck.simulators import DEFECTS, MODES, Defect, NodeTrace, Outcome
 from makespan.papers.oobleck._runs import Cells, Runs, Setting, Traces, all_systems, beside
 from makespan.papers.oobleck._tables_simulation import ABLATION, FIG10, SERIES
-from makespan.papers.oobleck.simulators import DEFECTS, MODES, Defect, NodeTrace, Outcome
 from makespan.units import MS
 
 __all__ = ["spot_experiments"]
@@ -43,7 +43,7 @@ def spot_experiments(
     cells
         Printed cells by artifact: ``throughput`` and ``fig10``.
     systems
-        Options of `makespan.papers.oobleck.simulators.Systems`.
+        Options of `makespan.oobleck.simulators.Systems`.
     ablation_traces, ablation_seeds, ablation_judged_seeds
         Traces on which each defect is repaired alone, how many of their seeds, and how many where statements
         are about the repair.

@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.papers.oobleck._tables_planning import TEMPLATES
-from makespan.papers.oobleck.planning import (
+from makespan.oobleck.planning import (
     LayerProfile,
     ModelProfile,
     PipelineTemplate,
@@ -17,6 +16,7 @@ from makespan.papers.oobleck.planning import (
     template_sizes,
     uniform24,
 )
+from makespan.papers.oobleck._tables_planning import TEMPLATES
 from makespan.units import MS
 
 __all__ = ["artifact_profiles", "joined", "template_experiment"]

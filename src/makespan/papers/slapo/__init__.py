@@ -1,4 +1,4 @@
-"""Slapo (ASPLOS 2024): a schedule language for the training of large models, and its tuner.
+"""Experiments of Slapo (ASPLOS 2024): a schedule language for the training of large models, and its tuner.
 
 Below ``results/<source>/slapo/`` a run writes
 
@@ -13,8 +13,8 @@ Below ``results/<source>/slapo/`` a run writes
 - of `tuner_experiment`: ``tuner.csv``, a search whose objective is a run
 - of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
 
-`makespan.papers.slapo.tuning` searches any space for any objective. `read_published` reads the paper's cells,
-``config/published/slapo_<artifact>.csv``.
+`read_published` reads the paper's cells, ``config/published/slapo_<artifact>.csv``. The schedule language and
+the tuner are `makespan.slapo`.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from makespan.lazy import shown_lazily
 
 if TYPE_CHECKING:
     from makespan.papers.slapo._checks import LEDGER
-    from makespan.papers.slapo._commands import COMMANDS
     from makespan.papers.slapo._fig10_fit import tuning_experiment
     from makespan.papers.slapo._inequalities import inequalities_experiment
     from makespan.papers.slapo._measured import fig9_steps_experiment, tuner_experiment
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from makespan.papers.slapo._verification import verify_experiment, verify_schedules
 
 __all__ = [
-    "COMMANDS",
     "LEDGER",
     "SCHEMAS",
     "SETTINGS",

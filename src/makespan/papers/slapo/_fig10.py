@@ -10,7 +10,7 @@ from makespan.papers.slapo._hardware import constants
 from makespan.papers.slapo._hardware_fit import GRID_CAPACITY_BYTES, grid_run, grid_spec, on_grid_machine
 from makespan.papers.slapo._oracles import Oracle, emulated, modelled
 from makespan.papers.slapo._tables_tuning import FIG10, FIG10_SEARCHES
-from makespan.papers.slapo.tuning import (
+from makespan.slapo.tuning import (
     CoordinateDescent,
     Exhaustive,
     Frontier,

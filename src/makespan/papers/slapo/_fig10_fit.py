@@ -20,7 +20,7 @@ from makespan.papers.slapo._hardware_fit import (
 )
 from makespan.papers.slapo._oracles import emulated
 from makespan.papers.slapo._tables_modelled import FIG10_FIT, FIG10_GRIDS
-from makespan.papers.slapo.tuning import CoordinateDescent, Frontier, Result, tune
+from makespan.slapo.tuning import CoordinateDescent, Frontier, Result, tune
 
 __all__ = ["tuning_experiment"]
 

@@ -14,7 +14,7 @@ from makespan.runtime import Launch, LocalLauncher, RunDirectory
 
 __all__ = ["fig9_steps_experiment", "tuner_experiment"]
 
-_WORKER = "makespan.papers.slapo.language._measuring_worker"
+_WORKER = "makespan.slapo._measuring_worker"
 _STRATEGIES = ("frontier", "coordinate_descent", "exhaustive")
 _OF_PROCESSES = ("saved_bytes", "parameter_bytes", "output_error", "gradient_error")
 Record = dict[str, Any]

@@ -10,7 +10,7 @@ from makespan.papers.slapo._costs import model_costs
 from makespan.papers.slapo._hardware import IMPLEMENTATIONS, Run, constants
 from makespan.papers.slapo._oracles import Answer, Oracle, emulated, modelled
 from makespan.papers.slapo._tables_modelled import FIG7, FIG8, FIG9
-from makespan.papers.slapo.tuning import Frontier, Point, Space, Status, tune
+from makespan.slapo.tuning import Frontier, Point, Space, Status, tune
 from makespan.training.zoo import FamilySpec, family_spec
 
 __all__ = ["ORACLES", "Settings", "fig7_rows", "fig8_rows", "fig9_rows", "modelled_experiment", "run_of"]

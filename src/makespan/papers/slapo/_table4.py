@@ -12,7 +12,7 @@ from makespan.papers.slapo._tables_measured import TABLE4
 
 __all__ = ["table4_experiment"]
 
-_LANGUAGE, _ZOO = "makespan.papers.slapo.language", "makespan.training.zoo"
+_LANGUAGE, _ZOO = "makespan.slapo", "makespan.training.zoo"
 _SCHEDULES = (f"{_LANGUAGE}._library", "SCHEDULES")
 _MODELS = (f"{_ZOO}._family_models", "_MODELS")
 _SIZES = f"{_ZOO}._families"

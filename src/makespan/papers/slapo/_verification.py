@@ -11,7 +11,7 @@ from makespan.runtime import Launch, Launcher, RunDirectory, local_launcher
 
 __all__ = ["verify_experiment", "verify_schedules"]
 
-_WORKER = "makespan.papers.slapo.language._verify_worker"
+_WORKER = "makespan.slapo._verify_worker"
 _NOT_IN_TABLE = ("report",)
 
 
