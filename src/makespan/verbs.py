@@ -1,4 +1,4 @@
-"""Options of the verbs of several papers: how processes are launched, and arguments of parts of a job."""
+"""Command-line options that several systems share: how processes are launched, and arguments of job parts."""
 
 import json
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import logging
 import random
 import weakref
 from dataclasses import dataclass
@@ -391,6 +392,48 @@ def test_a_cache_of_any_form_grows_once_under_recomputation(make, by_name):
         found.append([*(one.grad for one in sch.mod.parameters()), hidden.detach()])
         found[-1].append(torch.tensor(getattr(cache, "n", 0) or len(cache.get("keys", [])
                                       if isinstance(cache, dict) else cache)))  # fmt: skip
+    assert all(map(torch.equal, *found))
+
+
+class Remembers(nn.Module):
+    """Keeps a cache that others share, a log and a logger as attributes."""
+
+    def __init__(self, cache):
+        super().__init__()
+        self.project, self.cache, self.log = nn.Linear(4, 4), cache, {"rows": []}
+        self.logger = logging.getLogger("of a module")
+
+    def forward(self, rows):
+        keys = self.project(rows) ** 2
+        self.cache.keys.append(keys)
+        self.cache.seen["n"] = self.cache.seen.get("n", 0) + 1
+        self.log["rows"].append(len(rows))
+        return rows * len(self.log["rows"]) + torch.cat(self.cache.keys).mean(0) * self.cache.seen["n"]
+
+
+class Cache:
+    """Keys and counts, in containers."""
+
+    def __init__(self):
+        self.keys, self.seen = [], {}
+
+
+def test_objects_that_modules_hold_change_once_under_recomputation():
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        cache = Cache()
+        sch = create_schedule(nn.Sequential(Remembers(cache), Remembers(cache)))
+        if recomputes:
+            sch["0"].checkpoint()
+            sch["1"].checkpoint()
+        handlers = sch.mod[0].logger.handlers
+        for _ in range(2):
+            hidden = sch.mod(torch.ones(3, 4))
+        hidden.sum().backward()
+        assert cache.seen["n"] == len(cache.keys) == 4 and sch.mod[0].log["rows"] == [3, 3]
+        assert sch.mod[1].cache is cache and sch.mod[0].logger.handlers is handlers
+        found.append([*(one.grad for one in sch.mod.parameters()), hidden.detach()])
     assert all(map(torch.equal, *found))
 
 

@@ -45,6 +45,50 @@ def refused(error, call, *parts):
         assert part in str(caught.value), str(caught.value)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda: nn.LSTM(4, 8), "weight_ih_l0"),
+        (lambda: nn.GRU(4, 8), "bias_hh_l0"),
+        (lambda: nn.MultiheadAttention(8, 2), "in_proj_weight"),
+        (lambda: nn.LayerNorm(8), "weight"),
+        (lambda: nn.GroupNorm(2, 8), "weight"),
+        (lambda: nn.EmbeddingBag(8, 4), "weight"),
+    ],
+)
+def test_a_layer_of_torch_without_a_rule_is_not_sharded(made, name, size):
+    """An LSTM reads memory beyond a part of its weight."""
+    model = made()
+    before = {key: one.clone() for key, one in model.state_dict().items()}
+    sch = scheduled(nn.ModuleDict({"one": model}), size)["one"]
+    kind = type(model).__name__
+    refused(
+        ShardError, lambda: sch.shard(name, 0), name, f"{kind} of torch.nn", f"register_shard_rule({kind})"
+    )
+    assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
+
+
+def test_layers_that_treat_channels_alone_are_sharded_by_channel():
+    rows, other = torch.randn(3, 4, 5), torch.randn(3, 6)
+    norm, slope, pairs = nn.InstanceNorm1d(4, affine=True), nn.PReLU(4), nn.Bilinear(5, 6, 4)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(slope.weight)
+    for whole, inputs, names in (
+        (norm, (rows,), ["weight", "bias"]),
+        (slope, (rows,), ["weight"]),
+        (pairs, (rows[:, 0], other), ["weight", "bias"]),
+    ):
+        parts = []
+        for rank in range(2):
+            sch = scheduled(nn.ModuleDict({"one": copy.deepcopy(whole)}), 2, rank)["one"]
+            sch.shard(names, 0)
+            own = inputs if whole is pairs else (inputs[0][:, 2 * rank : 2 * rank + 2],)
+            parts.append(sch.mod(*own))
+        assert torch.allclose(torch.cat(parts, 1), whole(*inputs), atol=1e-6), type(whole).__name__
+    refused(ShardError, lambda: layer(nn.Bilinear, 4, 6, 4).shard("weight", 1), "only outputs")
+
+
 def test_parts_of_blocks_join_to_the_whole():
     whole = torch.arange(24.0).reshape(12, 2)
     for groups in (1, 2, 3):

@@ -20,6 +20,7 @@ __all__ = ["KeptState", "copied_object", "is_object", "kept_arguments", "opened"
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+_STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter})
 
 
 class _Draws:
@@ -94,11 +95,12 @@ class KeptState:
 
     def __init__(self, root: nn.Module, given: Any = (), with_global_draws: bool = True) -> None:
         modules = list(_called_by(root))
-        self._attributes = [(one, _attributes_of(one)) for one in modules]
+        memo: dict[int, Any] = {}  # of all together, so that what two modules share stays one
+        self._attributes = [(one, _attributes_of(one, memo)) for one in modules]
         self._buffers = [(one, dict(one._buffers)) for one in modules if one._buffers]
         held = [one for _, buffers in self._buffers for one in buffers.values() if one is not None]
         self._values = {id(one): (one, one.detach().clone()) for one in held}
-        values = [one for _, attributes in self._attributes for one in attributes.values()]
+        values = [one for module, own in self._attributes for one in map(vars(module).get, own)]
         self.draws = _Draws([values, given], with_global_draws)
 
     def forget_what_is_the_same(self) -> None:
@@ -120,8 +122,9 @@ class KeptState:
         fresh = {key: value.clone() for key, (_, value) in self._values.items()}
         for module, buffers in self._buffers:
             vars(module)["_buffers"] = {name: fresh.get(id(one), one) for name, one in buffers.items()}
+        memo: dict[int, Any] = {}
         for module, attributes in self._attributes:
-            _set_attributes(module, attributes)
+            _set_attributes(module, attributes, memo)
         self.draws.put_back()
 
 
@@ -163,18 +166,15 @@ def _called_by(root: nn.Module) -> Iterator[nn.Module]:
                 waiting += [vars(one)[name] for name in one.borrowed]
 
 
-def _attributes_of(module: nn.Module) -> dict[str, Any]:
-    return {name: _copied(one) for name, one in vars(module).items() if name not in _OF_EVERY_MODULE}
+def _attributes_of(module: nn.Module, memo: dict[int, Any]) -> dict[str, Any]:
+    own = {name: one for name, one in vars(module).items() if name not in _OF_EVERY_MODULE}
+    return {name: copied_object(one, memo) for name, one in own.items()}
 
 
-def _set_attributes(module: nn.Module, attributes: dict[str, Any]) -> None:
+def _set_attributes(module: nn.Module, attributes: dict[str, Any], memo: dict[int, Any]) -> None:
     for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
         del vars(module)[name]
-    vars(module).update({name: _copied(one) for name, one in attributes.items()})
-
-
-def _copied(value: Any) -> Any:
-    return copy.copy(value) if type(value) in _CONTAINERS else value
+    vars(module).update({name: copied_object(one, memo) for name, one in attributes.items()})
 
 
 def is_object(value: Any) -> bool:
@@ -221,9 +221,12 @@ def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
     except (TypeError, NotImplementedError, RuntimeError):
         return value
     memo[id(value)] = new, value  # the old one too, so that no identity is used again
+    if new is value:  # there is only one, such as a logger of a name
+        return value
     if isinstance(new, dict):
-        new.update({key: copied_object(one, memo) for key, one in value.items()})
-    elif type(new) in (list, deque):
+        if not _STATELESS.issuperset(map(type, value.values())):
+            new.update({key: copied_object(one, memo) for key, one in value.items()})
+    elif type(new) in (list, deque) and not _STATELESS.issuperset(map(type, value)):
         for place, one in enumerate(value):
             new[place] = copied_object(one, memo)
     if is_object(new):

@@ -111,7 +111,11 @@ def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule],
 
 
 def shard_effect(request: ShardRequest) -> ShardEffect:
-    """Ask the rule of a layer, or of the nearest class above its own; without any nothing is known."""
+    """Ask the rule of a layer, or of the nearest class above its own; without any nothing is known.
+
+    A layer of torch without a rule is rejected: its forward reads the sizes that it was built with, and
+    kernels that rely on them, such as those of an LSTM, read memory beyond a part of a weight.
+    """
     for kind in type(request.module).__mro__:
         rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
         if rule is None:
@@ -125,6 +129,12 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
                 f"{kind.__name__} itself, or replace the layer by one"
             )
         return effect
+    computes = next(one for one in type(request.module).__mro__ if "forward" in vars(one))
+    if computes is not nn.Module and computes.__module__.startswith("torch.nn."):
+        raise ShardError(
+            f"{request}: {computes.__name__} of torch.nn has no rule for its parts; expected one with a rule "
+            f"(register_shard_rule({computes.__name__}) adds it), or a module of your own"
+        )
     return ShardEffect()
 
 
@@ -184,7 +194,22 @@ def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type
     return _rows(request, "in_channels", behaviour)
 
 
-@register_shard_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+@register_shard_rule(nn.Bilinear)
+def _bilinear(request: ShardRequest) -> ShardEffect:
+    if request.axis:
+        raise ShardError(f"{request}: only outputs can be cut; expected axis 0")
+    return _columns(request, -1, "out_features")
+
+
+@register_shard_rule(nn.PReLU)
+def _prelu(request: ShardRequest) -> ShardEffect:
+    return ShardEffect(partition(1), {"num_parameters": request.local})
+
+
+@register_shard_rule(
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 def _batch_norm(request: ShardRequest) -> ShardEffect:
     together = frozenset({"weight", "bias", "running_mean", "running_var"})
     return ShardEffect(partition(1), {"num_features": request.local}, together)

@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 FLAGS = "0 or 1, true or false"
-"""What `flags` accepts, for messages."""
+"""Accepted spellings of a flag, for messages."""
 
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 _SHOWN = 5

@@ -413,7 +413,7 @@ def same_everywhere(value: Any) -> Any:
 
 
 def is_filled_cache(before: Any, now: Any) -> bool:
-    """Whether a dictionary that was taken has got further entries and its old ones are as they were."""
+    """Return True for a captured dictionary with further entries whose old ones are unchanged."""
     kinds = [type(one) is tuple and len(one) == _OF_DICTIONARY and one[0] == "dict" for one in (before, now)]
     if not all(kinds) or len(now[1]) <= len(before[1]):
         return False
@@ -432,7 +432,7 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def is_generator(value: Any) -> bool:
-    """Whether a value that was taken is the state of a random generator."""
+    """Return True for the captured state of a random generator."""
     return type(value) is tuple and value[0] == "random"
 
 

@@ -118,7 +118,7 @@ class HeldLayers:
             )
 
     def is_first_check(self, what: str) -> bool:
-        """Whether something is checked for the first time in this process."""
+        """Return True the first time that something is checked in this process."""
         is_first = what not in self._checked
         self._checked.add(what)
         return is_first

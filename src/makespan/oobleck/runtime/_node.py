@@ -117,7 +117,7 @@ def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
 
 
 def _take_signals() -> None:
-    """Let SIGTERM do no more than wake the beating thread, even while the main one waits in a collective."""
+    """Make SIGTERM wake the heartbeat thread only, even while the main thread waits in a collective."""
     signal.signal(signal.SIGTERM, _ignore)
 
 
