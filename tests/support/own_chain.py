@@ -388,6 +388,16 @@ def with_trained_loss():
     return _even(loss=_Weighted())
 
 
+def with_counted_rate():
+    calls = []
+
+    def halved(iteration):
+        calls.append(iteration)
+        return 0.5 ** len(calls)
+
+    return replace(_even(), rate=halved)
+
+
 def with_counted_samples():
     return _even(samples=Counted())
 

@@ -317,6 +317,7 @@ def test_what_pipelines_cannot_train_is_rejected_by_name_before_the_first_step(r
         ("with_annealed_loss", "losses of the same outputs and targets differ when they are computed again"),
         ("with_counted_samples", "samples of the data set Counted differ when they are computed again"),
         ("with_trained_loss", "the loss has a parameter 'weight', which no layer holds"),
+        ("with_counted_rate", "learning rate of iteration 0 is 0.5 in one call and 0.25 in the next"),
     ],
 )
 def test_losses_and_samples_that_keep_state_are_rejected_before_the_first_step(root, name, message):

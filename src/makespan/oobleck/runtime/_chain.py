@@ -67,7 +67,7 @@ class Chain:
     optimizer
         From parameters to an optimizer that updates each by itself; None for that of the job.
     rate
-        Learning rate of an iteration; None for that of the job.
+        Learning rate of an iteration, which must depend on nothing else; None for that of the job.
     """
 
     layers: Sequence[Callable[[], nn.Module]]
@@ -118,6 +118,9 @@ def _check(chain: Chain, job: ChainJob) -> None:
         if trained:
             what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
             raise InputError(f"{what}, so nothing would train it; accepted: parameters of layers only")
+    if chain.rate is not None and (first := chain.rate(0)) != (again := chain.rate(0)):
+        found = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
+        raise InputError(f"{job.model}: {found}; expected one that depends on the iteration alone")
     for pair in chain.tied:
         for layer, name in pair:
             if not 0 <= layer < chain.n_layers:
