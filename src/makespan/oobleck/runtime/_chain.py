@@ -119,8 +119,8 @@ def _check(chain: Chain, job: ChainJob) -> None:
             what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
             raise InputError(f"{what}, so nothing would train it; accepted: parameters of layers only")
     if chain.rate is not None and (first := chain.rate(0)) != (again := chain.rate(0)):
-        found = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
-        raise InputError(f"{job.model}: {found}; expected one that depends on the iteration alone")
+        rates = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
+        raise InputError(f"{job.model}: {rates}; expected one that depends on the iteration alone")
     for pair in chain.tied:
         for layer, name in pair:
             if not 0 <= layer < chain.n_layers:
