@@ -58,6 +58,16 @@ def test_the_page_has_what_training_adds_to_serving(built, table, column, source
         assert cell == f"{100 * row['shared_ratio']:.1f} % (+{row['gain_pct']:.0f} %)"
 
 
+def test_the_page_says_how_often_training_made_way_for_serving(built, root):
+    page = " ".join((root / "docs/papers/easyscale.md").read_text().split())
+    rows = [built("serving", SERVING, source).set_index("policy") for source in ("published", "emulated")]
+    assert not any(table[["delayed_rounds", "interruptions"]].to_numpy().any() for table in rows)
+    shrinks, suspensions = ([int(table.loc["easyscale-heter", name]) for table in rows] for name in
+                            ("shrinks", "suspensions"))  # fmt: skip
+    assert "under `easyscale-heter` {} and {} times a job went on".format(*shrinks) in page
+    assert "and {} and {} times one was suspended".format(*suspensions) in page
+
+
 def test_the_page_has_the_differences_of_fig9(built, table, protocol):
     """Where losses are the same, exactly; how large a difference is depends on the processor."""
     summary = built("fig9_summary", FIG9_SUMMARY).set_index(["model", "setting", "stage"]).sort_index()
