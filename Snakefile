@@ -6,7 +6,7 @@
 from snakemake.utils import min_version
 
 from makespan.config import DEFAULT_FILES
-from makespan.leftovers import leave_run, register_run
+from makespan.cleanup import leave_run, register_run
 
 min_version("9.16")
 

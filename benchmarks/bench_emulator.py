@@ -18,9 +18,7 @@ from makespan.emulator import (
     read_point,
     trace_points,
 )
-from makespan.emulator._features import FeatureTable
-from makespan.emulator._geometry import geometry
-from makespan.emulator._timemodel import predict
+from makespan.emulator.model import FeatureTable, geometry, predict
 from makespan.hardware import cluster
 from makespan.plans import enumerate_placements
 from makespan.workloads import workload

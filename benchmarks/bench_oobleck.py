@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from makespan.oobleck.planning import LayerProfile, ModelProfile, make_templates, random32
+from makespan.oobleck.profile import LayerProfile, ModelProfile, random32
+from makespan.oobleck.templates import make_templates
 
 CASES = {
     "uniform-96-layers-12-nodes": (96, 1.0, 12),

@@ -19,7 +19,7 @@ from makespan.perf import (
     points_from_plans,
     sensitivity_curve,
 )
-from makespan.perf._forms import Profile, Terms
+from makespan.perf.forms import Profile, Terms
 from makespan.plans import Placement, read_plan, resolve_micro_batch
 from makespan.workloads import workload
 

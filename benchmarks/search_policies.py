@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from makespan.files import atomic_path
 from makespan.plots import PALETTE, TWO_COLUMNS_IN, new_figure, styled
-from makespan.policies.morphling import MorphlingLookahead, MorphlingWork, Tuning
+from makespan.policies.lookahead import MorphlingLookahead, MorphlingWork, Tuning
 from makespan.sim import simulate
 from makespan.studies import Scenario, resized, scenario
 from makespan.tables import write_csv

@@ -16,10 +16,11 @@ import pandas as pd
 import yaml
 
 from makespan.cli import cli_page
-from makespan.confidence import half_widths
 from makespan.config import configuration_page, json_schema, load_settings
+from makespan.files import write_text
+from makespan.numerics import half_widths
 from makespan.papers import PAPERS, figures
-from makespan.tables import tables_page, write_text
+from makespan.tables import tables_page
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = load_settings(root=ROOT)
@@ -227,7 +228,7 @@ def _api_entry(module: str) -> str:
 def _primitives_page() -> str:
     """Return the page of the primitives, read off the text of their classes since those import torch."""
     found = {}
-    for path in sorted((ROOT / "src/makespan/slapo").rglob("_*.py")):
+    for path in sorted((ROOT / "src/makespan/slapo").glob("*.py")):
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         for cls in (one for one in ast.parse(path.read_text("utf-8")).body if isinstance(one, ast.ClassDef)):
             if any(ast.unparse(one) == "register_primitive()" for one in cls.decorator_list):

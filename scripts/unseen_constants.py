@@ -8,8 +8,8 @@ writes ``src/makespan/perf/presets/unseen.toml``; a test fits one of its tables 
 import sys
 from pathlib import Path
 
+from makespan.files import write_text
 from makespan.perf import Environment, TableFit, fit_shared, fit_table, load_environment
-from makespan.tables import write_text
 from makespan.throughput import PublishedSource
 from makespan.workloads import workload
 

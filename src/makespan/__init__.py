@@ -11,33 +11,33 @@ The rest of the package is layered; import the layer you need, for example ``mak
 module loads nothing else before a name is asked for, so that starting a workflow stays quick.
 """
 
-from importlib import import_module
+from typing import TYPE_CHECKING
+
+from makespan.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from makespan.api import (
+        ComparisonError as ComparisonError,
+        compare as compare,
+        emulate as emulate,
+        fit as fit,
+        rank_plans as rank_plans,
+        simulate as simulate,
+    )
+    from makespan.easyscale import ElasticJob as ElasticJob, ElasticTrainer as ElasticTrainer
+    from makespan.oobleck import ChainJob as ChainJob, train_resilient as train_resilient
+    from makespan.slapo import (
+        Verify as Verify,
+        apply_schedule as apply_schedule,
+        create_schedule as create_schedule,
+    )
+    from makespan.studies import (
+        Run as Run,
+        Scenario as Scenario,
+        read_trace as read_trace,
+        scenario as scenario,
+    )
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "front": (
-        "ComparisonError",
-        "Run",
-        "Scenario",
-        "compare",
-        "emulate",
-        "fit",
-        "rank_plans",
-        "read_trace",
-        "scenario",
-        "simulate",
-    ),
-    "easyscale": ("ElasticJob", "ElasticTrainer"),
-    "oobleck": ("ChainJob", "train_resilient"),
-    "slapo": ("Verify", "apply_schedule", "create_schedule"),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-
-__all__ = ["__version__", *_MODULES]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+__getattr__ = lazy_exports(__name__, __file__)

@@ -8,32 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-__all__ = [
-    "CheckpointError",
-    "ChecksumError",
-    "ConfigError",
-    "DataError",
-    "FitError",
-    "InfeasiblePlanError",
-    "InputError",
-    "LostWorkerError",
-    "MakespanError",
-    "MissingDataError",
-    "NotationError",
-    "OfflineError",
-    "PlanError",
-    "TraceError",
-    "TrainingError",
-    "UnknownNameError",
-    "WorkerError",
-    "bounded",
-    "cell_error",
-    "failed_at",
-    "short_path",
-    "unknown_name",
-]
-
-
 _MOST_LETTERS, _MOST_LINES = 1_000, 100
 
 

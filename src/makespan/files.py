@@ -20,22 +20,24 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any, cast
 
-from makespan.errors import InputError, MakespanError, MissingDataError
-from makespan.leftovers import temporary_directory, temporary_file
+from makespan.cleanup import temporary_directory, temporary_file
+from makespan.errors import InputError, MakespanError, MissingDataError, unknown_name
 from makespan.units import format_bytes
 
-__all__ = [
-    "PARQUET", "atomic_path", "check_target", "is_stream", "open_seekable", "read_bytes", "read_json",
-    "read_text", "read_toml", "read_yaml", "write_json", "write_text",
-]  # fmt: skip
+# ------------------------------------------------------------------------------------------------
+# Reading and writing of files: what is written is whole or not there, what is read is bounded.
+#
+# The other end may be another process, a user or a full disk, so errors name the file and say what is
+# accepted. Compressed text and text in UTF-16 are read as the text that they hold, within the same bounds.
 
 PARQUET = b"PAR1"
 """First bytes of a Parquet file, the only table that is read and no text."""
-
 _LARGEST = 1 << 29  # bytes that are read at once; the largest public job lists have a third of it
 _LARGEST_SETTINGS = 1 << 22  # configurations and constants have kilobytes; YAML takes minutes for more
 _MOST_YAML_NODES = 100_000  # counted as often as they are referred to: aliases of aliases grow without end
@@ -495,3 +497,22 @@ def _reason(wrong: Exception) -> str:
     if isinstance(wrong, RecursionError):
         return "it is nested too deeply"
     return " ".join(str(wrong).split())
+
+
+# ------------------------------------------------------------------------------------------------
+# Presets: data files inside the package, one table an entry, each with its source.
+
+
+@cache
+def read_preset(package: str, name: str) -> dict[str, Any]:
+    """Return the content of ``presets/<name>.toml`` of a package; shared, so nobody may change it."""
+    path = resources.files(package).joinpath(f"presets/{name}.toml")
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+def preset_entry(package: str, name: str, kind: str, key: str) -> dict[str, Any]:
+    """Return a copy of one entry of a preset, which a message calls ``kind``; raises `UnknownNameError`."""
+    entries = read_preset(package, name)
+    if key not in entries:
+        raise unknown_name(kind, key, entries)
+    return dict(entries[key])

@@ -1,29 +1,48 @@
-"""Packages that import what they show when it is first asked for."""
+"""Lazy exports for package ``__init__`` modules, and a parser of Python source that is safe with threads."""
 
 import ast
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from makespan.syntax import parsed
-
-__all__ = ["shown_lazily"]
+_ATTEMPTS = 100
 
 
-def shown_lazily(package: str, file: str) -> Callable[[str], object]:
+def parse_source(source: str | bytes, name: str = "<unknown>") -> ast.Module:
+    """Parse Python source as `ast.parse` does, while other threads parse too.
+
+    CPython 3.11 counts the depth of the trees of all threads in one number, and raises a `SystemError` in a
+    thread that another one disturbed. The count restarts with each tree, so trying again is enough. A lock
+    would not keep out threads of other libraries, and a process forked while it is held would wait forever.
+
+    Parameters
+    ----------
+    source, name
+        Text, or bytes as in a file; the name that a `SyntaxError` gives it.
+    """
+    for _ in range(_ATTEMPTS):
+        with suppress(SystemError):
+            return ast.parse(source, name)
+    return ast.parse(source, name)
+
+
+def lazy_exports(package: str, file: str) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package whose imports stand under ``if TYPE_CHECKING``.
 
-    Those imports say both to a type checker and here where each name is defined, so that importing the
-    package imports nothing else.
+    Type checkers read these imports, and so does this function, so that a name is listed once; importing the
+    package imports nothing else. ``__all__`` is the list of the names.
     """
     homes = {
         alias.asname or alias.name: (str(node.module), alias.name)
-        for node in ast.walk(parsed(Path(file).read_bytes(), file))
-        if isinstance(node, ast.ImportFrom) and node.module != "typing"
+        for node in ast.walk(parse_source(Path(file).read_bytes(), file))
+        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", __name__)
         for alias in node.names
     }
 
     def find(name: str) -> object:
+        if name == "__all__":
+            return sorted(homes)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, original = homes[name]

@@ -10,9 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
-
-__all__ = ["forward_differences", "least_squares"]
 
 Floats = npt.NDArray[np.float64]
 Residuals = Callable[[Floats], Floats]
@@ -67,6 +64,8 @@ def least_squares(
 
     def jacobian(z: Floats) -> Floats:
         return forward_differences(residuals, z, step)
+
+    from scipy import optimize  # here, because it takes longer to import than all of the package
 
     found = optimize.least_squares(
         residuals,

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from makespan.cleanup import end_with_run
 from makespan.errors import MakespanError
-from makespan.leftovers import end_with_run
 from makespan.units import printable
-
-__all__ = ["divert_native_output", "logged_to"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OUTPUT, _FIRST_FREE = 1, 3  # file descriptors

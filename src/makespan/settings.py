@@ -7,8 +7,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from makespan.errors import MakespanError
 
-__all__ = ["Block", "Count", "PaperSettings", "option", "readable", "taken_from", "unlike"]
-
 
 class Block(BaseModel):
     """A group of options: immutable, without defaults of its own, closed to unknown keys.

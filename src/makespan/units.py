@@ -4,20 +4,6 @@ Inside the package everything is in seconds, bytes, FLOP and bytes per second. C
 happen in readers and in plots, with the names defined here.
 """
 
-__all__ = [
-    "GB",
-    "GIB",
-    "HOUR",
-    "KB",
-    "MB",
-    "MINUTE",
-    "MS",
-    "US",
-    "format_bytes",
-    "format_seconds",
-    "printable",
-]
-
 KB = 1e3
 MB = 1e6
 GB = 1e9

@@ -11,8 +11,6 @@ from types import ModuleType
 
 from makespan.errors import InputError, failed_at, short_path
 
-__all__ = ["explained", "load_file", "load_module", "user_file"]
-
 
 def user_file(path: str | Path, what: str, error: type[Exception] = InputError) -> Path:
     """Return the path of a file of Python, ``what`` in messages; an ``error`` says that there is none."""

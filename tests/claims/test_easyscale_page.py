@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 
 from makespan.config import load_settings
-from makespan.papers.easyscale._tables import SERVING
-from makespan.papers.easyscale._tables_accuracy import FIG9_SUMMARY, GAP, GAP_SPREAD
+from makespan.papers.easyscale.tables import FIG9_SUMMARY, GAP, GAP_SPREAD, SERVING
 from makespan.tables import read_csv
 
 pytestmark = pytest.mark.claims

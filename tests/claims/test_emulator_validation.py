@@ -16,11 +16,17 @@ from makespan.emulator import (
     observe,
     validate,
 )
-from makespan.emulator._observations import PLAN_CLASSES
-from makespan.emulator._points import points_from_frame
-from makespan.emulator._protocols import anchor_rows, anchored, leave_out
-from makespan.emulator._timemodel import predict_terms
-from makespan.emulator._validate import Validation, agreement, targets
+from makespan.emulator.model import predict_terms
+from makespan.emulator.points import points_from_frame
+from makespan.emulator.validation import (
+    PLAN_CLASSES,
+    Validation,
+    agreement,
+    anchor_rows,
+    anchored,
+    leave_out,
+    targets,
+)
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.plans import memory_estimate, resolve_micro_batch

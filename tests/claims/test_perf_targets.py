@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from pages import ROOT, table_rows
 
+from makespan.files import read_preset
 from makespan.perf import (
     fit_table,
     load_environment,
@@ -18,7 +19,6 @@ from makespan.perf import (
     points_from_table,
     regret,
 )
-from makespan.presets import read_preset
 from makespan.throughput import PublishedSource
 from makespan.workloads import workload
 

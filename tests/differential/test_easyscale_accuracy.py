@@ -11,7 +11,7 @@ from forked import forking_servers
 from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.papers.easyscale import LEDGER
-from makespan.papers.easyscale._tables_accuracy import ACCURACY_SCHEMAS
+from makespan.papers.easyscale.tables import ACCURACY_SCHEMAS
 from makespan.tables import read_csv
 from makespan.user_code import load_file
 

@@ -12,10 +12,11 @@ from forked import forking_servers
 from reducing_worker import drawn_sets
 from torch import nn
 
-from makespan.easyscale.runtime import (
+from makespan.easyscale import reduction as gloo_module
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.reduction import (
     Buckets,
     GlooThreads,
-    RankMapping,
     ReadyOrder,
     Reduction,
     fold_of_machine,
@@ -26,7 +27,6 @@ from makespan.easyscale.runtime import (
     reduce_sets,
     trained_parameters,
 )
-from makespan.easyscale.runtime import _gloo as gloo_module
 from makespan.runtime import Launch, LocalLauncher
 
 pytestmark = pytest.mark.xdist_group("training")

@@ -15,7 +15,8 @@ from elastic_job import BITS, bits, trainer
 
 from makespan.config import load_settings
 from makespan.easyscale import run_together
-from makespan.easyscale.runtime import RankMapping, train_stock
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.reference import train_stock
 from makespan.papers.easyscale import fig9_experiment, read_published
 
 pytestmark = pytest.mark.xdist_group("training")

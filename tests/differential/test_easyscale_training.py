@@ -10,20 +10,13 @@ torch = pytest.importorskip("torch")
 from easyscale_job import JOB, WITH_ADAM, Elastic
 from forked import forking_servers
 
-from makespan.easyscale import ElasticTrainer
-from makespan.easyscale.runtime import (
-    Contexts,
-    DeterminismLevel,
-    ElasticJob,
-    GradientSet,
-    LoaderPool,
-    RankMapping,
-    process_options,
-    reduce_sets,
-    train_stock,
-)
-from makespan.easyscale.runtime import _contexts as contexts_module
-from makespan.easyscale.runtime import _hosted as hosted_module
+from makespan.easyscale import ElasticTrainer, context as contexts_module, worker as hosted_module
+from makespan.easyscale.context import Contexts
+from makespan.easyscale.data import LoaderPool
+from makespan.easyscale.job import ElasticJob, RankMapping
+from makespan.easyscale.kernels import DeterminismLevel, process_options
+from makespan.easyscale.reduction import GradientSet, reduce_sets
+from makespan.easyscale.reference import train_stock
 from makespan.errors import InputError
 from makespan.files import read_json
 from makespan.runtime import Launch, LocalLauncher

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from makespan.emulator import exact_pipeline, explain, load_calibration, read_point
-from makespan.emulator._schedule import closed_form_time_s, pipeline_time_s
+from makespan.emulator.model import closed_form_time_s, pipeline_time_s
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.plans import one_f_one_b_order

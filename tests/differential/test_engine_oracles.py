@@ -4,8 +4,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY, policy

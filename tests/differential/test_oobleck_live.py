@@ -31,10 +31,10 @@ torch = pytest.importorskip("torch")
 from live_job import JOB, Fault, assert_equal_bits, replayed, run, states
 
 from makespan.errors import CheckpointError, InputError, WorkerError
-from makespan.oobleck import _live, export_model
-from makespan.oobleck._joining import drain_nodes, join_run
+from makespan.oobleck import export_model, trainer as _live
+from makespan.oobleck.chain import load_chain
 from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost
-from makespan.oobleck.runtime import load_chain
+from makespan.oobleck.trainer import drain_nodes, join_run
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path):
 @slow
 def test_a_mistake_in_the_model_ends_the_run_with_its_error(tmp_path):
     (tmp_path / "own.py").write_text(
-        "import torch\nfrom torch import nn\nfrom makespan.oobleck.runtime import Chain\n"
+        "import torch\nfrom torch import nn\nfrom makespan.oobleck import Chain\n"
         "class Odd(nn.Module):\n    def forward(self, x):\n        raise ValueError('odd layer')\n"
         "class Data:\n    def __len__(self):\n        return 8\n"
         "    def __getitem__(self, index):\n        return torch.ones(2), torch.ones(2)\n"

@@ -6,7 +6,7 @@ import pytest
 
 from makespan.claims import judge
 from makespan.config import load_settings
-from makespan.oobleck.simulators import Systems, simulate
+from makespan.oobleck.simulator import Systems, simulate
 from makespan.papers.oobleck import (
     LEDGER,
     failure_experiments,

@@ -4,7 +4,10 @@ import pytest
 import torch
 from chain_nodes import plan_of, small_job
 
-from makespan.oobleck.runtime import ChainJob, FixedRun, Oracle, PlainTraining, run_fixed
+from makespan.oobleck.fixed import FixedRun, run_fixed
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.oracle import Oracle
+from makespan.oobleck.reference import PlainTraining
 
 LIMITS = {"float32": 1e-5, "float64": 1e-12}
 SAME = plan_of(((0, 1), (3, 6), 4), ((2, 3), (3, 6), 4))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from makespan.emulator import trace_points
-from makespan.emulator._features import stage_features
+from makespan.emulator.model import stage_features
 from makespan.hardware import cluster
 from makespan.perf import load_environment, points_from_plans
 from makespan.plans import (
@@ -78,7 +78,7 @@ def test_plans_of_every_trace_agree() -> None:
 
 def test_the_executor_holds_the_layers_and_passes_that_the_models_count() -> None:
     torch = pytest.importorskip("torch")
-    from makespan.training._engine import Clock, Engine
+    from makespan.training.engine import Clock, Engine
 
     for plan in trained_plans():
         spec, placement = small(plan), Placement.packed(plan.n_gpus, 8)

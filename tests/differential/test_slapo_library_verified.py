@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from makespan.claims import Claim
 from makespan.cli import main
 from makespan.papers.slapo import LEDGER, verify_experiment
-from makespan.papers.slapo._checks_verification import VERIFICATION_CHECKS
+from makespan.papers.slapo.checks import VERIFICATION_CHECKS
 from makespan.training.zoo import FAMILIES
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -78,7 +78,7 @@ def test_what_cannot_be_scheduled_is_refused_in_one_message(arguments, message):
 
 
 def test_options_of_the_table_are_checked_with_the_configuration():
-    from makespan.papers.slapo._settings_verification import Verification
+    from makespan.papers.slapo.settings import Verification
 
     given = {**SMALL, "families": ("gpt",), "processes": (1,), "schedules": SCHEDULES}
     with pytest.raises(ValueError, match=r"left_out\.gpt: 'stages'; accepted: tensor"):

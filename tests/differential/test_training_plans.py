@@ -5,8 +5,7 @@ import pytest
 
 from makespan.plans import ExecutionPlan
 from makespan.runtime import LocalLauncher
-from makespan.training import MODEL_FAMILIES as FAMILIES
-from makespan.training import SmallModel, TrainingJob, train_all
+from makespan.training import MODEL_FAMILIES as FAMILIES, SmallModel, TrainingJob, train_all
 
 pytest.importorskip("torch")
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from makespan.emulator import (
     Point,
@@ -17,8 +16,7 @@ from makespan.emulator import (
     read_point,
     trace_points,
 )
-from makespan.emulator._geometry import geometry
-from makespan.emulator._timemodel import TERM_NAMES, predict, predict_terms
+from makespan.emulator.model import TERM_NAMES, geometry, predict, predict_terms
 from makespan.hardware import ClusterSpec, cluster
 from makespan.plans import ExecutionPlan, Placement, memory_estimate, resolve_micro_batch
 from makespan.workloads import Workload, workload, workload_keys

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from fixed_step import simulate_fixed_step
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from toy_cluster import (
     catalogue_of,
     clusters,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from makespan.errors import MakespanError
 from makespan.tables import JOBS, REQUESTS, write_csv

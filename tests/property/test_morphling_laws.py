@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from toy_cluster import toy_catalogue, toy_nodes, traces
 
 from makespan.policies import REGISTRY
-from makespan.policies.morphling import CLAIRVOYANT, MorphlingWork
+from makespan.policies.lookahead import CLAIRVOYANT, MorphlingWork
 from makespan.sim import simulate, validate_schedule
 
 CATALOGUE = toy_catalogue()

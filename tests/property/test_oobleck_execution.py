@@ -1,10 +1,9 @@
 """Whatever the plan: cuts, pipelines and batches change no bit of what one process computes in order."""
 
 from chain_nodes import Nodes, plan_of, small_job
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from makespan.oobleck.runtime import Oracle
+from makespan.oobleck.oracle import Oracle
 
 N_LAYERS, MOST_NODES = 6, 5
 

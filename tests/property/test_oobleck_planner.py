@@ -6,27 +6,26 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from makespan.errors import InfeasiblePlanError
-from makespan.oobleck.planning import (
-    CostRule,
-    LayerProfile,
-    MemoryLimit,
-    ModelProfile,
-    PipelineTemplate,
-    Stage,
-    _choice,
-    check_guarantee,
+from makespan.oobleck import instantiation as _choice
+from makespan.oobleck.instantiation import (
     choose_plan,
     count_plans,
     distribute,
     enumerate_plans,
     estimated_time_s,
     event_time_s,
-    least_template_count,
     least_time_by_program,
+)
+from makespan.oobleck.plan import PipelineTemplate, Stage
+from makespan.oobleck.profile import LayerProfile, ModelProfile
+from makespan.oobleck.templates import (
+    CostRule,
+    MemoryLimit,
+    check_guarantee,
+    least_template_count,
     make_templates,
     pipeline_cost,
 )

@@ -3,12 +3,9 @@
 import random
 from collections import deque
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from makespan.oobleck.runtime import _messages as said
-from makespan.oobleck.runtime import _participant as tasks
-from makespan.oobleck.runtime import _protocol as acts
+from makespan.oobleck import messages as said, protocol as acts, protocol as tasks
 
 LAYERS = ("a", "b", "c")
 F = 1

@@ -2,8 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oobleck_templates import even_templates, layers_by_node
 
 from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure

@@ -4,12 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from makespan.perf import FORMS, load_environment, points_from_plans
-from makespan.perf._forms import Profile, Terms, p_norm
-from makespan.perf._points import geometry
+from makespan.perf.forms import Profile, Terms, geometry, p_norm
 from makespan.plans import Placement, read_plan
 from makespan.workloads import workload
 

@@ -2,8 +2,7 @@
 
 from math import prod
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from makespan.plans import (
     ExecutionPlan,

@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from schedules import check_invariants
 from torch import fx, nn
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from makespan.easyscale import ElasticTrainer
-from makespan.papers.easyscale._tables_accuracy import FIG9
+from makespan.papers.easyscale.tables import FIG9
 from makespan.tables import read_csv
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]

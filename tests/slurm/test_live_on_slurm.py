@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 COMMAND = """{python} -c \\
-  'from makespan.cli._live_run import live_command; live_command()' \\
+  'from makespan.cli.live import live_command; live_command()' \\
   --policy fifo --workload live-smoke --launcher slurm --output {output} --work-dir {work}"""
 
 

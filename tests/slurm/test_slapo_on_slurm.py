@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from makespan.papers.slapo._tables_verification import VERIFY
+from makespan.papers.slapo.tables import VERIFY
 from makespan.tables import read_csv
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]

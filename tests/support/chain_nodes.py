@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from makespan.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate, Stage
-from makespan.oobleck.runtime import ChainJob, LostPeerError, StageExecutor
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.stage import LostPeerError, StageExecutor
 
 torch.set_num_threads(1)
 SMALL = {"n_layers": 4, "hidden": 16, "heads": 2, "kv_heads": 2, "ffn": 32, "seq": 8, "vocab": 32}

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from makespan.errors import InputError
-from makespan.oobleck.runtime._node import take_part
+from makespan.oobleck.node import take_part
 from makespan.runtime import RunDirectory, end_worker, run_worker
 
 

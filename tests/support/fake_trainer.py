@@ -4,8 +4,7 @@ import math
 
 from makespan.errors import MakespanError, WorkerError
 from makespan.live import SegmentResult
-from makespan.live._engine import LiveClock
-from makespan.live._segments import Executor, SegmentEnd
+from makespan.live.engine import Executor, LiveClock, SegmentEnd
 
 _LEAST_WALL_S = 1e-9  # by which a wait moves the clock, however it rounds
 

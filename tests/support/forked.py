@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from makespan.runtime import _forkserver, _launch
+from makespan.runtime import forkserver as _forkserver, launch as _launch
 
 SUPPORT = Path(__file__).parent
 

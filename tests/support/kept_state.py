@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from makespan.easyscale.runtime import register_state
+from makespan.easyscale.context import register_state
 
 UPDATES = {"n": 0}
 _registered = {"n": 0}

@@ -6,10 +6,9 @@ import threading
 
 import torch
 
-from makespan.oobleck._faults import Fault, Faults
-from makespan.oobleck._live import LiveOptions, train_resilient
-from makespan.oobleck.planning import LayerProfile, ModelProfile
-from makespan.oobleck.runtime import ChainJob
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.profile import LayerProfile, ModelProfile
+from makespan.oobleck.trainer import Fault, Faults, LiveOptions, train_resilient
 
 SIZES = {"n_layers": 4, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64, "seq": 16, "vocab": 64}
 JOB = ChainJob(model_options=SIZES, n_microbatches=12)
@@ -62,7 +61,7 @@ def alive(pid):
 
 def replayed(plans, iterations, job=JOB, oracle=None, start=0):
     """Repeat iterations in one process under a log of plans; losses, and the process."""
-    from makespan.oobleck.runtime import Oracle
+    from makespan.oobleck.oracle import Oracle
 
     oracle = oracle or Oracle(job)
     losses = []

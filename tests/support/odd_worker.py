@@ -8,8 +8,8 @@ import signal
 import sys
 
 from makespan.runtime import end_worker, run_worker
-from makespan.training import _worker
-from makespan.training._engine import Engine
+from makespan.training import worker as _worker
+from makespan.training.engine import Engine
 
 _proper_step, _proper_finish = Engine.step, _worker.finish_checkpoint
 

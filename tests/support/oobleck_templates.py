@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from makespan.oobleck.planning import Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.plan import Pipeline, PipelineTemplate, Stage
 
 
 def even_template(n_nodes, n_layers, gpus_per_node=1, gpus_per_stage=1):

@@ -11,10 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from makespan.slapo import build, create_schedule
-from makespan.slapo._layouts import sharding_of
+from makespan.slapo.layouts import sharding_of
 from makespan.training.zoo import MODEL_FAMILIES, SmallModel, build_family, family_batch, family_spec
-from makespan.training.zoo._models import Attention, Layer, Mlp, build_model
-from makespan.training.zoo._tensor import shard_tensors
+from makespan.training.zoo.small import Attention, Layer, Mlp, build_model, shard_tensors
 
 SIZES = {"n_layers": 2, "hidden": 16, "heads": 4, "ffn": 32, "seq": 8, "vocab": 16}
 

@@ -5,7 +5,7 @@ from own_models import Mixer, Vit, images
 from torch.nn import functional as F
 
 from makespan.slapo import create_schedule
-from makespan.slapo._verify import Verify
+from makespan.slapo.verification import Verify
 
 
 def split_mlp(node):

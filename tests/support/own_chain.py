@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from makespan.oobleck.runtime import Chain
+from makespan.oobleck.chain import Chain
 
 WIDTH, WORDS, LENGTH = 16, 24, 6
 

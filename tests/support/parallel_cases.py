@@ -17,14 +17,13 @@ from makespan.slapo import (
     create_schedule,
     full_state_dict,
     init_empty_weights,
+    layouts as exchanges,
     load_full_state_dict,
     replay,
 )
-from makespan.slapo import _collectives as exchanges
-from makespan.slapo._collectives import SCHEMES
-from makespan.slapo._consolidate import consolidate
-from makespan.slapo._layouts import sharding_of
-from makespan.slapo._shard import ranks_of
+from makespan.slapo.building import consolidate
+from makespan.slapo.layouts import SCHEMES, sharding_of
+from makespan.slapo.sharding import ranks_of
 
 HIDDEN = 16
 

@@ -17,7 +17,7 @@ from makespan.slapo import (
     init_empty_weights,
     load_full_state_dict,
 )
-from makespan.slapo._consolidate import consolidate
+from makespan.slapo.building import consolidate
 
 HIDDEN, WORDS, N_MICROBATCHES = 8, 16, 4
 

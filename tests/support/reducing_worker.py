@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import torch
 
-from makespan.easyscale.runtime import GradientSet, RankMapping, Reduction, over_group, reduce_sets
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.reduction import GradientSet, Reduction, over_group, reduce_sets
 from makespan.runtime import end_worker, join, run_worker
 
 

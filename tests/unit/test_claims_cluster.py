@@ -7,7 +7,7 @@ import pytest
 
 from makespan.claims import judge
 from makespan.papers.morphling import LEDGER
-from makespan.papers.morphling._pairs import paired
+from makespan.papers.morphling.cluster import paired
 
 
 def table4(**changes):

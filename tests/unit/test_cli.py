@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import main
-from makespan.cli._main import VERBS
+from makespan.cli.group import VERBS
 from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.errors import InputError
 from makespan.hardware import cluster
@@ -342,6 +342,6 @@ def test_verbs_print_in_one_place_only() -> None:
     others = [
         path.name
         for path in folder.glob("*.py")
-        if path.name != "_output.py" and "click.echo" in path.read_text(encoding="utf-8")
+        if path.name != "options.py" and "click.echo" in path.read_text(encoding="utf-8")
     ]
     assert others == []

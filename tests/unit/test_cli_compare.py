@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import main
-from makespan.cli._view import Countdown, Progress
+from makespan.cli.simulate import Countdown, Progress
 from makespan.policies import policy_names
 from makespan.tables import COMPARISON, read_csv
 
@@ -239,7 +239,7 @@ def test_the_time_left_follows_from_the_last_runs(
 ) -> None:
     stream, now = io.StringIO(), [100.0]
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("makespan.cli._view.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("makespan.cli.simulate.time.perf_counter", lambda: now[0])
     countdown = Countdown("runs")
     for passed_s, done in ((0, 10), (5, 11), (12, 10), (13, 12), (32, 30), (300, 0), (320, 10)):
         now[0] = 100.0 + passed_s
@@ -265,7 +265,7 @@ def test_the_time_left_is_one_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     stream, now = Terminal(), [0.0]
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("makespan.cli._view.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("makespan.cli.simulate.time.perf_counter", lambda: now[0])
     countdown = Countdown("runs")
     for done in (0, 5, 10):
         countdown(done, 20)

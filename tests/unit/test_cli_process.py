@@ -15,7 +15,7 @@ import click
 import pytest
 
 from makespan.cli import main
-from makespan.cli._main import VERBS
+from makespan.cli.group import VERBS
 
 # A shell without job control starts what runs in the background with interrupts ignored; a terminal does not.
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -32,7 +32,7 @@ def test_each_verb_says_in_the_list_what_it_says_itself() -> None:
 
 def test_help_starts_without_the_heavy_libraries() -> None:
     code = (
-        "import sys; from makespan.cli import main, _simulate, _compare; "
+        "import sys; from makespan.cli import main, simulate; "
         "heavy = {'pandas', 'numpy', 'scipy', 'pydantic', 'matplotlib'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -49,7 +49,7 @@ def test_the_naive_workload_runs_without_any_option() -> None:
 def test_a_terminal_is_refreshed_in_place() -> None:
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm"}
-    often = "from makespan.cli import _view; _view._FRAME_S = 0.0; from makespan.cli import main; main()"
+    often = "from makespan.cli import simulate; simulate._FRAME_S = 0.0; from makespan.cli import main; main()"
     process = subprocess.Popen([sys.executable, "-c", often, "simulate"], stdout=slave, env=environment)
     os.close(slave)
     written = b""

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from makespan.cli import _view, main
-from makespan.cli._view import LiveView
+from makespan.cli import main, simulate as _view
+from makespan.cli.simulate import LiveView
 from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.policies import REGISTRY
@@ -186,7 +186,7 @@ def test_jobs_run_by_true_times_whatever_policies_know(known: str, tmp_path: Pat
 
 def test_an_impossible_schedule_is_said_and_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Violation("capacity", 12.5, 7, "vit-0", "node 3 gives 9 devices; accepted: 8")
-    monkeypatch.setattr("makespan.studies._runs.validate_schedule", lambda *_, **__: [found])
+    monkeypatch.setattr("makespan.studies.runs.validate_schedule", lambda *_, **__: [found])
     result = run("simulate", "--quiet")
     assert result.exit_code == 1
     assert "IMPOSSIBLE, 1 violations" in result.output

@@ -14,7 +14,7 @@ from makespan.config import code_hash, used_code
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "workflow" / "scripts").glob("*.py"))}
-CODE = ROOT / "src" / "makespan" / "config" / "_code.py"
+CODE = ROOT / "src" / "makespan" / "config" / "code.py"
 
 TOY = {
     "__init__.py": "",
@@ -35,7 +35,7 @@ TOY = {
 @pytest.fixture
 def toy(tmp_path):
     """Return a function that writes a toy package and a script, and lists what the script uses."""
-    for name, text in {**TOY, "config/_code.py": CODE.read_text()}.items():
+    for name, text in {**TOY, "config/code.py": CODE.read_text()}.items():
         path = tmp_path / "toy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -46,7 +46,7 @@ def toy(tmp_path):
             path = tmp_path / "toy" / name
             path.write_text(path.read_text().replace(old, new) if old else path.read_text() + new)
         (tmp_path / "script.py").write_text(script)
-        code = fresh(tmp_path / "toy" / "config" / "_code.py")
+        code = fresh(tmp_path / "toy" / "config" / "code.py")
         return code.used_code(tmp_path / "script.py", *more, **options)
 
     return used
@@ -147,7 +147,7 @@ def changed(tmp_path_factory):
     shutil.copytree(CODE.parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
 
     def hashes(**options):
-        code = fresh(copy / "config" / "_code.py")
+        code = fresh(copy / "config" / "code.py")
         return {name: code.code_hash(path, **options) for name, path in SCRIPTS.items()}
 
     def change(name, old, new, **options):
@@ -172,7 +172,7 @@ def test_editing_the_pipeline_concerns_the_scripts_that_train_and_no_other(chang
 def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
     schema = '\nNEW = table_schema("new", ("a", "int", "1", "a number"))\n'
     assert changed("tables/_catalogue.py", "", schema) == set()
-    entry = '_MODULES = {\n    "mine": "makespan.policies._shortest",'
+    entry = '_MODULES = {\n    "mine": "makespan.policies.queues",'
     assert changed("policies/_registry.py", "_MODULES = {", entry, chosen=["fifo"]) == set()
     assert changed("policies/_shortest.py", "", "\n# changed\n", chosen=["fifo"]) == set()
     assert "morphling_simulate" in changed("policies/_shortest.py", "", "\n# changed\n", chosen=["sjf"])

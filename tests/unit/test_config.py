@@ -19,12 +19,11 @@ from makespan.config import (
     settings_hash,
     settings_model,
 )
-from makespan.config._settings import shipped_live_workloads
-from makespan.config._throughput import shipped_calibrations
+from makespan.config.settings import shipped_calibrations, shipped_live_workloads
 from makespan.emulator import calibration_names
 from makespan.errors import ConfigError, MissingDataError
 from makespan.live import live_workloads
-from makespan.policies import _registry
+from makespan.policies import base as _registry
 
 ROOT = Path(__file__).parents[2]
 TEST_FILES = sorted((ROOT / "config" / "test").glob("*.yaml"))

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from mkdocs.exceptions import PluginError
 from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
-from makespan.cli import _view, main
+from makespan.cli import main, simulate as _view
 from makespan.papers import PAPERS
 from makespan.sim import EventKind
 from makespan.tables import PROVENANCES, SCHEMAS

@@ -10,14 +10,12 @@ from legible_figures import assert_is_legible
 
 from makespan.claims import judge
 from makespan.config import load_settings
-from makespan.easyscale.runtime import ElasticJob
+from makespan.easyscale.job import ElasticJob
 from makespan.errors import ConfigError, TraceError
-from makespan.papers.easyscale import LEDGER, read_published
-from makespan.papers.easyscale import _fig9 as fig9_module
-from makespan.papers.easyscale._draw_accuracy import plot_bits, plot_gap, plot_gap_curves
-from makespan.papers.easyscale._fig9 import STAGES, fig9, fig9_summary
-from makespan.papers.easyscale._gap import spreads
-from makespan.papers.easyscale._tables_accuracy import GAP, GAP_CURVES
+from makespan.papers.easyscale import LEDGER, accuracy as fig9_module, read_published
+from makespan.papers.easyscale.accuracy import STAGES, fig9, fig9_summary, spreads
+from makespan.papers.easyscale.figures import plot_bits, plot_gap, plot_gap_curves
+from makespan.papers.easyscale.tables import GAP, GAP_CURVES
 
 ROOT = Path(__file__).parents[2]
 CELLS = {
@@ -248,7 +246,7 @@ def test_the_figures_of_accuracy_show_every_scheme():
 
 def test_right_answers_are_counted_by_class_and_in_evaluation_mode():
     torch = pytest.importorskip("torch")
-    from makespan.easyscale.runtime._scoring_worker import count_right
+    from makespan.easyscale.scoring_worker import count_right
 
     scores = torch.eye(3)[[0, 0, 1, 2, 2]]
     batches = [(scores[:3], torch.tensor([0, 1, 1])), (scores[3:], torch.tensor([2, 2]))]

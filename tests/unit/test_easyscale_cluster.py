@@ -19,8 +19,8 @@ from makespan.papers.easyscale import (
     read_published,
     serving_experiment,
 )
-from makespan.papers.easyscale._draw import fig14, fig15, sensitivity, serving
-from makespan.papers.easyscale._tables import FIG14
+from makespan.papers.easyscale.figures import fig14, fig15, sensitivity, serving
+from makespan.papers.easyscale.tables import FIG14
 from makespan.tables import write_csv
 from makespan.throughput import shipped_register
 

@@ -12,20 +12,13 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from makespan.easyscale.runtime import (
-    Contexts,
-    DeterminismLevel,
-    HostedWorkers,
-    RankMapping,
-    Reduction,
-    TrainedParts,
-    in_memory,
-    optimizer_sha,
-    parameter_sha,
-    register_generator,
-    register_state,
-)
-from makespan.easyscale.runtime._contexts import registered_state
+from makespan.easyscale.context import Contexts, register_generator, register_state, registered_state
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.kernels import DeterminismLevel
+from makespan.easyscale.parts import TrainedParts
+from makespan.easyscale.randomness import optimizer_sha, parameter_sha
+from makespan.easyscale.reduction import Reduction, in_memory
+from makespan.easyscale.worker import HostedWorkers
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")

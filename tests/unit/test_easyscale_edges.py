@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 from elastic_job import OWN, bits, trainer
 
 from makespan.easyscale import run_together
-from makespan.easyscale.runtime import CANONICAL, LEVELS, use_kernels
+from makespan.easyscale.kernels import CANONICAL, LEVELS
+from makespan.easyscale.parts import use_kernels
 from makespan.errors import InputError, WorkerError
 from makespan.runtime import LocalLauncher, RunDirectory
 

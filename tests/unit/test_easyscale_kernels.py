@@ -2,7 +2,7 @@
 
 import pytest
 
-from makespan.easyscale.runtime import (
+from makespan.easyscale.kernels import (
     CANONICAL,
     KERNEL_SETS,
     LEVELS,
@@ -19,8 +19,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 from torch import nn
 
-from makespan.easyscale.runtime import scan_module, use_kernels
-from makespan.easyscale.runtime._sums import ExplicitSums, ordered_sum
+from makespan.easyscale.parts import ExplicitSums, ordered_sum, scan_module, use_kernels
 from makespan.training.zoo import STAND_INS, StandIn, build_stand_in
 
 pytestmark = pytest.mark.xdist_group("training")

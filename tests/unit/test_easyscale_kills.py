@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from elastic_job import JOB, OWN, bits, trainer
 
-from makespan.easyscale import _run_folder
-from makespan.easyscale.runtime import TRAINING_LOCK, RankMapping
+from makespan.easyscale import trainer as _run_folder
+from makespan.easyscale.job import TRAINING_LOCK, RankMapping
 from makespan.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("training")

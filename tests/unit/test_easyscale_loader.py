@@ -17,9 +17,14 @@ from numpy.random import mtrand
 from stand_in_bits import flat
 from torch.utils.data import DataLoader, DistributedSampler
 
-from makespan.easyscale.runtime import LoaderPool, LoaderState, Shards
-from makespan.easyscale.runtime._randomness import apart_from_own, give_randomness, take_randomness
-from makespan.easyscale.runtime._seeding import seed_everything, seed_stream
+from makespan.easyscale.data import LoaderPool, LoaderState, Shards
+from makespan.easyscale.randomness import (
+    apart_from_own,
+    give_randomness,
+    seed_everything,
+    seed_stream,
+    take_randomness,
+)
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.training.zoo import StandIn, stand_in_data
 

@@ -11,9 +11,8 @@ from legible_figures import assert_is_legible
 from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import ConfigError, UnknownNameError
-from makespan.papers.easyscale import LEDGER, SETTINGS, measure_overheads, read_published
-from makespan.papers.easyscale import _draw_overheads as draw
-from makespan.papers.easyscale._tables_overheads import OVERHEADS as FIGURES
+from makespan.papers.easyscale import LEDGER, SETTINGS, figures as draw, measure_overheads, read_published
+from makespan.papers.easyscale.tables import OVERHEADS as FIGURES
 from makespan.tables import read_csv, write_csv
 from makespan.training.zoo import STAND_INS
 
@@ -96,15 +95,12 @@ def test_printed_cells_stand_beside_what_was_measured(measured):
 def test_without_context_switches_nothing_else_is_left_out():
     """A model without random draws and buffers then trains to the same bits."""
     torch = pytest.importorskip("torch")
-    from makespan.easyscale.runtime import (
-        DeterminismLevel,
-        HostedWorkers,
-        RankMapping,
-        Reduction,
-        over_group,
-        parameter_sha,
-    )
-    from makespan.easyscale.runtime import _timing_worker as worker
+    from makespan.easyscale import timing_worker as worker
+    from makespan.easyscale.job import RankMapping
+    from makespan.easyscale.kernels import DeterminismLevel
+    from makespan.easyscale.randomness import parameter_sha
+    from makespan.easyscale.reduction import Reduction, over_group
+    from makespan.easyscale.worker import HostedWorkers
     from makespan.training.zoo import StandIn
 
     spec, found = StandIn("neumf", width=16), []

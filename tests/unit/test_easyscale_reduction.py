@@ -5,15 +5,16 @@ import sys
 
 import pytest
 
-from makespan.easyscale.runtime import RankMapping
+from makespan.easyscale.job import RankMapping
 from makespan.errors import InputError, UnknownNameError
 
 torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from makespan.easyscale.runtime import (
+from makespan.easyscale.reduction import (
     Buckets,
+    Exchange,
     GradientSet,
     ReadyOrder,
     Reduction,
@@ -21,15 +22,14 @@ from makespan.easyscale.runtime import (
     provisional_map,
     rebuilt_map,
     reduce_sets,
+    ring_chunks,
     trained_parameters,
 )
-from makespan.easyscale.runtime._exchange import Exchange
-from makespan.easyscale.runtime._folds import ring_chunks
 
 
 def test_the_paper_and_its_mappings_are_read_without_torch():
     code = (
-        "import sys, makespan.papers.easyscale, makespan.easyscale.runtime as r\n"
+        "import sys, makespan.papers.easyscale, makespan.easyscale.job as r\n"
         "r.RankMapping.parse('0,1/2'); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

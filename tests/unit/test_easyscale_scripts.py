@@ -22,26 +22,22 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from makespan.easyscale import ElasticTrainer
-from makespan.easyscale._stages import RunOptions
-from makespan.easyscale.runtime import (
+from makespan.easyscale.context import (
     Contexts,
-    DeterminismLevel,
-    ElasticJob,
-    HostedWorkers,
-    LoaderPool,
-    RankMapping,
-    Reduction,
-    Shards,
-    TrainedParts,
-    build_parts,
-    in_memory,
+    _groups,
+    hide_processes,
     register_state,
+    registered_state,
+    seen_as,
 )
-from makespan.easyscale.runtime._contexts import registered_state
-from makespan.easyscale.runtime._loading import Order, make
-from makespan.easyscale.runtime._stage import _Process
-from makespan.easyscale.runtime._user_state import UserState, _Taking, is_filled_cache
-from makespan.easyscale.runtime._virtual import _groups, hide_processes, seen_as
+from makespan.easyscale.data import LoaderPool, Order, Shards, make
+from makespan.easyscale.job import ElasticJob, RankMapping
+from makespan.easyscale.kernels import DeterminismLevel
+from makespan.easyscale.parts import TrainedParts, build_parts
+from makespan.easyscale.reduction import Reduction, in_memory
+from makespan.easyscale.trainer import RunOptions
+from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
+from makespan.easyscale.worker import HostedWorkers, _Process
 from makespan.errors import InputError, TrainingError
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -466,7 +462,7 @@ from pathlib import Path
 
 import torch
 
-from makespan.easyscale.runtime._saved import _write
+from makespan.easyscale.worker import _write
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:

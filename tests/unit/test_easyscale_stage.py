@@ -12,14 +12,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 from elastic_job import OWN, bits, trainer
 
-from makespan.easyscale._placing import Placing
-from makespan.easyscale._stages import RunOptions, _Run
-from makespan.easyscale.runtime import ElasticJob, build_parts, register_generator
-from makespan.easyscale.runtime._contexts import registered_state
-from makespan.easyscale.runtime._offload import HostCopies, settle
-from makespan.easyscale.runtime._saved import _leaves, _read, _write
-from makespan.easyscale.runtime._stage import train_stage
-from makespan.easyscale.runtime._virtual import seen_as
+from makespan.easyscale.context import register_generator, registered_state, seen_as
+from makespan.easyscale.job import ElasticJob, Placing
+from makespan.easyscale.parts import build_parts
+from makespan.easyscale.reduction import HostCopies, settle
+from makespan.easyscale.trainer import RunOptions, _Run
+from makespan.easyscale.worker import _leaves, _read, _write, train_stage
 from makespan.errors import CheckpointError, InputError
 from makespan.runtime import Identity, RunDirectory
 

@@ -18,11 +18,10 @@ from elastic_job import BITS, JOB, OWN, bits, trainer
 
 from makespan.cli import main
 from makespan.easyscale import ElasticTrainer, export_model, request_change, run_together
-from makespan.easyscale._stages import _suspended_by_signals, settled
-from makespan.easyscale._tables import ELASTIC_STEPS
-from makespan.easyscale.runtime import ElasticJob
+from makespan.easyscale.job import ElasticJob
+from makespan.easyscale.trainer import ELASTIC_STEPS, _suspended_by_signals, settled
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
-from makespan.runtime import _checkpoints
+from makespan.runtime import checkpoints as _checkpoints
 from makespan.tables import read_csv
 
 pytestmark = pytest.mark.xdist_group("training")

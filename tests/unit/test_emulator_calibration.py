@@ -19,8 +19,10 @@ from makespan.emulator import (
     refined_set,
     trace_points,
 )
-from makespan.emulator._calibration import CONSTANT_NAMES, prior_theta, theta_array, theta_mapping
-from makespan.emulator._protocols import (
+from makespan.emulator.constants import CONSTANT_NAMES, prior_theta, theta_array, theta_mapping
+from makespan.emulator.model import predict, preset_digests
+from makespan.emulator.validation import (
+    agreement,
     anchor_rows,
     anchor_scale,
     anchored,
@@ -30,9 +32,6 @@ from makespan.emulator._protocols import (
     leave_out,
     public_constants,
 )
-from makespan.emulator._timemodel import predict
-from makespan.emulator._trace import preset_digests
-from makespan.emulator._validate import agreement
 from makespan.errors import FitError, InputError, MissingDataError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.workloads import model_keys, workload

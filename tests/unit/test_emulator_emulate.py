@@ -18,12 +18,12 @@ from makespan.emulator import (
     read_point,
     trace_points,
 )
-from makespan.emulator._emulate import row_seed
-from makespan.emulator._points import points_from_frame
+from makespan.emulator.model import row_seed
+from makespan.emulator.points import points_from_frame
 from makespan.errors import InputError, PlanError, TraceError
 from makespan.hardware import ClusterSpec, cluster, cluster_names
+from makespan.numerics import significant
 from makespan.plans import Placement
-from makespan.rounding import significant
 from makespan.tables import THROUGHPUT
 from makespan.workloads import workload, workload_keys
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from makespan.emulator._geometry import geometry, intra_bandwidth
+from makespan.emulator.model import geometry, intra_bandwidth
 from makespan.errors import PlanError
 from makespan.hardware import Network, node
 

@@ -11,9 +11,8 @@ from makespan.emulator import (
     read_point,
     trace_points,
 )
-from makespan.emulator._calibration import CONSTANT_NAMES, prior_theta, theta_array, theta_mapping
-from makespan.emulator._features import FEATURE_NAMES
-from makespan.emulator._timemodel import TERM_NAMES, predict, predict_terms
+from makespan.emulator.constants import CONSTANT_NAMES, prior_theta, theta_array, theta_mapping
+from makespan.emulator.model import FEATURE_NAMES, TERM_NAMES, predict, predict_terms
 from makespan.errors import InputError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.workloads import Workload, workload

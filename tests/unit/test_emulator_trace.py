@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from makespan.emulator import emulate, load_calibration, read_point, trace_points, write_trace
-from makespan.emulator._points import data_parallel_placements, equal_placements
-from makespan.emulator._trace import legacy_frame
+from makespan.emulator.model import legacy_frame
+from makespan.emulator.points import data_parallel_placements, equal_placements
 from makespan.errors import UnknownNameError
 from makespan.hardware import cluster
 from makespan.plans import Placement, write_exec_plan

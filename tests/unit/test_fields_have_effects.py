@@ -240,7 +240,7 @@ def is_left_out_of_calibrations(field: str, value: Any) -> None:
     tables = {"gpt2": emulate(GPT, trace_points(GPT, cluster("a800-8")), cluster("a800-8"))}
     assert set(observe(tables, cluster("a800-8")).model) == {GPT.model.key}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("makespan.emulator._observations.workload", lambda _: replace(GPT, **{field: value}))
+        patch.setattr("makespan.emulator.validation.load_workload", lambda _: replace(GPT, **{field: value}))
         with pytest.raises(MakespanError):
             observe(tables, cluster("a800-8"))
 

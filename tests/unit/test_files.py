@@ -204,12 +204,12 @@ def test_json_keeps_its_layout(tmp_path):
 
 ROOT = Path(__file__).parents[2]
 PLACES = {
-    r"\btomllib\.": {"files.py", "presets.py"},  # the second: data of the package
-    r"\byaml\.(safe_)?load|SafeLoader": {"files.py", "papers/_figure.py"},
-    r"\bpd\.read_csv\(": {"tables/_io.py", "claims/_ledger.py"},  # the second: data of the package
-    r"\.to_csv\(": {"tables/_io.py"},
-    r"\.savefig\(": {"plots/_style.py"},
-    r"\.write_(text|bytes)\(": {"files.py", "throughput/_register.py"},
+    r"\btomllib\.": {"files.py"},
+    r"\byaml\.(safe_)?load|SafeLoader": {"files.py", "papers/figure.py"},
+    r"\bpd\.read_csv\(": {"tables/io.py", "claims.py"},  # the second: data of the package
+    r"\.to_csv\(": {"tables/io.py"},
+    r"\.savefig\(": {"plots/style.py"},
+    r"\.write_(text|bytes)\(": {"files.py", "throughput/register.py"},
     r"\bos\.replace\(|\.replace\(target\)": {"files.py"},
     r"json\.dump\(|json\.load\(": set(),
 }

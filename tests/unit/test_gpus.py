@@ -11,24 +11,30 @@ from click.testing import CliRunner
 
 from makespan.cli import main
 from makespan.errors import InputError
-from makespan.live._segments import slots_of
-from makespan.oobleck import _live
-from makespan.oobleck._joining import join_run
+from makespan.live.engine import slots_of
+from makespan.oobleck import trainer as _live
+from makespan.oobleck.trainer import join_run
 from makespan.plans import Placement
-from makespan.profiling import _rates, allocation_launcher, profile_points, profiling_launcher, rate_runs
+from makespan.profiling import (
+    allocation_launcher,
+    profile_points,
+    profiling_launcher,
+    rate_runs,
+    rates as _rates,
+)
 from makespan.runtime import (
     Identity,
     Launch,
     LocalLauncher,
     RunDirectory,
-    _launch,
-    _rendezvous,
     choose_device,
     join,
+    launch as _launch,
     local_gpus,
     local_launcher,
+    rendezvous as _rendezvous,
 )
-from makespan.runtime._devices import Gpus
+from makespan.runtime.launch import Gpus
 from makespan.workloads import workload
 
 torch = pytest.importorskip("torch")
@@ -254,7 +260,7 @@ def test_who_joins_a_run_names_its_gpu(gpus, tmp_path):
 @on_gpu
 @pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
 def test_a_schedule_agrees_with_its_model_on_a_gpu(family):
-    from makespan.papers.slapo._verification import verify_schedules
+    from makespan.papers.slapo.measured import verify_schedules
 
     (found,) = verify_schedules([{"family": family, "options": {}}], 1, LocalLauncher("cuda"))
     assert found["is_equal"], found["report"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from toy_cluster import toy_catalogue, toy_nodes, traces
 
-from makespan.policies import _registry
+from makespan.policies import base as _registry
 from makespan.sim import simulate, validate_schedule
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -20,7 +20,7 @@ def smallest(root):
     first = BLOCK.findall((root / "docs" / "guides" / "write-a-policy.md").read_text(encoding="utf-8"))[0]
     module = ModuleType("_smallest")
     sys.modules["_smallest"] = module
-    exec(compile(first, "_smallest.py", "exec"), module.__dict__)
+    exec(compile(first, "smallest.py", "exec"), module.__dict__)
     yield module.POLICIES[0]
     del sys.modules["_smallest"]
 

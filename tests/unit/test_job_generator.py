@@ -31,7 +31,7 @@ from makespan.traces import (
     with_load,
     with_perturbed_arrivals,
 )
-from makespan.traces._synthetic import apportion
+from makespan.traces.synthetic import apportion
 
 TOLERANCE = 0.10
 MODELS = {"bert": 64, "gpt2": 69, "llama30": 51, "llama7": 54, "roberta": 58, "t5": 62, "vit": 48}

@@ -23,7 +23,7 @@ from makespan.traces import (
     read_philly_jobs,
     read_philly_machines,
 )
-from makespan.traces._nested_lists import _CHUNK_ROWS
+from makespan.traces.readers import _CHUNK_ROWS
 
 HEAD = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
 GOOD = "a,5,60,roberta,2,16,0,zero-dp,100,1\nb,9,,llama2-7b,16,128,1.25,182,7,0\n"
@@ -186,7 +186,7 @@ def test_rows_of_another_length_are_refused_in_every_list(write):
 
 
 def test_short_rows_are_found_in_later_pieces(pai, monkeypatch):
-    monkeypatch.setattr("makespan.traces._nested_lists._CHUNK_ROWS", 1)
+    monkeypatch.setattr("makespan.traces.readers._CHUNK_ROWS", 1)
     short = INSTANCE_TABLE + "j2,tensorflow,d,w4,i2,Failed,0,0\n"
     with pytest.raises(TraceError, match=r"instances\.csv: row 4, column 'machine': found 'nothing'"):
         pai(instances=short)
@@ -578,7 +578,7 @@ def test_pai_instances_decide_the_time_where_given(pai):
 
 def test_pai_tables_are_read_in_pieces_to_the_same_result(pai, monkeypatch):
     whole = pai(instances=INSTANCE_TABLE, machines={"m1": 8, "m2": 2})
-    monkeypatch.setattr("makespan.traces._nested_lists._CHUNK_ROWS", 1)
+    monkeypatch.setattr("makespan.traces.readers._CHUNK_ROWS", 1)
     pieces = pai(instances=INSTANCE_TABLE, machines={"m1": 8, "m2": 2})
     pd.testing.assert_frame_equal(pieces.table, whole.table)
     assert _CHUNK_ROWS > 1

@@ -8,32 +8,32 @@ from pathlib import Path
 
 import pytest
 
+from makespan.cleanup import sweep, temporary_directory
 from makespan.files import write_text
-from makespan.leftovers import sweep, temporary_directory
 
 HOST = socket.gethostname()
 HOLDING = (
     "import sys, tempfile; from pathlib import Path\n"
-    "from makespan.leftovers import temporary_directory, temporary_file\n"
+    "from makespan.cleanup import temporary_directory, temporary_file\n"
     "folder = Path(sys.argv[1])\n"
     "tempfile.tempdir = str(folder)\n"
     "with temporary_directory('run') as one, temporary_file(folder, '.table-', '.csv') as two:\n"
     "    (one / 'inside').touch(); print(one, two, sep='\\n', flush=True); sys.stdin.read()"
 )
 RUNNING = (
-    "import subprocess, sys; from makespan.leftovers import register_run\n"
+    "import subprocess, sys; from makespan.cleanup import register_run\n"
     "register_run(); print('registered', flush=True)\n"
     "subprocess.run(['sh', '-c', sys.argv[1] + '; true']) if sys.argv[1:] else sys.stdin.read()"
 )
-ASKING = "from makespan.leftovers import register_run; print(register_run())"
+ASKING = "from makespan.cleanup import register_run; print(register_run())"
 JOB = (
     "import os, time; from pathlib import Path; from makespan.logs import logged_to\n"
     "with logged_to('job.log'):\n    Path('pid').write_text(str(os.getpid())); time.sleep(600)"
 )
 POOL = (
-    "import time; from pathlib import Path; from makespan.studies import _pool, run_all, scenario\n"
+    "import time; from pathlib import Path; from makespan.studies import runs, run_all, scenario\n"
     "from makespan.studies import Case\n"
-    "_pool._one = lambda *_: (Path('started').touch(), time.sleep(600))\n"
+    "runs._one = lambda *_: (Path('started').touch(), time.sleep(600))\n"
     "few = scenario('base', n_jobs=2)\n"
     "run_all([Case(few, 'fifo'), Case(few, 'sjf')], 2)"
 )

@@ -13,9 +13,9 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.claims import judge
-from makespan.cli._live_run import _EventLines
+from makespan.cleanup import temporary_directory
+from makespan.cli.live import _EventLines
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
-from makespan.leftovers import temporary_directory
 from makespan.metrics import live_summary
 from makespan.papers.morphling import LEDGER
 from makespan.policies import policy
@@ -41,8 +41,8 @@ def driven(monkeypatch):
     def executor(trainer, n_slots):
         return DrivenExecutor(trainer, n_slots, clocks[-1])
 
-    monkeypatch.setattr("makespan.live._run.LiveClock", clock)
-    monkeypatch.setattr("makespan.live._run.Executor", executor)
+    monkeypatch.setattr("makespan.live.run.LiveClock", clock)
+    monkeypatch.setattr("makespan.live.run.Executor", executor)
 
 
 def setting(jobs, name="fifo", delay_wall_s=0.02):

@@ -17,13 +17,13 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.cli import main
-from makespan.cli._live_run import live_command
-from makespan.live import _prepare
-from makespan.live._prepare import Profiler
-from makespan.live._segments import configuration_plan, slots_of
+from makespan.cli.live import live_command
+from makespan.live import run as _prepare
+from makespan.live.engine import configuration_plan, slots_of
+from makespan.live.run import Profiler
 from makespan.policies import policy
-from makespan.profiling import _measurements
-from makespan.profiling._design import model_of
+from makespan.profiling import profile as _measurements
+from makespan.profiling.profile import model_of
 from makespan.runtime import latest_checkpoint
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
 from makespan.training import TrainingJob, read_progress, train
@@ -39,7 +39,7 @@ SETTINGS = live.live_settings()
 QUICK = replace(SETTINGS, warmup_steps=0, steps=1, repetitions=1, restart_steps=1)
 # An interrupt counts, even where the tests themselves were started to ignore it.
 START = """import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
-from makespan.cli._live_run import live_command; live_command()"""
+from makespan.cli.live import live_command; live_command()"""
 COMMAND = [sys.executable, "-c", START]
 
 
@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     assert not any(alive(pid) for pid in pids)
     done = latest_checkpoint(work / "jobs" / "b" / "checkpoints").step
     setting([replace(one, steps=min(one.steps, done + 5)) for one in endless.jobs]).save(work)
-    monkeypatch.setattr("makespan.live._run.live_settings", lambda: QUICK)
+    monkeypatch.setattr("makespan.live.run.live_settings", lambda: QUICK)
     outcome = CliRunner().invoke(live_command, [*options, "--quiet"], **main.context_settings)
     assert outcome.exit_code == 0, outcome.output
     assert "average JCT" in outcome.stdout

@@ -13,9 +13,9 @@ from makespan.papers.morphling import (
     fit_workloads,
     measured_fig7,
 )
-from makespan.papers.morphling._performance import measured_table2
+from makespan.papers.morphling.performance import measured_table2
 from makespan.perf import load_environment
-from makespan.profiling._rates import MachineRates, environment_text
+from makespan.profiling.rates import MachineRates, environment_text
 from makespan.tables import THROUGHPUT
 
 TIMES = {

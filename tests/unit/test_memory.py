@@ -15,7 +15,7 @@ from makespan.plans import (
     resolve_micro_batch,
     stages,
 )
-from makespan.plans._memory import MemoryRules
+from makespan.plans.memory import MemoryRules
 from makespan.workloads import model, workload
 
 A800 = node("a800")

@@ -15,12 +15,12 @@ from makespan.metrics import (
     gpu_allocation_ratio,
     guarantee_breaches,
     idle_spells,
+    integral,
     job_metrics,
     sla_attainment,
     summary,
     time_average,
 )
-from makespan.metrics._steps import integral
 from makespan.policies import REGISTRY
 from makespan.sim import NodeEvent, NodeEventKind, simulate
 from makespan.studies import TableCatalogue

@@ -11,17 +11,22 @@ from toy_cluster import toy_catalogue, toy_job, toy_nodes
 from makespan.errors import InputError, TraceError
 from makespan.hardware import cluster
 from makespan.papers import morphling as paper
-from makespan.papers.morphling._draw_cluster import allocation_by_family
-from makespan.papers.morphling._experiments import compare_policies, getting_started
-from makespan.papers.morphling._knowledge import knowledge_study
-from makespan.papers.morphling._lists import compare_on_lists, drawn_lists, of_size
-from makespan.papers.morphling._pairs import CLAIRVOYANT, RECONFIGURING, paired
-from makespan.papers.morphling._studies import (
+from makespan.papers.morphling.cluster import (
+    CLAIRVOYANT,
+    RECONFIGURING,
+    compare_on_lists,
+    compare_policies,
+    drawn_lists,
+    getting_started,
+    knowledge_study,
     large_models_study,
     load_study,
+    of_size,
+    paired,
     rounds_study,
     scale_study,
 )
+from makespan.papers.morphling.figures import allocation_by_family
 from makespan.policies import REGISTRY
 from makespan.studies import Scenario, knowing, predictions, read_scenarios, run
 from makespan.tables import JOBS, PREDICTIONS, write_csv

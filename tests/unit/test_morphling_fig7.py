@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 
 from makespan.errors import TraceError
-from makespan.papers.morphling import Stage, fig7
-from makespan.papers.morphling import _fig7 as module
-from makespan.papers.morphling._fig7 import MORPHLING
-from makespan.perf import _learning as learning
+from makespan.papers.morphling import Stage, fig7, performance as module
+from makespan.papers.morphling.performance import MORPHLING
+from makespan.perf import fitting as learning
 from makespan.plans import Placement, write_exec_plan
 
 STAGES = [

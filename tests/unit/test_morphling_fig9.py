@@ -15,7 +15,7 @@ from makespan.papers.morphling import (
     fig9_summary,
     read_published,
 )
-from makespan.papers.morphling._draw_jobs import plot_accuracy
+from makespan.papers.morphling.figures import plot_accuracy
 
 LOSSES = {
     "one": [2.0, 1.0, 0.5],

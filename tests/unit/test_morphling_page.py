@@ -8,8 +8,8 @@ import pytest
 from pages import generator
 
 from makespan.papers.morphling import LEDGER, page, read_published
-from makespan.papers.morphling._page import BLOCKS, STATEMENTS
-from makespan.papers.morphling._tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
+from makespan.papers.morphling.results_page import BLOCKS, STATEMENTS
+from makespan.papers.morphling.tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
 from makespan.policies import policy_names
 from makespan.tables import JOINED_CLAIMS, LIVE, write_csv
 

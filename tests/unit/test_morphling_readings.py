@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
-from makespan.papers.morphling._page import page
-from makespan.papers.morphling._readings import ALL_BEFORE, ALTERNATIVES, exchange_readings
-from makespan.papers.morphling._tables import READINGS
+from makespan.papers.morphling.cluster import ALL_BEFORE, ALTERNATIVES, exchange_readings
+from makespan.papers.morphling.results_page import page
+from makespan.papers.morphling.tables import READINGS
 from makespan.policies import REGISTRY
 from makespan.policies.morphling import Morphling
 from makespan.studies import Scenario, run

@@ -9,9 +9,9 @@ from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
 from makespan.claims import Claim
 from makespan.papers.morphling import LEDGER
-from makespan.papers.morphling._draw_cluster import rivals
-from makespan.papers.morphling._rivals import AIMS_AT_MAKESPAN, VALUES, sweep_rivals
-from makespan.papers.morphling._tables import RIVALS
+from makespan.papers.morphling.cluster import AIMS_AT_MAKESPAN, VALUES, sweep_rivals
+from makespan.papers.morphling.figures import rivals
+from makespan.papers.morphling.tables import RIVALS
 from makespan.policies import REGISTRY
 from makespan.studies import Scenario, run
 from makespan.tables import write_csv

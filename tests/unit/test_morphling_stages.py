@@ -6,7 +6,7 @@ import pytest
 from makespan.errors import UnknownNameError
 from makespan.hardware import cluster
 from makespan.papers.morphling import TABLE2_ROWS, fit_workloads, sensitivity
-from makespan.papers.morphling._draw_jobs import family_curves, offload_curves
+from makespan.papers.morphling.figures import family_curves, offload_curves
 from makespan.plots import ENVELOPE
 from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES
 from makespan.throughput import EmulatedSource

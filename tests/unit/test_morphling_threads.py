@@ -9,10 +9,9 @@ from makespan.claims import Claim
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.papers.morphling import LEDGER, threads_study
-from makespan.papers.morphling._draw_cluster import threads
-from makespan.papers.morphling._pairs import CHOSEN, REQUESTED, threads_worth
-from makespan.papers.morphling._tables import THREADS
-from makespan.papers.morphling._threads import with_offload
+from makespan.papers.morphling.cluster import CHOSEN, REQUESTED, threads_worth, with_offload
+from makespan.papers.morphling.figures import threads
+from makespan.papers.morphling.tables import THREADS
 from makespan.studies import generated_jobs
 from makespan.tables import write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes

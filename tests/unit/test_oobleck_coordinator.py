@@ -12,13 +12,11 @@ import pytest
 from forked import forking_servers
 
 from makespan.files import read_json
-from makespan.oobleck import _faults
-from makespan.oobleck._faults import Fault, Faults
-from makespan.oobleck.runtime import Event, _coordinator
-from makespan.oobleck.runtime import _messages as said
-from makespan.oobleck.runtime._coordinator import Coordinator, Limits
-from makespan.oobleck.runtime._node import ADDRESS_FILE
-from makespan.oobleck.runtime._protocol import Coordination, Decision, Halt
+from makespan.oobleck import coordinator as _coordinator, messages as said, trainer as _faults
+from makespan.oobleck.coordinator import Coordinator, Event, Limits
+from makespan.oobleck.node import ADDRESS_FILE
+from makespan.oobleck.protocol import Coordination, Decision, Halt
+from makespan.oobleck.trainer import Fault, Faults
 from makespan.runtime import Launch, LocalLauncher, RunDirectory
 
 LAYERS = ("a", "b", "c", "d")

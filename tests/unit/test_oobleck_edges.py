@@ -24,35 +24,36 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from makespan.config import load_settings
 from makespan.errors import InputError, TraceError
-from makespan.oobleck.simulators import (
+from makespan.files import read_preset
+from makespan.oobleck.simulator import (
     DEFECTS,
     MODES,
-    SPOT_TRACES,
     SYSTEMS,
-    NodeEvent,
-    NodeTrace,
+    BambooMachine,
+    OobleckMachine,
     Systems,
+    VarunaMachine,
     expected_share,
-    generate_failures,
-    generate_spot,
-    generate_steady,
-    read_trace,
     repairs,
     simulate,
     switches,
     unused_nodes,
     young_daly_steps,
 )
-from makespan.oobleck.simulators._bamboo import BambooMachine
-from makespan.oobleck.simulators._oobleck import OobleckMachine
-from makespan.oobleck.simulators._varuna import VarunaMachine
+from makespan.oobleck.traces import (
+    SPOT_TRACES,
+    NodeEvent,
+    NodeTrace,
+    generate_failures,
+    generate_spot,
+    generate_steady,
+    read_trace,
+)
 from makespan.papers.oobleck import generated_traces, read_published
-from makespan.presets import read_preset
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = load_settings([], ROOT).oobleck.simulation.systems()

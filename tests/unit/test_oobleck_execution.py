@@ -30,24 +30,14 @@ from chain_nodes import SMALL, Nodes, plan_of, small_job
 from own_chain import Words
 
 from makespan.errors import InputError, UnknownNameError
-from makespan.oobleck.planning import HybridPlan, Pipeline, PipelineTemplate, Stage
-from makespan.oobleck.runtime import (
-    Chain,
-    ChainJob,
-    LostPeerError,
-    Oracle,
-    StageExecutor,
-    job_from,
-    plan_from,
-    plan_values,
-)
-from makespan.oobleck.runtime._chain import load_chain, load_microbatch
-from makespan.oobleck.runtime._instructions import instructions, n_buffers
-from makespan.oobleck.runtime._layers import HeldLayers
-from makespan.oobleck.runtime._links import Links
+from makespan.oobleck.chain import Chain, load_chain, load_microbatch
+from makespan.oobleck.job import ChainJob, job_from
+from makespan.oobleck.oracle import Oracle
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage, plan_from, plan_values
+from makespan.oobleck.stage import HeldLayers, Links, LostPeerError, StageExecutor, instructions, n_buffers
 from makespan.training import SmallModel
 from makespan.training.zoo import build_link, n_links
-from makespan.training.zoo._models import build_model
+from makespan.training.zoo.small import build_model
 
 SIZES = list(itertools.product(range(1, 7), range(1, 13)))
 PAIRS = {"send_act": ("recv_act", 1), "send_grad": ("recv_grad", -1)}
@@ -225,9 +215,9 @@ def test_options_and_samples_of_a_chain_are_checked(root, tmp_path):
 def test_ties_of_what_is_not_there_are_refused(ties, message, tmp_path, monkeypatch):
     layers = [lambda: torch.nn.Linear(3, 3, bias=False)] * 2
     file = tmp_path / "tied.py"
-    file.write_text("from makespan.oobleck.runtime import Chain\nchain = None\n")
+    file.write_text("from makespan.oobleck import Chain\nchain = None\n")
     monkeypatch.setattr(
-        "makespan.oobleck.runtime._chain.load_file",
+        "makespan.oobleck.chain.load_file",
         lambda path: type("Module", (), {"chain": lambda: Chain(layers, None, Words(12), ties)}),
     )
     with pytest.raises(InputError, match=message):

@@ -13,7 +13,7 @@ from tracing import untraced
 from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import ConfigError
-from makespan.oobleck.simulators import DEFECTS
+from makespan.oobleck.simulator import DEFECTS
 from makespan.papers import figures
 from makespan.papers.oobleck import (
     LEDGER,
@@ -22,9 +22,8 @@ from makespan.papers.oobleck import (
     read_published,
     spot_experiments,
 )
-from makespan.papers.oobleck._interval_studies import analytic_study, interval_study
-from makespan.papers.oobleck._tables_planning import STUDIES
-from makespan.papers.oobleck._tables_simulation import SIMULATED
+from makespan.papers.oobleck.studies import analytic_study, interval_study
+from makespan.papers.oobleck.tables import SIMULATED, STUDIES
 from makespan.tables import read_csv, write_csv
 
 pytestmark = pytest.mark.xdist_group("failures and spot traces")

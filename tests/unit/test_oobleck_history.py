@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 
 from makespan.errors import InputError
-from makespan.oobleck._live import LiveOptions, _History, saved_text
-from makespan.oobleck._tables import ITERATIONS
+from makespan.oobleck.trainer import ITERATIONS, LiveOptions, _History, saved_text
 from makespan.runtime import finish_checkpoint, start_checkpoint
 
 HEADER = ",".join(ITERATIONS.names) + "\n"

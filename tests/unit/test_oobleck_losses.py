@@ -13,15 +13,15 @@ from tracing import untraced
 
 from makespan.claims import judge
 from makespan.cli import main
-from makespan.cli._oobleck_reconfigure import RECONFIGURE
+from makespan.cli.oobleck import RECONFIGURE
 from makespan.errors import InputError
-from makespan.oobleck.planning import make_templates, uniform24, write_profile, write_templates
-from makespan.papers.oobleck import LEDGER, _draw_reconfiguration, read_published
-from makespan.papers.oobleck._bursts import burst_study, burst_table
-from makespan.papers.oobleck._checks_reconfiguration import RECONFIGURATION_CHECKS
-from makespan.papers.oobleck._losses import ENDS, reconfiguration_experiment
-from makespan.papers.oobleck._tables_planning import STUDIES
-from makespan.papers.oobleck._tables_reconfiguration import RECONFIGURATION
+from makespan.oobleck.profile import uniform24, write_profile
+from makespan.oobleck.templates import make_templates, write_templates
+from makespan.papers.oobleck import LEDGER, figures as _draw_reconfiguration, read_published
+from makespan.papers.oobleck.checks import RECONFIGURATION_CHECKS
+from makespan.papers.oobleck.reconfiguration import ENDS, reconfiguration_experiment
+from makespan.papers.oobleck.studies import burst_study, burst_table
+from makespan.papers.oobleck.tables import RECONFIGURATION, STUDIES
 
 pytestmark = pytest.mark.xdist_group("losses of plans")
 
@@ -288,7 +288,7 @@ def test_bad_input_gets_one_message(files, given, message):
 
 def test_the_answer_is_the_same_under_any_hash_seed(files):
     command = (
-        "from makespan.cli._oobleck_reconfigure import RECONFIGURE; RECONFIGURE()",
+        "from makespan.cli.oobleck import RECONFIGURE; RECONFIGURE()",
         "--pipelines", START, "--lost", "[2,7,11]", "--joined", "[20,21]", "--n0", "2",
         "--templates", str(files / "templates.json"), "--hosts",
         json.dumps({str(node): f"h{node % 3}" for node in range(22)}),

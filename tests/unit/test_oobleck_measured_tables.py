@@ -5,11 +5,9 @@ import pytest
 from legible_figures import assert_is_legible
 
 from makespan.claims import judge
-from makespan.papers.oobleck import LEDGER, _draw_execution, _draw_live
-from makespan.papers.oobleck._checks_execution import EXECUTION_CHECKS
-from makespan.papers.oobleck._checks_live import LIVE_CHECKS
-from makespan.papers.oobleck._tables_execution import PREDICTIONS
-from makespan.papers.oobleck._tables_live import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY
+from makespan.papers.oobleck import LEDGER, figures as _draw_execution, figures as _draw_live
+from makespan.papers.oobleck.checks import EXECUTION_CHECKS, LIVE_CHECKS
+from makespan.papers.oobleck.tables import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY, PREDICTIONS
 
 KINDS = ("compute", "reduction", "commit", "recovery")
 OWN = {one.__name__.removeprefix("_") for one in (*LIVE_CHECKS, *EXECUTION_CHECKS)}

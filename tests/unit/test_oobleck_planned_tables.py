@@ -10,17 +10,17 @@ from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import InputError
 from makespan.hardware import cluster
-from makespan.oobleck.planning import layer_times, paper_model, pipeline_workload
+from makespan.oobleck.profile import layer_times, paper_model, pipeline_workload
 from makespan.papers.oobleck import (
     LEDGER,
-    _draw_planning,
+    figures as _draw_planning,
     instantiation_experiment,
     layer_throughput_experiment,
     read_published,
     studies_experiment,
     template_experiment,
 )
-from makespan.papers.oobleck._checks_planning import PLANNING_CHECKS
+from makespan.papers.oobleck.checks import PLANNING_CHECKS
 
 pytestmark = pytest.mark.xdist_group("tables of planning")
 

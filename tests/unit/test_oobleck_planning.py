@@ -24,35 +24,32 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.cli import main
-from makespan.cli._oobleck_plan import INSTANTIATE, PLAN
+from makespan.cli.oobleck import INSTANTIATE, PLAN
 from makespan.errors import InfeasiblePlanError, InputError, UnknownNameError
-from makespan.oobleck.planning import (
-    CostRule,
-    GuaranteeUnsatisfiable,
+from makespan.oobleck.instantiation import choose_plan, count_plans, distribute, enumerate_plans, microbatches
+from makespan.oobleck.plan import PipelineTemplate, Stage
+from makespan.oobleck.profile import (
     LayerProfile,
-    MemoryLimit,
     ModelProfile,
-    PipelineTemplate,
-    Stage,
-    cached_templates,
-    check_guarantee,
-    choose_plan,
-    count_plans,
-    covering_templates,
-    distribute,
-    enumerate_plans,
-    least_template_count,
-    make_templates,
-    microbatches,
-    pipeline_cost,
     random32,
     read_profile,
+    uniform24,
+    write_profile,
+)
+from makespan.oobleck.templates import (
+    CostRule,
+    GuaranteeUnsatisfiable,
+    MemoryLimit,
+    cached_templates,
+    check_guarantee,
+    covering_templates,
+    least_template_count,
+    make_templates,
+    pipeline_cost,
     read_templates,
     smallest_node_count,
     template_rows,
     template_sizes,
-    uniform24,
-    write_profile,
     write_templates,
 )
 
@@ -416,7 +413,7 @@ def test_templates_that_cannot_be_are_one_message(tmp_path, content, message):
 
 def test_templates_are_kept_and_found_again(tmp_path, monkeypatch):
     profile, searched = random32(2), []
-    from makespan.oobleck.planning import _files
+    from makespan.oobleck import templates as _files
 
     def counted(profile, sizes, *rest):
         searched.extend(sizes)
@@ -438,7 +435,9 @@ def test_templates_are_kept_and_found_again(tmp_path, monkeypatch):
 
 def test_equal_costs_have_one_answer_in_every_process():
     command = (
-        "import json; from makespan.oobleck.planning import *; p = uniform24(); "
+        "import json; from makespan.oobleck.profile import uniform24; "
+        "from makespan.oobleck.templates import make_templates, template_rows; "
+        "from makespan.oobleck.instantiation import choose_plan; p = uniform24(); "
         "t = make_templates(p, range(2, 9)); c = choose_plan(t, 17, 2, 64, profile=p, n_runners_up=50); "
         "print(json.dumps([template_rows(t.values()), [[x.counts, x.n_microbatches] for x in c.runners_up]]))"
     )

@@ -8,8 +8,10 @@ from click.testing import CliRunner
 from makespan.claims import Claim
 from makespan.cli import main
 from makespan.errors import InputError, WorkerError
-from makespan.oobleck.planning import make_templates, read_profile
-from makespan.oobleck.runtime import FixedRun, StageExecutor, profile_chain, run_fixed
+from makespan.oobleck.fixed import FixedRun, profile_chain, run_fixed
+from makespan.oobleck.profile import read_profile
+from makespan.oobleck.stage import StageExecutor
+from makespan.oobleck.templates import make_templates
 from makespan.papers.oobleck import LEDGER, predictions_experiment
 
 OPTIONS = {

@@ -20,18 +20,18 @@ import pytest
 from oobleck_templates import even_template, even_templates, layers_by_node, pipelines_of
 
 from makespan.errors import InfeasiblePlanError, InputError
-from makespan.oobleck.planning import Pipeline
+from makespan.oobleck.plan import Pipeline
 from makespan.oobleck.reconfiguration import (
     Copy,
     Gpu,
     InsufficientNodes,
     StateLost,
     copy_plan,
+    held_parts,
     node_layers,
     reconfigure,
     regroup,
 )
-from makespan.oobleck.reconfiguration._state import held_parts
 
 START = [[0, 1], [2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12, 13]]
 TEMPLATES = even_templates(5, range(2, 6))

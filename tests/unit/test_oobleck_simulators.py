@@ -9,20 +9,8 @@ from click.testing import CliRunner
 from makespan.cli import main
 from makespan.config import load_settings
 from makespan.errors import InputError, TraceError, UnknownNameError
-from makespan.oobleck.simulators import (
-    DEFECTS,
-    FAILURE_TRACES,
-    MODES,
-    SYSTEMS,
-    NodeEvent,
-    NodeTrace,
-    Systems,
-    generate_failures,
-    read_trace,
-    repairs,
-    simulate,
-    switches,
-)
+from makespan.oobleck.simulator import DEFECTS, MODES, SYSTEMS, Systems, repairs, simulate, switches
+from makespan.oobleck.traces import FAILURE_TRACES, NodeEvent, NodeTrace, generate_failures, read_trace
 from makespan.papers.oobleck import read_published
 
 ROOT = Path(__file__).parents[2]

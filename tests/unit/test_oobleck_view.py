@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from makespan.oobleck._view import LiveView
-from makespan.oobleck.runtime import Event
+from makespan.cli.oobleck import LiveView
+from makespan.oobleck.coordinator import Event
 
 STAGES = [{"first_layer": 0, "end_layer": 2}, {"first_layer": 2, "end_layer": 5}]
 WORK = {

@@ -15,8 +15,8 @@ from makespan.perf import (
     regret,
     sampling_design,
 )
-from makespan.perf._fit import forward_profile
-from makespan.perf._forms import Profile, Terms
+from makespan.perf.fitting import forward_profile
+from makespan.perf.forms import Profile, Terms
 from makespan.tables import THROUGHPUT
 from makespan.workloads import workload
 

@@ -5,7 +5,7 @@ import pytest
 
 from makespan.errors import FitError, UnknownNameError
 from makespan.perf import FORMS, Measured, fit, load_environment, points_from_plans
-from makespan.perf._forms import Profile, Terms
+from makespan.perf.forms import Profile, Terms
 from makespan.plans import Placement, read_plan, resolve_micro_batch
 from makespan.tables import FIT
 from makespan.workloads import workload

@@ -7,9 +7,7 @@ import pytest
 
 from makespan.errors import InputError, UnknownNameError
 from makespan.perf import FORMS, load_environment
-from makespan.perf._environment import Prior
-from makespan.perf._forms import Profile, Terms, p_norm
-from makespan.perf._points import points_from_plans
+from makespan.perf.forms import Prior, Profile, Terms, p_norm, points_from_plans
 from makespan.plans import Placement, read_plan
 from makespan.workloads import workload
 

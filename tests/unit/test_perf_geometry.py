@@ -2,7 +2,7 @@
 
 import pytest
 
-from makespan.perf._points import geometry
+from makespan.perf.forms import geometry
 
 PER_NIC = 2
 

@@ -9,7 +9,7 @@ import pytest
 from legible_figures import assert_is_legible, is_published
 
 from makespan.errors import TraceError
-from makespan.papers.morphling._draw_jobs import plot_adaptation, plot_sharing
+from makespan.papers.morphling.figures import plot_adaptation, plot_sharing
 from makespan.plots import (
     ENVELOPE,
     FAMILIES,

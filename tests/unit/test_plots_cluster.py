@@ -12,8 +12,8 @@ from matplotlib.container import ErrorbarContainer
 from scipy import stats
 
 from makespan.errors import TraceError
-from makespan.papers.morphling import _draw_cluster
-from makespan.papers.morphling._draw_cluster import LOOKS, at_delay, parts_worth
+from makespan.papers.morphling import figures as _draw_cluster
+from makespan.papers.morphling.figures import LOOKS, at_delay, parts_worth
 from makespan.plots import (
     FAMILIES,
     PALETTE,
@@ -35,7 +35,7 @@ from makespan.plots import (
     save_figure,
     spread,
 )
-from makespan.plots._schedules import _bin_means
+from makespan.plots.charts import _bin_means
 
 INTERVALS = pd.DataFrame(
     {

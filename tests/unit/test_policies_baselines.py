@@ -6,18 +6,16 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.optimize import linprog
 from toy_cluster import FAST, SLOW, find, mixed_nodes, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
-from makespan.policies._gavel import Matrix, fair_shares, needed_shares
-from makespan.policies._knapsack import Menu, choose
-from makespan.policies._placing import Room
-from makespan.policies._queue import Queue, preempt, serve
-from makespan.policies._sia import Sizes
-from makespan.policies._synergy import CpuDemands
+from makespan.policies.base import Queue, preempt, serve
+from makespan.policies.gavel import Matrix, fair_shares, needed_shares
+from makespan.policies.placing import Room
+from makespan.policies.queues import CpuDemands
+from makespan.policies.sia import Menu, Sizes, choose
 from makespan.sim import Decision, NodeEvent, NodeEventKind, simulate
 from makespan.studies import TableCatalogue
 

@@ -6,8 +6,7 @@ import pytest
 from toy_cluster import find, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import policy
-from makespan.policies._guests import GuestRoom
-from makespan.policies._placing import Places
+from makespan.policies.placing import GuestRoom, Places
 from makespan.sim import Allocation, Engine, restart_cost, simulate, validate_schedule
 from makespan.studies import TableCatalogue
 

@@ -9,20 +9,25 @@ import pytest
 from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
-from makespan.policies._placing import Room
-from makespan.policies.morphling import (
+from makespan.policies.lookahead import (
     CLAIRVOYANT,
     NON_CLAIRVOYANT,
-    Freedom,
+    Arrivals,
+    Context,
+    Lookahead,
     MorphlingLookahead,
     MorphlingWork,
+    Residents,
+    Schedule,
+    Slot,
+    Task,
+    _next_multiple,
+    displace,
+    grow,
+    preempt,
 )
-from makespan.policies.morphling._growth import grow
-from makespan.policies.morphling._lookahead import Lookahead
-from makespan.policies.morphling._options import FULL_FREEDOM, Options, OptionTable
-from makespan.policies.morphling._policies import _next_multiple
-from makespan.policies.morphling._preemption import Residents, displace, preempt
-from makespan.policies.morphling._schedule import Arrivals, Context, Schedule, Slot, Task
+from makespan.policies.morphling import FULL_FREEDOM, Freedom, Options, OptionTable
+from makespan.policies.placing import Room
 from makespan.sim import simulate
 from makespan.studies import TableCatalogue
 

@@ -15,8 +15,8 @@ from toy_cluster import (
     typed_catalogue,
 )
 
-from makespan.policies import _placing
-from makespan.policies._placing import Places, Room, can_starve
+from makespan.policies import placing as _placing
+from makespan.policies.placing import Places, Room, can_starve
 from makespan.studies import TableCatalogue
 
 

@@ -8,9 +8,8 @@ import pytest
 from toy_cluster import throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
-from makespan.policies._placing import Room
-from makespan.policies.morphling import Freedom, Morphling
-from makespan.policies.morphling._rules import Curve, Curves, Draft, Task
+from makespan.policies.morphling import Curve, Curves, Draft, Freedom, Morphling, Task
+from makespan.policies.placing import Room
 from makespan.sim import simulate
 from makespan.studies import TableCatalogue
 

@@ -3,7 +3,7 @@
 import pytest
 
 from makespan.errors import UnknownNameError
-from makespan.presets import preset_entry, read_preset
+from makespan.files import preset_entry, read_preset
 
 PRESETS = {
     "hardware": ("gpus", "nodes", "clusters"),

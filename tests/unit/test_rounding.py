@@ -8,11 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from makespan.least_squares import least_squares
-from makespan.rounding import significant
+from makespan.numerics import significant
 
 # Sets of linear-algebra kernels that every processor of a family can run.
 KERNELS = {"x86_64": ("Haswell", "Prescott"), "aarch64": ("ARMV8", "NEOVERSEN1")}

@@ -20,10 +20,10 @@ from makespan.runtime import (
     ProcessOptions,
     RunDirectory,
     SlurmLauncher,
-    _forkserver,
-    _launch,
     finish_checkpoint,
+    forkserver as _forkserver,
     latest_checkpoint,
+    launch as _launch,
     start_checkpoint,
 )
 
@@ -228,8 +228,8 @@ def start_forking(worker, folder):
     """Start a process that launches a forked worker in a folder, in a session of its own."""
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from pathlib import Path; from makespan.runtime import Launch, LocalLauncher, _launch\n"
-        "_launch.can_fork = lambda worker: True\n"
+        "from pathlib import Path; from makespan.runtime import Launch, LocalLauncher, launch\n"
+        "launch.can_fork = lambda worker: True\n"
         "LocalLauncher().run(Launch(sys.argv[1], {'do': 'hang'}, 2, Path('run')))"
     )
     command = [sys.executable, "-c", code, worker]

@@ -29,7 +29,7 @@ from makespan.sim import (
     simulate,
     validate_schedule,
 )
-from makespan.sim._events import EventQueue
+from makespan.sim.state import EventQueue
 
 WITHDRAWN, RETURNED = NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED
 

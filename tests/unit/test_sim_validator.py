@@ -84,8 +84,7 @@ def test_cpu_threads_used_twice_are_found(good):
 
 def check_on(events, spec):
     """Validate against other nodes, with the catalogue of the large ones."""
-    from makespan.sim._accounts import JobAccount, NodeAccounts, Rules
-    from makespan.sim._validator import _replay
+    from makespan.sim.validator import JobAccount, NodeAccounts, Rules, _replay
 
     held = Rules(toy_catalogue().on(SPEC), RestartDelays.constant(DELAY_S), 10.0, None, 1, False)
     nodes = NodeAccounts(spec, held)

@@ -18,7 +18,7 @@ from makespan.slapo import (
     init_empty_weights,
     load_full_state_dict,
 )
-from makespan.slapo._build_checks import check_complete
+from makespan.slapo.building import check_complete
 
 
 class Mlp(nn.Module):

@@ -11,7 +11,7 @@ from makespan.claims import judge
 from makespan.cli import main
 from makespan.config import load_settings
 from makespan.papers.slapo import LEDGER, read_published, tuning_experiment
-from makespan.papers.slapo._draw_tuning import fig10
+from makespan.papers.slapo.figures import fig10
 from makespan.tables import write_csv
 
 pytestmark = pytest.mark.xdist_group("printed grid")

@@ -9,13 +9,23 @@ import pytest
 
 from makespan.claims import judge
 from makespan.errors import FitError, InputError
+from makespan.files import read_preset
 from makespan.papers.slapo import LEDGER, inequalities_experiment, modelled_experiment, read_published
-from makespan.papers.slapo._costs import model_costs
-from makespan.papers.slapo._draw_modelled import fig7, fig8, fig9, fig10_fit
-from makespan.papers.slapo._hardware import FITTED, UNFITTED, Run, constants, simulate
-from makespan.papers.slapo._hardware_fit import fit_grid, grid_run, grid_spec, on_grid_machine, predictions
-from makespan.papers.slapo._inequalities import CONCLUSIONS
-from makespan.presets import read_preset
+from makespan.papers.slapo.figures import fig7, fig8, fig9, fig10_fit
+from makespan.papers.slapo.performance import (
+    FITTED,
+    UNFITTED,
+    Run,
+    constants,
+    fit_grid,
+    grid_run,
+    grid_spec,
+    model_costs,
+    on_grid_machine,
+    predictions,
+    simulate,
+)
+from makespan.papers.slapo.throughput import CONCLUSIONS
 from makespan.tables import write_csv
 from makespan.training.zoo import family_spec, forward_flop, parameter_count
 

@@ -6,8 +6,7 @@ import inspect
 import pytest
 
 from makespan.errors import MakespanError
-from makespan.papers.slapo._definitions import Definition, Sources, text_lines
-from makespan.papers.slapo._lines import ScheduleSources, schedule_lines
+from makespan.papers.slapo.table4 import Definition, ScheduleSources, Sources, schedule_lines, text_lines
 
 PRIMITIVES = '''
 raise RuntimeError("imported")

@@ -6,10 +6,8 @@ from forked import forking_servers
 from legible_figures import assert_is_legible
 
 from makespan.claims import Claim
-from makespan.papers.slapo import LEDGER, read_published, table4_experiment
-from makespan.papers.slapo import _draw_measured as draw
-from makespan.papers.slapo._tables_measured import TABLE4, TUNER
-from makespan.papers.slapo._tables_modelled import FIG9
+from makespan.papers.slapo import LEDGER, figures as draw, read_published, table4_experiment
+from makespan.papers.slapo.tables import FIG9, TABLE4, TUNER
 from makespan.tables import write_csv
 
 STEPS = ("vanilla", "kernels", "layers", "embedding")

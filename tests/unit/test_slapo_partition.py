@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from makespan.slapo import build, create_schedule
-from makespan.slapo._partition import default_cuts, partition
+from makespan.slapo.pipelining import default_cuts, partition
 
 
 @pytest.mark.parametrize(

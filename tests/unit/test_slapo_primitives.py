@@ -24,9 +24,9 @@ from makespan.slapo import (
     create_schedule,
     select_layers,
 )
-from makespan.slapo._fork_rng import Forked
-from makespan.slapo._split_layers import LateBiasLinear, become
-from makespan.slapo._wrapping import wrap_forward, wrapped_forward
+from makespan.slapo.layers import LateBiasLinear, become
+from makespan.slapo.memory import Forked
+from makespan.slapo.schedule import wrap_forward, wrapped_forward
 
 BLOCK = "stages.0.blocks.1"
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from makespan.slapo import call_module, create_schedule, replay
-from makespan.slapo._traced import FusedModule
+from makespan.slapo.graphs import FusedModule
 
 
 class Layer(nn.Module):

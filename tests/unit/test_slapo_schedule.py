@@ -19,13 +19,13 @@ from makespan.slapo import (
     PathError,
     Primitive,
     ReplayError,
-    _registry,
     create_schedule,
     list_primitives,
     register_primitive,
     replay,
+    schedule as _registry,
 )
-from makespan.slapo._journal import digest
+from makespan.slapo.schedule import digest
 
 
 @pytest.fixture

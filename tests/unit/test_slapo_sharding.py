@@ -19,10 +19,9 @@ from makespan.slapo import (
     create_schedule,
     pad_vocabulary,
 )
-from makespan.slapo._collectives import Exchange, cut, joined
-from makespan.slapo._hooks import ExchangeInputs, ExchangeOutput
-from makespan.slapo._layouts import TensorShard, sharding_of
-from makespan.slapo._shard_rules import ShardEffect, register_shard_rule
+from makespan.slapo.layouts import Exchange, TensorShard, cut, joined, sharding_of
+from makespan.slapo.sharding import ShardEffect, register_shard_rule
+from makespan.slapo.syncing import ExchangeInputs, ExchangeOutput
 
 
 def scheduled(model, size=2, rank=0):

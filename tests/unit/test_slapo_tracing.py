@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from makespan.slapo import ArgumentError, TracingError, call_module, create_schedule, partition
-from makespan.slapo._traced import TracedModule
+from makespan.slapo.graphs import TracedModule
 
 
 class Mixed(nn.Module):

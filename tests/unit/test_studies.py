@@ -15,11 +15,11 @@ import pytest
 from toy_cluster import throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.cli import main
-from makespan.confidence import intervals
 from makespan.config import load_settings
 from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.errors import MakespanError, UnknownNameError
 from makespan.hardware import cluster
+from makespan.numerics import intervals
 from makespan.papers.morphling import generated_workloads
 from makespan.policies import REGISTRY
 from makespan.sim import RestartDelays, Violation
@@ -29,13 +29,13 @@ from makespan.studies import (
     RunError,
     Scenario,
     TableCatalogue,
-    _pool,
-    _runs,
     comparison,
     predicted_catalogue,
     predictions,
     run,
     run_all,
+    runs as _pool,
+    runs as _runs,
     scenario,
 )
 from makespan.tables import COMPARISON, JOBS, write_csv
@@ -295,7 +295,7 @@ def test_equal_tables_are_fitted_once(tables_of_the_workflow, monkeypatch):
     _, tables = tables_of_the_workflow
     few = {"vit": tables["vit"]}
     first = predictions(few, "a800-64", "extended")
-    monkeypatch.setattr("makespan.studies._predictions.Learner", None)
+    monkeypatch.setattr("makespan.studies.catalogue.Learner", None)
     again = predictions({"vit": tables["vit"].copy()}, "a800-64", "extended")
     pd.testing.assert_frame_equal(first, again)
     other = tables["vit"].assign(iter_time_s=tables["vit"]["iter_time_s"] * 2.0)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from makespan import syntax
-from makespan.syntax import parsed
+from makespan import lazy as syntax
+from makespan.lazy import parse_source
 
 
 class Busy:
@@ -32,7 +32,7 @@ def test_threads_may_parse_at_the_same_time():
         try:
             for _ in range(15):
                 del [Busy() for _ in range(300)][:]
-                parsed(source)
+                parse_source(source)
         except SystemError as error:
             errors.append(error)
 
@@ -58,11 +58,11 @@ def test_a_thread_that_parses_otherwise_does_no_harm(monkeypatch):
         return ast.parse(source, name)
 
     monkeypatch.setattr(syntax, "ast", SimpleNamespace(parse=disturbed))
-    assert ast.unparse(parsed("a = 1", "here.py")) == "a = 1"
+    assert ast.unparse(parse_source("a = 1", "here.py")) == "a = 1"
     assert len(calls) == 4
 
 
 def test_what_is_no_python_is_refused_with_its_name():
     with pytest.raises(SyntaxError) as caught:
-        parsed("a b", "here.py")
+        parse_source("a b", "here.py")
     assert caught.value.filename == "here.py"

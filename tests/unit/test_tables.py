@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from makespan.errors import MissingDataError, TraceError
+from makespan.files import atomic_path, write_text
 from makespan.tables import (
     PREDICTIONS,
     REQUESTS,
@@ -13,11 +14,9 @@ from makespan.tables import (
     THROUGHPUT,
     Column,
     TableSchema,
-    atomic_path,
     read_csv,
     write_csv,
     write_result,
-    write_text,
 )
 
 SCHEMA = TableSchema(

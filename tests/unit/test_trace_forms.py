@@ -203,7 +203,7 @@ def test_parquet_is_read_as_its_csv(tmp_path):
 
 def test_a_parquet_table_of_more_cells_than_memory_is_refused_by_its_size(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("makespan.traces._cells._MOST_PARQUET_CELLS", 4000)
+    monkeypatch.setattr("makespan.traces.cells._MOST_PARQUET_CELLS", 4000)
     zeros = [0] * 1001
     pd.DataFrame(dict.fromkeys(("job_id", "submit_time_s", "n_gpus", "duration_s"), zeros)).to_parquet(
         tmp_path / "list.parquet"
@@ -213,7 +213,7 @@ def test_a_parquet_table_of_more_cells_than_memory_is_refused_by_its_size(tmp_pa
 
 
 def test_pai_tables_are_read_from_their_archives_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("makespan.traces._nested_lists._CHUNK_ROWS", 1)
+    monkeypatch.setattr("makespan.traces.readers._CHUNK_ROWS", 1)
     files = {
         "jobs": "j,i,u,Terminated,100,900\n",
         "tasks": "j,w,2,Terminated,110,890,600,29,100,T4\n",

@@ -13,6 +13,7 @@ from makespan.traces import (
     ReadReport,
     Request,
     WorkloadMapping,
+    cells as rules,
     map_requests,
     read_gavel_jobs,
     read_helios_jobs,
@@ -25,7 +26,6 @@ from makespan.traces import (
     read_tiresias_jobs,
     request_trace,
 )
-from makespan.traces import _repairs as rules
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from makespan.errors import MissingDataError, TraceError
 from makespan.tables import THROUGHPUT
-from makespan.throughput._published import phase_unit, read_artifact_trace
+from makespan.throughput.sources import phase_unit, read_artifact_trace
 from makespan.workloads import workload
 
 HEADER = "exec_plan,placement,iter_time,forward,overlap_sync,optimize"

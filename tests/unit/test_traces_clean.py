@@ -6,7 +6,7 @@ import pytest
 
 from makespan.tables import THROUGHPUT
 from makespan.throughput import flag_anomalies
-from makespan.throughput._published import FLAG_FAILED, FLAG_HALF_BATCH, FLAG_SLOW_FORWARD
+from makespan.throughput.sources import FLAG_FAILED, FLAG_HALF_BATCH, FLAG_SLOW_FORWARD
 from makespan.workloads import workload
 
 PLACEMENTS = ("1", "2", "11", "4", "22", "112", "1111", "8", "44", "35", "2222", "11222", "11111111")

@@ -16,7 +16,7 @@ from makespan.throughput import (
     MeasuredSource,
     PublishedSource,
 )
-from makespan.throughput._tables import read_throughput
+from makespan.throughput.sources import read_throughput
 
 TRACE = "exec_plan,placement,iter_time\nga,2,0.5\nga,4,0.3\n"
 

@@ -14,7 +14,7 @@ import pytest
 
 from makespan.errors import CheckpointError, ChecksumError, WorkerError
 from makespan.plans import ExecutionPlan
-from makespan.runtime import LocalLauncher, _checkpoints, latest_checkpoint
+from makespan.runtime import LocalLauncher, checkpoints as _checkpoints, latest_checkpoint
 from makespan.training import (
     SmallModel,
     TrainingJob,
@@ -23,7 +23,7 @@ from makespan.training import (
     train,
     train_switching,
 )
-from makespan.training._job import job_from
+from makespan.training.run import job_from
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("training")

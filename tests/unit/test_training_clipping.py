@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from makespan.errors import InputError, MakespanError
-from makespan.oobleck.runtime import Chain, ChainJob
-from makespan.oobleck.runtime._layers import HeldLayers
-from makespan.slapo import ArgumentError, create_schedule
-from makespan.slapo import clip_grad_norm as clip_scheduled
+from makespan.oobleck.chain import Chain
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.stage import HeldLayers
+from makespan.slapo import ArgumentError, clip_grad_norm as clip_scheduled, create_schedule
 from makespan.training import PartialNormError, clip_grad_norm, refuse_plain_clipping
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from makespan.training import MODEL_FAMILIES, SmallModel
-from makespan.training.zoo._data import IGNORED, global_batch, targets_per_sample
+from makespan.training.zoo.small import IGNORED, global_batch, targets_per_sample
 
 
 def test_equal_seed_and_step_give_equal_samples():

@@ -17,26 +17,26 @@ from makespan.profiling import (
     Procedure,
     measure_points,
     model_of,
+    profile as module,
     profile_batches,
     profile_points,
     profile_record,
     profile_table,
+    rates as rates_module,
 )
-from makespan.profiling import _measurements as module
-from makespan.profiling import _rates as rates_module
-from makespan.profiling._design import _FAMILIES, point_plan
-from makespan.profiling._rates import (
+from makespan.profiling.profile import _FAMILIES, point_plan
+from makespan.profiling.rates import (
     MachineRates,
     _added_by_division,
     _rates,
     allocation_launcher,
     environment_text,
 )
-from makespan.runtime import LocalLauncher, _launch, describe_machine
-from makespan.runtime._devices import Gpus
+from makespan.runtime import LocalLauncher, describe_machine, launch as _launch
+from makespan.runtime.launch import Gpus
 from makespan.tables import THROUGHPUT, read_csv
 from makespan.training import RunResult, unsupported_reasons
-from makespan.training._job import PhaseTimes
+from makespan.training.run import PhaseTimes
 from makespan.workloads import small_workload_keys, workload, workload_keys
 
 ONE, TWO = Placement((1,)), Placement((2,))
@@ -53,7 +53,7 @@ def test_small_workloads_stand_apart_from_those_of_the_papers():
 @pytest.mark.parametrize("key", small_workload_keys())
 def test_the_parameters_of_a_small_workload_are_those_of_the_model_that_trains(key):
     pytest.importorskip("torch")
-    from makespan.training.zoo._models import build_model
+    from makespan.training.zoo.small import build_model
 
     spec = workload(key)
     net = build_model(model_of(spec), seed=0)
@@ -390,7 +390,7 @@ def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_p
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("makespan.cli._view.Countdown.__call__", interrupt)
+        patch.setattr("makespan.cli.simulate.Countdown.__call__", interrupt)
         done = CliRunner().invoke(main, ["profile", *arguments])
     path = tmp_path / "unfinished.jsonl"
     assert done.exit_code == 1

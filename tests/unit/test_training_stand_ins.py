@@ -17,9 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, default_collate
 
-from makespan.training.zoo._attentions import WindowBlock
-from makespan.training.zoo._convolutions import Bottleneck, ShuffleUnit
-from makespan.training.zoo._layers import DropPath
+from makespan.training.zoo.layers import DropPath
+from makespan.training.zoo.tasks import Bottleneck, ShuffleUnit, WindowBlock
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RATES = {"neumf": 1e-2}

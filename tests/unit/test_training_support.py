@@ -14,7 +14,7 @@ from makespan.training import (
     train_switching,
     unsupported_reasons,
 )
-from makespan.training._job import job_from, job_values
+from makespan.training.run import job_from, job_values
 
 LLAMA = SmallModel("llama", n_layers=4, hidden=64, heads=4, kv_heads=2)
 

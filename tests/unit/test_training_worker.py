@@ -11,7 +11,7 @@ import pytest
 from makespan.plans import ExecutionPlan
 from makespan.runtime import RunDirectory, latest_checkpoint, run_worker
 from makespan.training import SmallModel, TrainingJob, read_progress, request_stop
-from makespan.training._job import job_values, result_from
+from makespan.training.run import job_values, result_from
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("training")
@@ -34,8 +34,8 @@ LOCAL = {"MAKESPAN_RANK": 0, "MAKESPAN_WORLD_SIZE": 1, "MAKESPAN_LOCAL_RANK": 0}
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     """Return a function that runs a request as the only process."""
-    from makespan.training import _worker
-    from makespan.training._engine import _MESHES
+    from makespan.training import worker as _worker
+    from makespan.training.engine import _MESHES
 
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     variables = LOCAL | {"MAKESPAN_PARENT": os.getppid(), "MAKESPAN_LAUNCHED_AT": time.time()}
@@ -118,7 +118,7 @@ def test_an_error_is_reported_with_its_traceback(worker):
 
 
 def test_an_error_in_the_middle_of_training_is_reported_with_its_message(worker, monkeypatch, tmp_path):
-    from makespan.training._engine import Engine
+    from makespan.training.engine import Engine
 
     proper = Engine.step
 

@@ -16,7 +16,7 @@ FILES = {
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from makespan.papers.toy._settings import Toy as SETTINGS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "LEDGER", "SCHEMAS", "SETTINGS", "fastest"]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)
 ''',
     f"{PACKAGE}/_settings.py": '''"""Options of the toy paper."""
 

@@ -165,7 +165,7 @@ def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
 
 
 def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_and_no_emulation(finished):
-    module = finished.root / "src/makespan/perf/_forms.py"
+    module = finished.root / "src/makespan/perf/forms.py"
     append(module, "\n\ndef _unused() -> int:\n    return 1\n")
     planned = finished.planned()
     assert set(planned) == FIT_RULES | EXPERIMENT_RULES - MEASURED_ONLY | {"draw_figure"} | BESIDE
@@ -173,7 +173,7 @@ def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_
 
 
 def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
-    module = finished.root / "src/makespan/emulator/_timemodel.py"
+    module = finished.root / "src/makespan/emulator/model.py"
     append(module, "\n# changed\n")
     planned = finished.planned()
     assert {"emulate_throughput"} | FIT_RULES | EXPERIMENT_RULES <= set(planned)
@@ -182,7 +182,7 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
 
 
 def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
-    append(finished.root / "src/makespan/policies/_fifo.py", "\n# changed\n")
+    append(finished.root / "src/makespan/policies/queues.py", "\n# changed\n")
     planned = finished.planned()
     without = {"morphling_knowledge", "morphling_rivals", "morphling_rounds"}
     again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
@@ -194,21 +194,21 @@ def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on
 
 def test_what_no_rule_reaches_reruns_nothing(finished):
     package = finished.root / "src/makespan"
-    for name in ("traces/_nested_lists.py", "training/_pipeline.py", "policies/_gavel.py"):
+    for name in ("traces/readers.py", "training/engine.py", "policies/gavel.py"):
         append(package / name, "\n# changed\n")
-    append(package / "tables/_catalogue.py", "\nNEW = table_schema('new')\n")
+    append(package / "tables/catalogue.py", "\nNEW = table_schema('new')\n")
     assert finished.planned() == {}
 
 
 def test_editing_the_generator_reruns_job_lists_and_studies_and_no_emulation(finished):
-    append(finished.root / "src/makespan/traces/_synthetic.py", "\n# changed\n")
+    append(finished.root / "src/makespan/traces/synthetic.py", "\n# changed\n")
     planned = set(finished.planned())
     assert "morphling_generate_workloads" in planned
     assert not planned & (FIT_RULES | {"emulate_throughput", "morphling_fig7", "morphling_fig8"})
 
 
 def test_editing_a_plot_redraws_the_figures_and_nothing_else(finished):
-    append(finished.root / "src/makespan/plots/_style.py", "\n# changed\n")
+    append(finished.root / "src/makespan/plots/style.py", "\n# changed\n")
     assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER)}
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+from makespan.files import write_text
 from makespan.logs import logged_to
 from makespan.profiling import environment_text, measure_rates, profiling_launcher
 from makespan.runtime import describe_machine
-from makespan.tables import write_text
 from makespan.workloads import workload
 
 Device = Literal["auto", "cpu", "cuda"]

@@ -8,9 +8,13 @@ from makespan.files import write_json
 from makespan.logs import logged_to
 from makespan.perf import load_environment
 from makespan.plans import Placement
-from makespan.profiling import Procedure, ProfilePoint, measure_points
-from makespan.profiling import allocation_launcher as on_nodes
-from makespan.profiling import profiling_launcher as on_this_machine
+from makespan.profiling import (
+    Procedure,
+    ProfilePoint,
+    allocation_launcher as on_nodes,
+    measure_points,
+    profiling_launcher as on_this_machine,
+)
 from makespan.workloads import workload
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from makespan.config import check_settings, provenance
+from makespan.files import write_text
 from makespan.logs import logged_to
-from makespan.tables import read_provenances, write_text
+from makespan.tables import read_provenances
 
 
 def main(record: str, settings: Mapping[str, Any], source: str, pins: str, times: Sequence[str]) -> None:

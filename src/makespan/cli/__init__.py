@@ -3,6 +3,7 @@
 One module for each group of verbs; a module is imported when one of its verbs is called.
 """
 
-from makespan.cli._main import cli_page, main
-
-__all__ = ["cli_page", "main"]
+from makespan.cli.group import (
+    cli_page as cli_page,
+    main as main,
+)

@@ -5,34 +5,23 @@ Inner layers never see these models, only plain values and domain objects. `code
 it is what the workflow needs on every start, too.
 """
 
-from makespan.config._code import code_hash, used_code
-from makespan.config._reference import configuration_page, json_schema
-from makespan.config._settings import (
-    DEFAULT_FILES,
-    Settings,
-    check_settings,
-    load_settings,
-    merge,
-    provenance,
-    published_directory,
-    settings_hash,
-    settings_model,
+from makespan.config.code import (
+    code_hash as code_hash,
+    used_code as used_code,
 )
-from makespan.config._targets import unknown_target
-
-__all__ = [
-    "DEFAULT_FILES",
-    "Settings",
-    "check_settings",
-    "code_hash",
-    "configuration_page",
-    "json_schema",
-    "load_settings",
-    "merge",
-    "provenance",
-    "published_directory",
-    "settings_hash",
-    "settings_model",
-    "unknown_target",
-    "used_code",
-]
+from makespan.config.reference import (
+    configuration_page as configuration_page,
+    json_schema as json_schema,
+)
+from makespan.config.settings import (
+    DEFAULT_FILES as DEFAULT_FILES,
+    Settings as Settings,
+    check_settings as check_settings,
+    load_settings as load_settings,
+    merge as merge,
+    provenance as provenance,
+    published_directory as published_directory,
+    settings_hash as settings_hash,
+    settings_model as settings_model,
+    unknown_target as unknown_target,
+)

@@ -5,10 +5,8 @@ from pathlib import Path
 import click
 import yaml
 
-from makespan.config._settings import DEFAULT_FILES, load_settings
+from makespan.config.settings import DEFAULT_FILES, load_settings
 from makespan.errors import MissingDataError
-
-__all__ = ["config_command"]
 
 
 def _checkout(here: Path) -> Path:

@@ -6,21 +6,12 @@ Apart from the package's other names because it needs tables, which take a while
 from collections.abc import Iterable
 from pathlib import Path
 
-from makespan.config._settings import Settings, published_directory
+from makespan.config.settings import Settings, published_directory
 from makespan.errors import MissingDataError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.tables import read_provenances, shown_source
 from makespan.throughput import Dataset, check_published_gpus, find_dataset, locate, read_register
 from makespan.workloads import resolve_workload_key
-
-__all__ = [
-    "missing_datasets",
-    "paper_datasets",
-    "paper_files",
-    "published_datasets",
-    "published_files",
-    "shown_measured",
-]
 
 
 def published_datasets(settings: Settings, root: str | Path = ".") -> dict[str, Dataset]:

@@ -7,32 +7,29 @@ Importing the package does not import torch.
 - `request_change` and `export_model` reach a run from outside
 - `IntraJobPlanner` plans how the logical workers of a job share devices of several types; `PlannedCatalogue`
   offers these plans to the simulator
-- `makespan.easyscale.runtime` is the part that runs in each training process
+- processes of a run start at `makespan.easyscale.worker`; it and what it imports need torch
 """
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.easyscale._catalogue import JobKind, PlannedCatalogue
-    from makespan.easyscale._planner import IntraJobPlanner, Plan
-    from makespan.easyscale._stages import ElasticResult, RunOptions
-    from makespan.easyscale._trainer import ElasticTrainer, export_model, request_change, run_together
-    from makespan.easyscale.runtime import ElasticJob
+    from makespan.easyscale.job import ElasticJob as ElasticJob
+    from makespan.easyscale.planner import (
+        IntraJobPlanner as IntraJobPlanner,
+        JobKind as JobKind,
+        Plan as Plan,
+        PlannedCatalogue as PlannedCatalogue,
+    )
+    from makespan.easyscale.trainer import (
+        ElasticResult as ElasticResult,
+        ElasticTrainer as ElasticTrainer,
+        RunOptions as RunOptions,
+        export_model as export_model,
+        request_change as request_change,
+        run_together as run_together,
+    )
 
-__all__ = [
-    "ElasticJob",
-    "ElasticResult",
-    "ElasticTrainer",
-    "IntraJobPlanner",
-    "JobKind",
-    "Plan",
-    "PlannedCatalogue",
-    "RunOptions",
-    "export_model",
-    "request_change",
-    "run_together",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

@@ -9,62 +9,42 @@ provenance, and a designed grid of points that makes a trace::
 Its numbers are emulated, not measured.
 """
 
-from makespan.emulator._calibration import (
-    CONSTANTS,
-    CalibrationSet,
-    calibration_names,
-    calibration_text,
-    load_calibration,
+from makespan.emulator.constants import (
+    CONSTANTS as CONSTANTS,
+    CalibrationSet as CalibrationSet,
+    calibration_names as calibration_names,
+    calibration_text as calibration_text,
+    load_calibration as load_calibration,
 )
-from makespan.emulator._emulate import (
-    MAX_NOISE,
-    Anomalies,
-    Disturbances,
-    Explanation,
-    NoiseModel,
-    Stragglers,
-    emulate,
-    explain,
-    iteration_time_s,
+from makespan.emulator.model import (
+    EMULATED_NOTE as EMULATED_NOTE,
+    LEGACY_UNITS as LEGACY_UNITS,
+    MAX_NOISE as MAX_NOISE,
+    Anomalies as Anomalies,
+    Disturbances as Disturbances,
+    Explanation as Explanation,
+    NoiseModel as NoiseModel,
+    Stragglers as Stragglers,
+    emulate as emulate,
+    exact_pipeline as exact_pipeline,
+    explain as explain,
+    feature_table as feature_table,
+    iteration_time_s as iteration_time_s,
+    pipeline_time_s as pipeline_time_s,
+    write_trace as write_trace,
 )
-from makespan.emulator._features import feature_table
-from makespan.emulator._observations import Observations, observe
-from makespan.emulator._points import Point, equal_placements, read_point, trace_points
-from makespan.emulator._protocols import CalibrationFit, calibrate, calibration_set, refined_set
-from makespan.emulator._schedule import exact_pipeline, pipeline_time_s
-from makespan.emulator._trace import EMULATED_NOTE, LEGACY_UNITS, write_trace
-from makespan.emulator._validate import validate
-
-__all__ = [
-    "Anomalies",
-    "CONSTANTS",
-    "CalibrationFit",
-    "CalibrationSet",
-    "Disturbances",
-    "EMULATED_NOTE",
-    "Explanation",
-    "LEGACY_UNITS",
-    "MAX_NOISE",
-    "NoiseModel",
-    "Observations",
-    "Point",
-    "Stragglers",
-    "calibrate",
-    "calibration_names",
-    "calibration_set",
-    "calibration_text",
-    "emulate",
-    "equal_placements",
-    "exact_pipeline",
-    "explain",
-    "feature_table",
-    "iteration_time_s",
-    "load_calibration",
-    "observe",
-    "pipeline_time_s",
-    "read_point",
-    "refined_set",
-    "trace_points",
-    "validate",
-    "write_trace",
-]
+from makespan.emulator.points import (
+    Point as Point,
+    equal_placements as equal_placements,
+    read_point as read_point,
+    trace_points as trace_points,
+)
+from makespan.emulator.validation import (
+    CalibrationFit as CalibrationFit,
+    Observations as Observations,
+    calibrate as calibrate,
+    calibration_set as calibration_set,
+    observe as observe,
+    refined_set as refined_set,
+    validate as validate,
+)

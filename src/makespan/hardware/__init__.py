@@ -4,18 +4,15 @@ Presets are data (``presets/*.toml``); each entry names its source. Bandwidths a
 direction unless a name says otherwise.
 """
 
-from makespan.hardware._catalogue import cluster, cluster_from, cluster_names, gpu, node
-from makespan.hardware._spec import ClusterSpec, Gpu, Network, NodeSpec, homogeneous
-
-__all__ = [
-    "ClusterSpec",
-    "Gpu",
-    "Network",
-    "NodeSpec",
-    "cluster",
-    "cluster_from",
-    "cluster_names",
-    "gpu",
-    "homogeneous",
-    "node",
-]
+from makespan.hardware.devices import (
+    ClusterSpec as ClusterSpec,
+    Gpu as Gpu,
+    Network as Network,
+    NodeSpec as NodeSpec,
+    cluster as cluster,
+    cluster_from as cluster_from,
+    cluster_names as cluster_names,
+    gpu as gpu,
+    homogeneous as homogeneous,
+    node as node,
+)

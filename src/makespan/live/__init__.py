@@ -8,31 +8,30 @@
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.live._compare import LiveResult, Prediction, compare_live, predict_live
-    from makespan.live._prepare import process_trainer, slot_cluster
-    from makespan.live._run import live_experiment, run_live
-    from makespan.live._segments import Segment, SegmentResult
-    from makespan.live._workload import LiveSetting, live_jobs, live_settings, live_workload, live_workloads
+    from makespan.live.engine import (
+        Segment as Segment,
+        SegmentResult as SegmentResult,
+    )
+    from makespan.live.run import (
+        LiveResult as LiveResult,
+        Prediction as Prediction,
+        compare_live as compare_live,
+        live_experiment as live_experiment,
+        predict_live as predict_live,
+        process_trainer as process_trainer,
+        run_live as run_live,
+        slot_cluster as slot_cluster,
+    )
+    from makespan.live.workload import (
+        LiveSetting as LiveSetting,
+        live_jobs as live_jobs,
+        live_settings as live_settings,
+        live_workload as live_workload,
+        live_workloads as live_workloads,
+    )
 
-__all__ = [
-    "LiveResult",
-    "LiveSetting",
-    "Prediction",
-    "Segment",
-    "SegmentResult",
-    "compare_live",
-    "live_experiment",
-    "live_jobs",
-    "live_settings",
-    "live_workload",
-    "live_workloads",
-    "predict_live",
-    "process_trainer",
-    "run_live",
-    "slot_cluster",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

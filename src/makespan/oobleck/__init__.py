@@ -7,32 +7,29 @@ Importing the package does not import torch.
 - `join_run` adds a node to a run, `drain_nodes` releases some, `export_model` writes the trained model as a
   plain ``state_dict``
 - `Faults` kills processes at chosen moments, one per `Fault`
-- `makespan.oobleck.planning` makes templates and plans, `makespan.oobleck.reconfiguration` adapts them to
-  nodes that leave and join, `makespan.oobleck.runtime` is the part that runs in each training process, and
-  `makespan.oobleck.simulators` has the simulators of Oobleck, Varuna and Bamboo
+- `makespan.oobleck.templates` and `makespan.oobleck.instantiation` plan pipelines from a profile of
+  `makespan.oobleck.profile`, `makespan.oobleck.reconfiguration` adapts a plan to nodes that leave and join
+- `makespan.oobleck.simulator` simulates Oobleck, Varuna and Bamboo on traces of `makespan.oobleck.traces`
+- processes of a run start at `makespan.oobleck.worker`; it and what it imports need torch
 """
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.oobleck._faults import Fault, Faults
-    from makespan.oobleck._joining import drain_nodes, join_run
-    from makespan.oobleck._live import LiveOptions, LiveResult, train_resilient
-    from makespan.oobleck.runtime import Chain, ChainJob, export_model
+    from makespan.oobleck.chain import Chain as Chain
+    from makespan.oobleck.export import export_model as export_model
+    from makespan.oobleck.job import ChainJob as ChainJob
+    from makespan.oobleck.trainer import (
+        Fault as Fault,
+        Faults as Faults,
+        LiveOptions as LiveOptions,
+        LiveResult as LiveResult,
+        drain_nodes as drain_nodes,
+        join_run as join_run,
+        train_resilient as train_resilient,
+    )
 
-__all__ = [
-    "Chain",
-    "ChainJob",
-    "Fault",
-    "Faults",
-    "LiveOptions",
-    "LiveResult",
-    "drain_nodes",
-    "export_model",
-    "join_run",
-    "train_resilient",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

@@ -8,9 +8,10 @@ its module ``_commands``. Beside the package stand ``rules/<paper>.smk``,
 ``docs/papers/<paper>.md``.
 """
 
-from makespan.papers._figure import FigureEntry, figures
-
-__all__ = ["PAPERS", "FigureEntry", "figures"]
+from makespan.papers.figure import (
+    FigureEntry as FigureEntry,
+    figures as figures,
+)
 
 PAPERS: tuple[str, ...] = ("morphling", "easyscale", "oobleck", "slapo")
 """Every paper, by the name of its package."""

@@ -13,35 +13,32 @@ plan and placement::
     envelope(sensitivity_families(result.fit, cluster("a800-64"), range(1, 65)))
 """
 
-from makespan.perf._environment import Environment, environment_names, load_cluster, load_environment
-from makespan.perf._fit import FORMS, Fit, fit
-from makespan.perf._learning import Learner, TableFit, fit_table, regret, sampling_design
-from makespan.perf._points import Measured, Points, measured_from_table, points_from_plans, points_from_table
-from makespan.perf._search import best_plan, envelope, rank_plans, sensitivity_curve, sensitivity_families
-from makespan.perf._shared import fit_shared
-
-__all__ = [
-    "Environment",
-    "FORMS",
-    "Fit",
-    "Learner",
-    "Measured",
-    "Points",
-    "TableFit",
-    "best_plan",
-    "envelope",
-    "environment_names",
-    "fit",
-    "fit_shared",
-    "fit_table",
-    "load_cluster",
-    "load_environment",
-    "measured_from_table",
-    "points_from_plans",
-    "points_from_table",
-    "rank_plans",
-    "regret",
-    "sampling_design",
-    "sensitivity_curve",
-    "sensitivity_families",
-]
+from makespan.perf.fitting import (
+    FORMS as FORMS,
+    Fit as Fit,
+    Learner as Learner,
+    TableFit as TableFit,
+    fit as fit,
+    fit_shared as fit_shared,
+    fit_table as fit_table,
+    regret as regret,
+    sampling_design as sampling_design,
+)
+from makespan.perf.forms import (
+    Environment as Environment,
+    Measured as Measured,
+    Points as Points,
+    environment_names as environment_names,
+    load_cluster as load_cluster,
+    load_environment as load_environment,
+    measured_from_table as measured_from_table,
+    points_from_plans as points_from_plans,
+    points_from_table as points_from_table,
+)
+from makespan.perf.search import (
+    best_plan as best_plan,
+    envelope as envelope,
+    rank_plans as rank_plans,
+    sensitivity_curve as sensitivity_curve,
+    sensitivity_families as sensitivity_families,
+)

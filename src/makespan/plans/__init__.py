@@ -4,55 +4,33 @@ An *execution plan* says how a job uses its devices, a *placement* says how many
 holds on each node. Both are immutable values that check themselves on construction.
 """
 
-from makespan.plans._memory import (
-    DEFAULT_MEMORY_RULES,
-    MemoryRules,
-    Verdict,
-    memory_estimate,
-    resolve_micro_batch,
+from makespan.plans.memory import (
+    DEFAULT_MEMORY_RULES as DEFAULT_MEMORY_RULES,
+    MemoryRules as MemoryRules,
+    Verdict as Verdict,
+    memory_estimate as memory_estimate,
+    resolve_micro_batch as resolve_micro_batch,
 )
-from makespan.plans._notation import (
-    PLAN_TEXTS,
-    enumerate_plans,
-    read_plan,
-    stated_cpu_threads,
-    write_exec_plan,
-    write_plan,
+from makespan.plans.notation import (
+    PLAN_TEXTS as PLAN_TEXTS,
+    enumerate_plans as enumerate_plans,
+    read_plan as read_plan,
+    stated_cpu_threads as stated_cpu_threads,
+    write_exec_plan as write_exec_plan,
+    write_plan as write_plan,
 )
-from makespan.plans._placement import (
-    Placement,
-    RankGroups,
-    boundary_flows,
-    card_loads,
-    cards_by_node,
-    enumerate_placements,
+from makespan.plans.plan import (
+    DEFAULT_CPU_THREADS as DEFAULT_CPU_THREADS,
+    ExecutionPlan as ExecutionPlan,
+    Placement as Placement,
+    PlanFamily as PlanFamily,
+    RankGroups as RankGroups,
+    Stage as Stage,
+    boundary_flows as boundary_flows,
+    card_loads as card_loads,
+    cards_by_node as cards_by_node,
+    chunk_layers as chunk_layers,
+    enumerate_placements as enumerate_placements,
+    one_f_one_b_order as one_f_one_b_order,
+    stages as stages,
 )
-from makespan.plans._plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
-from makespan.plans._stages import Stage, chunk_layers, one_f_one_b_order, stages
-
-__all__ = [
-    "DEFAULT_CPU_THREADS",
-    "DEFAULT_MEMORY_RULES",
-    "ExecutionPlan",
-    "MemoryRules",
-    "PLAN_TEXTS",
-    "Placement",
-    "PlanFamily",
-    "RankGroups",
-    "Stage",
-    "Verdict",
-    "boundary_flows",
-    "card_loads",
-    "cards_by_node",
-    "chunk_layers",
-    "enumerate_placements",
-    "enumerate_plans",
-    "memory_estimate",
-    "one_f_one_b_order",
-    "read_plan",
-    "resolve_micro_batch",
-    "stages",
-    "stated_cpu_threads",
-    "write_exec_plan",
-    "write_plan",
-]

@@ -8,13 +8,16 @@ many policies share.
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
-from makespan.policies._registry import REGISTRY, policy, policy_names
+from makespan.lazy import lazy_exports
+from makespan.policies.base import (
+    REGISTRY as REGISTRY,
+    policy as policy,
+    policy_names as policy_names,
+)
 
 if TYPE_CHECKING:
-    from makespan.policies._placing import Room
-    from makespan.policies._queue import serve
+    from makespan.policies.base import serve as serve
+    from makespan.policies.placing import Room as Room
 
-__all__ = ["REGISTRY", "Room", "policy", "policy_names", "serve"]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

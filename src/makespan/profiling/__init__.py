@@ -8,38 +8,23 @@
 - `profiling_launcher` and `allocation_launcher` choose where the processes run
 """
 
-from makespan.profiling._design import ProfilePoint, model_of, point_plan, profile_batches, profile_points
-from makespan.profiling._measurements import Measurements
-from makespan.profiling._profile import (
-    Procedure,
-    measure_points,
-    measured_by,
-    profile_record,
-    profile_table,
+from makespan.profiling.profile import (
+    Measurements as Measurements,
+    Procedure as Procedure,
+    ProfilePoint as ProfilePoint,
+    measure_points as measure_points,
+    measured_by as measured_by,
+    model_of as model_of,
+    point_plan as point_plan,
+    profile_batches as profile_batches,
+    profile_points as profile_points,
+    profile_record as profile_record,
+    profile_table as profile_table,
 )
-from makespan.profiling._rates import (
-    allocation_launcher,
-    environment_text,
-    measure_rates,
-    profiling_launcher,
-    rate_runs,
+from makespan.profiling.rates import (
+    allocation_launcher as allocation_launcher,
+    environment_text as environment_text,
+    measure_rates as measure_rates,
+    profiling_launcher as profiling_launcher,
+    rate_runs as rate_runs,
 )
-
-__all__ = [
-    "Measurements",
-    "Procedure",
-    "ProfilePoint",
-    "model_of",
-    "point_plan",
-    "profile_batches",
-    "profile_points",
-    "allocation_launcher",
-    "environment_text",
-    "measure_points",
-    "measure_rates",
-    "measured_by",
-    "profile_record",
-    "profile_table",
-    "profiling_launcher",
-    "rate_runs",
-]

@@ -14,57 +14,38 @@ calls `join` or `choose_device`.
 - `describe_machine` says on what a measurement was made
 """
 
-from makespan.runtime._checkpoints import (
-    Checkpoint,
-    discard_partial,
-    finish_checkpoint,
-    latest_checkpoint,
-    sound_checkpoint,
-    start_checkpoint,
+from makespan.runtime.checkpoints import (
+    Checkpoint as Checkpoint,
+    discard_partial as discard_partial,
+    finish_checkpoint as finish_checkpoint,
+    latest_checkpoint as latest_checkpoint,
+    sound_checkpoint as sound_checkpoint,
+    start_checkpoint as start_checkpoint,
 )
-from makespan.runtime._directory import RunDirectory
-from makespan.runtime._forkserver import Process
-from makespan.runtime._launch import (
-    Launch,
-    Launcher,
-    LocalLauncher,
-    ProcessOptions,
-    SlurmLauncher,
-    check_gpus,
-    local_gpus,
-    local_launcher,
-    slurm_device,
+from makespan.runtime.forkserver import Process as Process
+from makespan.runtime.launch import (
+    Launch as Launch,
+    Launcher as Launcher,
+    LocalLauncher as LocalLauncher,
+    ProcessOptions as ProcessOptions,
+    RunDirectory as RunDirectory,
+    SlurmLauncher as SlurmLauncher,
+    check_gpus as check_gpus,
+    describe_machine as describe_machine,
+    local_gpus as local_gpus,
+    local_launcher as local_launcher,
+    memory_bytes as memory_bytes,
+    slurm_device as slurm_device,
+    usable_cpus as usable_cpus,
 )
-from makespan.runtime._locks import is_taken, take
-from makespan.runtime._machine import describe_machine, memory_bytes, usable_cpus
-from makespan.runtime._rendezvous import Identity, choose_device, end_worker, join, run_worker
-
-__all__ = [
-    "Checkpoint",
-    "Identity",
-    "Launch",
-    "Launcher",
-    "LocalLauncher",
-    "Process",
-    "ProcessOptions",
-    "RunDirectory",
-    "SlurmLauncher",
-    "check_gpus",
-    "choose_device",
-    "describe_machine",
-    "discard_partial",
-    "end_worker",
-    "finish_checkpoint",
-    "is_taken",
-    "join",
-    "latest_checkpoint",
-    "local_gpus",
-    "local_launcher",
-    "memory_bytes",
-    "run_worker",
-    "slurm_device",
-    "sound_checkpoint",
-    "start_checkpoint",
-    "take",
-    "usable_cpus",
-]
+from makespan.runtime.locks import (
+    is_taken as is_taken,
+    take as take,
+)
+from makespan.runtime.rendezvous import (
+    Identity as Identity,
+    choose_device as choose_device,
+    end_worker as end_worker,
+    join as join,
+    run_worker as run_worker,
+)

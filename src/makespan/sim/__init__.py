@@ -7,91 +7,52 @@ happened. A policy sees a `ClusterView` and returns a `Decision`; what may run c
 `Catalogue`. Both `Policy` and `Catalogue` are protocols: this package knows no implementation.
 """
 
-from makespan.sim._catalogue import (
-    Allocation,
-    Catalogue,
-    Configuration,
-    Devices,
+from makespan.sim.catalogue import (
+    Allocation as Allocation,
+    Catalogue as Catalogue,
+    Configuration as Configuration,
+    Devices as Devices,
+    RestartCost as RestartCost,
+    RestartDelays as RestartDelays,
+    restart_cost as restart_cost,
 )
-from makespan.sim._costs import RestartCost, RestartDelays, restart_cost
-from makespan.sim._engine import Engine
-from makespan.sim._events import (
-    Event,
-    EventKind,
-    EventQueue,
-    NodeEvent,
-    NodeEventKind,
-    Observer,
-    read_failures,
+from makespan.sim.engine import (
+    DECISION_LIMIT_S as DECISION_LIMIT_S,
+    Decision as Decision,
+    Engine as Engine,
+    InfeasibleDecision as InfeasibleDecision,
+    Policy as Policy,
+    PolicyError as PolicyError,
+    SimulationResult as SimulationResult,
+    StalledError as StalledError,
+    check_jobs as check_jobs,
+    check_policy as check_policy,
+    events_table as events_table,
+    outcomes_table as outcomes_table,
+    round_length as round_length,
+    simulate as simulate,
 )
-from makespan.sim._node_accounts import Violation
-from makespan.sim._policy import (
-    Decision,
-    InfeasibleDecision,
-    Policy,
-    PolicyError,
-    StalledError,
-    check_policy,
+from makespan.sim.sharing import (
+    IDLE_SHARE as IDLE_SHARE,
+    LEAST_PACE as LEAST_PACE,
+    Company as Company,
+    Sharing as Sharing,
+    crowded_guest as crowded_guest,
+    pace_beside as pace_beside,
+    paces_on as paces_on,
 )
-from makespan.sim._sharing import (
-    IDLE_SHARE,
-    LEAST_PACE,
-    Company,
-    Sharing,
-    crowded_guest,
-    pace_beside,
-    paces_on,
+from makespan.sim.state import (
+    ClusterView as ClusterView,
+    Event as Event,
+    EventKind as EventKind,
+    EventQueue as EventQueue,
+    JobView as JobView,
+    NodeEvent as NodeEvent,
+    NodeEventKind as NodeEventKind,
+    Observer as Observer,
+    read_failures as read_failures,
 )
-from makespan.sim._simulate import (
-    SimulationResult,
-    check_jobs,
-    events_table,
-    outcomes_table,
-    round_length,
-    simulate,
+from makespan.sim.validator import (
+    Violation as Violation,
+    validate_schedule as validate_schedule,
 )
-from makespan.sim._validator import validate_schedule
-from makespan.sim._view import ClusterView, JobView
-from makespan.sim._watch import DECISION_LIMIT_S
-
-__all__ = [
-    "DECISION_LIMIT_S",
-    "IDLE_SHARE",
-    "LEAST_PACE",
-    "Allocation",
-    "Catalogue",
-    "ClusterView",
-    "Company",
-    "Configuration",
-    "Decision",
-    "Devices",
-    "Engine",
-    "Event",
-    "EventKind",
-    "EventQueue",
-    "InfeasibleDecision",
-    "JobView",
-    "NodeEvent",
-    "NodeEventKind",
-    "Observer",
-    "Policy",
-    "PolicyError",
-    "RestartCost",
-    "RestartDelays",
-    "Sharing",
-    "SimulationResult",
-    "StalledError",
-    "Violation",
-    "check_jobs",
-    "check_policy",
-    "crowded_guest",
-    "events_table",
-    "outcomes_table",
-    "pace_beside",
-    "paces_on",
-    "read_failures",
-    "restart_cost",
-    "round_length",
-    "simulate",
-    "validate_schedule",
-]

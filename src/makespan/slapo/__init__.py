@@ -22,90 +22,76 @@ Importing the package imports nothing else; most of its names import torch. The 
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.slapo._build import build
-    from makespan.slapo._checkpoint import select_layers
-    from makespan.slapo._clipping import clip_grad_norm
-    from makespan.slapo._consolidate import init_empty_weights
-    from makespan.slapo._errors import (
-        ArgumentError,
-        BuildError,
-        ConflictError,
-        KindError,
-        MemberError,
-        PathError,
-        ReplayError,
-        ScheduleError,
-        ShardError,
-        TracingError,
-        VerificationError,
+    from makespan.slapo.building import (
+        build as build,
+        init_empty_weights as init_empty_weights,
     )
-    from makespan.slapo._journal import JournalEntry
-    from makespan.slapo._library import SCHEDULES, apply_schedule
-    from makespan.slapo._library_options import ScheduleOptions
-    from makespan.slapo._matcher import Match
-    from makespan.slapo._partition import Partition, Tie, default_cuts, partition
-    from makespan.slapo._patterns import ANY, ModulePattern, Pattern, call_module
-    from makespan.slapo._registry import Primitive, list_primitives, register_primitive
-    from makespan.slapo._replay import replay
-    from makespan.slapo._saved import OutOfBudgetError, SavedTensors, saved_tensors
-    from makespan.slapo._schedule import Metadata, Schedule, create_schedule
-    from makespan.slapo._shard_rules import ShardEffect, ShardRequest, register_shard_rule
-    from makespan.slapo._state import full_state_dict, load_full_state_dict
-    from makespan.slapo._verify import Verify
-    from makespan.slapo._verify_report import Place, VerifyReport
-    from makespan.slapo._vocabulary import pad_vocabulary
+    from makespan.slapo.errors import (
+        ArgumentError as ArgumentError,
+        BuildError as BuildError,
+        ConflictError as ConflictError,
+        KindError as KindError,
+        MemberError as MemberError,
+        PathError as PathError,
+        ReplayError as ReplayError,
+        ScheduleError as ScheduleError,
+        ShardError as ShardError,
+        TracingError as TracingError,
+        VerificationError as VerificationError,
+    )
+    from makespan.slapo.library import (
+        SCHEDULES as SCHEDULES,
+        ScheduleOptions as ScheduleOptions,
+        apply_schedule as apply_schedule,
+    )
+    from makespan.slapo.memory import (
+        OutOfBudgetError as OutOfBudgetError,
+        SavedTensors as SavedTensors,
+        saved_tensors as saved_tensors,
+    )
+    from makespan.slapo.patterns import (
+        ANY as ANY,
+        Match as Match,
+        ModulePattern as ModulePattern,
+        Pattern as Pattern,
+        call_module as call_module,
+    )
+    from makespan.slapo.pipelining import (
+        Partition as Partition,
+        Tie as Tie,
+        default_cuts as default_cuts,
+        partition as partition,
+    )
+    from makespan.slapo.rewriting import select_layers as select_layers
+    from makespan.slapo.schedule import (
+        JournalEntry as JournalEntry,
+        Metadata as Metadata,
+        Primitive as Primitive,
+        Schedule as Schedule,
+        create_schedule as create_schedule,
+        list_primitives as list_primitives,
+        register_primitive as register_primitive,
+        replay as replay,
+    )
+    from makespan.slapo.sharding import (
+        ShardEffect as ShardEffect,
+        ShardRequest as ShardRequest,
+        pad_vocabulary as pad_vocabulary,
+        register_shard_rule as register_shard_rule,
+    )
+    from makespan.slapo.state import (
+        full_state_dict as full_state_dict,
+        load_full_state_dict as load_full_state_dict,
+    )
+    from makespan.slapo.syncing import clip_grad_norm as clip_grad_norm
+    from makespan.slapo.verification import (
+        Place as Place,
+        Verify as Verify,
+        VerifyReport as VerifyReport,
+    )
 
-__all__ = [
-    "ANY",
-    "SCHEDULES",
-    "ArgumentError",
-    "BuildError",
-    "ConflictError",
-    "JournalEntry",
-    "KindError",
-    "Match",
-    "MemberError",
-    "Metadata",
-    "ModulePattern",
-    "OutOfBudgetError",
-    "Partition",
-    "PathError",
-    "Pattern",
-    "Place",
-    "Primitive",
-    "ReplayError",
-    "SavedTensors",
-    "Schedule",
-    "ScheduleError",
-    "ScheduleOptions",
-    "ShardEffect",
-    "ShardError",
-    "ShardRequest",
-    "Tie",
-    "TracingError",
-    "VerificationError",
-    "Verify",
-    "VerifyReport",
-    "apply_schedule",
-    "build",
-    "call_module",
-    "clip_grad_norm",
-    "create_schedule",
-    "default_cuts",
-    "full_state_dict",
-    "init_empty_weights",
-    "list_primitives",
-    "load_full_state_dict",
-    "pad_vocabulary",
-    "partition",
-    "register_primitive",
-    "register_shard_rule",
-    "replay",
-    "saved_tensors",
-    "select_layers",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

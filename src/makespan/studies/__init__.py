@@ -7,54 +7,38 @@ baseline, and `demand` says how much of the cluster the jobs ask for. `TableCata
 as, from throughput tables.
 """
 
-from makespan.studies._assembly import scenario
-from makespan.studies._catalogue import TableCatalogue
-from makespan.studies._clusters import read_cluster, resized
-from makespan.studies._comparison import Demand, comparison, demand, measures, nobody_waited
-from makespan.studies._formats import read_trace
-from makespan.studies._job_lists import generated_jobs, limited_statistics
-from makespan.studies._pool import Attempt, RunError, attempt_all, run_all
-from makespan.studies._predictions import PREDICTION_MODES, PredictionMode, predicted_catalogue, predictions
-from makespan.studies._runs import (
-    Case,
-    ImpossibleScheduleError,
-    Run,
-    Scenario,
-    resolved,
-    run,
-    violation_lines,
+from makespan.studies.catalogue import (
+    PREDICTION_MODES as PREDICTION_MODES,
+    PredictionMode as PredictionMode,
+    TableCatalogue as TableCatalogue,
+    predicted_catalogue as predicted_catalogue,
+    predictions as predictions,
 )
-from makespan.studies._stored import knowing, read_scenarios, read_times
-
-__all__ = [
-    "PREDICTION_MODES",
-    "Attempt",
-    "Case",
-    "Demand",
-    "ImpossibleScheduleError",
-    "PredictionMode",
-    "Run",
-    "RunError",
-    "Scenario",
-    "TableCatalogue",
-    "attempt_all",
-    "comparison",
-    "demand",
-    "generated_jobs",
-    "knowing",
-    "limited_statistics",
-    "measures",
-    "nobody_waited",
-    "predicted_catalogue",
-    "predictions",
-    "read_cluster",
-    "read_scenarios",
-    "read_times",
-    "read_trace",
-    "resized",
-    "resolved",
-    "run",
-    "run_all",
-    "scenario",
-    "violation_lines",
-]
+from makespan.studies.clusters import read_cluster as read_cluster, resized as resized
+from makespan.studies.runs import (
+    Attempt as Attempt,
+    Case as Case,
+    Demand as Demand,
+    ImpossibleScheduleError as ImpossibleScheduleError,
+    Run as Run,
+    RunError as RunError,
+    Scenario as Scenario,
+    attempt_all as attempt_all,
+    comparison as comparison,
+    demand as demand,
+    measures as measures,
+    nobody_waited as nobody_waited,
+    resolved as resolved,
+    run as run,
+    run_all as run_all,
+    violation_lines as violation_lines,
+)
+from makespan.studies.scenarios import (
+    generated_jobs as generated_jobs,
+    knowing as knowing,
+    limited_statistics as limited_statistics,
+    read_scenarios as read_scenarios,
+    read_times as read_times,
+    read_trace as read_trace,
+    scenario as scenario,
+)

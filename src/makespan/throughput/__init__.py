@@ -7,36 +7,24 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
-from makespan.throughput._published import PublishedSource, check_published_gpus, flag_anomalies
-from makespan.throughput._reference import ReferenceTimes, placement_order, reference_plan
-from makespan.throughput._register import (
-    Dataset,
-    fetch,
-    find_dataset,
-    locate,
-    read_register,
-    shipped_register,
-    verify,
+from makespan.throughput.register import (
+    Dataset as Dataset,
+    fetch as fetch,
+    find_dataset as find_dataset,
+    locate as locate,
+    read_register as read_register,
+    shipped_register as shipped_register,
+    verify as verify,
 )
-from makespan.throughput._sources import SOURCE_NAMES, EmulatedSource, ThroughputSource
-from makespan.throughput._tables import MeasuredSource
-
-__all__ = [
-    "SOURCE_NAMES",
-    "Dataset",
-    "EmulatedSource",
-    "MeasuredSource",
-    "PublishedSource",
-    "ReferenceTimes",
-    "ThroughputSource",
-    "check_published_gpus",
-    "fetch",
-    "find_dataset",
-    "flag_anomalies",
-    "locate",
-    "placement_order",
-    "read_register",
-    "reference_plan",
-    "shipped_register",
-    "verify",
-]
+from makespan.throughput.sources import (
+    SOURCE_NAMES as SOURCE_NAMES,
+    EmulatedSource as EmulatedSource,
+    MeasuredSource as MeasuredSource,
+    PublishedSource as PublishedSource,
+    ReferenceTimes as ReferenceTimes,
+    ThroughputSource as ThroughputSource,
+    check_published_gpus as check_published_gpus,
+    flag_anomalies as flag_anomalies,
+    placement_order as placement_order,
+    reference_plan as reference_plan,
+)

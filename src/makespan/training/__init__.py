@@ -13,39 +13,31 @@ The calls of this package start worker processes and wait for them; only the wor
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.training._clipping import PartialNormError, clip_grad_norm, refuse_plain_clipping
-    from makespan.training._job import RunResult, TrainingJob, check_supported, unsupported_reasons
-    from makespan.training._run import (
-        cost_table,
-        read_progress,
-        request_stop,
-        train,
-        train_all,
-        train_compared,
-        train_switching,
+    from makespan.training.engine import (
+        PartialNormError as PartialNormError,
+        clip_grad_norm as clip_grad_norm,
+        refuse_plain_clipping as refuse_plain_clipping,
     )
-    from makespan.training.zoo import MODEL_FAMILIES, SmallModel
+    from makespan.training.run import (
+        RunResult as RunResult,
+        TrainingJob as TrainingJob,
+        check_supported as check_supported,
+        cost_table as cost_table,
+        read_progress as read_progress,
+        request_stop as request_stop,
+        train as train,
+        train_all as train_all,
+        train_compared as train_compared,
+        train_switching as train_switching,
+        unsupported_reasons as unsupported_reasons,
+    )
+    from makespan.training.zoo import (
+        MODEL_FAMILIES as MODEL_FAMILIES,
+        SmallModel as SmallModel,
+    )
 
-__all__ = [
-    "MODEL_FAMILIES",
-    "PartialNormError",
-    "RunResult",
-    "SmallModel",
-    "TrainingJob",
-    "check_supported",
-    "clip_grad_norm",
-    "cost_table",
-    "read_progress",
-    "refuse_plain_clipping",
-    "request_stop",
-    "train",
-    "train_all",
-    "train_compared",
-    "train_switching",
-    "unsupported_reasons",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

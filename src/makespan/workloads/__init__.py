@@ -4,39 +4,25 @@ A *model* is an architecture, a *stack* is what the training software does with 
 *workload* is what a job trains: a model, its data shape, its global batch and its stacks.
 """
 
-from makespan.workloads._layers import Head, Layer, head, layers, parameter_count
-from makespan.workloads._spec import BlockSpec, BoundWorkload, JobSpec, ModelSpec, Stack, Workload
-from makespan.workloads._zoo import (
-    is_in_zoo,
-    model,
-    model_keys,
-    resolve_workload_key,
-    small_workload_keys,
-    stack,
-    workload,
-    workload_keys,
-    workload_of,
+from makespan.workloads.models import (
+    BlockSpec as BlockSpec,
+    BoundWorkload as BoundWorkload,
+    Head as Head,
+    JobSpec as JobSpec,
+    Layer as Layer,
+    ModelSpec as ModelSpec,
+    Stack as Stack,
+    Workload as Workload,
+    head as head,
+    is_in_zoo as is_in_zoo,
+    layers as layers,
+    model as model,
+    model_keys as model_keys,
+    parameter_count as parameter_count,
+    resolve_workload_key as resolve_workload_key,
+    small_workload_keys as small_workload_keys,
+    stack as stack,
+    workload as workload,
+    workload_keys as workload_keys,
+    workload_of as workload_of,
 )
-
-__all__ = [
-    "BlockSpec",
-    "BoundWorkload",
-    "Head",
-    "JobSpec",
-    "Layer",
-    "ModelSpec",
-    "Stack",
-    "Workload",
-    "head",
-    "is_in_zoo",
-    "layers",
-    "model",
-    "model_keys",
-    "parameter_count",
-    "resolve_workload_key",
-    "small_workload_keys",
-    "stack",
-    "workload",
-    "workload_keys",
-    "workload_of",
-]

@@ -17,38 +17,31 @@ itself, trainer and planner, is `makespan.easyscale`.
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.papers.easyscale._checks import LEDGER
-    from makespan.papers.easyscale._cluster import cluster_experiments
-    from makespan.papers.easyscale._fig9 import fig9_experiment
-    from makespan.papers.easyscale._gap import gap_experiment
-    from makespan.papers.easyscale._generated import generated_jobs
-    from makespan.papers.easyscale._jobs import ClusterJobs, cluster_jobs, pooled, published_jobs
-    from makespan.papers.easyscale._overheads import measure_overheads
-    from makespan.papers.easyscale._profile import Profile, published_profile
-    from makespan.papers.easyscale._serving import serving_experiment
-    from makespan.papers.easyscale._settings import EasyScale as SETTINGS
-    from makespan.papers.easyscale._tables import SCHEMAS, read_published
+    from makespan.papers.easyscale.accuracy import (
+        fig9_experiment as fig9_experiment,
+        gap_experiment as gap_experiment,
+    )
+    from makespan.papers.easyscale.checks import LEDGER as LEDGER
+    from makespan.papers.easyscale.cluster import (
+        ClusterJobs as ClusterJobs,
+        Profile as Profile,
+        cluster_experiments as cluster_experiments,
+        cluster_jobs as cluster_jobs,
+        generated_jobs as generated_jobs,
+        pooled as pooled,
+        published_jobs as published_jobs,
+        published_profile as published_profile,
+        serving_experiment as serving_experiment,
+    )
+    from makespan.papers.easyscale.overheads import measure_overheads as measure_overheads
+    from makespan.papers.easyscale.settings import EasyScale as SETTINGS
+    from makespan.papers.easyscale.tables import (
+        SCHEMAS as SCHEMAS,
+        read_published as read_published,
+    )
 
-__all__ = [
-    "LEDGER",
-    "SCHEMAS",
-    "SETTINGS",
-    "ClusterJobs",
-    "Profile",
-    "cluster_experiments",
-    "cluster_jobs",
-    "fig9_experiment",
-    "gap_experiment",
-    "generated_jobs",
-    "measure_overheads",
-    "pooled",
-    "published_jobs",
-    "published_profile",
-    "read_published",
-    "serving_experiment",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

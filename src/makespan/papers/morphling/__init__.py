@@ -21,71 +21,48 @@ validated.
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.papers.morphling._checks import LEDGER
-    from makespan.papers.morphling._experiments import run_experiment
-    from makespan.papers.morphling._fig7 import Stage, fig7, measured_fig7
-    from makespan.papers.morphling._fig8 import fig8
-    from makespan.papers.morphling._fig9 import OTHER_SEED, SWITCHING, fig9, fig9_summary
-    from makespan.papers.morphling._page import page
-    from makespan.papers.morphling._performance import (
-        fit_workloads,
-        sensitivity,
-        table2,
-        table2_results,
-        table2_rows,
-        table2_summary,
+    from makespan.papers.morphling.checks import LEDGER as LEDGER
+    from makespan.papers.morphling.cluster import (
+        generated_workloads as generated_workloads,
+        published_workloads as published_workloads,
+        run_experiment as run_experiment,
+        threads_study as threads_study,
     )
-    from makespan.papers.morphling._settings import Morphling as SETTINGS
-    from makespan.papers.morphling._settings_simulation import EXPERIMENT_TABLES
-    from makespan.papers.morphling._tables import (
-        FIG7,
-        FIG8,
-        FIG9,
-        FIG9_SUMMARY,
-        SCHEMAS,
-        TABLE2,
-        TABLE2_ROWS,
-        TABLE2_SUMMARY,
-        read_published,
+    from makespan.papers.morphling.performance import (
+        OTHER_SEED as OTHER_SEED,
+        SWITCHING as SWITCHING,
+        Stage as Stage,
+        fig7 as fig7,
+        fig8 as fig8,
+        fig9 as fig9,
+        fig9_summary as fig9_summary,
+        fit_workloads as fit_workloads,
+        measured_fig7 as measured_fig7,
+        sensitivity as sensitivity,
+        table2 as table2,
+        table2_results as table2_results,
+        table2_rows as table2_rows,
+        table2_summary as table2_summary,
     )
-    from makespan.papers.morphling._threads import threads_study
-    from makespan.papers.morphling._workloads import generated_workloads, published_workloads
+    from makespan.papers.morphling.results_page import page as page
+    from makespan.papers.morphling.settings import (
+        EXPERIMENT_TABLES as EXPERIMENT_TABLES,
+        Morphling as SETTINGS,
+    )
+    from makespan.papers.morphling.tables import (
+        FIG7 as FIG7,
+        FIG8 as FIG8,
+        FIG9 as FIG9,
+        FIG9_SUMMARY as FIG9_SUMMARY,
+        SCHEMAS as SCHEMAS,
+        TABLE2 as TABLE2,
+        TABLE2_ROWS as TABLE2_ROWS,
+        TABLE2_SUMMARY as TABLE2_SUMMARY,
+        read_published as read_published,
+    )
 
-__all__ = [
-    "EXPERIMENT_TABLES",
-    "FIG7",
-    "FIG8",
-    "FIG9",
-    "FIG9_SUMMARY",
-    "LEDGER",
-    "OTHER_SEED",
-    "SCHEMAS",
-    "SETTINGS",
-    "SWITCHING",
-    "TABLE2",
-    "TABLE2_ROWS",
-    "TABLE2_SUMMARY",
-    "Stage",
-    "fig7",
-    "fig8",
-    "fig9",
-    "fig9_summary",
-    "fit_workloads",
-    "generated_workloads",
-    "measured_fig7",
-    "page",
-    "published_workloads",
-    "read_published",
-    "run_experiment",
-    "sensitivity",
-    "table2",
-    "table2_results",
-    "table2_rows",
-    "table2_summary",
-    "threads_study",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

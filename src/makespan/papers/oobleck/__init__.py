@@ -18,39 +18,34 @@ planner, runtime and simulators, is `makespan.oobleck`.
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.papers.oobleck._checks import LEDGER
-    from makespan.papers.oobleck._failures import failure_experiments
-    from makespan.papers.oobleck._hybrid import hybrid_experiment
-    from makespan.papers.oobleck._instantiation import instantiation_experiment
-    from makespan.papers.oobleck._layer_throughput import layer_throughput_experiment
-    from makespan.papers.oobleck._losses import reconfiguration_experiment
-    from makespan.papers.oobleck._predictions import predictions_experiment
-    from makespan.papers.oobleck._runs import generated_traces, published_traces
-    from makespan.papers.oobleck._settings import Oobleck as SETTINGS
-    from makespan.papers.oobleck._spot import spot_experiments
-    from makespan.papers.oobleck._studies import studies_experiment
-    from makespan.papers.oobleck._tables import SCHEMAS, read_published
-    from makespan.papers.oobleck._templates import template_experiment
+    from makespan.papers.oobleck.checks import LEDGER as LEDGER
+    from makespan.papers.oobleck.planning import (
+        instantiation_experiment as instantiation_experiment,
+        layer_throughput_experiment as layer_throughput_experiment,
+        template_experiment as template_experiment,
+    )
+    from makespan.papers.oobleck.reconfiguration import (
+        reconfiguration_experiment as reconfiguration_experiment,
+    )
+    from makespan.papers.oobleck.settings import Oobleck as SETTINGS
+    from makespan.papers.oobleck.simulation import (
+        failure_experiments as failure_experiments,
+        generated_traces as generated_traces,
+        published_traces as published_traces,
+        spot_experiments as spot_experiments,
+    )
+    from makespan.papers.oobleck.studies import studies_experiment as studies_experiment
+    from makespan.papers.oobleck.tables import (
+        SCHEMAS as SCHEMAS,
+        read_published as read_published,
+    )
+    from makespan.papers.oobleck.training import (
+        hybrid_experiment as hybrid_experiment,
+        predictions_experiment as predictions_experiment,
+    )
 
-__all__ = [
-    "LEDGER",
-    "SCHEMAS",
-    "SETTINGS",
-    "hybrid_experiment",
-    "failure_experiments",
-    "generated_traces",
-    "instantiation_experiment",
-    "layer_throughput_experiment",
-    "predictions_experiment",
-    "published_traces",
-    "read_published",
-    "reconfiguration_experiment",
-    "spot_experiments",
-    "studies_experiment",
-    "template_experiment",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

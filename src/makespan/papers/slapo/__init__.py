@@ -19,32 +19,27 @@ the tuner are `makespan.slapo`.
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.papers.slapo._checks import LEDGER
-    from makespan.papers.slapo._fig10_fit import tuning_experiment
-    from makespan.papers.slapo._inequalities import inequalities_experiment
-    from makespan.papers.slapo._measured import fig9_steps_experiment, tuner_experiment
-    from makespan.papers.slapo._modelled import modelled_experiment
-    from makespan.papers.slapo._settings import Slapo as SETTINGS
-    from makespan.papers.slapo._table4 import table4_experiment
-    from makespan.papers.slapo._tables import SCHEMAS, read_published
-    from makespan.papers.slapo._verification import verify_experiment, verify_schedules
+    from makespan.papers.slapo.checks import LEDGER as LEDGER
+    from makespan.papers.slapo.measured import (
+        fig9_steps_experiment as fig9_steps_experiment,
+        tuner_experiment as tuner_experiment,
+        verify_experiment as verify_experiment,
+        verify_schedules as verify_schedules,
+    )
+    from makespan.papers.slapo.settings import Slapo as SETTINGS
+    from makespan.papers.slapo.table4 import table4_experiment as table4_experiment
+    from makespan.papers.slapo.tables import (
+        SCHEMAS as SCHEMAS,
+        read_published as read_published,
+    )
+    from makespan.papers.slapo.throughput import (
+        inequalities_experiment as inequalities_experiment,
+        modelled_experiment as modelled_experiment,
+    )
+    from makespan.papers.slapo.tuning import tuning_experiment as tuning_experiment
 
-__all__ = [
-    "LEDGER",
-    "SCHEMAS",
-    "SETTINGS",
-    "fig9_steps_experiment",
-    "inequalities_experiment",
-    "modelled_experiment",
-    "read_published",
-    "table4_experiment",
-    "tuner_experiment",
-    "tuning_experiment",
-    "verify_experiment",
-    "verify_schedules",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

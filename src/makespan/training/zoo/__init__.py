@@ -12,65 +12,40 @@
 
 from typing import TYPE_CHECKING
 
-from makespan.lazy import shown_lazily
+from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.training.zoo._data import Batch, global_batch
-    from makespan.training.zoo._families import (
-        FAMILIES,
-        ConvolutionSpec,
-        FamilySpec,
-        TransformerSpec,
-        Weights,
-        build_family,
-        family_batch,
-        family_loss,
-        family_sizes,
-        family_spec,
-        family_weights,
-        forward_flop,
-        parameter_count,
+    from makespan.training.zoo.families import FamilyBatch as FamilyBatch
+    from makespan.training.zoo.small import (
+        Batch as Batch,
+        global_batch as global_batch,
     )
-    from makespan.training.zoo._family_samples import FamilyBatch
-    from makespan.training.zoo._links import build_link, link_loss, n_links
-    from makespan.training.zoo._spec import MODEL_FAMILIES, SmallModel
-    from makespan.training.zoo._stand_ins import (
-        STAND_IN_TITLES,
-        STAND_INS,
-        StandIn,
-        build_stand_in,
-        stand_in_data,
-        stand_in_loss,
+    from makespan.training.zoo.specs import (
+        FAMILIES as FAMILIES,
+        MODEL_FAMILIES as MODEL_FAMILIES,
+        STAND_IN_TITLES as STAND_IN_TITLES,
+        STAND_INS as STAND_INS,
+        ConvolutionSpec as ConvolutionSpec,
+        FamilySpec as FamilySpec,
+        SmallModel as SmallModel,
+        StandIn as StandIn,
+        TransformerSpec as TransformerSpec,
+        Weights as Weights,
+        build_family as build_family,
+        build_link as build_link,
+        build_stand_in as build_stand_in,
+        family_batch as family_batch,
+        family_loss as family_loss,
+        family_sizes as family_sizes,
+        family_spec as family_spec,
+        family_weights as family_weights,
+        forward_flop as forward_flop,
+        link_loss as link_loss,
+        n_links as n_links,
+        parameter_count as parameter_count,
+        stand_in_data as stand_in_data,
+        stand_in_loss as stand_in_loss,
     )
 
-__all__ = [
-    "FAMILIES",
-    "MODEL_FAMILIES",
-    "STAND_INS",
-    "STAND_IN_TITLES",
-    "Batch",
-    "ConvolutionSpec",
-    "FamilyBatch",
-    "FamilySpec",
-    "SmallModel",
-    "StandIn",
-    "TransformerSpec",
-    "Weights",
-    "build_family",
-    "build_link",
-    "build_stand_in",
-    "family_batch",
-    "family_loss",
-    "family_sizes",
-    "family_spec",
-    "family_weights",
-    "forward_flop",
-    "global_batch",
-    "link_loss",
-    "n_links",
-    "parameter_count",
-    "stand_in_data",
-    "stand_in_loss",
-]
 
-__getattr__ = shown_lazily(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__)

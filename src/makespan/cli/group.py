@@ -1,0 +1,183 @@
+"""The entry point, the list of its verbs, and the reference page made from their help texts."""
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from makespan import __version__
+from makespan.errors import MakespanError, bounded
+from makespan.lazy import parse_source
+from makespan.logs import divert_native_output
+from makespan.units import printable
+
+_WIDTH = 96
+_ERRORS = 2  # file descriptor
+_HEAD = """# Command line
+
+Every verb answers `--help`; this page is generated from the answers. A mistake gives one message on the
+error stream, exit status 2, and leaves no file behind. Exit status 1 means that the work was done and
+the answer is no: a schedule is impossible, a bound is missed. What solvers and other native libraries
+print goes to the error stream.
+
+In bash, `eval "$(_MAKESPAN_COMPLETE=bash_source makespan)"` completes verbs, options and names of policies,
+workloads and clusters; in zsh and fish alike, with `zsh_source` and `fish_source`.
+"""
+VERBS = {
+    "simulate": ("makespan.cli.simulate:simulate_command", "Run a workload under a policy and watch it."),
+    "compare": ("makespan.cli.simulate:compare_command", "Run a workload under several policies."),
+    "jobs": ("makespan.cli.options:jobs_command", "Write the jobs of a workload as a list."),
+    "policies": ("makespan.cli.lists:policies_command", "List the scheduling policies."),
+    "clusters": ("makespan.cli.lists:clusters_command", "List the clusters of the catalogue."),
+    "workloads": ("makespan.cli.lists:workloads_command", "List what jobs may train."),
+    "claims": (
+        "makespan.cli.lists:claims_command",
+        "Print the statements of the papers with their verdicts.",
+    ),
+    "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one a workload."),
+    "explain": ("makespan.cli.emulator:explain_command", "Print every term of one point, and its memory."),
+    "calibrate": (
+        "makespan.cli.emulator:calibrate_command",
+        "Fit the constants of the emulator to measured traces.",
+    ),
+    "validate": (
+        "makespan.cli.emulator:validate_command",
+        "Compare the emulator with measured traces under every protocol.",
+    ),
+    "profile": (
+        "makespan.cli.live:profile_command",
+        "Time small workloads under every plan on this machine.",
+    ),
+    "live": (
+        "makespan.cli.live:live_command",
+        "Predict how the jobs of a workload run under a policy, train them, and compare.",
+    ),
+    "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
+    "easyscale": (
+        "makespan.cli.easyscale:COMMANDS",
+        "Train elastically: run a job, ask a run for other processes, export its model.",
+    ),
+    "oobleck": (
+        "makespan.cli.oobleck:COMMANDS",
+        "Profile layers, plan pipelines, train through the loss of nodes, "
+        "and simulate systems that lose nodes.",
+    ),
+    "slapo": (
+        "makespan.cli.slapo:COMMANDS",
+        "Print schedules, verify them, and search for the best one.",
+    ),
+}
+"""Where each verb is defined, and what it does in one line."""
+
+
+class Failure(click.ClickException):
+    """One message on the error stream and exit status 2."""
+
+    exit_code = 2
+
+    def format_message(self) -> str:
+        """Return the message; names in it cannot steer the terminal or fill it."""
+        return printable(bounded(super().format_message()))
+
+
+def _verbs_of_papers() -> dict[str, tuple[str, str]]:
+    """Find the papers that bring commands of their own; none is imported for that."""
+    place = importlib.util.find_spec("makespan.papers")
+    found = {}
+    for folder in (place and place.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob("*/commands.py")):
+            paper, text = path.parent.name, ast.get_docstring(parse_source(path.read_bytes())) or ""
+            found[paper] = f"makespan.papers.{paper}:COMMANDS", text.partition("\n")[0]
+    return found
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on demand and whose expected errors become one message."""
+
+    def __init__(self, verbs: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        super().__init__(**options)
+        self._own, self._all = dict(verbs), dict[str, tuple[str, str]]()
+
+    @property
+    def verbs(self) -> dict[str, tuple[str, str]]:
+        """Where each verb is defined and what it does, with those of the papers."""
+        self._all = self._all or self._own | _verbs_of_papers()
+        return self._all
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as a program; as a part of one (``standalone_mode=False``) its output is left as it is."""
+        if kwargs.get("standalone_mode", True):
+            divert_native_output(_ERRORS)
+        return super().main(*args, **kwargs)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order in which they were given, then those of the papers."""
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None if there is no such verb."""
+        if cmd_name not in self.verbs:
+            return None
+        module, attribute = self.verbs[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in self.verbs.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that the package raises on purpose has no traceback."""
+        try:
+            return super().invoke(ctx)
+        except MakespanError as error:
+            raise Failure(str(error)) from None
+        except click.UsageError as error:
+            raise Failure(error.format_message()) from None
+        except BrokenPipeError:  # whoever reads has seen enough; click ends quietly
+            raise
+        except OSError as error:
+            raise Failure(f"{error.filename or 'file'}: {error.strerror or error}") from None
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs=VERBS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="For example: makespan simulate --workload naive; "
+    "makespan compare --policies morphling-work,sia,fifo --workload base; "
+    "makespan explain llama7 244 8888",
+)
+@click.version_option(__version__, prog_name="makespan")
+def main() -> None:
+    """Simulate shared GPU clusters, emulate a GPU testbed, and check the emulator."""
+
+
+def cli_page() -> str:
+    """Return the page as Markdown."""
+    root = click.Context(main, info_name="makespan", terminal_width=_WIDTH, **main.context_settings)
+    parts = [_HEAD, _block(main.get_help(root))]
+    return "\n".join([*parts, *_entries(main, root, "")])
+
+
+def _entries(group: click.Group, context: click.Context, before: str) -> list[str]:
+    """Return the entries of the commands of a group, and of those below them."""
+    found = []
+    for verb in group.list_commands(context):
+        command = group.get_command(context, verb)
+        if command is not None:
+            inner = click.Context(command, context, verb, terminal_width=_WIDTH)
+            found.append(f"## `{before}{verb}`\n\n{_block(command.get_help(inner))}")
+            if isinstance(command, click.Group):
+                found += _entries(command, inner, f"{before}{verb} ")
+    return found
+
+
+def _block(text: str) -> str:
+    lines = (line.rstrip() for line in text.splitlines())
+    return "```text\n" + "\n".join(lines) + "\n```\n"

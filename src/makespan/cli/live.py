@@ -1,0 +1,330 @@
+"""The command ``makespan profile``."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import click
+import pandas as pd
+
+from makespan import live
+from makespan.cli.options import CPU_THREADS, PROCESSES, SEED, check_target, decision_limit_option, say, whole
+from makespan.cli.simulate import Countdown, clock
+from makespan.files import write_json, write_text
+from makespan.hardware import NodeSpec
+from makespan.perf import load_environment
+from makespan.plans import Placement
+from makespan.policies import policy
+from makespan.profiling import (
+    Measurements,
+    Procedure,
+    ProfilePoint,
+    environment_text,
+    measure_points,
+    measure_rates,
+    measured_by,
+    profile_batches,
+    profile_points,
+    profile_record,
+    profile_table,
+    profiling_launcher,
+    rate_runs,
+)
+from makespan.runtime import LocalLauncher, describe_machine
+from makespan.sim import ClusterView, Event, EventKind
+from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_csv
+from makespan.workloads import Workload, small_workload_keys, workload
+
+# ------------------------------------------------------------------------------------------------
+# The command ``makespan profile``.
+
+_DEFAULT = Procedure()
+_LONGEST = 10_000, "a point would take hours"
+_UNFINISHED = "unfinished.jsonl"
+
+
+@click.command("profile")
+@click.option(
+    "--workload",
+    "keys",
+    multiple=True,
+    default=("tiny-gpt",),
+    show_default=True,
+    type=click.Choice(small_workload_keys()),
+    help="Small workload; may be repeated.",
+)
+@click.option(
+    "--placement",
+    "placements",
+    multiple=True,
+    default=("1", "2"),
+    show_default=True,
+    metavar="N",
+    help="Number of processes; may be repeated.",
+)
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option("--cpu-threads", default=1, show_default=True, type=CPU_THREADS, help="Threads a process.")
+@click.option("--warmup", default=_DEFAULT.warmup_steps, show_default=True, type=whole(0, *_LONGEST))
+@click.option("--steps", default=_DEFAULT.steps, show_default=True, type=whole(1, *_LONGEST))
+@click.option("--repetitions", default=_DEFAULT.repetitions, show_default=True, type=whole(1, *_LONGEST))
+@click.option(
+    "--environment",
+    metavar="NAME",
+    help="Constants of the machine: a name or a .toml file; measured if not given.",
+)
+@click.option(
+    "--output", default=Path("profile"), show_default=True, type=click.Path(path_type=Path, file_okay=False)
+)
+@click.option("--quiet", is_flag=True, help="No progress, only the result.")
+def profile_command(
+    keys: tuple[str, ...],
+    placements: tuple[str, ...],
+    device: Literal["auto", "cpu", "cuda"],
+    cpu_threads: int,
+    warmup: int,
+    steps: int,
+    repetitions: int,
+    environment: str | None,
+    output: Path,
+    quiet: bool,
+) -> None:
+    """Time small workloads under every plan on this machine.
+
+    Writes <workload>.csv, a throughput table, <workload>.json, the record of machine and noise, and
+    environment.toml, what the performance model needs to know of the machine. Interrupted, the same
+    command goes on with what it has measured.
+    """
+    from makespan.cli.simulate import Countdown
+
+    check_target(output, is_directory=True)
+    places = list(dict.fromkeys(map(_placement, placements)))
+    if several := [place.text for place in places if place.n_nodes > 1]:
+        found = ", ".join(several)
+        raise click.BadParameter(f"{found}: several nodes need a job; see the rule profile_nodes")
+    procedure, launcher = Procedure(warmup, steps, repetitions), profiling_launcher(device, cpu_threads)
+    specs = [workload(key) for key in dict.fromkeys(keys)]
+    points = {spec.key: profile_points(spec, places, cpu_threads) for spec in specs}
+    processes = min(2, max(place.n_gpus for place in places))
+    n_runs = repetitions * sum(map(len, points.values()))
+    settings = {
+        "placements": [place.text for place in places],
+        "processes": [launcher.device, cpu_threads],
+        "environment": environment,
+    }
+    countdown, path = Countdown("runs", is_shown=not quiet), output / _UNFINISHED
+
+    def tell(text: str) -> None:
+        countdown.close()
+        if not quiet:
+            say(text, err=True)
+
+    try:
+        total = n_runs + (0 if environment else rate_runs(len(specs), processes, launcher))
+        kept = Measurements(path, settings | measured_by(specs, procedure), total, countdown, tell)
+        environment = environment or _measured_environment(specs, processes, launcher, kept, output)
+        node = load_environment(environment).node
+        for spec in specs:
+            result = _write_profile(spec, points[spec.key], node, launcher, procedure, kept, output)
+            countdown.close()
+            say(result)
+    except KeyboardInterrupt:
+        countdown.close()
+        say(f"stopped; the same command goes on from {path}", err=True)
+        raise click.Abort from None
+    finally:
+        countdown.close()
+    kept.remove()
+
+
+def _placement(text: str) -> Placement:
+    """Read a placement on this machine."""
+    place = Placement.parse(text)
+    PROCESSES.convert(place.n_gpus, None, None)
+    return place
+
+
+def _measured_environment(
+    specs: Sequence[Workload], processes: int, launcher: LocalLauncher, kept: Measurements, output: Path
+) -> str:
+    """Measure the machine, write ``environment.toml`` and return its path."""
+    threads = launcher.threads_per_process or 1
+    rates = measure_rates(specs, processes, threads, launcher, kept)
+    path = output / "environment.toml"
+    write_text(environment_text(rates, f"measured on {describe_machine()['processor']}"), path)
+    return str(path)
+
+
+def _write_profile(
+    spec: Workload,
+    points: Sequence[ProfilePoint],
+    node: NodeSpec,
+    launcher: LocalLauncher,
+    procedure: Procedure,
+    kept: Measurements,
+    output: Path,
+) -> str:
+    """Measure the points of a workload, write table and record, and return what came of it."""
+    batches = profile_batches(points, None).values()
+    parts = [measure_points(spec, batch, node, launcher, procedure, kept=kept) for batch in batches]
+    table, record = profile_table(parts, spec), profile_record(parts)
+    write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
+    write_json(record, output / f"{spec.key}.json", indent=1)
+    noise_pct = record["repeatability_pct"]
+    noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
+    count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
+    return f"{spec.key}: {count}; two runs of a point differ by {noise}"
+
+
+# ------------------------------------------------------------------------------------------------
+# ``makespan live``: run a small workload for real under a policy, and compare with its prediction.
+
+
+class _EventLines:
+    """An observer that writes a line an event, on the clock of the wall.
+
+    ``ends_s`` are the times at which jobs finish in the prediction, in order. The end is expected as much
+    later than there as the last job was that finished, or as the next one already is [s].
+    """
+
+    def __init__(self, setting: live.LiveSetting, ends_s: Sequence[float]) -> None:
+        self._scale, self._ends_s = setting.scale, ends_s
+        self._submit_s = {job.job_id: job.submit_time_s for job in setting.scaled_jobs()}
+        self._late_s = 0.0
+
+    def _end_text(self, event: Event, view: ClusterView) -> str:
+        """Say how many jobs are done, and when all will be."""
+        now_s, unfinished = (
+            event.time_s / self._scale,
+            {job.spec.job_id for job in (*view.pending, *view.running)},
+        )
+        came = {name for name, submit_s in self._submit_s.items() if submit_s <= event.time_s}
+        n_done = len(came - unfinished)
+        if event.kind == EventKind.FINISHED and n_done:
+            self._late_s = now_s - self._ends_s[n_done - 1]
+        if n_done < len(self._ends_s):
+            self._late_s = max(self._late_s, now_s - self._ends_s[n_done])
+        left_s = max(self._ends_s[-1] + self._late_s - now_s, 0.0)
+        return f"{n_done}/{len(self._ends_s)} done, about {clock(left_s)} left"
+
+    def observe(self, event: Event, view: ClusterView) -> None:
+        """Write what happened, who waits and runs, and when all will be done."""
+        plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
+        queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
+        left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
+        what = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
+        say(f"{what} {plan:<14} {left:<16} {queue}; {self._end_text(event, view)}", err=True)
+
+
+@click.command("live")
+@click.option(
+    "--policy",
+    "policy_name",
+    default="morphling-lookahead",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
+)
+@click.option("--workload", default="live-small", show_default=True, metavar="NAME", help="Live workload.")
+@click.option("--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Devices to use.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the workload.")
+@click.option(
+    "--launcher",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "slurm"]),
+    help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="What a slot is."
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory for live.csv, live_jobs.csv and live_prediction.json.",
+)
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    help="Where state and checkpoints are kept until the end; a run that was ended is continued from "
+    "there. [default: OUTPUT/live-POLICY]",
+)
+@decision_limit_option
+@click.option("--quiet", is_flag=True, help="Show the result only.")
+def live_command(
+    policy_name: str,
+    workload: str,
+    n_slots: int,
+    seed: int,
+    launcher: str,
+    device: str,
+    output: Path,
+    work_dir: Path | None,
+    decision_limit_s: float,
+    quiet: bool,
+) -> None:
+    """Predict how the jobs of a workload run under a policy, train them, and compare."""
+    check_target(output, is_directory=True)
+    began = time.monotonic()
+    chosen = policy(policy_name)
+    work = work_dir or output / f"live-{chosen.name}"
+
+    countdown = Countdown("runs", is_shown=not quiet)
+
+    def tell(text: str) -> None:
+        countdown.close()
+        if not quiet:
+            say(text, err=True)
+
+    try:
+        result = live.live_experiment(
+            chosen,
+            workload,
+            work,
+            n_slots=n_slots,
+            seed=seed,
+            launcher=launcher,
+            device=device,
+            observe=lambda setting, ends_s: [] if quiet else [_EventLines(setting, ends_s)],
+            tell=tell,
+            progress=countdown,
+            decision_limit_s=decision_limit_s,
+        )
+    except KeyboardInterrupt:
+        countdown.close()
+        say(f"stopped; the same command goes on from {work}", err=True)
+        raise click.Abort from None
+    finally:
+        countdown.close()
+    write_csv(result.comparison, output / "live.csv", LIVE)
+    write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
+    write_text(result.prediction.text, output / "live_prediction.json")
+    for violation in result.violations:
+        say(f"not possible: {violation.job_id}: {violation.message}", err=True)
+    say(_comparison_text(result.comparison, result.jobs))
+    tell(f"{time.monotonic() - began:.0f} s in all, profile included")
+
+
+def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
+    row = comparison.to_dict("records")[0]
+    titles = f"{'live JCT':>10} {'predicted':>10} {'difference':>11} {'restarts':>9}"
+    lines = [f"{'job':<16} {'steps':>6} {titles}"]
+    for job in jobs.to_dict("records"):
+        live_s, predicted_s = job["live_jct_s"], job["predicted_jct_s"]
+        what, difference = f"{job['job_id']:<16} {job['steps']:>6}", 100 * (predicted_s / live_s - 1)
+        restarts = f"{job['n_restarts']:>4} ({job['predicted_n_restarts']})"
+        lines.append(f"{what} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} % {restarts}")
+    for title, name, what in (("average JCT", "avg_jct", "jct"), ("makespan", "makespan", "makespan")):
+        live_s, predicted_s = row[f"live_{name}_s"], row[f"predicted_{name}_s"]
+        difference = row[f"{what}_difference_pct"]
+        lines.append(f"{title:<23} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} %")
+    lines.append(
+        f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
+        f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
+    )
+    lines.append(
+        f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it; by the "
+        f"mean of both, average JCT {row['retrodiction_jct_difference_pct']:+.1f} %"
+    )
+    return "\n".join(lines)

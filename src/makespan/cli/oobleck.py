@@ -1,0 +1,955 @@
+"""Profile layers, plan pipelines, train through the loss of nodes, and simulate systems that lose nodes."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
+
+import click
+from pydantic import ValidationError
+
+from makespan.cli.options import launcher_of, launcher_options, read_settings, say, settings_option
+from makespan.errors import ConfigError, InputError, unknown_name
+from makespan.files import check_target, is_stream, read_yaml, write_text
+from makespan.oobleck.coordinator import Event
+from makespan.oobleck.fixed import profile_chain
+from makespan.oobleck.instantiation import (
+    Instantiation,
+    PlanChoice,
+    choose_plan,
+    estimated_time_s,
+    event_time_s,
+    microbatches,
+)
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.plan import Pipeline, PipelineTemplate
+from makespan.oobleck.profile import LayerProfile, ModelProfile, read_profile, write_profile
+from makespan.oobleck.reconfiguration import (
+    Copy,
+    InsufficientNodes,
+    Reconfiguration,
+    StateLost,
+    reconfigure,
+    regroup,
+)
+from makespan.oobleck.simulator import (
+    MODES,
+    SYSTEMS,
+    ModelCosts,
+    Outcome,
+    Systems,
+    repairs,
+    simulate,
+    switches,
+    unused_nodes,
+)
+from makespan.oobleck.templates import (
+    MemoryLimit,
+    cached_templates,
+    check_guarantee,
+    make_templates,
+    read_templates,
+    smallest_node_count,
+    template_rows,
+    template_sizes,
+)
+from makespan.oobleck.traces import (
+    FAILURE_TRACES,
+    SPOT_TRACES,
+    NodeTrace,
+    generate_failures,
+    generate_spot,
+    read_trace,
+)
+from makespan.oobleck.trainer import (
+    LiveOptions,
+    LiveResult,
+    drain_nodes,
+    join_run,
+    saved_text,
+    train_resilient,
+)
+from makespan.papers.oobleck.settings import Simulation
+from makespan.papers.oobleck.tables import read_published
+from makespan.runtime import LocalLauncher
+from makespan.units import MS
+
+# ------------------------------------------------------------------------------------------------
+# What a resilient run shows while it goes on: a line for each change, or a table on a terminal.
+
+_REFRESH_S = 0.25
+_CLEAR = "\x1b[2K"
+_SAID = {
+    "ready": "node {node} is ready, process {pid} on {host}",
+    "lost": "node {node} is lost in phase {phase}",
+    "hung": "node {node} is silent and is killed",
+    "leaving": "node {node} wants to leave",
+    "drain": "nodes {nodes} are asked to leave",
+    "gone": "node {node} is gone",
+    "freeze": "generation {generation}: {members} stop and give up their groups",
+    "failure": "node {node} failed: {error}",
+    "resume": "generation {generation} goes on with iteration {step}",
+    "checkpoint": "checkpoint after {step} iterations",
+    "notice": "{signal}: the run ends after this iteration, with a checkpoint; once more ends it at once",
+    "stopped": "stopped by {signal} after {step} iterations; {saved}",
+}
+
+
+class LiveView:
+    """Listens to a coordinator and writes to a stream."""
+
+    def __init__(self, iterations: int, stream: TextIO) -> None:
+        self.iterations, self.stream, self.is_terminal = iterations, stream, stream.isatty()
+        self.begun_s: float | None = None
+        self.places: dict[int, tuple[str, int]] = {}
+        self.nodes: dict[int, dict[str, Any]] = {}
+        self.plan: list[dict[str, Any]] = []
+        self.done, self.loss, self.is_stopped = 0, float("nan"), False
+        self._drawn, self._drawn_s = 0, 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        self.begun_s = event.time_s if self.begun_s is None else self.begun_s
+        node, values = event.node, event.values
+        if event.kind == "announce" and node is not None:
+            self.places[node] = values["phase"], values["iteration"]
+        elif event.kind == "ready" and node is not None:
+            self.nodes[node] = dict(values)
+        elif event.kind == "plan":
+            self.plan = list(values["work"]["plan"])
+            self._say(event, self._planned(values["work"]))
+        elif event.kind == "commit":
+            self.done = values["iteration"] + 1
+            self.loss = next((one["loss"] for one in values["reports"].values() if one), self.loss)
+        self.is_stopped |= event.kind == "stopped"
+        if event.kind in _SAID:
+            phase = self.places.get(-1 if node is None else node, ("start", 0))[0]
+            self._say(event, _SAID[event.kind].format(**{"node": node, "phase": phase, **values}))
+        if event.kind in ("lost", "gone") and node is not None:
+            self.nodes.pop(node, None)
+        if self.is_terminal and time.monotonic() - self._drawn_s > _REFRESH_S:
+            self._draw()
+
+    def close(self) -> None:
+        """Draw a last time."""
+        if self.is_terminal and self.begun_s is not None:
+            self._draw()
+
+    def _planned(self, work: dict[str, Any]) -> str:
+        """Return pipelines, what was done, and what is copied, in a line."""
+        pipelines = ", ".join(
+            "/".join(map(str, one["nodes"])) + f" with {one['n_microbatches']}" for one in work["plan"]
+        )
+        what = " ".join(work["kinds"]) or "as before"
+        return f"{what}: pipelines {pipelines} microbatches; {len(work['copies'])} layer(s) to copy"
+
+    def _say(self, event: Event, text: str) -> None:
+        self._erase()
+        self.stream.write(f"{event.time_s - (self.begun_s or 0.0):8.2f} s  {text}\n")
+        self.stream.flush()
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self.stream.write(f"\x1b[{self._drawn}A" + f"{_CLEAR}\n" * self._drawn + f"\x1b[{self._drawn}A")
+            self._drawn = 0
+
+    def _draw(self) -> None:
+        """Draw the table of the nodes in place of the one before."""
+        lines = [f"{self.done}/{self.iterations} iterations, loss {self.loss:.4f}"]
+        for number, one in enumerate(self.plan):
+            for stage, node in enumerate(one["nodes"]):
+                cut = one["template"]["stages"][stage]
+                layers = f"layers {cut['first_layer']}-{cut['end_layer'] - 1}"
+                phase, iteration = self.places.get(node, ("start", 0))
+                pid = self.nodes.get(node, {}).get("pid", "")
+                lines.append(f"  pipeline {number}  node {node:<4} {pid:<8} {layers:<14} {phase} {iteration}")
+        self._erase()
+        self.stream.write("".join(f"{_CLEAR}{line}\n" for line in lines))
+        self.stream.flush()
+        self._drawn, self._drawn_s = len(lines), time.monotonic()
+
+
+# ------------------------------------------------------------------------------------------------
+# What is trained, as options of commands, and the command that times its layers.
+
+_HELP = {
+    "n_microbatches": "Microbatches of an iteration.",
+    "microbatch_size": "Samples of a microbatch.",
+    "seed": "Seed of weights and of what layers draw.",
+    "data_seed": "Seed of the order of the samples.",
+    "optimizer": "adam, adamw or sgd.",
+    "learning_rate": "Rate of the optimizer.",
+    "warmup_steps": "Iterations over which the rate grows.",
+    "clip_norm": "Largest norm of all gradients.",
+    "dtype": "float32 or float64.",
+    "reduction": "ordered, with the same bits for any pipelines, or allreduce.",
+    "bucketed": "Send layers with the same owners in one message.",
+}
+_PARTS = ("model", "optimizer")
+
+
+def job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the argument MODEL and options for the rest of a job, which it gets as ``job``."""
+
+    @click.argument("model")
+    @settings_option("model.n_layers=4")
+    @wraps(command)
+    def wrapped(model: str, settings: tuple[str, ...], **given: Any) -> None:
+        own = {name: given.pop(name) for name in _HELP}
+        parts = read_settings(settings, _PARTS)
+        job = ChainJob(model, model_options=parts["model"], optimizer_options=parts["optimizer"], **own)
+        command(job=job, **given)
+
+    decorated: Callable[..., None] = wrapped
+    for field in reversed([one for one in fields(ChainJob) if one.name in _HELP]):
+        flag, default = "--" + field.name.removeprefix("n_").replace("_", "-"), field.default
+        kinds: dict[str, Any] = {"default": default, "show_default": default is not None}
+        if isinstance(default, bool):
+            flag = f"{flag}/--no-{field.name}"
+        else:
+            kinds |= {"type": float if default is None else type(default)}
+            kinds |= {"metavar": "NAME" if isinstance(default, str) else "NUMBER"}
+        decorated = click.option(flag, field.name, help=_HELP[field.name], **kinds)(decorated)
+    return decorated
+
+
+@click.command("profile")
+@job_options
+@click.option("--replicas", default=2, show_default=True, metavar="N", type=int,
+              help="Time the sum of gradients among up to N processes.")  # fmt: skip
+@click.option("--repeats", default=5, show_default=True, metavar="N", type=int, help="Timed runs.")
+@click.option("--warm-ups", default=2, show_default=True, metavar="N", type=int, help="Runs before them.")
+@launcher_options
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+def PROFILE(
+    job: ChainJob, replicas: int, repeats: int, warm_ups: int, launcher: str, device: str, output: Path
+) -> None:
+    """Time the layers of MODEL here: a family of small models, or file.py:function of your own.
+
+    Writes the profile from which templates are planned. Forward and backward passes of a microbatch are
+    measured layer by layer, and so are the sums of their gradients between processes.
+    """
+    check_target(output)
+    with ExitStack() as stack:
+        # Processes of other machines see no temporary directory of this one.
+        run_dir = None
+        if launcher == "slurm":
+            run_dir = Path(stack.enter_context(TemporaryDirectory(".tmp", "profile-", output.parent)))
+        profile = profile_chain(
+            job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups,
+            launcher=launcher_of(launcher, device), run_dir=run_dir,
+        )  # fmt: skip
+    write_profile(profile, output)
+    total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
+    size = f"{1e3 * total_s:.2f} ms a microbatch of {job.microbatch_size}"
+    say(f"{output}: {profile.n_layers} layers, {size}", err=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# ``makespan oobleck run|join|drain``: train through losses, bring nodes in, let nodes go.
+
+_run_dir = click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
+
+
+def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
+    """Return times of the layers, of a file or, without one, the same for all."""
+    from makespan.oobleck.chain import load_chain  # loads torch
+
+    count = load_chain(job).n_layers
+    if path is None:
+        return ModelProfile("equal layers", (LayerProfile(1e-3, 2e-3, parameter_bytes=1.0),) * count)
+    found = read_profile(path)
+    if found.n_layers != count:
+        raise InputError(f"{path}: {found.n_layers} layers; accepted: those of model {job.model}, {count}")
+    return found
+
+
+@click.command("run")
+@job_options
+@click.option("--iterations", required=True, type=int, metavar="NUMBER", help="Iterations in all.")
+@click.option(
+    "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of the run, which all nodes see.",
+)  # fmt: skip
+@click.option("--nodes", required=True, type=int, metavar="N", help="Processes at the start, one a node.")
+@click.option("--f", default=1, show_default=True, metavar="N", help="Losses at once that are survived.")
+@click.option("--n0", default=1, show_default=True, metavar="N", help="Fewest nodes of a pipeline.")
+@click.option(
+    "--profile", type=click.Path(path_type=Path), help="Layer times (JSON); without, all are equal."
+)
+@click.option("--template-set", default="full", show_default=True, type=click.Choice(["full", "minimal"]))
+@click.option(
+    "--policy", default="stop", show_default=True, type=click.Choice(["stop", "degrade"]),
+    help="Below (f + 1) n0 nodes: stop with a checkpoint, or go on and survive less.",
+)  # fmt: skip
+@click.option(
+    "--first", metavar="SIZES", default="", help="Nodes of the pipelines at the start, for example 1,2,2."
+)
+@click.option(
+    "--checkpoint-every",
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Iterations between checkpoints; 0 for none by count.",
+)
+@click.option(
+    "--checkpoint-interval",
+    "checkpoint_interval_s",
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between checkpoints; 0 for none by time. One is written at the end anyway.",
+)
+@click.option("--replace", "n_replacements", default=0, show_default=True, metavar="N",
+              help="Processes that are started for lost ones.")  # fmt: skip
+@click.option(
+    "--hang", "hang_s", default=10.0, show_default=True, metavar="S", help="Silence of a hung process."
+)
+@launcher_options
+def run_command(
+    job: ChainJob, iterations: int, run_dir: Path, nodes: int, first: str, profile: Path | None,
+    launcher: str, device: str, **given: Any,
+) -> None:  # fmt: skip
+    """Train MODEL, a family of small models or file.py:function, through the loss of nodes.
+
+    Ctrl-C or SIGTERM ends the run after the running iteration, with a checkpoint; a second one at once. The
+    same command resumes from the newest checkpoint. The directory has the newest two, and iterations.csv and
+    recoveries.csv, to which every call appends.
+    """
+    options = LiveOptions(nodes, **given)
+    if first:
+        try:
+            options = replace(options, first_sizes=tuple(map(int, first.split(","))))
+        except ValueError:
+            raise InputError(f"--first {first!r}; accepted: numbers of nodes, for example 1,2,2") from None
+    view = LiveView(iterations, sys.stderr)
+    try:
+        result = train_resilient(
+            job,
+            _profile(profile, job),
+            iterations,
+            run_dir,
+            options,
+            launcher=launcher_of(launcher, device),
+            watch=view,
+        )
+    except KeyboardInterrupt:
+        if not view.is_stopped:  # a second Ctrl-C, or one before anything was started
+            say(f"stopped; {saved_text(run_dir)}", err=True)
+        raise click.Abort from None
+    finally:
+        view.close()
+    say(_told(result, run_dir))
+
+
+def _told(result: LiveResult, run_dir: Path) -> str:
+    """Say in a few lines what came of a run."""
+    table, recoveries = result.iterations, result.recoveries
+    lines = [f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)"]
+    if len(table):
+        again = int((table["attempts"] - 1).sum())
+        lines.append(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) done again")
+    return "\n".join([*lines, f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv"])
+
+
+@click.command("export")
+@click.option(
+    "--run-dir",
+    default=Path("run"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of the run.",
+)
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+def export_command(run_dir: Path, output: Path) -> None:
+    """Write the model of the newest checkpoint as a plain state_dict, with keys as of nn.Sequential."""
+    from makespan.oobleck.export import export_model  # loads torch
+
+    say(str(export_model(run_dir, output)))
+
+
+@click.command("join")
+@_run_dir
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+def join_command(run_dir: Path, device: str) -> None:
+    """Take part in the run of RUN_DIR with one more process; SIGTERM lets it leave without loss."""
+    say(join_run(run_dir, LocalLauncher("cuda" if device == "cuda" else "cpu")))
+
+
+@click.command("drain")
+@_run_dir
+@click.argument("nodes", nargs=-1, type=int)
+def drain_command(run_dir: Path, nodes: tuple[int, ...]) -> None:
+    """Let NODES leave the run of RUN_DIR after an iteration; without any it ends with a checkpoint."""
+    drain_nodes(run_dir, nodes)
+
+
+# ------------------------------------------------------------------------------------------------
+# Plan pipelines from the command line: templates from layer times, and a plan from templates.
+
+_FILE = click.Path(path_type=Path)
+_MOST_NODES = 10_000  # more take longer than anybody waits
+_COUNT = click.IntRange(1, _MOST_NODES)
+_LOST = click.IntRange(0, _MOST_NODES)
+_BATCH = click.IntRange(1, 1_000_000)
+output_option = click.option("--output", type=_FILE, help="File to write instead of the standard output.")
+
+
+def print_json(values: Any, output: Path | None) -> None:
+    """Print plain values as JSON, or write them to a file."""
+    text = json.dumps(values, indent=1) + "\n"
+    if output is None or is_stream(output):
+        say(text.removesuffix("\n"))
+    else:
+        write_text(text, output)
+
+
+def _range(text: str) -> range:
+    """Read LO:HI or one number."""
+    low, colon, high = text.partition(":")
+    try:
+        sizes = range(int(low), int(high if colon else low) + 1)
+    except ValueError:
+        sizes = range(0)
+    if not sizes or sizes[0] < 1 or sizes[-1] > _MOST_NODES:
+        raise InputError(
+            f"--nodes {text!r}; accepted: LO:HI or a number, from 1 to {_MOST_NODES}, for example 3:12"
+        )
+    return sizes
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_mode = click.option(
+    "--mode", default="exact", show_default=True, type=click.Choice(["exact", "dc"]),
+    help="The least cost, or the published divide and conquer.",
+)  # fmt: skip
+_gpus = click.option(
+    "--gpus", default=1, show_default=True, metavar="N", type=click.IntRange(1, 64), help="GPUs of each node."
+)
+_nodes_option = click.option("--nodes", metavar="LO:HI", help="Nodes of the templates; else --cluster.")
+_cluster = _options(
+    click.option("--cluster", metavar="N", type=_COUNT, help="Templates for a job that starts on N nodes."),
+    click.option("--f", default=1, show_default=True, metavar="N", type=_LOST, help="Nodes lost at once."),
+    click.option("--n0", metavar="N", type=_COUNT, help="Least nodes of a pipeline; by memory if not given."),
+    click.option(
+        "--template-set", default="full", show_default=True, type=click.Choice(["full", "minimal"]),
+        help="All sizes that a pipeline may have, or as few as use every number of nodes.",
+    ),
+)  # fmt: skip
+_memory = _options(
+    click.option("--device-memory", metavar="BYTES", type=float, help="Of a GPU; no limit if not given."),
+    click.option(
+        "--state-factor", default=6.0, show_default=True, metavar="X", type=float,
+        help="Bytes held for each byte of parameters.",
+    ),
+)  # fmt: skip
+
+
+@click.command("plan")
+@click.option(
+    "--latencies", required=True, type=_FILE, metavar="FILE",
+    help="Layer profile, or a list of forward and backward pass together, in ms (JSON).",
+)  # fmt: skip
+@_nodes_option
+@_cluster
+@_gpus
+@_mode
+@_memory
+@click.option("--cache", type=_FILE, metavar="DIR", help="Where templates are kept for the next time.")
+@output_option
+def PLAN(
+    latencies: Path,
+    nodes: str | None,
+    cluster: int | None,
+    f: int,
+    n0: int | None,
+    template_set: Any,
+    gpus: int,
+    mode: Any,
+    device_memory: float | None,
+    state_factor: float,
+    cache: Path | None,
+    output: Path | None,
+) -> None:
+    """Find a pipeline template for each number of nodes; prints a list, times in ms.
+
+    Numbers of nodes on which nothing fits are left out, or an error where a job could not use its nodes.
+    """
+    if output is not None:
+        check_target(output)
+    if (nodes is None) == (cluster is None):
+        raise InputError("accepted: either --nodes LO:HI or --cluster N, one of them")
+    profile = read_profile(latencies)
+    memory = None if device_memory is None else MemoryLimit(device_memory, state_factor)
+    if nodes is not None:
+        sizes = _range(nodes)
+    else:
+        total = cluster or 0
+        least = smallest_node_count(profile, memory, total, gpus) if n0 is None else n0
+        sizes = template_sizes(
+            least, f, total, template_set, most_possible=profile.n_layers // max(gpus.bit_count(), 1)
+        )
+    if cache is None:
+        found = make_templates(profile, sizes, gpus, mode, memory)
+    else:
+        found = cached_templates(cache, profile, sizes, gpus, mode, memory)
+    if cluster is not None and (hole := check_guarantee(found, sizes.start, f, cluster)) is not None:
+        raise InputError(f"templates exist for {list(found)} nodes, which cannot use {hole}; see --n0")
+    print_json(template_rows(found.values()), output)
+
+
+@click.command("instantiate")
+@click.option(
+    "--templates", required=True, type=_FILE, metavar="FILE",
+    help="List of templates (JSON); n, S and T alone count as S equal stages.",
+)  # fmt: skip
+@click.option("--nodes", required=True, metavar="N", type=_COUNT, help="Nodes to use.")
+@click.option(
+    "--f",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=_LOST,
+    help="Nodes lost at once.",
+)
+@click.option("--microbatches", "count", metavar="N", type=_BATCH, help="Of an iteration; else the next two.")
+@click.option("--global-batch-size", metavar="N", type=_BATCH, help="Samples of an iteration.")
+@click.option("--micro-batch-size", metavar="N", type=_BATCH, help="Samples of a microbatch.")
+@click.option(
+    "--batch-mode", default="per_pipeline", show_default=True,
+    type=click.Choice(["per_pipeline", "per_template"]),
+    help="Whether pipelines of one template have equal numbers of microbatches, as published.",
+)  # fmt: skip
+@click.option(
+    "--estimator", default="1f1b", show_default=True, type=click.Choice(["1f1b", "compat"]),
+    help="Time of a pipeline: of its schedule, or as published.",
+)  # fmt: skip
+@click.option(
+    "--profile", type=_FILE, metavar="FILE",
+    help="Layer profile of the templates: adds the wait for gradients, and times by a simulated schedule.",
+)  # fmt: skip
+@click.option(
+    "--runners-up",
+    default=10,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(0, 1000),
+    help="Further plans.",
+)
+@output_option
+def INSTANTIATE(
+    templates: Path,
+    nodes: int,
+    f: int,
+    count: int | None,
+    global_batch_size: int | None,
+    micro_batch_size: int | None,
+    batch_mode: Any,
+    estimator: Any,
+    profile: Path | None,
+    runners_up: int,
+    output: Path | None,
+) -> None:
+    """Choose the pipelines that use all nodes and take the least time; times in ms."""
+    if output is not None:
+        check_target(output)
+    sizes = global_batch_size, micro_batch_size
+    if (count is None) == (sizes == (None, None)) or (None in sizes and count is None):
+        raise InputError("accepted: --microbatches, or --global-batch-size and --micro-batch-size")
+    n_microbatches = microbatches(sizes[0] or 0, sizes[1] or 0) if count is None else count
+    times = None if profile is None else read_profile(profile)
+    found = read_templates(templates)
+    choice = choose_plan(found, nodes, f, n_microbatches, batch_mode, estimator, times, runners_up)
+    print_json(_choice_values(choice, times), output)
+
+
+def _choice_values(choice: PlanChoice, profile: ModelProfile | None) -> dict[str, Any]:
+    return {
+        "plan": _plan_values(choice.best, profile),
+        "alternatives": [_plan_values(one, profile) for one in choice.runners_up],
+        "counts": {"plans": choice.n_plans, "infeasible": choice.n_infeasible},
+    }
+
+
+def _plan_values(plan: Instantiation, profile: ModelProfile | None) -> dict[str, Any]:
+    pipelines = [
+        {
+            "n": template.n_nodes,
+            "S": template.n_stages,
+            "microbatches": count,
+            "shown_ms": template.time_s / template.n_stages * count / MS,
+        }
+        for template, count in zip(plan.templates, plan.n_microbatches, strict=True)
+    ]
+    shown = {
+        "counts": {str(size): count for size, count in plan.counts.items()},
+        "n_pipelines": len(pipelines),
+        "microbatches": list(plan.n_microbatches),
+        "iter_time_ms": plan.iter_time_s / MS,
+        "pipelines": pipelines,
+    }
+    if profile is not None:
+        shown["event_time_ms"] = event_time_s(plan.templates, plan.n_microbatches, profile) / MS
+    return shown
+
+
+# ------------------------------------------------------------------------------------------------
+# ``makespan oobleck reconfigure``: what becomes of pipelines when nodes are lost, leave or join.
+
+_NODES = "[2,3]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command line says of nodes."""
+
+    pipelines: tuple[tuple[int, ...], ...]
+    lost: tuple[int, ...]
+    joined: tuple[int, ...]
+    drained: tuple[int, ...]
+    hosts: dict[int, str] | None
+
+
+def _json(option: str, text: str | None, example: str) -> Any:
+    """Read JSON from an option, None where it is not given."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        raise InputError(f"{option} {text!r}; accepted: JSON, for example {example}") from None
+
+
+def _node_list(option: str, found: Any, example: str = _NODES) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(node) is int for node in found):
+        raise InputError(f"{option} {json.dumps(found)}; accepted: a list of node numbers, like {example}")
+    return tuple(found)
+
+
+def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | None) -> _Asked:
+    example = "[[0,1],[2,3,4]]"
+    groups = _json("--pipelines", pipelines, example)
+    if not isinstance(groups, list):
+        raise InputError(f"--pipelines {pipelines!r}; accepted: a list of lists of nodes, like {example}")
+    by_node = _json("--hosts", hosts, '{"0":"a","1":"b"}')
+    if by_node is not None and not (isinstance(by_node, dict) and all(node.isdecimal() for node in by_node)):
+        raise InputError(f'--hosts {hosts!r}; accepted: host by node, like {{"0":"a","1":"b"}}')
+    return _Asked(
+        tuple(_node_list("--pipelines", group, example) for group in groups),
+        _node_list("--lost", _json("--lost", lost, _NODES)),
+        _node_list("--joined", _json("--joined", joined, _NODES)),
+        _node_list("--drained", _json("--drained", drained, _NODES)),
+        None if by_node is None else {int(node): str(host) for node, host in by_node.items()},
+    )
+
+
+def _started(asked: _Asked, templates: Mapping[int, PipelineTemplate]) -> list[Pipeline]:
+    """Give every pipeline its template; microbatches before do not matter."""
+    missing = sorted({len(nodes) for nodes in asked.pipelines} - set(templates))
+    if missing:
+        raise InputError(f"pipelines of {missing} nodes; accepted: there are templates for {list(templates)}")
+    return [Pipeline(nodes, templates[len(nodes)], 1) for nodes in asked.pipelines]
+
+
+def _layer_bytes(
+    templates: Mapping[int, PipelineTemplate], profile: Path | None, state_factor: float
+) -> list[int] | None:
+    """Return the state of each layer; equal ones without a profile, None if templates have no layers."""
+    counts = {one.n_layers for one in templates.values()}
+    if profile is not None:
+        return [round(layer.parameter_bytes * state_factor) for layer in read_profile(profile).layers]
+    return [1] * counts.pop() if len(counts) == 1 else None
+
+
+@click.command("reconfigure")
+@click.option("--pipelines", required=True, metavar="JSON", help="Nodes of each pipeline: [[0,1],[2,3,4]].")
+@click.option("--lost", default="[]", metavar="JSON", help="Nodes that are gone, with their state.")
+@click.option("--joined", default="[]", metavar="JSON", help="Nodes that are new.")
+@click.option("--drained", default="[]", metavar="JSON", help="Nodes that leave and can still send.")
+@click.option(
+    "--templates", required=True, type=_FILE, metavar="FILE", help="Templates (JSON), of the verb plan."
+)
+@click.option("--n0", required=True, metavar="N", type=click.IntRange(1), help="Least nodes of a pipeline.")
+@click.option(
+    "--f", default=1, show_default=True, metavar="N", type=click.IntRange(0), help="Nodes lost at once."
+)
+@click.option(
+    "--microbatches",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Of an iteration; 4 for each node if not given.",
+)
+@click.option("--hosts", metavar="JSON", help='Machine of each node: {"0":"a","1":"b"}.')
+@click.option(
+    "--policy", default="stop", show_default=True, type=click.Choice(["stop", "degrade"]),
+    help="Below (f + 1) n0 nodes: stop, or go on with a smaller f.",
+)  # fmt: skip
+@click.option(
+    "--profile", type=_FILE, metavar="FILE", help="Layer profile; without it layers are of equal size."
+)
+@click.option(
+    "--state-factor", default=3.0, show_default=True, metavar="X", type=click.FloatRange(0),
+    help="Bytes sent for each byte of parameters.",
+)  # fmt: skip
+@output_option
+def RECONFIGURE(
+    pipelines: str,
+    lost: str,
+    joined: str,
+    drained: str,
+    templates: Path,
+    n0: int,
+    f: int,
+    microbatches: int | None,
+    hosts: str | None,
+    policy: Any,
+    profile: Path | None,
+    state_factor: float,
+    output: Path | None,
+) -> None:
+    """Find the pipelines that go on, and which state must be sent where; prints JSON, times in ms.
+
+    Where no node has the state of a layer, "outcome" is "state-lost" and the pipelines are those that a
+    checkpoint would be loaded into; below (f + 1) n0 nodes it is "insufficient-nodes".
+    """
+    if output is not None:
+        check_target(output)
+    asked = _asked(pipelines, lost, joined, drained, hosts)
+    found = read_templates(templates)
+    layer_bytes = _layer_bytes(found, profile, state_factor)
+    n_nodes = sum(map(len, asked.pipelines)) + len(asked.joined)
+    n_microbatches = 4 * n_nodes if microbatches is None else microbatches
+    told: dict[str, Any]
+    try:
+        change = reconfigure(
+            _started(asked, found), asked.lost, asked.joined, found, f, n0, n_microbatches,
+            layer_bytes=layer_bytes, drained=asked.drained, hosts=asked.hosts, policy=policy,
+        )  # fmt: skip
+    except StateLost as error:
+        told = {"outcome": "state-lost", "lost_layers": error.layers, **_regrouped(asked, n0)}
+    except InsufficientNodes as error:
+        told = {"outcome": "insufficient-nodes", "n_nodes": error.n_nodes, "n_needed": error.n_needed}
+    else:
+        copies = None if layer_bytes is None else change.copies
+        told = _new_plan(change, copies, has_bytes=profile is not None)
+    print_json(told, output)
+
+
+def _regrouped(asked: _Asked, n0: int) -> dict[str, Any]:
+    """Return who would train with whom, whatever they hold; nobody if too few are left."""
+    try:
+        found = regroup(asked.pipelines, {*asked.lost, *asked.drained}, n0)
+    except InsufficientNodes:
+        return {"pipelines": [], "kinds": []}
+    return {"pipelines": found.groups, "kinds": found.kinds}
+
+
+def _new_plan(change: Reconfiguration, copies: Sequence[Copy] | None, *, has_bytes: bool) -> dict[str, Any]:
+    """Return plain values; bytes are null where nothing says how large layers are."""
+    plan = change.plan.pipelines
+    shares = [one.n_microbatches for one in plan]
+    return {
+        "outcome": "go-on",
+        "action": change.action,
+        "kinds": change.kinds,
+        "pipelines": [one.nodes for one in plan],
+        "microbatches": shares,
+        "layers_per_stage": [[len(stage.layers) for stage in one.template.stages] for one in plan],
+        "iter_time_ms": estimated_time_s([one.template for one in plan], shares, "1f1b") / MS,
+        "f": change.f,
+        "waiting": change.waiting,
+        "layers_on_one_host": change.exposed,
+        "copies": None if copies is None else [_copy(one, has_bytes=has_bytes) for one in copies],
+        "copied_bytes": change.copies_bytes if has_bytes else None,
+    }
+
+
+def _copy(one: Copy, *, has_bytes: bool) -> dict[str, Any]:
+    return {
+        "layer": one.layer,
+        "slot": one.slot,
+        "src": one.src.node,
+        "dst": one.dst.node,
+        "src_gpu": one.src.number,
+        "dst_gpu": one.dst.number,
+        "bytes": one.n_bytes if has_bytes else None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# ``makespan oobleck simulate``: one system on one trace.
+
+_CONFIG = Path("config/papers/oobleck.yaml")
+_CELLS = Path("config/published/oobleck_throughput.csv")
+_GENERATED = (*FAILURE_TRACES, *SPOT_TRACES)
+_NUMBERS = {field.name: field.type for field in fields(ModelCosts) if field.type in (int, float)}
+
+
+def _trace(text: str, seed: int) -> NodeTrace:
+    if text in FAILURE_TRACES:
+        return generate_failures(text, seed)
+    if text in SPOT_TRACES:
+        return generate_spot(text, seed)
+    if not Path(text).exists():
+        raise unknown_name("trace, neither a file nor", text, _GENERATED)
+    return read_trace(text, Path(text).stem)
+
+
+def _configured(path: Path) -> dict[str, Any]:
+    """Return the options of simulations in a configuration file, checked."""
+    block = read_yaml(path, "the configuration of the paper", ConfigError)
+    try:
+        return Simulation.model_validate_json(json.dumps(block["oobleck"]["simulation"])).systems()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("oobleck", "simulation", *first["loc"])))
+        raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{path}: no block oobleck.simulation; accepted: a file that has it") from None
+
+
+def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the costs of a model: those of the configuration, and what is given instead."""
+    own: dict[str, Any] = {"name": model, "falls_back_on_spot": False}
+    own |= next((one for one in configured if one["name"] == model), {})
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in _NUMBERS:
+            raise InputError(f"--cost {text!r}; accepted: NAME=NUMBER with a name of {', '.join(_NUMBERS)}")
+        own[name] = _number(text, value, is_whole=_NUMBERS[name] is int)
+    missing = sorted(set(_NUMBERS) - set(own))
+    if missing:
+        known = ", ".join(one["name"] for one in configured)
+        raise InputError(
+            f"model {model!r} is none of the configuration ({known}); its costs are needed: "
+            + " ".join(f"--cost {name}=..." for name in missing)
+        )
+    return own
+
+
+def _number(text: str, value: str, *, is_whole: bool) -> float | int:
+    try:
+        number = int(value) if is_whole else float(value)
+    except ValueError:
+        number = -1
+    if not 0 <= number < float("inf") or (is_whole and number < 1):
+        accepted = "a whole number of 1 or more" if is_whole else "a number in s, 0 or more"
+        raise InputError(f"--cost {text!r}; accepted: {accepted}")
+    return number
+
+
+def _as_json(found: Outcome, **given: object) -> str:
+    times_s = {name: round(time_s, 3) for name, time_s in found.times_s.items()}
+    series = [[round(start, 3), round(end, 3), samples] for start, end, samples in found.steps().tolist()]
+    return json.dumps(
+        given
+        | {
+            "feasible": found.is_feasible,
+            "throughput_samples_per_s": found.throughput_samples_per_s,
+            "n_steps": found.n_steps,
+            "n_failures": found.n_failures,
+            "times_s": times_s,
+            "steps": series,
+        }
+    )
+
+
+@click.command("simulate")
+@click.option(
+    "--trace", "trace_name", required=True, metavar="FILE|NAME",
+    help=f"Lines of time in ms, add or remove, node; or generated ones: {', '.join(_GENERATED)}.",
+)  # fmt: skip
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of a generated trace.")
+@click.option("--system", required=True, type=click.Choice(SYSTEMS))
+@click.option("--model", required=True, metavar="NAME", help="As in the table of throughput.")
+@click.option("--mode", default="fixed", show_default=True, type=click.Choice(MODES))
+@click.option(
+    "--defects", default="", metavar="D1,D4,...", help="Repaired against compat, left in against fixed."
+)
+@click.option(
+    "--fallback", default="on", show_default=True, type=click.Choice(["on", "off"]),
+    help="Varuna: whether a restart loses the steps since the last checkpoint.",
+)  # fmt: skip
+@click.option("--no-ckpt", is_flag=True, help="Varuna: checkpoints take no time.")
+@click.option("--k", type=click.IntRange(1), help="Varuna: steps between checkpoints.")
+@click.option(
+    "--throughput", "cells", default=_CELLS, show_default=True, type=click.Path(path_type=Path),
+    help="Throughput by model, system and nodes; columns as in that file.",
+)  # fmt: skip
+@click.option(
+    "--config", default=_CONFIG, show_default=True, type=click.Path(path_type=Path),
+    help="Configuration with the costs of the models.",
+)  # fmt: skip
+@click.option(
+    "--cost", "given", multiple=True, metavar="NAME=NUMBER",
+    help=f"A cost of the model instead of the configured one: {', '.join(_NUMBERS)}. May be repeated.",
+)  # fmt: skip
+@click.option("--json", "is_json", is_flag=True, help="Print everything, every step included, as JSON.")
+def simulate_command(
+    trace_name: str,
+    seed: int,
+    system: str,
+    model: str,
+    mode: str,
+    defects: str,
+    fallback: str,
+    no_ckpt: bool,
+    k: int | None,
+    cells: Path,
+    config: Path,
+    given: tuple[str, ...],
+    is_json: bool,
+) -> None:
+    """Simulate one system on one trace of nodes; costs are those of the configuration in this directory."""
+    configured = _configured(config)
+    models = [_model(model, given, configured["models"])]
+    systems = Systems(read_published("throughput", cells), models, configured["assumptions"])
+    costs = systems.costs(
+        system, model, falls_back=fallback == "on", checkpoint_every=k, charges_checkpoints=not no_ckpt
+    )
+    trace = _trace(trace_name, seed)
+    found = simulate(system, trace, costs, repairs(mode, switches(defects)))
+    if beyond := unused_nodes(trace, costs):
+        say(f"{beyond} nodes idle at the most: throughput is known for no more than the others", err=True)
+    if is_json:
+        told = {"trace": trace_name, "system": system, "model": model, "mode": mode, "defects": defects}
+        say(_as_json(found, **told))
+        return
+    if not found.is_feasible:
+        say(f"{model} does not fit {system}: no throughput on any number of nodes")
+        return
+    say(
+        f"{found.throughput_samples_per_s:.4g} samples/s, {found.n_steps} steps, "
+        f"{found.n_failures} nodes lost"
+    )
+    for name, time_s in found.times_s.items():
+        if time_s:
+            say(f"  {name:<11}{time_s:>14.3f} s")
+
+
+# ------------------------------------------------------------------------------------------------
+# Profile layers, plan pipelines, train through the loss of nodes, and simulate systems that lose nodes.
+
+
+@click.group("oobleck", help=__doc__)
+def COMMANDS() -> None:
+    """Hold the commands together."""
+
+
+for command in (
+    PROFILE, PLAN, INSTANTIATE, RECONFIGURE, run_command, join_command, drain_command, export_command,
+    simulate_command,
+):  # fmt: skip
+    COMMANDS.add_command(command)

@@ -1,0 +1,510 @@
+"""What verbs print: text for people, or the same rows as JSON or CSV."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from makespan.errors import InputError
+from makespan.files import check_target as check_file, is_stream
+from makespan.runtime import Launcher, LocalLauncher, SlurmLauncher
+from makespan.units import printable
+
+if TYPE_CHECKING:
+    from makespan.studies import Run
+
+
+# ------------------------------------------------------------------------------------------------
+# What verbs print: text for people, or the same rows as JSON or CSV.
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a text; names in it that come from files cannot steer the terminal."""
+    click.echo(printable(text), err=err)
+
+
+def form_options(command: Command) -> Command:
+    """Add ``--json`` and ``--csv``; the command gets what was chosen as ``form``, else None."""
+    for name, text in (("csv", "Print the rows as CSV."), ("json", "Print the rows as JSON.")):
+        command = click.option(f"--{name}", "form", flag_value=name, default=None, help=text)(command)
+    return command
+
+
+def say_rows(rows: Iterable[Mapping[Any, Any]], form: str) -> None:
+    """Print rows, with the columns of the first, as ``json`` or ``csv``; what is missing is null or empty."""
+    listed = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    if form == "json":
+        say(json.dumps(listed, indent=1))
+        return
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(listed[0]) if listed else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(listed)
+    say(stream.getvalue().removesuffix("\n"))
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of a table as one of Python, and None for one that is missing."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if plain != plain else plain
+
+
+# ------------------------------------------------------------------------------------------------
+# Names that a shell completes: policies, workloads, clusters and papers.
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _completing(names: Callable[[], Iterable[str]], *, files: bool = False) -> Completer:
+    """Offer names, of a list joined by commas for its last part, and files where both are accepted."""
+
+    def offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        found = [CompletionItem(before + comma + name) for name in names() if name.startswith(last)]
+        return [*found, CompletionItem(incomplete, type="file")] if files else found
+
+    return offered
+
+
+def _policies() -> Iterable[str]:
+    from makespan.policies import policy_names
+
+    return policy_names()
+
+
+def _clusters() -> Iterable[str]:
+    from makespan.hardware import cluster_names
+
+    return cluster_names()
+
+
+def _workloads() -> Iterable[str]:
+    from makespan.workloads import workload_keys
+
+    return workload_keys()
+
+
+def _job_lists() -> Iterable[str]:
+    from makespan.traces import VARIANTS
+
+    return ("naive", *VARIANTS)
+
+
+def _papers() -> Iterable[str]:
+    from makespan.papers import PAPERS
+
+    return PAPERS
+
+
+POLICY_NAMES, CLUSTER_NAMES = _completing(_policies), _completing(_clusters)
+WORKLOAD_NAMES, PAPER_NAMES = _completing(_workloads), _completing(_papers)
+JOB_LIST_NAMES = _completing(_job_lists, files=True)
+CLUSTER_OR_LIST_NAMES = _completing(_clusters, files=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# Numbers of the command line: finite, and within bounds that say why they are there.
+
+_SHOWN = 40  # characters of what was given
+
+
+class Bounded(click.FloatRange):
+    """Reads a number and checks it; the message names what is accepted and the reason for the upper bound."""
+
+    def __init__(
+        self, kind: type[int] | type[float], least: float, most: float, why: str, *, above: bool = False
+    ) -> None:
+        super().__init__(least, most, min_open=above)
+        self.name = "integer" if kind is int else "float"
+        self._kind, self._least, self._most = kind, least, most
+        what = "a whole number" if kind is int else "a number"
+        end = str(most) if kind is int else f"{most:g}"
+        self._accepted = f"{what} {'above' if above else 'from'} {least:g} to {end} ({why})"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; anything else fails with one message."""
+        try:
+            number = self._kind(value)
+        except (ValueError, OverflowError):
+            number = float("nan")  # which no comparison holds for
+        is_enough = number > self._least if self.min_open else number >= self._least
+        if not (is_enough and number <= self._most):
+            self.fail(f"{str(value)[:_SHOWN]!r}; accepted: {self._accepted}", param, ctx)
+        return number
+
+
+def whole(least: int, most: int, why: str) -> "Bounded":
+    """Accept whole numbers from one to another, with the reason for the upper bound."""
+    return Bounded(int, least, most, why)
+
+
+def real(most: float, why: str, *, above: bool = False) -> "Bounded":
+    """Accept numbers from 0 to an upper bound, with the reason; ``above``: 0 is left out."""
+    return Bounded(float, 0, most, why, above=above)
+
+
+SECONDS: dict[str, Any] = {
+    "type": real(10**9, "later times do not resolve a microsecond"),
+    "metavar": "SECONDS",
+}
+"""Type and name of a simulated time."""
+COUNT = whole(1, 10**6, "larger simulations take days and more memory than there is")
+CPU_THREADS = whole(1, 4096, "no node has more")
+PROCESSES = whole(1, 1024, "all of them run on one machine")
+SEED = whole(0, 2**63 - 1, "seeds have 64 bits")
+
+
+# ------------------------------------------------------------------------------------------------
+# Options that several verbs share.
+
+CALIBRATION = "L1"
+"""Constants of the emulator that are used unless others are named."""
+TRACE_CPU_THREADS = 12
+"""CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
+_ROUND_S, _RESTART_DELAY_S = 60.0, 260.0  # as `makespan.scenario`, which takes long to import
+_FORMATS = (
+    "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
+    "gavel", "easyscale",
+)  # fmt: skip
+shown_option = partial(click.option, show_default=True)
+cluster_option = shown_option(
+    "--cluster",
+    "cluster_name",
+    default="a800-64",
+    metavar="NAME",
+    shell_complete=CLUSTER_NAMES,
+    help="Cluster of the catalogue; 'makespan clusters' lists them.",
+)
+calibration_option = shown_option(
+    "--calibration",
+    default=CALIBRATION,
+    metavar="NAME",
+    help="Shipped constants (L0, L1), or a .toml file written by 'makespan calibrate'.",
+)
+
+
+def _decision_limit_s() -> float:
+    from makespan.sim import DECISION_LIMIT_S
+
+    return DECISION_LIMIT_S
+
+
+decision_limit_option = click.option(
+    "--decision-limit",
+    "decision_limit_s",
+    default=_decision_limit_s,
+    show_default="600",
+    help="Interrupt a policy that takes longer for one decision; 0 for no limit.",
+    **SECONDS,
+)
+"""Wall time that one call of a policy may take."""
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Split each text at its last =; None if there is none."""
+    wrong = next((text for text in values if "=" not in text), None)
+    if wrong is not None:
+        raise click.BadParameter(
+            f"{wrong!r}; accepted: a type of the list and a device, such as V100=v100-32"
+        )
+    pairs = (text.rpartition("=") for text in values)
+    return {kind.strip(): name.strip() for kind, _, name in pairs} or None
+
+
+_COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
+_PATH = click.Path(path_type=Path)
+_LIST = (
+    shown_option(
+        "--workload",
+        default="naive",
+        metavar="FILE|NAME",
+        shell_complete=JOB_LIST_NAMES,
+        help="A job list (- for standard input), or naive (10 jobs), base, bp (best plans) or mt "
+        "(multi-tenant): generated, or the authors' lists if the source is published.",
+    ),
+    shown_option(
+        "--format",
+        "file_format",
+        default="auto",
+        type=click.Choice(_FORMATS),
+        help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact; "
+        "requests: the table 'requests'; pollux: Sia's lists too. Jobs of formats after the second train "
+        "what the Base workload trains, chosen by --seed.",
+    ),
+    click.option(
+        "--jobs",
+        "n_jobs",
+        help="Jobs to generate, at the rate of the whole list, or how many of a list to take.",
+        **_COUNT,
+    ),
+    shown_option(
+        "--load",
+        default=1.0,
+        type=real(1000, "then all jobs are there at once", above=True),
+        metavar="FACTOR",
+        help="Arrival rate over that of the list.",
+    ),
+    shown_option(
+        "--source",
+        default="emulated",
+        type=click.Choice(["emulated", "published", "measured"]),
+        help="Where iteration times come from.",
+    ),
+    click.option(
+        "--published-dir",
+        type=_PATH,
+        envvar="MAKESPAN_PUBLISHED_DIR",
+        show_envvar=True,
+        help="Directory with the published files.",
+    ),
+    click.option("--measured-dir", type=_PATH, help="Directory with <workload>.csv tables."),
+    click.option(
+        "--tasks",
+        type=_PATH,
+        help="Formats pai and gavel: the task table, or that of throughputs, if not beside the list.",
+    ),
+    click.option(
+        "--epoch-time",
+        "epoch_time_s",
+        help="Format easyscale: duration of an epoch with all logical workers.",
+        **SECONDS | {"type": real(10**9, "32 years", above=True)},
+    ),
+    click.option(
+        "--keep",
+        type=click.Choice(["durations", "work"]),
+        show_default="work of lists that state steps, durations of others",
+        help="What stays as in the list on any cluster: how long jobs take as requested, or their steps.",
+    ),
+    click.option(
+        "--recorded-on",
+        metavar="CLUSTER",
+        shell_complete=CLUSTER_NAMES,
+        show_default="a800-64 for generated lists",
+        help="With --keep work: cluster of the catalogue on which the durations of a list become steps.",
+    ),
+    shown_option(
+        "--too-large",
+        default="drop",
+        type=click.Choice(["drop", "reject"]),
+        help="Jobs that request more GPUs or CPU threads than the cluster has: leave them out and say so, or "
+        "stop.",
+    ),
+    shown_option(
+        "--cluster",
+        "cluster_name",
+        default="a800-64",
+        metavar="NAME|FILE",
+        shell_complete=CLUSTER_OR_LIST_NAMES,
+        help="Cluster of the catalogue, or a list of nodes (.csv); 'makespan clusters' lists the first.",
+    ),
+    click.option(
+        "--gpu-as",
+        "gpus",
+        multiple=True,
+        callback=_pairs,
+        metavar="TYPE=NAME",
+        help="Device of the catalogue that stands for a type of GPU in a list of nodes; may be repeated.",
+    ),
+    click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
+    click.option(
+        "--gpus-per-node", help="Another number of GPUs a node; CPU threads and memory follow.", **_COUNT
+    ),
+    shown_option(
+        "--seed",
+        default=1,
+        type=SEED,
+        metavar="N",
+        help="Of the generated workload, and of what the jobs of foreign traces train.",
+    ),
+)
+"""What says which jobs there are, and where."""
+_SIMULATION = (
+    shown_option(
+        "--delay",
+        "restart_delay_s",
+        default=_RESTART_DELAY_S,
+        help="Time without progress after every start and change.",
+        **SECONDS,
+    ),
+    shown_option(
+        "--interval",
+        "interval_s",
+        default=_ROUND_S,
+        help="Length of a round; 0 to decide after each event.",
+        **SECONDS,
+    ),
+    click.option(
+        "--predictions",
+        "--steering",
+        "predictions",
+        show_default="sampled, if the cluster has constants of the model",
+        type=click.Choice(["sampled", "requests", "exact"]),
+        help="What policies know: predictions of a fitted performance model and what was sampled for it, "
+        "also what users state of their requests, or the source's own times, by which jobs always run.",
+    ),
+)
+
+
+def check_target(path: Path | None, *, is_directory: bool) -> None:
+    """Check that a file or a directory can be written there, before the work begins."""
+    if path is None:
+        return
+    if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
+        raise InputError(f"--output {path}: accepted: a directory, there already or not")
+    if not is_directory:
+        check_file(path)
+        if is_stream(path):
+            return
+    target = Path(os.path.realpath(path))
+    parent = next(place for place in (target, *target.parents) if place.exists())
+    if not is_directory and parent == target:
+        parent = parent.parent
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise InputError(f"--output {path}: {parent} is no directory that can be written to")
+
+
+def list_options(command: Command) -> Command:
+    """Add the options that describe workload, throughput and cluster."""
+    for option in reversed(_LIST):
+        command = option(command)
+    return command
+
+
+def scenario_options(command: Command) -> Command:
+    """Add the same, and the options that say how a simulation goes."""
+    for option in reversed(_SIMULATION):
+        command = option(command)
+    return list_options(command)
+
+
+def verdict_lines(done: "Run") -> list[str]:
+    """Return what the validator found, in words."""
+    from makespan.studies import violation_lines
+
+    if not done.violations:
+        return [f"schedule of {done.policy}: possible, {done.n_events} events replayed"]
+    found = f"{len(done.violations)} violations in {done.n_events} events"
+    lines = (f"  {line}" for line in violation_lines(done))
+    return [f"schedule of {done.policy}: IMPOSSIBLE, {found}", *lines]
+
+
+# ------------------------------------------------------------------------------------------------
+# The verb ``jobs``.
+
+
+@click.command("jobs")
+@list_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("-"),
+    show_default=True,
+    help="File for the list (.csv); - for standard output.",
+)
+def jobs_command(output: Path, **request: Any) -> None:
+    """Write the jobs of a workload as a list.
+
+    The list has what was generated, or drawn for a foreign trace, with its load. Given as --workload it is
+    read back unchanged, so every simulation of it has the same result. What was dropped and repaired is
+    printed on the error stream.
+    """
+    from makespan.studies import scenario as assemble
+    from makespan.traces import write_jobs
+
+    check_target(output, is_directory=False)
+    scenario = assemble(**request)
+    say(scenario.report, err=True)
+    write_jobs(scenario.jobs, output)
+    if not is_stream(output):
+        say(f"{output}: {len(scenario.jobs)} jobs")
+
+
+# ------------------------------------------------------------------------------------------------
+# Command-line options that several systems share: how processes are launched, and arguments of job parts.
+
+
+def launcher_options(command: Command) -> Command:
+    """Give a command ``--launcher`` and ``--device``, of which `launcher_of` makes a launcher."""
+    command = click.option(
+        "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]),
+        help="What each process computes on.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--launcher", default="local", show_default=True, type=click.Choice(["local", "slurm"]),
+        help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
+    )(command)  # fmt: skip
+
+
+def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None) -> Launcher:
+    """Return the launcher that options name; a process of an allocation gets a core, and a GPU for CUDA.
+
+    Parameters
+    ----------
+    launcher
+        ``local`` or ``slurm``.
+    device
+        ``cpu`` or ``cuda``.
+    stall_timeout_s
+        In place of that of the launcher [s].
+    """
+    kind = "cuda" if device == "cuda" else "cpu"
+    made: LocalLauncher | SlurmLauncher
+    if launcher == "local":
+        made = LocalLauncher("cuda" if kind == "cuda" else "cpu")
+    else:
+        gpus = ("--gres=gpu:1",) if kind == "cuda" else ()
+        options = ("--nodes=1", "--cpus-per-task=1", "--mem=0", *gpus)
+        made = SlurmLauncher("cuda" if kind == "cuda" else "cpu", options, threads_per_process=1)
+    return made if stall_timeout_s is None else replace(made, stall_timeout_s=stall_timeout_s)
+
+
+def settings_option(example: str) -> Callable[[Command], Command]:
+    """Give a command ``--set PART.NAME=VALUE``, which `read_settings` reads as ``settings``."""
+    return click.option(
+        "--set", "settings", multiple=True, metavar="PART.NAME=VALUE",
+        help=f"Further argument of a part, for example {example}; may be repeated.",
+    )  # fmt: skip
+
+
+def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+    """Read arguments of parts, ``PART.NAME=VALUE``; a value is JSON, or else a text.
+
+    Parameters
+    ----------
+    settings
+        As they were given.
+    parts
+        What is accepted before the point; empty for anything.
+
+    Returns
+    -------
+    dict
+        Arguments by part and name, with each of ``parts``.
+
+    Raises
+    ------
+    InputError
+        Something else was given.
+    """
+    found: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    shown = " or ".join(f"{part}.NAME=VALUE" for part in parts or ("PART",))
+    for text in settings:
+        name, equals, value = text.partition("=")
+        part, dot, option = name.partition(".")
+        if not (equals and dot and part and option) or (parts and part not in parts):
+            raise InputError(f"--set {text!r}; accepted: {shown}, where VALUE is JSON or a text")
+        try:
+            found.setdefault(part, {})[option] = json.loads(value)
+        except ValueError:
+            found[part][option] = value
+    return found

@@ -1,0 +1,643 @@
+"""What a terminal or a log shows of simulations while they run."""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from makespan.cli.options import (
+    POLICY_NAMES,
+    PROCESSES,
+    SECONDS,
+    check_target,
+    decision_limit_option,
+    form_options,
+    real,
+    say,
+    say_rows,
+    scenario_options,
+    shown_option,
+    verdict_lines,
+)
+from makespan.errors import InputError, bounded
+from makespan.files import is_stream
+from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
+from makespan.studies import Attempt, RunError
+from makespan.units import printable
+from makespan.workloads import JobSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from makespan.studies import Demand, Run, Scenario
+
+
+# ------------------------------------------------------------------------------------------------
+# What a terminal or a log shows of simulations while they run.
+
+_UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_WIDTH, _LINES = 80, 24  # of a terminal that does not say
+_FRAME_S = 0.1  # least wall time between two frames in a terminal
+_HEARTBEAT_S = 5.0  # longest wall time without a line elsewhere
+_N_LINES = 20  # lines of a run elsewhere, besides those
+_BAR_WIDTH = 20
+_LINE_JOBS = 3  # that a line names
+_JOB = "{:<14} {:>4}  {:<13} {:<18} {:>8}  {}"
+_LINE = "{:>9} {:>9} {:>8} {:>8} {:>9}  {:>9}  {}"
+_RUNNING_HEAD = "running jobs: plan @ node:GPUs (restarts)"
+_LINE_HEAD = ("time", "done", "waiting", "running", "GPUs", "avg JCT", _RUNNING_HEAD)
+_FINISHED, _SUBMITTED, _READY = (
+    kind.value for kind in (EventKind.FINISHED, EventKind.SUBMITTED, EventKind.READY)
+)
+_POLICY_FRAME_S = 0.2
+_LINE_S = 10.0  # between two lines where nothing can be replaced
+_PROGRESS_WIDTH = 30
+_PACE_RUNS = 20  # from which the time that is left is estimated
+
+
+def clock(time_s: float) -> str:
+    """Format a time [s] as hours, minutes and seconds, ``'3:41:20'``; ``'-'`` if it is not a number."""
+    if time_s != time_s:
+        return "-"
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def _one_line(text: str) -> str:
+    return bounded(printable(text).replace("\n", "\\n"))
+
+
+def bar(share: float, width: int) -> str:
+    """Draw a share within 0 and 1 as a bar of a number of characters."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return f"[{'#' * full}{'-' * (width - full)}]"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether text can be replaced where it stands."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Panel:
+    """Lines of a terminal that are written again and again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._height = 0
+
+    def room(self) -> tuple[int, int]:
+        """Return columns and lines that may be used."""
+        try:
+            columns, lines = os.get_terminal_size(self._stream.fileno())
+        except OSError:
+            columns, lines = 0, 0
+        return (columns or _WIDTH) - 1, (lines or _LINES) - 1
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Replace what is shown."""
+        columns, rows = self.room()
+        kept = [_one_line(line)[:columns] for line in lines[:rows]]
+        above = _UP.format(self._height) if self._height else _HIDE_CURSOR
+        body = "".join(f"{line}{_CLEAR_LINE}\n" for line in kept)
+        self._height = len(kept)
+        self._stream.write(above + body + _CLEAR_BELOW)
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove what is shown and give the cursor back."""
+        if self._height:
+            self._stream.write(_UP.format(self._height) + _CLEAR_BELOW + _SHOW_CURSOR)
+            self._stream.flush()
+            self._height = 0
+
+
+class LiveView:
+    """An observer that shows the cluster: in place in a terminal, else as lines now and then.
+
+    It looks at every event but draws only when some wall clock time is over, at moments when no
+    decision is half carried out. In a terminal it waits so that the whole run takes about ``pace_s``;
+    ``spent_s`` is the wall clock time that drawing and waiting took [s].
+    """
+
+    def __init__(self, title: str, jobs: Sequence[JobSpec], stream: TextIO, pace_s: float = 0.0) -> None:
+        self.spent_s = 0.0
+        self._title = title
+        self._submit_s = {job.job_id: job.submit_time_s for job in jobs}
+        self._first_s = min(self._submit_s.values(), default=0.0)
+        self._stream = stream
+        self._panel = Panel(stream) if is_terminal(stream) else None
+        self._pace_s = pace_s if self._panel else 0.0
+        self._n_done = self._n_submitted = self._n_due = self._n_written = 0
+        self._jct_sum_s = 0.0
+        self._began = time.perf_counter()
+        self._next_frame = self._began
+
+    @property
+    def _progress(self) -> float:
+        return (self._n_done + self._n_submitted) / (2 * max(len(self._submit_s), 1))
+
+    @property
+    def _avg_jct_s(self) -> float:
+        return self._jct_sum_s / self._n_done if self._n_done else float("nan")
+
+    def observe(self, event: Event, view: ClusterView) -> None:
+        """Count, and draw if it is time to."""
+        kind = event.kind
+        if kind == _FINISHED:
+            self._n_done += 1
+            self._jct_sum_s += event.time_s - self._submit_s[event.job_id]
+        elif kind == _SUBMITTED:
+            self._n_submitted += 1
+            if len(view.pending) > 1:  # otherwise it shows more once this job is placed
+                self._maybe_draw(view)
+        elif kind == _READY:
+            self._maybe_draw(view)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._panel:
+            self._panel.clear()
+
+    def _maybe_draw(self, view: ClusterView) -> None:
+        now = time.perf_counter()
+        if self._panel is None:
+            due = self._progress * _N_LINES >= self._n_due + 1
+            if due or now >= self._next_frame + _HEARTBEAT_S:
+                self._n_due = int(self._progress * _N_LINES)
+                self._next_frame = now
+                self._write_line(view)
+        else:
+            early_s = self._began + self._pace_s * self._progress - now
+            if early_s > 0:
+                time.sleep(early_s)
+            if early_s > 0 or now >= self._next_frame:
+                self._panel.show(self._frame(view, self._panel.room()[1]))
+                self._next_frame = time.perf_counter() + _FRAME_S
+        self.spent_s += time.perf_counter() - now
+
+    def _write_line(self, view: ClusterView) -> None:
+        if not self._n_written:
+            self._stream.write(f"{_one_line(self._title)}\n{_LINE.format(*_LINE_HEAD)}\n")
+        self._n_written += 1
+        running = _by_submission(view)
+        named = ", ".join(
+            f"{job.spec.job_id} {held.configuration.plan} @ {_nodes(held)} ({job.restart_count})"
+            for job in running[:_LINE_JOBS]
+            if (held := job.allocation) is not None
+        )
+        more = f", and {len(running) - _LINE_JOBS} more" if len(running) > _LINE_JOBS else ""
+        cells = (
+            clock(view.time_s),
+            f"{self._n_done}/{len(self._submit_s)}",
+            len(view.pending),
+            len(running),
+            f"{view.n_gpus - view.n_free_gpus}/{view.n_gpus}",
+            clock(self._avg_jct_s),
+            named + more,
+        )
+        self._stream.write(_one_line(_LINE.format(*cells).rstrip()) + "\n")
+        self._stream.flush()
+
+    def _frame(self, view: ClusterView, rows: int) -> list[str]:
+        used, n_jobs = view.n_gpus - view.n_free_gpus, len(self._submit_s)
+        running = _by_submission(view)
+        lines = [
+            self._title,
+            "",
+            f"time      {clock(view.time_s):<12} makespan so far {clock(view.time_s - self._first_s)}",
+            _share_line("jobs", "done", self._n_done, n_jobs)
+            + f"  {len(view.pending)} waiting, {len(running)} running",
+            _share_line("GPUs", "in use", used, view.n_gpus),
+            f"avg JCT   {clock(self._avg_jct_s)}",
+            "",
+            _JOB.format("running job", "GPUs", "plan", "node:GPUs", "restarts", "state"),
+        ]
+        room = max(rows - len(lines), 1)
+        shown = running if len(running) <= room else running[: room - 1]
+        lines += [_job_line(job, view.time_s) for job in shown]
+        if len(shown) < len(running):
+            lines.append(f"and {len(running) - len(shown)} more")
+        return lines
+
+
+def _share_line(name: str, what: str, count: int, total: int) -> str:
+    return f"{name:<9} {f'{count}/{total} {what}':<18} {bar(count / max(total, 1), _BAR_WIDTH)}"
+
+
+def _by_submission(view: ClusterView) -> list[JobView]:
+    return sorted(view.running, key=lambda job: job.index)
+
+
+def _job_line(job: JobView, now_s: float) -> str:
+    held = job.allocation
+    if held is None:
+        return job.spec.job_id
+    state = f"guest at {job.pace:.0%}" if held.is_guest else f"since {clock(job.ready_time_s)}"
+    if now_s < job.ready_time_s:
+        state = "restarting" if job.restart_count else "starting"
+    it = held.configuration
+    return _JOB.format(job.spec.job_id, it.n_gpus, it.plan, _nodes(held), job.restart_count, state)
+
+
+def _nodes(held: Allocation) -> str:
+    """Return the devices by node with equal neighbours in one, ``'0-3:8 5:4'``."""
+    groups: list[list[int]] = []
+    for node, count in held.shares:
+        if groups and groups[-1][1] == node - 1 and groups[-1][2] == count:
+            groups[-1][1] = node
+        else:
+            groups.append([node, node, count])
+    return " ".join(f"{first}:{n}" if first == last else f"{first}-{last}:{n}" for first, last, n in groups)
+
+
+class _OnErrors:
+    """Something on the error stream that is replaced in a terminal, and elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._panel = Panel(self._stream) if is_terminal(self._stream) else None
+        self._began = time.perf_counter()
+        self._next = self._began + (0.0 if self._panel else _LINE_S)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._panel is not None:
+            self._panel.clear()
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{clock(time.perf_counter() - self._began):>8}  {text}\n")
+        self._stream.flush()
+
+
+class Countdown(_OnErrors):
+    """How far a measurement is, and how long it will take.
+
+    The time that is left follows from the last changes of the count, because a start takes longer than what
+    comes after it; from none where the count went back.
+    """
+
+    def __init__(self, what: str, *, is_shown: bool = True) -> None:
+        super().__init__()
+        self._what, self._is_shown = what, is_shown
+        self._changes: deque[tuple[int, float]] = deque(maxlen=_PACE_RUNS)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how much is done, and of how much."""
+        now = time.perf_counter()
+        if self._changes and done < self._changes[-1][0]:
+            self._changes.clear()
+        if not self._changes or done > self._changes[-1][0]:
+            self._changes.append((done, now))
+        if not self._is_shown or now < self._next:
+            return
+        before, since = self._changes[0]
+        left_s = (now - since) * (total - done) / (done - before) if done > before else float("nan")
+        count, left = f"{done}/{total} {self._what}", f"about {clock(left_s)} left" if done > before else ""
+        if self._panel is not None:
+            passed = f"{bar(done / max(total, 1), _PROGRESS_WIDTH)} {clock(now - self._began)}"
+            self._panel.show([f"{count}  {passed}  {left}".rstrip()])
+            self._next = now + _POLICY_FRAME_S
+        else:
+            self._write(", ".join(filter(None, (count, left))))
+            self._next = now + _LINE_S
+
+
+def _reached(run: Attempt) -> str:
+    return "failed" if isinstance(run, RunError) else f"average JCT {run.metrics.avg_jct_s:.0f} s"
+
+
+class Progress(_OnErrors):
+    """How far several simulations are: a bar a policy in a terminal, else a line now and then.
+
+    Elsewhere a line also tells of every simulation that ends.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._told: set[int] = set()
+
+    def __call__(self, shares: Sequence[float], done: Sequence[Attempt | None]) -> None:
+        """Show the share of finished jobs of each, and what is over; as for `makespan.studies.run_all`."""
+        if self._panel is None:
+            self._tell(done)
+        now = time.perf_counter()
+        if now < self._next:
+            return
+        rows = zip(self._names, shares, done, strict=True)
+        if self._panel is not None:
+            self._panel.show([self._line(*row) for row in rows])
+            self._next = time.perf_counter() + _POLICY_FRAME_S
+        else:
+            going = [f"{name} {share:.0%}" for name, share, run in rows if share > 0 and run is None]
+            self._write(f"{len(self._told)}/{len(self._names)} policies done; {', '.join(going)}")
+            self._next = now + _LINE_S
+
+    def _tell(self, done: Sequence[Attempt | None]) -> None:
+        for number, run in enumerate(done):
+            if run is not None and number not in self._told:
+                self._told.add(number)
+                count = f"{len(self._told)}/{len(self._names)}"
+                self._write(f"{count} {self._names[number]}: {_reached(run)}")
+
+    def _line(self, name: str, share: float, run: Attempt | None) -> str:
+        name = f"{name:<{max(map(len, self._names))}}"
+        if run is not None:
+            if isinstance(run, RunError):
+                return f"{name}  {bar(share, _PROGRESS_WIDTH)} failed"
+            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, {_reached(run)}"
+        return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")
+
+
+# ------------------------------------------------------------------------------------------------
+# The verb ``simulate``.
+
+
+@click.command("simulate")
+@shown_option(
+    "--policy",
+    "policy_name",
+    default="morphling-work",
+    metavar="NAME|FILE",
+    shell_complete=POLICY_NAMES,
+    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
+)
+@scenario_options
+@decision_limit_option
+@click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
+@click.option("--quiet", is_flag=True, help="No live view, only the summary.")
+@shown_option(
+    "--pace",
+    "pace_s",
+    default=1.5,
+    help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
+    **SECONDS | {"type": real(3600, "nobody watches longer")},
+)
+@form_options
+@click.pass_context
+def simulate_command(
+    ctx: click.Context,
+    /,
+    policy_name: str,
+    decision_limit_s: float,
+    output: Path | None,
+    quiet: bool,
+    pace_s: float,
+    form: str | None,
+    **request: Any,
+) -> None:
+    """Run a workload under a policy and watch it.
+
+    Shows running jobs with plan, placement and restarts, GPUs in use, completed jobs, average completion time
+    and makespan while it runs, in place in a terminal and as lines elsewhere. Then prints a summary and
+    the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
+    """
+    from makespan.policies import policy
+    from makespan.studies import comparison, scenario as assemble
+
+    by = policy(policy_name).title
+    check_target(output, is_directory=True)
+    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
+    title = f"{by} on {scenario.title}"
+    say(scenario.report, err=True)
+    done, wall_s = _watched(scenario, policy_name, title, quiet or form is not None, pace_s)
+    if output is not None:
+        _write(done, output)
+    if form is not None:
+        say_rows(comparison([done], done.policy).to_dict("records"), form)
+    else:
+        say("\n".join(_summary_lines(title, scenario.predictions, done, wall_s)))
+    say("\n".join(verdict_lines(done)), err=form is not None)
+    if output is not None:
+        say(f"{output}: events.csv, outcomes.csv", err=form is not None)
+    if done.violations:
+        ctx.exit(1)
+
+
+def _watched(
+    scenario: "Scenario", policy_name: str, title: str, quiet: bool, pace_s: float
+) -> "tuple[Run, float]":
+    """Run under the eyes of the live view; return the run and its wall clock time without the view [s]."""
+    from makespan.studies import run
+
+    if quiet:
+        done = run(scenario, policy_name)
+        return done, done.result.wall_s
+    live = LiveView(title, scenario.jobs, sys.stdout, pace_s)
+    try:
+        done = run(scenario, policy_name, [live])
+    finally:
+        live.close()
+    return done, done.result.wall_s - live.spent_s
+
+
+def _write(done: "Run", directory: Path) -> None:
+    """Write both tables, or none."""
+    from makespan.files import atomic_path
+    from makespan.tables import EVENTS, OUTCOMES, write_csv
+
+    with atomic_path(directory / "events.csv") as events, atomic_path(directory / "outcomes.csv") as outcomes:
+        write_csv(done.result.events, events, EVENTS)
+        write_csv(done.result.outcomes, outcomes, OUTCOMES)
+
+
+def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> list[str]:
+    found, result = done.metrics, done.result
+    times = {
+        "average JCT": found.avg_jct_s,
+        "median JCT": found.p50_jct_s,
+        "95th percentile of JCT": found.p95_jct_s,
+        "99th percentile of JCT": found.p99_jct_s,
+        "makespan": found.makespan_s,
+        "average time to first start": found.avg_queueing_delay_s,
+    }
+    rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
+    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, knowledge: {predictions}", ""]
+    lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
+    sla = found.sla_attainment
+    return [
+        *lines,
+        f"{'GPU allocation ratio':<28} {found.gpu_allocation_ratio:>12.1%}",
+        f"{'starts and restarts a job':<28} {found.reconfigurations_per_job:>12.2f}",
+        f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
+        f"{'jobs finished':<28} {found.n_jobs:>12}",
+        f"{'decisions':<28} {result.n_decisions:>12}",
+        f"{'wall clock time':<28} {wall_s:>12.3f} s   policy {result.policy_wall_s:.3f} s",
+        "",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------
+# The verb ``compare``.
+
+_ALL = "all"
+# Column of the table, title, format.
+_COLUMNS = (
+    ("policy", "policy", "{}"),
+    ("avg_jct_s", "avg JCT", "{:.0f}"),
+    ("p50_jct_s", "p50", "{:.0f}"),
+    ("p99_jct_s", "p99", "{:.0f}"),
+    ("makespan_s", "makespan", "{:.0f}"),
+    ("gpu_allocation_ratio", "GPUs", "{:.1%}"),
+    ("reconfigurations_per_job", "restarts", "{:.2f}"),
+    ("sla_attainment", "SLA", "{:.1%}"),
+    ("jct_ratio", "JCT/B", "{:.2f}"),
+    ("makespan_ratio", "span/B", "{:.2f}"),
+    ("avg_waiting_time_s", "wait", "{:.0f}"),
+    ("wall_s", "wall", "{:.2f}"),
+)
+_LEGEND = (
+    "JCT, its percentiles, makespan, waiting and wall clock time in s; GPUs: share of their time that jobs\n"
+    "hold them; restarts: of a job, the first start included; SLA: guarantees kept; wait: mean time without\n"
+    "GPUs; /B: over that of {baseline}"
+)
+_IDLE = (
+    "no job waited for longer than a round under any policy, so this comparison says nothing about queueing; "
+    "at most {most} of {n_gpus} GPUs are asked for at a time: raise --load or --jobs, or take fewer --nodes"
+)
+
+
+@click.command("compare")
+@shown_option(
+    "--policies",
+    default="morphling-lookahead,morphling-work,sia,synergy,fifo",
+    metavar="NAMES|FILES",
+    shell_complete=POLICY_NAMES,
+    help="Joined by commas, or all; files of your own like ./mine.py.",
+)
+@click.option(
+    "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
+)
+@scenario_options
+@decision_limit_option
+@click.option(
+    "--workers",
+    type=PROCESSES,
+    metavar="N",
+    show_default="one a processor, one for short runs",
+    help="Processes.",
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
+)
+@click.option("--quiet", is_flag=True, help="No progress, only the table.")
+@form_options
+@click.pass_context
+def compare_command(
+    ctx: click.Context,
+    /,
+    policies: str,
+    baseline: str | None,
+    decision_limit_s: float,
+    workers: int | None,
+    output: Path | None,
+    quiet: bool,
+    form: str | None,
+    **request: Any,
+) -> None:
+    """Run a workload under several policies.
+
+    Prints what the jobs ask for, one row a policy, ratios to one of them, and the verdict of the schedule
+    validator. Load is the GPU time of the jobs as requested over that of the cluster while jobs arrive.
+    A policy that fails is named last, and the others keep their rows. The exit status is 1 if one failed or
+    a schedule is impossible.
+    """
+    from makespan.studies import (
+        Case,
+        RunError,
+        attempt_all,
+        comparison,
+        demand,
+        nobody_waited,
+        scenario as assemble,
+    )
+    from makespan.tables import COMPARISON, write_csv
+
+    chosen = _chosen(policies)
+    names = tuple(chosen)
+    base = names[0] if baseline is None else baseline
+    if base not in names:
+        raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
+    check_target(output, is_directory=False)
+    beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
+    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
+    say(scenario.report, err=True)
+    asked = demand(scenario)
+    progress = None if quiet else Progress(names)
+    try:
+        cases = [Case(scenario, given) for given in chosen.values()]
+        attempts = attempt_all(cases, workers, progress=progress, can_spawn=True)
+    finally:
+        if progress is not None:
+            progress.close()
+    done = [item for item in attempts if not isinstance(item, RunError)]
+    failures = [item for item in attempts if isinstance(item, RunError)]
+    if not done:
+        raise failures[0]
+    table = comparison(done, base).assign(offered_load=asked.load)
+    if output is not None:
+        write_csv(table, output, COMPARISON)
+    rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
+    setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, knowledge: {scenario.predictions}"
+    say(f"{scenario.title}\n{setting}\n{_load(asked, scenario.cluster.n_gpus)}\n", err=beside)
+    if form is not None:
+        say_rows(table.to_dict("records"), form)
+    else:
+        say(_text(table), err=beside)
+    wrong = [item for item in done if item.violations]
+    verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
+    n_events = sum(item.n_events for item in done)
+    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", err=beside)
+    for item in wrong:
+        say("\n".join(verdict_lines(item)), err=beside)
+    if output is not None:
+        say(f"{output}: {len(table)} rows", err=beside)
+    if nobody_waited(done):
+        say(f"Warning: {_IDLE.format(most=asked.most_gpus, n_gpus=scenario.cluster.n_gpus)}", err=True)
+    for failure in failures:
+        say(f"Error: {failure}", err=True)
+    if wrong or failures:
+        ctx.exit(1)
+
+
+def _load(asked: "Demand", n_gpus: int) -> str:
+    """Say what the jobs ask for; all at once, they have no load."""
+    load = f"load {asked.load:.2f}, " if asked.load == asked.load else ""
+    return f"{load}at most {asked.most_gpus} of {n_gpus} GPUs asked for at a time"
+
+
+def _chosen(text: str) -> dict[str, str]:
+    """Return the names of policies, each with the name or file by which it was given."""
+    from makespan.policies import policy, policy_names
+
+    parts = policy_names() if text.strip() == _ALL else [part.strip() for part in text.split(",")]
+    chosen: dict[str, str] = {}
+    for given in dict.fromkeys(parts):
+        name = policy(given).name
+        if name in chosen and policy(given) is not policy(chosen[name]):
+            both = f"{chosen[name]} and {given} are both named {name!r}"
+            raise InputError(f"--policies: {both}; accepted: policies with different names")
+        chosen.setdefault(name, given)
+    return chosen
+
+
+def _text(table: "pd.DataFrame") -> str:
+    """Lay the table out for reading; missing values are dashes."""
+    cells = [[title for _, title, _ in _COLUMNS]]
+    cells += [[_cell(row[name], form) for name, _, form in _COLUMNS] for row in table.to_dict("records")]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(map(str.rjust, line[1:], widths[1:]))]) for line in cells
+    )
+
+
+def _cell(value: Any, form: str) -> str:
+    return "-" if value != value else form.format(value)

@@ -1,0 +1,207 @@
+"""Determinism levels, and the kernel sets that stand for device types on CPUs."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+from makespan.cleanup import temporary_directory
+from makespan.errors import unknown_name
+from makespan.runtime import Launch, Launcher, LocalLauncher, ProcessOptions, RunDirectory
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------
+# Determinism levels: between which runs the bits are the same, and what is pinned for that.
+
+
+@dataclass(frozen=True, slots=True)
+class DeterminismLevel:
+    """One level (EasyScale, determinism levels D0, D1 and D2).
+
+    Parameters
+    ----------
+    name
+        ``none``, or D0 (the same mapping) or D1 (any number of devices), with ``+D2`` on any kind of device.
+    pins_algorithms
+        Whether algorithms are deterministic and not chosen by timing (D0).
+    pins_communication
+        Whether gradients are added up by virtual rank and in the bucket layout of before also after a
+        restart (D1); else by place in the mapping and from the provisional layout on.
+    pins_kernels
+        Whether all devices run the one set of kernels that all of them can run (D2).
+    """
+
+    name: str
+    pins_algorithms: bool
+    pins_communication: bool
+    pins_kernels: bool
+
+    @classmethod
+    def named(cls, name: str) -> "DeterminismLevel":
+        """Level of a name; an `makespan.errors.UnknownNameError` lists those that there are."""
+        if name not in LEVELS:
+            raise unknown_name("determinism level", name, LEVELS)
+        return LEVELS[name]
+
+
+LEVELS = {
+    level.name: level
+    for level in (
+        DeterminismLevel("none", pins_algorithms=False, pins_communication=False, pins_kernels=False),
+        DeterminismLevel("D0", pins_algorithms=True, pins_communication=False, pins_kernels=False),
+        DeterminismLevel("D1", pins_algorithms=True, pins_communication=True, pins_kernels=False),
+        DeterminismLevel("D0+D2", pins_algorithms=True, pins_communication=False, pins_kernels=True),
+        DeterminismLevel("D1+D2", pins_algorithms=True, pins_communication=True, pins_kernels=True),
+    )
+}
+
+
+# ------------------------------------------------------------------------------------------------
+# Kernel sets: what plays a type of device where there is only a CPU, each with roundings of its own.
+
+SumOrder = Literal["seq", "tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """Which kernels a process uses.
+
+    Parameters
+    ----------
+    name, stands_for
+        Its name, and the type of device whose part it plays.
+    environment
+        Variables that the process must have before torch is loaded.
+    onednn
+        Whether convolutions and matrix products may run in oneDNN.
+    sums
+        Order of explicit sums that replace those of the gradient of a bias and of the loss, blocks of 64 one
+        after another (``seq``) or halves (``tree``); None to replace none.
+    """
+
+    name: str
+    stands_for: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    onednn: bool = True
+    sums: SumOrder | None = None
+
+
+_PLAIN = {"ATEN_CPU_CAPABILITY": "default"}
+CANONICAL = KernelSet("canonical", "every type", _PLAIN, onednn=False)
+"""The kernels that every type can run, of level D2."""
+KERNEL_SETS = {
+    kernels.name: kernels
+    for kernels in (
+        KernelSet("A", "V100"),
+        KernelSet("B", "P100", {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}),
+        KernelSet("C", "T4", _PLAIN | {"ONEDNN_MAX_CPU_ISA": "SSE41"}, onednn=False),
+        CANONICAL,
+        KernelSet("seq", "a type by construction", sums="seq"),
+        KernelSet("tree", "another type by construction", sums="tree"),
+    )
+}
+"""Kernel sets by name; all of them use one thread."""
+
+
+def kernels_of(device: str, level: DeterminismLevel) -> KernelSet:
+    """Kernels that a device runs at a level: its own, or under D2 those of all."""
+    if device not in KERNEL_SETS:
+        raise unknown_name("device", device, KERNEL_SETS)
+    return CANONICAL if level.pins_kernels else KERNEL_SETS[device]
+
+
+def process_options(device: str, level: DeterminismLevel) -> ProcessOptions:
+    """Return what a launcher gives a process that plays a device: variables that torch reads once, a thread.
+
+    Parameters
+    ----------
+    device
+        Name of its own kernel set; an `makespan.errors.UnknownNameError` lists those that there are.
+    level
+        Determinism level of the job.
+    """
+    fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if level.pins_algorithms else {}
+    return ProcessOptions({**kernels_of(device, level).environment, **fixed}, threads=1)
+
+
+# ------------------------------------------------------------------------------------------------
+# Whether the kernel sets of this machine differ, tried in processes that start with each of them.
+
+_WORKER = "makespan.easyscale.profile_worker"
+_NATIVE_PAIR, _SYNTHETIC_PAIR = ("A", "B"), ("seq", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTrial:
+    """What one training step of a fixed model gave under each kernel set.
+
+    Parameters
+    ----------
+    found
+        By kernel set: ``parameters``, hash before the step; ``loss``, hexadecimal; ``gradients``, their hash;
+        ``capability``, the instructions that torch chose.
+    """
+
+    found: Mapping[str, Mapping[str, str]]
+
+    @property
+    def coinciding(self) -> list[tuple[str, str]]:
+        """Pairs of kernel sets with the same gradients, bit for bit; one cannot tell them apart here."""
+        hashes = {name: one["gradients"] for name, one in self.found.items()}
+        return [(a, b) for a, b in combinations(hashes, 2) if hashes[a] == hashes[b]]
+
+    def different_pair(self) -> tuple[str, str]:
+        """Two kernel sets that differ on this machine: A and B, else those that do so by construction."""
+        if _NATIVE_PAIR not in self.coinciding:
+            return _NATIVE_PAIR
+        _log.warning("kernel sets %s and %s coincide here; %s and %s take their part",
+                     *_NATIVE_PAIR, *_SYNTHETIC_PAIR)  # fmt: skip
+        return _SYNTHETIC_PAIR
+
+
+def try_kernel_sets(
+    names: Sequence[str] = tuple(KERNEL_SETS),
+    *,
+    seed: int = 0,
+    launcher: Launcher | None = None,
+    run_dir: str | Path | None = None,
+) -> KernelTrial:
+    """Do one training step of a fixed model under each kernel set.
+
+    Parameters
+    ----------
+    names
+        Kernel sets, each in a launch of its own, beside each other. What is launched with one of them
+        afterwards finds torch loaded.
+    seed
+        Seed of the model, of its batch and of dropout.
+    launcher, run_dir
+        Where the processes run, None for this machine; their directory, None for a temporary one.
+
+    Raises
+    ------
+    makespan.errors.WorkerError
+        A process failed, or torch did not use the kernels that it should.
+    """
+    for name in names:
+        if name not in KERNEL_SETS:
+            raise unknown_name("kernel set", name, KERNEL_SETS)
+    if run_dir is None:
+        with temporary_directory("kernels") as path:
+            return try_kernel_sets(names, seed=seed, launcher=launcher, run_dir=path)
+    level, chosen = DeterminismLevel.named("D0"), launcher if launcher is not None else LocalLauncher()
+
+    def tried(name: str) -> dict[str, str]:
+        request, options = {"kernels": name, "seed": seed}, [process_options(name, level)]
+        launch = Launch(_WORKER, request, 1, Path(run_dir) / name, options=options)
+        chosen.run(launch)
+        found: dict[str, str] = RunDirectory(launch.run_dir).result()
+        return found
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        return KernelTrial(dict(zip(names, pool.map(tried, names), strict=True)))

@@ -1,0 +1,383 @@
+"""Parts of a job built from its description: model, optimizer, data, and the kernels in use."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from makespan.easyscale.job import ElasticJob, split_name
+from makespan.easyscale.kernels import DeterminismLevel, KernelSet, SumOrder
+from makespan.easyscale.randomness import seed_everything
+from makespan.easyscale.user_state import user_modules
+from makespan.errors import InputError, WorkerError
+from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
+from makespan.user_code import load_file, load_module
+
+# ------------------------------------------------------------------------------------------------
+# Explicit sums in an order of choice, which give two kernel sets that differ on every machine.
+
+_BLOCK = 64
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+_LOSSES = (
+    F.cross_entropy, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+)  # fmt: skip
+
+
+def ordered_sum(rows: Tensor, order: SumOrder) -> Tensor:
+    """Sum over the first axis, by additions of whole rows alone, which round the same on every machine."""
+    if order == "tree":
+        while len(rows) > 1:
+            half = (len(rows) + 1) // 2
+            upper = len(rows) - half
+            rows = torch.cat([rows[:upper] + rows[half:], rows[upper:half]])
+        return rows[0].clone()
+    blocks = list(torch.split(rows, _BLOCK))
+    total = blocks[0].clone()
+    for block in blocks[1:]:
+        total[: len(block)] += block
+    found = total[0].clone()
+    for row in total[1:]:
+        found += row
+    return found
+
+
+class _AddBias(torch.autograd.Function):
+    """Bias added along an axis, whose gradient is an explicit sum."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, bias: Tensor, axis: int, order: SumOrder) -> Tensor:
+        ctx.axis, ctx.order = axis, order
+        shape = [1] * values.dim()
+        shape[axis] = -1
+        return values + bias.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (gradient,) = gradients
+        rows = gradient.movedim(ctx.axis, -1).reshape(-1, gradient.shape[ctx.axis])
+        return gradient, ordered_sum(rows, ctx.order), None, None
+
+
+class _Mean(torch.autograd.Function):
+    """Mean of all elements by an explicit sum."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, order: SumOrder) -> Tensor:
+        ctx.shape = values.shape
+        return ordered_sum(values.reshape(-1, 1), order)[0] / values.numel()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return (gradient / ctx.shape.numel()).expand(ctx.shape), None
+
+
+class ExplicitSums(TorchFunctionMode):
+    """While this is entered, gradients of biases and means in losses are explicit sums."""
+
+    def __init__(self, order: SumOrder) -> None:
+        super().__init__()
+        self._order: SumOrder = order
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Replace the functions that sum."""
+        named = dict(kwargs or {})
+        if func is F.linear:
+            return self._with_bias(func, args, named, lambda found: found.dim() - 1)
+        if func in _CONVOLUTIONS:
+            return self._with_bias(func, args, named, lambda found: found.dim() - args[1].dim() + 1)
+        if func in _LOSSES and _is_plain_mean(args, named):
+            each = func(*args, **(named | {"reduction": "none"}))
+            return _Mean.apply(each, self._order)  # type: ignore[no-untyped-call]
+        return func(*args, **named)
+
+    def _with_bias(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        axis: Callable[[Tensor], int],
+    ) -> Any:
+        bias = args[2] if len(args) > 2 else named.pop("bias", None)
+        found = func(*args[:2], None, *args[3:], **named)
+        if bias is None:
+            return found
+        return _AddBias.apply(found, bias, axis(found), self._order)  # type: ignore[no-untyped-call]
+
+
+def _is_plain_mean(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Whether a loss is the mean over all elements, without weights and without targets left out."""
+    target: Any = args[1] if len(args) > 1 else named.get("target")
+    skips = not target.is_floating_point() and bool((target == named.get("ignore_index", -100)).any())
+    plain = named.get("reduction", "mean") == "mean" and named.get("weight") is None and not skips
+    return plain and len(args) <= 2 and not named.get("label_smoothing")
+
+
+# ------------------------------------------------------------------------------------------------
+# Kernels and algorithms of a process, set once before it computes anything.
+
+_CAPABILITIES = {"default": ("DEFAULT", "NO AVX"), "avx2": ("AVX2", "DEFAULT", "NO AVX")}
+"""What torch may have chosen where a variable allows at most so much; a processor may have less."""
+_TUNED = (nn.modules.conv._ConvNd, nn.RNNBase)
+
+
+def use_kernels(kernels: KernelSet, level: DeterminismLevel) -> AbstractContextManager[object]:
+    """Set up this process for a kernel set and a level.
+
+    Returns
+    -------
+    contextlib.AbstractContextManager
+        What forward passes and losses have to run in; it may be entered again and again.
+
+    Raises
+    ------
+    makespan.errors.WorkerError
+        Torch was loaded without the variables of the kernel set, so it uses other kernels.
+    """
+    found = torch.backends.cpu.get_cpu_capability()
+    for name, value in kernels.environment.items():
+        allowed = _CAPABILITIES.get(value, (found,)) if name == "ATEN_CPU_CAPABILITY" else (found,)
+        if os.environ.get(name) != value or found not in allowed:
+            raise WorkerError(
+                f"kernel set {kernels.name} needs {name}={value} before torch is loaded; "
+                f"found {os.environ.get(name)!r} and kernels for {found}"
+            )
+    torch.backends.mkldnn.set_flags(_enabled=kernels.onednn)  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)
+    # Not use_deterministic_algorithms, which loads a compiler that nothing here uses.
+    torch.set_deterministic_debug_mode("error" if level.pins_algorithms else "default")
+    # That also fills memory before it is written, for a few percent of a step (1 to 7 by stand-in, timed in
+    # turn with and without); no bit of an operator depends on it that reads only what was written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not level.pins_algorithms
+    return nullcontext() if kernels.sums is None else ExplicitSums(kernels.sums)
+
+
+def scan_module(model: nn.Module) -> dict[str, bool | list[str]]:
+    """Find what makes level D2 expensive: operators whose fast kernels a vendor tunes for each device.
+
+    Returns
+    -------
+    dict
+        ``operators``, the modules concerned as ``name: class``, and ``d2_cheap``, whether there is none. A
+        job whose model is not cheap under D2 is better kept on one type of device.
+    """
+    operators = [
+        f"{name}: {type(module).__name__}"
+        for name, module in model.named_modules()
+        if isinstance(module, _TUNED)
+    ]
+    return {"d2_cheap": not operators, "operators": operators}
+
+
+# ------------------------------------------------------------------------------------------------
+# What a job trains, built in a process: model, optimizer, loss, data; the rule of seeds and nothing else.
+#
+# Reference runs build theirs here too.
+
+T = TypeVar("T")
+_N_SAMPLES = 1024
+_of_jobs = set[str]()
+_BUILT_IN: dict[str, Callable[..., Any]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "step": torch.optim.lr_scheduler.StepLR,
+    "grad": torch.amp.GradScaler,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedParts:
+    """What all logical workers share.
+
+    Parameters
+    ----------
+    model, optimizer, scheduler
+        The same bits in every process; the scheduler of the learning rate may be None.
+    loss
+        Scalar loss of the outputs and the targets of a batch.
+    after_reduce
+        Called with the model between sum and step, for example to clip gradients; None for nothing.
+    scaler
+        Scales losses so that small gradients stay in range, and decides after the sum, so that all decide the
+        same, whether a step is taken; None for no scaling.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Any, Any], Tensor]
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    after_reduce: Callable[[nn.Module], object] | None = None
+    scaler: torch.amp.GradScaler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What is trained, the samples, how these are joined to a batch, and the modules that are the user's."""
+
+    trained: TrainedParts
+    data: Any
+    collate: Callable[[list[Any]], Any]
+    modules: list[ModuleType]
+
+
+def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
+    """Build what a job trains; the same bits in every process.
+
+    Parameters
+    ----------
+    job, device
+        The job, and where its model shall be.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        A function cannot be loaded, does not take the options that the job has for it, or returns something
+        else than is needed.
+    """
+    modules: dict[str, Any] = {}
+
+    def of(part: str) -> Callable[..., Any] | None:
+        return _function(job, part, modules)
+
+    spec = None if ":" in job.model else _called(job, "model", partial(StandIn, job.model))
+    seed_everything(job.seed)
+    if spec is None:
+        model = _checked(job, "model", _called(job, "model", of("model")), nn.Module)
+    else:
+        model = build_stand_in(spec, job.seed)
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(one):
+            found = f"model: {name} belongs to a lazy module and has no size yet"
+            raise InputError(f"{found}; accepted: a model that has done a forward pass where it is built")
+    model.train().to(device)
+    trained_by = model if ":" in job.optimizer else model.parameters()
+    found = _called(job, "optimizer", of("optimizer"), trained_by)
+    optimizer = _checked(job, "optimizer", found, torch.optim.Optimizer)
+    if type(optimizer).__module__.startswith("torch.distributed."):
+        what = f"{job.optimizer} returned {type(optimizer).__name__}, which communicates"
+        raise InputError(f"optimizer: {what}; expected one that steps without other processes")
+    _check_step(job, "optimizer", optimizer)
+    scheduler = None
+    if job.lr_scheduler is not None:
+        found = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
+        scheduler = _checked(job, "lr_scheduler", found, torch.optim.lr_scheduler.LRScheduler)
+        _check_step(job, "lr_scheduler", scheduler)
+    loss = of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
+    scaler = None
+    if job.scaler is not None:
+        kind = (device.type,) if ":" not in job.scaler else ()
+        scaler = _checked(job, "scaler", _called(job, "scaler", of("scaler"), *kind), torch.amp.GradScaler)
+    trained = TrainedParts(model, optimizer, loss, scheduler, of("after_reduce"), scaler)
+    seed_everything(job.seed)
+    if job.data is not None:
+        data = _called(job, "data", of("data"))
+    else:
+        make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
+        options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
+        data = _bound("data", make, (), options)()
+    _check_data(job, data)
+    collate = of("collate") or default_collate
+    files = [place for place in modules if place.endswith(".py")]
+    own = user_modules(files, [place for place in modules if not place.endswith(".py")])
+    return JobParts(trained, data, collate, own)
+
+
+def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[..., Any] | None:
+    """Find the function of a part; a file is run once for all that the job takes from it."""
+    text = getattr(job, part)
+    if text is None:
+        return None
+    if ":" not in text:
+        return _BUILT_IN[text]
+    place, name = split_name(text)
+    if place not in modules:
+        modules[place] = load_file(place) if place.endswith(".py") else _module(place)
+    function: Callable[..., Any] | None = getattr(modules[place], name, None)
+    if not callable(function):
+        raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; accepted: a function")
+    if part in ("loss", "after_reduce", "collate") and (options := job.options.get(part)):
+        return partial(function, **options)
+    return function
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module, anew if an earlier job of this process did, which may have left something behind."""
+    if name in _of_jobs:
+        sys.modules.pop(name, None)
+    elif name not in sys.modules:
+        _of_jobs.add(name)
+    return load_module(name)[0]
+
+
+def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
+    if function is None:
+        raise InputError(f"{part} is None; accepted: a function")
+    return _bound(part, function, arguments, dict(job.options.get(part, {})))()
+
+
+def _bound(
+    part: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Callable[[], Any]:
+    """Check that a function takes some arguments before it is called, where it says what it takes."""
+    try:
+        inspect.signature(function).bind(*arguments, **options)
+    except TypeError as error:
+        raise InputError(f"options of {part} are {options}: {error}") from None
+    except ValueError:  # without a signature
+        pass
+    return partial(function, *arguments, **options)
+
+
+def _check_data(job: ElasticJob, data: Any) -> None:
+    """Reject a loader, or several data sets, in place of a data set."""
+    if isinstance(data, DataLoader):
+        found = "a DataLoader"
+    elif isinstance(data, list | tuple) and any(isinstance(one, Dataset | DataLoader) for one in data):
+        found = f"a {type(data).__name__} of {len(data)} data sets"
+    else:
+        return
+    accepted = "one map-style data set, of which the run makes batches (micro_batch_size, n_loaders, collate)"
+    raise InputError(f"data: {job.data} returned {found}; expected {accepted}")
+
+
+def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
+    if not isinstance(found, kind):
+        what = f"{getattr(job, part)} returned {type(found).__name__}"
+        raise InputError(f"{part}: {what}; accepted: a {kind.__module__}.{kind.__name__}")
+    return found
+
+
+def _check_step(job: ElasticJob, part: str, found: Any) -> None:
+    """Check that a step needs nothing that a mini-batch does not have, such as a metric or a closure."""
+    try:
+        inspect.signature(found.step).bind()
+    except TypeError as error:
+        what = f"{getattr(job, part)} returned {type(found).__name__}, whose step needs an argument ({error})"
+        raise InputError(f"{part}: {what}; accepted: one whose step takes no argument") from None
+
+
+def _needed(spec: StandIn | None, part: str) -> StandIn:
+    if spec is None:
+        raise InputError(f"{part} is None; accepted: a function, because the model is one of your own")
+    return spec

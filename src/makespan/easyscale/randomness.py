@@ -1,0 +1,177 @@
+"""Random states: seeds by purpose, capture and restore, and hashes of all state that must be equal."""
+
+import hashlib
+import json
+import random
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+from torch import Tensor, nn
+
+from makespan.errors import CheckpointError, InputError
+
+# ------------------------------------------------------------------------------------------------
+# The rule by which random states follow from what they are for; the only thing that reference runs share.
+
+
+def seed_everything(*words: object) -> None:
+    """Seed Python, NumPy and torch (all its devices) from words such as a seed and a virtual rank."""
+    digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "big") >> 1
+    random.seed(number)
+    mtrand.seed(number & 0xFFFF_FFFF)
+    torch.manual_seed(number)
+
+
+def seed_stream(seed: int, rank: int, epoch: int, stream: int) -> None:
+    """Seed what one of the loaders of a logical worker draws in an epoch, wherever it runs."""
+    seed_everything(seed, "loader", rank, epoch, stream)
+
+
+# ------------------------------------------------------------------------------------------------
+# The global random states of a process, taken and given back; and generators that are apart from them.
+
+# Python and NumPy have the same twister: 624 words and a place, and the second of a pair of normal variates.
+_WORDS = 624 * 4
+_REST = struct.Struct("<I?d")
+_TWISTER = _WORDS + _REST.size
+_LONG = 1000  # a longer list has samples
+_TORCH_BYTES = torch.Generator().get_state().numel()
+
+
+def take_randomness() -> bytes:
+    """Return the global random states of Python, NumPy and torch (CPU); equal states are equal bytes."""
+    _, words, second = random.getstate()
+    found = mtrand.get_state(legacy=False)
+    if found["bit_generator"] != "MT19937":
+        raise InputError(f"the global random state of NumPy is {found['bit_generator']}; accepted: MT19937")
+    twister = found["state"]
+    parts = (
+        array("I", words[:-1]).tobytes(),
+        _REST.pack(words[-1], second is not None, second or 0.0),
+        twister["key"].tobytes(),
+        _REST.pack(twister["pos"], bool(found["has_gauss"]), found["gauss"]),
+        torch.get_rng_state().numpy().tobytes(),
+    )
+    return b"".join(parts)
+
+
+def give_randomness(state: bytes) -> None:
+    """Restore what `take_randomness` returned; a `CheckpointError` says that it is something else."""
+    if len(state) != 2 * _TWISTER + _TORCH_BYTES:
+        wanted = 2 * _TWISTER + _TORCH_BYTES
+        raise CheckpointError(f"a random state has {len(state)} bytes; accepted: {wanted}")
+    place, is_paired, second = _REST.unpack_from(state, _WORDS)
+    random.setstate((3, (*array("I", state[:_WORDS]), place), second if is_paired else None))
+    place, is_paired, second = _REST.unpack_from(state, _TWISTER + _WORDS)
+    twister = {"key": np.frombuffer(state, np.uint32, 624, _TWISTER), "pos": place}
+    mtrand.set_state(
+        {"bit_generator": "MT19937", "state": twister, "has_gauss": int(is_paired), "gauss": second}
+    )
+    torch.set_rng_state(torch.frombuffer(bytearray(state[2 * _TWISTER :]), dtype=torch.uint8))
+
+
+@contextmanager
+def apart_from_own() -> Iterator[None]:
+    """Leave all random states of this process, those of GPUs too, as they were before the block."""
+    before = take_randomness()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        give_randomness(before)
+
+
+def own_generators(thing: object) -> list[str]:
+    """Return the attributes of an object, and of what it holds, that are random generators of their own."""
+    found, seen, left = [], set(), [("", thing)]
+    while left:
+        name, one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType):
+            continue
+        seen.add(id(one))
+        if _is_own(one):
+            found.append(name)
+        elif isinstance(one, list | tuple | dict) and len(one) <= _LONG:
+            items = one.items() if isinstance(one, dict) else enumerate(one)
+            left += [(f"{name}[{key!r}]", each) for key, each in items]
+        else:
+            left += [(f"{name}.{key}", each) for key, each in getattr(one, "__dict__", {}).items()]
+    return sorted(found)
+
+
+def _is_own(one: object) -> bool:
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator is not mtrand.get_bit_generator()
+    is_global = one is mtrand._rand or one is torch.default_generator
+    return isinstance(one, random.Random | mtrand.RandomState | torch.Generator) and not is_global
+
+
+# ------------------------------------------------------------------------------------------------
+# SHA-256 of what must have the same bits in two runs.
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """Bytes of a tensor, flat and on the CPU; its values are copied only if they do not lie so."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def parameter_sha(model: nn.Module) -> str:
+    """Hash of the parameters in the order of their names."""
+    return _sha(sorted(model.named_parameters()))
+
+
+def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
+    """Hash of the state and the options of an optimizer, the learning rate among them."""
+    state = optimizer.state_dict()
+    kept = [(f"{key}/{name}", value) for key, one in state["state"].items() for name, value in one.items()]
+    options = [(f"group {number}", one) for number, one in enumerate(state["param_groups"])]
+    return _sha([*sorted(kept, key=lambda pair: pair[0]), *options])
+
+
+def implicit_sha(model: nn.Module, device: torch.device) -> str:
+    """Hash of the buffers of a model and of all random states, as they are now in this process."""
+    states: list[tuple[str, Any]] = [("random", take_randomness().hex())]
+    if device.type == "cuda":
+        states.append(("cuda", torch.cuda.get_rng_state(device)))
+    return _sha([*sorted(model.named_buffers()), *states])
+
+
+def value_sha(value: Any) -> str:
+    """Hash of tensors and plain values in lists, tuples and dictionaries."""
+    return _sha(_leaves("", value))
+
+
+def _leaves(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(f"{name}/{key!r}", one)
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from _leaves(f"{name}/{number}", one)
+    else:
+        yield name, value
+
+
+def _sha(named: Iterable[tuple[str, Any]]) -> str:
+    found = hashlib.sha256()
+    for name, value in named:
+        found.update(f"{name}\0".encode())
+        if isinstance(value, Tensor):
+            found.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
+            found.update(raw_bytes(value).numpy().data)
+        else:
+            found.update(json.dumps(value, default=_plain, sort_keys=True).encode())
+    return found.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Write what JSON does not know; a float keeps all its bits there."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic | Tensor) else repr(value)

@@ -1,0 +1,115 @@
+"""Reference runs under stock DistributedDataParallel, with one process per logical worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from makespan.cleanup import temporary_directory
+from makespan.easyscale.job import ElasticJob
+from makespan.easyscale.kernels import process_options
+from makespan.errors import InputError, TrainingError
+from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
+
+_WORKER = "makespan.easyscale.reference_worker"
+_HASHES = ("parameter_sha", "optimizer_sha", "context_sha")
+
+
+@dataclass(frozen=True, slots=True)
+class StockRun:
+    """What the ranks of a stock run had.
+
+    Parameters
+    ----------
+    steps
+        A row for each mini-batch and rank: ``step`` from 1, ``rank``, ``loss`` and the hashes
+        ``parameter_sha``, ``optimizer_sha`` and ``context_sha``, None where they were not asked for.
+    is_hooked
+        Whether a communication hook added up by rank, because gloo's own order is another one here.
+    """
+
+    steps: pd.DataFrame
+    is_hooked: bool
+
+
+def train_stock(
+    jobs: Sequence[ElasticJob],
+    steps: int,
+    *,
+    device: str = "A",
+    hash_every: int = 1,
+    models: Sequence[str | Path | None] = (),
+    launcher: Launcher | None = None,
+    run_dir: str | Path | None = None,
+) -> list[StockRun]:
+    """Train jobs one after another with stock DistributedDataParallel and stock data loaders.
+
+    Parameters
+    ----------
+    jobs
+        Jobs with equally many logical workers, whose levels ask for the same kernels; each logical worker is
+        a process. Their folds are settled: ``ring`` is gloo's own, ``rank`` needs a communication hook.
+    steps
+        Mini-batches.
+    device
+        Kernel set of all processes, if the levels leave that open.
+    hash_every
+        Mini-batches from one set of hashes to the next; 0 for none.
+    models
+        Where the trained models are saved, as plain state dictionaries; empty for nowhere.
+    launcher, run_dir
+        Where the processes run, None for this machine; their directory, None for a temporary one.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        The jobs cannot share their processes, or no stock training adds up as one of them does.
+    makespan.errors.WorkerError
+        A process failed.
+    """
+    _check(jobs, models)
+    if run_dir is None:
+        with temporary_directory("stock") as path:
+            more: dict[str, Any] = {"device": device, "hash_every": hash_every, "models": models}
+            return train_stock(jobs, steps, **more, launcher=launcher, run_dir=path)
+    n_ranks, paths = jobs[0].n_logical_workers, models or [None] * len(jobs)
+    request = {
+        "jobs": [job.values() for job in jobs],
+        "steps": steps,
+        "devices": [device] * n_ranks,
+        "hash_every": hash_every,
+        "models": [None if path is None else str(Path(path).resolve()) for path in paths],
+    }
+    options = [process_options(device, jobs[0].level)] * n_ranks
+    launch = Launch(_WORKER, request, n_ranks, Path(run_dir), options=options)
+    (launcher if launcher is not None else LocalLauncher()).run(launch)
+    directory = RunDirectory(launch.run_dir)
+    return [_run(directory.result(number), job) for number, job in enumerate(jobs)]
+
+
+def _check(jobs: Sequence[ElasticJob], models: Sequence[object]) -> None:
+    found = {(job.n_logical_workers, job.level.pins_algorithms, job.level.pins_kernels) for job in jobs}
+    if len(found) != 1:
+        what = f"jobs with {len(found)} pairs of logical workers and kernels"
+        raise InputError(f"{what}; accepted: equally many, and the same ones")
+    if len(models) not in (0, len(jobs)):
+        raise InputError(f"models of {len(models)} jobs; accepted: none, or one for each of {len(jobs)} jobs")
+    for job in jobs:
+        if job.scaling != "pre":
+            raise InputError(f"scaling is {job.scaling!r}; accepted: 'pre', as DistributedDataParallel does")
+        if job.fold == "auto":
+            raise InputError("fold is 'auto'; accepted: ring or rank, see fold_of_machine")
+
+
+def _run(by_rank: Sequence[Sequence[Sequence[Any]]], job: ElasticJob) -> StockRun:
+    """Turn what each rank wrote around: by mini-batch, then by rank."""
+    rows = []
+    for step, found in enumerate(zip(*by_rank, strict=True), start=1):
+        if len({tuple(values[1:3]) for values in found}) != 1:
+            raise TrainingError(f"ranks of stock training differ after mini-batch {step}")
+        for rank, (loss, *hashes) in enumerate(found):
+            named = zip(_HASHES, hashes or [None] * len(_HASHES), strict=True)
+            rows.append({"step": step, "rank": rank, "loss": loss, **dict(named)})
+    return StockRun(pd.DataFrame(rows), job.fold == "rank")

@@ -1,0 +1,265 @@
+"""Process that times training steps: ``python -m makespan.easyscale.timing_worker <run directory>``.
+
+The request lists series. A series is one model and ways to train it, which take turns step by step, so that
+what else the machine does falls on all of them. A way is stock DistributedDataParallel over all processes of
+the run, or logical workers that the first process hosts while the others wait.
+"""
+
+import ctypes
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # an optimizer loads it, once in the process that forks this one
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+from torch.utils.data import default_collate
+
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.kernels import DeterminismLevel, kernels_of
+from makespan.easyscale.parts import TrainedParts, scan_module, use_kernels
+from makespan.easyscale.reduction import Reduction, over_group, trained_parameters
+from makespan.easyscale.worker import HostedWorkers
+from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
+from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
+
+_CPU = torch.device("cpu")
+_DISTINCT = 64  # samples that are made; a batch repeats them, because only its size matters here
+_LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
+_KIB = 1024
+_TRIM, _MMAP = -1, -3  # of mallopt: free memory that the heap keeps, size from which blocks lie outside
+_SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
+Computing = AbstractContextManager[object]
+Batch = tuple[Any, Any]
+Step = Callable[[], list[float]]
+"""Does one mini-batch; time of each micro-batch, then of what follows the last one [s]."""
+
+
+def _parts(spec: StandIn, seed: int) -> TrainedParts:
+    model = build_stand_in(spec, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+    return TrainedParts(model, optimizer, partial(stand_in_loss, spec))
+
+
+def _batch(spec: StandIn, size: int, seed: int) -> Batch:
+    samples = stand_in_data(spec, min(size, _DISTINCT), seed)
+    made = default_collate([samples[index] for index in range(len(samples))])
+    index = torch.arange(size) % len(samples)
+    inputs, targets = tree_map(lambda one: one[index], tuple(made))
+    return inputs, targets
+
+
+def _stock(parts: TrainedParts, batch: Batch, n_micro_batches: int, computing: Computing) -> Step:
+    """Stock data parallelism; of several micro-batches a step the last one alone synchronises."""
+    model, (inputs, targets) = DistributedDataParallel(parts.model, broadcast_buffers=False), batch
+
+    def step() -> list[float]:
+        times = []
+        for number in range(n_micro_batches):
+            begun = time.perf_counter()
+            with nullcontext() if number == n_micro_batches - 1 else model.no_sync(), computing:
+                parts.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            times.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        parts.optimizer.step()
+        parts.optimizer.zero_grad(set_to_none=True)
+        return [*times, time.perf_counter() - begun]
+
+    return step
+
+
+def _hosted(
+    parts: TrainedParts, batch: Batch, way: Mapping[str, Any], seed: int, computing: Computing
+) -> Step:
+    """Logical workers that this process hosts alone."""
+    n, level = way["n"], DeterminismLevel.named(way["level"])
+    workers = HostedWorkers(
+        parts, _CPU, RankMapping.even(n, 1), 0, Reduction(n), level,
+        seed=seed, computing=computing, swaps_contexts=way["swaps_contexts"],
+    )  # fmt: skip
+
+    def step() -> list[float]:
+        found = over_group(workers.mini_batch(lambda rank: batch))
+        return [*found.micro_batch_s, found.sync_s]
+
+    return step
+
+
+class _Series:
+    """Ways to train one model, in the processes of this run."""
+
+    def __init__(self, who: Identity, spec: StandIn, asked: Mapping[str, Any], idle_bytes: int) -> None:
+        self.who, self.spec, self.asked, self.idle_bytes = who, spec, asked, idle_bytes
+        self.ways: list[dict[str, Any]] = asked["ways"]
+        self.steps: dict[str, Step] = {}
+        self.spent: dict[str, list[tuple[float, float]]] = {way["name"]: [] for way in self.ways}
+        self.parts: dict[bool, TrainedParts] = {}
+        self.held_bytes = self.set_bytes = self.sets_bytes = 0
+        self.batch = _batch(spec, asked["micro_batch_size"], asked["seed"])
+        self.d2_cheap = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all processes together hold more than the device has."""
+        budget = self.asked["budget_bytes"]
+        return budget is not None and self.held_bytes > budget
+
+    def is_mine(self, way: Mapping[str, Any]) -> bool:
+        """Whether this process takes part in a way."""
+        return bool(way["is_stock"]) or self.who.rank == 0
+
+    def enter(self) -> None:
+        """Get memory, one process after the other, so that only the last one can exceed the budget."""
+        batch = self.batch
+        for turn in range(self.who.size):
+            if turn == self.who.rank:
+                for kind in {way["is_stock"] for way in self.ways if self.is_mine(way)}:
+                    self.parts[kind] = self._built()
+                if self.asked["budget_bytes"] is not None:
+                    self._pass(batch)
+            self.weigh()
+            if self.is_over:
+                return
+        for way in self.ways:
+            if self.is_mine(way):
+                self.steps[way["name"]] = self._way(batch, way)
+
+    def _built(self) -> TrainedParts:
+        parts = _parts(self.spec, self.asked["seed"])
+        self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
+        self.set_bytes = sum(one.nbytes for one in trained_parameters(parts.model).values())
+        return parts
+
+    def _pass(self, batch: Batch) -> None:
+        for parts in self.parts.values():
+            with self._computing(self.ways[0]):
+                parts.loss(parts.model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
+            parts.optimizer.zero_grad(set_to_none=True)
+
+    def _way(self, batch: Batch, way: Mapping[str, Any]) -> Step:
+        computing, parts = self._computing(way), self.parts[way["is_stock"]]
+        if way["is_stock"]:
+            return _stock(parts, batch, way["n"], computing)
+        return _hosted(parts, batch, way, self.asked["seed"], computing)
+
+    def _computing(self, way: Mapping[str, Any]) -> Computing:
+        level = DeterminismLevel.named(way["level"])
+        return use_kernels(kernels_of(self.asked["device"], level), level)
+
+    def turn(self, way: Mapping[str, Any]) -> list[float]:
+        """Do one mini-batch in one way; its times, none where this process waits."""
+        dist.barrier()
+        self._computing(way)  # sets what is deterministic, for all that follows in this process
+        if not self.is_mine(way):
+            return []
+        begun, spent = time.perf_counter(), time.process_time()
+        times = self.steps[way["name"]]()
+        self.spent[way["name"]].append((time.process_time() - spent, time.perf_counter() - begun))
+        return times
+
+    def weigh(self) -> None:
+        """Add up what all processes hold beyond what they had when idle, gradient sets left out."""
+        n_sets = max((way["n"] for way in self.ways if not way["is_stock"] and self.steps), default=0)
+        self.sets_bytes = n_sets * self.set_bytes
+        total = torch.tensor(max(_memory_bytes("VmHWM") - self.idle_bytes, 0))
+        dist.all_reduce(total)
+        self.held_bytes = int(total.item()) - self.sets_bytes
+
+    def run(self) -> dict[str, list[list[float]]]:
+        """Do all steps, ways in an order that changes; times by way and step, warm-up left out.
+
+        Memory is weighed in the warm-up, in which what is freed goes back to the system: what the heap
+        keeps depends on how often something was freed, not on how much was needed.
+        """
+        found: dict[str, list[list[float]]] = {way["name"]: [] for way in self.ways}
+        is_weighed = self.asked["budget_bytes"] is not None
+        _keep_freed(not is_weighed)
+        self.enter()
+        for _ in range(self.asked["warmup_steps"]):
+            for way in self.ways:
+                if not self.is_over:
+                    self.turn(way)
+                    self.weigh()
+        if self.is_over:
+            return found
+        if is_weighed:
+            _keep_freed(True)
+            self._pass(self.batch)  # fills the heap, which is full after the warm-up otherwise
+        self.spent = {name: [] for name in found}
+        for number in range(self.asked["steps"]):
+            first = number % len(self.ways)
+            for way in [*self.ways[first:], *self.ways[:first]]:
+                found[way["name"]].append(self.turn(way))
+        return found
+
+
+def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one series and return what all processes found.
+
+    Returns
+    -------
+    dict
+        ``times`` by way, process and step, each as micro-batches and what follows them [s]; ``spent`` in the
+        same order, CPU time and time of each step [s]. Of all processes ``held_bytes``, beyond what idle ones
+        have and without gradient sets, and ``gradient_sets_bytes``; ``is_over``, whether that exceeds the
+        budget. ``d2_cheap``, as the scan of the model says.
+    """
+    spec = StandIn(**asked["spec"])
+    if asked["budget_bytes"] is not None:
+        # A process is idle once code and libraries of what follows are there: the smallest model loads them.
+        small = dict(asked, micro_batch_size=2, warmup_steps=1, steps=1, budget_bytes=sys.maxsize)
+        _Series(who, replace(spec, width=8, depth=1), small, 0).run()
+        gc.collect()
+    series = _Series(who, spec, asked, _memory_bytes("VmRSS"))
+    own = series.run()
+    everything: list[Any] = [None] * who.size
+    dist.all_gather_object(everything, (own, series.spent))
+    return {
+        "times": {name: [times[name] for times, _ in everything] for name in own},
+        "spent": {name: [spent[name] for _, spent in everything] for name in own},
+        "held_bytes": series.held_bytes,
+        "gradient_sets_bytes": series.sets_bytes,
+        "is_over": series.is_over,
+        "d2_cheap": series.d2_cheap,
+    }
+
+
+def _keep_freed(keeps: bool) -> None:
+    """Let the heap keep what is freed, or give large blocks back to the system at once."""
+    with suppress(AttributeError):  # not every C library has it
+        allocator = ctypes.CDLL(None).mallopt
+        allocator(_TRIM, _KEPT)
+        allocator(_MMAP, _LARGE_BLOCK if keeps else _SMALL_BLOCK)
+
+
+def _memory_bytes(name: str) -> int:
+    """Resident memory of this process, ``VmRSS`` now or ``VmHWM`` at most so far [B]."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * _KIB
+    raise OSError(f"/proc/self/status has no {name}")
+
+
+def _work(directory: RunDirectory, who: Identity) -> None:
+    join(directory, who)
+    found = []
+    for number, asked in enumerate(directory.request()):
+        found.append(measure(who, asked))
+        gc.collect()
+        if who.rank == 0:
+            directory.write_progress(number)
+    if who.rank == 0:
+        directory.write_result(found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], _work))

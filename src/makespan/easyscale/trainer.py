@@ -1,0 +1,736 @@
+"""Elastic trainer: start, change and resume runs, share processes between jobs, and write their tables."""
+
+import logging
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import pandas as pd
+
+from makespan import errors
+from makespan.cleanup import temporary_directory
+from makespan.easyscale.job import AUTO, TRAINING_LOCK, ElasticJob, Placing, job_from
+from makespan.errors import (
+    CheckpointError,
+    InputError,
+    LostWorkerError,
+    TrainingError,
+    WorkerError,
+    unknown_name,
+)
+from makespan.files import atomic_path, read_json, write_json
+from makespan.runtime import (
+    Checkpoint,
+    Launch,
+    Launcher,
+    LocalLauncher,
+    RunDirectory,
+    check_gpus,
+    describe_machine,
+    discard_partial,
+    is_taken,
+    latest_checkpoint,
+    sound_checkpoint,
+    take,
+)
+from makespan.tables import table_schema, write_csv
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------
+# Schemas of the tables that an elastic run writes.
+
+ELASTIC_STEPS = table_schema(
+    "steps",
+    ("stage", "int", "1", "number of the set of processes, from 0"),
+    ("step", "int", "1", "number of the mini-batch, from 1"),
+    ("rank", "int", "1", "virtual rank of the logical worker"),
+    ("process", "int", "1", "process that hosts it"),
+    ("device", "text", "", "device of that process"),
+    ("loss", "float", "1", "its loss", True),
+    ("loss_hex", "text", "", "the same in hexadecimal, with every bit"),
+    (
+        "parameter_sha",
+        "text",
+        "",
+        "SHA-256 of the parameters after the mini-batch; empty where it was not asked for",
+    ),
+    ("optimizer_sha", "text", "", "the same of state and options of the optimizer"),
+    ("context_sha", "text", "", "the same of buffers and random states of the logical worker"),
+    ("micro_batch_s", "float", "s", "time of its forward and backward pass, with the switch of contexts"),
+    ("sync_s", "float", "s", "time of sum and optimizer step in that process"),
+)
+RECONFIGURATIONS = table_schema(
+    "reconfigurations",
+    ("step", "int", "1", "mini-batches done before"),
+    ("cause", "text", "", "start, run (it was called again), request, or failure of a process"),
+    ("old_mapping", "text", "", "mapping before; empty at the start"),
+    ("new_mapping", "text", "", "mapping from then on"),
+    ("old_devices", "text", "", "device of each process before"),
+    ("new_devices", "text", "", "device of each process from then on"),
+    (
+        "restart_s",
+        "float",
+        "s",
+        "writing the checkpoint, start of the processes, and building from the checkpoint",
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# The directory of an elastic run: what lasts from one set of processes to the next.
+#
+# ``checkpoints/`` has the newest two, ``records/`` what happened between them, ``steps.csv`` and
+# ``reconfigurations.csv`` the tables made of that, ``state.json`` whether the run goes on, and
+# ``wanted.json`` what somebody asks for.
+
+_ENDING_S = 60.0
+_RECORD = re.compile(r"step-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of a run; one process at a time holds them."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def wanted_path(self) -> Path:
+        """Where somebody asks for another mapping."""
+        return self.path / "wanted.json"
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Be the one process that runs here; an `InputError` says that there is another.
+
+        Processes that train end soon after a run that was killed; until then they may write checkpoints.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        accepted = "a directory of its own for each run"
+        handle = take(self.path / "lock")
+        if handle is None:
+            raise InputError(f"run_dir is {self.path}, where a run is going on; accepted: {accepted}")
+        try:
+            training = take(self.path / TRAINING_LOCK, _ENDING_S)
+            if training is None:
+                found = f"run_dir is {self.path}, where processes of an earlier run still train"
+                raise InputError(f"{found} after {_ENDING_S:g} s; accepted: {accepted}")
+            os.close(training)
+            yield
+        finally:
+            os.close(handle)
+
+    def is_held(self) -> bool:
+        """Whether a run is going on here."""
+        return is_taken(self.path / "lock")
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Newest checkpoint that is as it was written, see `makespan.runtime.sound_checkpoint`."""
+        return sound_checkpoint(self.checkpoints)
+
+    def forget_after(self, step: int) -> None:
+        """Remove records of mini-batches that no checkpoint has."""
+        for path, end in self._records():
+            if end > step:
+                path.unlink()
+
+    def _records(self) -> list[tuple[Path, int]]:
+        """Files of records with the last mini-batch of each, in order."""
+        found = [(path, _RECORD.fullmatch(path.name)) for path in sorted((self.path / "records").glob("*"))]
+        return [(path, int(match[1])) for path, match in found if match is not None]
+
+    def write_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Make ``steps.csv`` and ``reconfigurations.csv`` of all records, and return them."""
+        found = [read_json(path, CheckpointError) for path, _ in self._records()]
+        changes = {record["rows"][0]["stage"]: record["change"] for record in found}
+        tables = []
+        for schema, rows in (
+            (ELASTIC_STEPS, [row for record in found for row in record["rows"]]),
+            (RECONFIGURATIONS, list(changes.values())),
+        ):
+            path = self.path / f"{schema.name}.csv"
+            tables.append(schema.validate(pd.DataFrame(rows, columns=schema.names), str(path)))
+            write_csv(tables[-1], path)
+        return tables[0], tables[1]
+
+    def write_state(self, state: str, step: int, job: dict[str, Any], *, mixes_devices: bool) -> None:
+        """Write whether the run goes on, after which mini-batch, what it trains, and what it allows."""
+        values = {"state": state, "step": step, "job": job, "mixes_devices": mixes_devices}
+        write_json(values, self.path / "state.json")
+
+    def state(self) -> dict[str, Any]:
+        """Return what was written last; an `InputError` says that no run was here."""
+        found = read_json(self.path / "state.json")
+        if not isinstance(found, dict) or "job" not in found:
+            raise InputError(f"run_dir is {self.path}, where no run was; accepted: the directory of a run")
+        return found
+
+    def want(self, values: dict[str, Any]) -> None:
+        """Ask for the values of another placing, or with none of them for none."""
+        write_json(values, self.wanted_path)
+
+    def take_wanted(self) -> dict[str, Any] | None:
+        """Return what somebody asked for, and forget it."""
+        taken = self.path / "taken.json"
+        try:
+            self.wanted_path.replace(taken)  # what is asked for from now on is not touched
+        except FileNotFoundError:
+            return None
+        found: dict[str, Any] | None = read_json(taken)
+        return found
+
+
+# ------------------------------------------------------------------------------------------------
+# The stages of elastic runs: one set of processes after the other, each from a checkpoint to the next.
+
+_WORKER = "makespan.easyscale.worker"
+_SCAN_WORKER = "makespan.easyscale.scan_worker"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticResult:
+    """What came of a run so far.
+
+    Parameters
+    ----------
+    state
+        ``finished``, or ``pending`` if it was suspended; the same call goes on then.
+    step
+        Mini-batches done.
+    steps
+        A row for each mini-batch and logical worker, table ``steps``: losses, hashes, times.
+    reconfigurations
+        A row for each set of processes, table ``reconfigurations``.
+    rates_per_s
+        Micro-batches a second on each device, from the median of their times; C_i of the planner.
+    checkpoint
+        Directory of the newest checkpoint, None before the first.
+    """
+
+    state: Literal["finished", "pending"]
+    step: int
+    steps: pd.DataFrame
+    reconfigurations: pd.DataFrame
+    rates_per_s: dict[str, float]
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run is done; none of it decides a bit.
+
+    Parameters
+    ----------
+    resume
+        Whether a run in the directory is continued; otherwise one is refused.
+    checkpoint_every
+        Mini-batches from one checkpoint to the next; 0 for none by their number.
+    checkpoint_every_s
+        Time from one checkpoint to the next, at least twenty times what writing one takes [s]; 0 for none by
+        the clock. There is one at the end and on request in any case.
+    hash_every
+        Mini-batches from one set of hashes to the next; 0 for none.
+    loader_processes, prefetch
+        Processes that load samples for each process, and batches that they are ahead.
+    max_restarts
+        How often in a row processes are started again from the last checkpoint after one was killed.
+    mixes_devices
+        Whether devices of several types are allowed at a time to a job without D2, whose bits they change.
+    ends_on_signals
+        Whether SIGINT, SIGTERM and SIGHUP end the mini-batch that goes on, write a checkpoint, and only then
+        do what they do otherwise; a second one does so at once. In the main thread only; None for whether
+        this is that. A signal that this process ignores stays ignored.
+    launcher
+        Where processes run; None for this machine.
+    on_progress
+        Called now and then with mini-batches done and the newest loss.
+    """
+
+    resume: bool = True
+    checkpoint_every: int = 0
+    checkpoint_every_s: float = 600.0
+    hash_every: int = 1
+    loader_processes: int = 1
+    prefetch: int = 2
+    max_restarts: int = 2
+    mixes_devices: bool = False
+    ends_on_signals: bool | None = None
+    launcher: Launcher | None = None
+    on_progress: Callable[[int, float], object] | None = None
+
+    def __post_init__(self) -> None:
+        least = {
+            "checkpoint_every": 0,
+            "hash_every": 0,
+            "loader_processes": 0,
+            "prefetch": 1,
+            "max_restarts": 0,
+        }
+        for name, number in least.items():
+            found = getattr(self, name)
+            if not isinstance(found, int) or found < number:
+                raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+        every_s: object = self.checkpoint_every_s
+        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
+            raise InputError(f"checkpoint_every_s is {every_s!r}; accepted: a number >= 0")
+
+
+def options_from(given: Mapping[str, Any]) -> RunOptions:
+    """Return options by their names; an `makespan.errors.UnknownNameError` lists those that there are."""
+    known = [one.name for one in fields(RunOptions)]
+    for name in given:
+        if name not in known:
+            raise unknown_name("option of a run", name, known)
+    return RunOptions(**given)
+
+
+class _Run:
+    """One run while its directory is held."""
+
+    def __init__(
+        self, job: ElasticJob, folder: RunFolder, steps: int, placing: Placing, options: RunOptions
+    ) -> None:
+        self.job, self.folder = job, folder
+        self.steps, self.placing, self.options = steps, placing, options
+        self.checkpoint: Checkpoint | None = None
+        self.cause, self.n_failures, self.is_suspended = "run", 0, False
+
+    @property
+    def done(self) -> int:
+        """Mini-batches that the newest checkpoint has."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it needs another set of processes."""
+        return not self.is_suspended and self.done < self.steps
+
+    def begin(self) -> None:
+        """Find out where it is."""
+        self.placing.check_types(self.job, self.options.mixes_devices)
+        self.checkpoint = self.folder.checkpoint()
+        if self.checkpoint is not None and not self.options.resume:
+            found = f"run_dir is {self.folder.path}, which has a checkpoint after {self.done} mini-batches"
+            raise InputError(f"{found}; accepted: resume=True, or a directory without one")
+        if self.checkpoint is not None:
+            _check_continues(self.checkpoint, self.job, self.placing)
+        if self.done > self.steps:
+            raise InputError(f"steps is {self.steps}; accepted: at least {self.done}, which are done")
+        self.folder.forget_after(self.done)
+        self._write_state("running")
+
+    def request(self, is_first: bool, fold_dir: Path) -> dict[str, Any]:
+        """Return what the processes are asked for."""
+        before = None if self.checkpoint is None else self.checkpoint.values
+        stage, options = 0 if before is None else before["stage"] + 1, self.options
+        manifest = {
+            "format": _FORMAT, "job": self.job.values(), "stage": stage, **self.placing.values(),
+            "machine": describe_machine(), "code": self.job.code(),
+        }  # fmt: skip
+        old = {"mapping": "", "devices": []} if before is None else before
+        change = {
+            "step": self.done, "cause": "start" if before is None and self.cause == "run" else self.cause,
+            "old_mapping": old["mapping"], "new_mapping": str(self.placing.mapping),
+            "old_devices": ",".join(old["devices"]), "new_devices": ",".join(self.placing.devices),
+            "save_s": 0.0 if self.checkpoint is None else self.checkpoint.save_s,
+        }  # fmt: skip
+        return {
+            "job": self.job.values(), **self.placing.values(), "manifest": manifest, "stage": stage,
+            "change": change,
+            "run_dir": str(self.folder.path.resolve()), "fold_dir": str(fold_dir),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint.path.resolve()),
+            "fold": None if before is None else before["fold"], "first_step": self.done, "steps": self.steps,
+            "checkpoint_every": options.checkpoint_every, "checkpoint_every_s": options.checkpoint_every_s,
+            "hash_every": options.hash_every,
+            "loader_processes": options.loader_processes, "prefetch": options.prefetch,
+            "asked": str(self.folder.wanted_path.resolve()), "is_first": is_first,
+        }  # fmt: skip
+
+    def take(self, result: dict[str, Any] | None) -> None:
+        """Take over what a set of processes did; None if it was lost."""
+        done = self.done
+        self.checkpoint = self.folder.checkpoint()
+        self.n_failures = 0 if self.done > done else self.n_failures
+        if result is None:
+            self.cause, self.n_failures = "failure", self.n_failures + 1
+            self.folder.forget_after(self.done)
+            return
+        self.folder.write_tables()
+        wanted = self.folder.take_wanted()
+        if result["ending"] == "signalled" or wanted == {}:
+            self.is_suspended = self.done < self.steps
+        elif wanted is not None and self.is_unfinished:
+            self.cause, self.placing = "request", Placing.from_values(self.job, wanted)
+        elif wanted is not None:
+            _log.warning("%s: the request came after the last mini-batch", self.folder.path)
+
+    def _write_state(self, state: str) -> None:
+        mixes = self.options.mixes_devices
+        self.folder.write_state(state, self.done, self.job.values(), mixes_devices=mixes)
+
+    def result(self) -> ElasticResult:
+        """Tell what came of it."""
+        state: Literal["finished", "pending"] = "pending" if self.is_suspended else "finished"
+        self._write_state(state)
+        steps, changes = self.folder.write_tables()
+        times = steps.groupby("device")["micro_batch_s"].median()
+        rates = {str(device): 1.0 / time_s for device, time_s in times.items()}
+        path = None if self.checkpoint is None else self.checkpoint.path
+        return ElasticResult(state, self.done, steps, changes, rates, path)
+
+
+def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
+    """Return the job with a determinism level: that of the run so far, else what a scan of its model says."""
+    if job.determinism != AUTO:
+        return job
+    if (checkpoint := folder.checkpoint()) is not None:
+        return replace(job, determinism=checkpoint.values["job"]["determinism"])
+    with temporary_directory("scan") as path:
+        directory = RunDirectory(path)
+        try:
+            LocalLauncher().run(Launch(_SCAN_WORKER, job.values(), 1, path))
+        except WorkerError as error:
+            raise _cause(directory, 1) or error from None
+        found = directory.result()
+    level, slow = ("D1+D2", "") if found["d2_cheap"] else ("D1", ", ".join(found["operators"]))
+    _log.info("determinism %s%s", level, f"; slow under D2: {slow}" if slow else "")
+    return replace(job, determinism=level)
+
+
+def train_stages(
+    jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
+) -> list[ElasticResult]:
+    """Train jobs together for as long as they need the same processes, then each by itself."""
+    with ExitStack() as held:
+        runs = [_Run(job, folder, steps, placing, options) for job, folder in jobs]
+        for run in runs:
+            held.enter_context(run.folder.hold())
+            run.folder.take_wanted()  # of a run before this one
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main if options.ends_on_signals is None else options.ends_on_signals:
+            held.enter_context(_suspended_by_signals([run.folder for run in runs]))
+        for run in runs:
+            run.begin()
+        _launch([run for run in runs if run.is_unfinished], options)
+        for run in runs:
+            while run.is_unfinished:
+                _launch([run], options)
+        return [run.result() for run in runs]
+
+
+@contextmanager
+def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
+    """Let the first signal that asks for the end suspend runs, and come again when they are."""
+    if threading.current_thread() is not threading.main_thread():
+        raise InputError("ends_on_signals is True in a thread; accepted: False there, or the main thread")
+    came: list[int] = []
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def suspend(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        restore()
+        for folder in folders:
+            folder.want({})
+        name = signal.Signals(number).name
+        _log.warning("%s: ending after this mini-batch, with a checkpoint; a second one ends at once", name)
+
+    before = {
+        number: handler
+        for number in map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+    }
+    for number in before:
+        signal.signal(number, suspend)
+    try:
+        yield
+    finally:
+        restore()
+    for number in came:
+        for folder in folders:
+            checkpoint = latest_checkpoint(folder.checkpoints)
+            done = 0 if checkpoint is None else checkpoint.step
+            _log.warning("%s: %d mini-batches are saved; the same call goes on from there", folder.path, done)
+        signal.raise_signal(number)
+
+
+def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
+    """Let one set of processes train runs as far as it gets."""
+    if not runs:
+        return
+    launcher = options.launcher if options.launcher is not None else LocalLauncher()
+    placing, directory = runs[0].placing, RunDirectory(runs[0].folder.path.resolve() / "processes")
+    n_processes = placing.mapping.n_processes
+    check_gpus(launcher, n_processes)
+    requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
+
+    def tell() -> None:
+        values = directory.progress()
+        for notice in [] if values is None else values.get("notices", []):
+            notify(notice)
+        if values is not None and options.on_progress is not None:
+            options.on_progress(values["step"], values["loss"])
+
+    told = set[str]()
+
+    def notify(notice: str) -> None:
+        if notice not in told:
+            told.add(notice)
+            _log.warning("%s: %s", runs[0].folder.path, notice)
+
+    launch = Launch(
+        _WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job), on_beat=tell
+    )
+    lost: LostWorkerError | None = None
+    try:
+        launcher.run(launch)
+        tell()
+    except LostWorkerError as error:
+        lost = error
+    except WorkerError as error:
+        for run in runs:
+            discard_partial(run.folder.checkpoints)
+        raise _cause(directory, n_processes) or error from None
+    n_begun = next((number for number in range(len(runs)) if directory.result(number) is None), len(runs)) + 1
+    for number, run in enumerate(runs[:n_begun]):
+        for notice in (directory.result(number) or {}).get("notices", []):
+            notify(notice)
+        run.take(directory.result(number))
+        if lost is not None and run.n_failures > options.max_restarts:
+            raise lost
+    if lost is not None:
+        _log.warning("%s; going on from the last checkpoint", str(lost).splitlines()[0])
+
+
+def _cause(directory: RunDirectory, n_processes: int) -> TrainingError | InputError | None:
+    """Error that a process raised on purpose, without its traceback; None if there is no such."""
+    for rank in range(n_processes):
+        report = directory.error(rank)
+        name, _, text = (report["error"] if report else "").partition(": ")
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, InputError | TrainingError):
+            return kind(text)
+    return None
+
+
+def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) -> None:
+    """Refuse a checkpoint of another job, and warn of one with which bits may not be kept."""
+    values, path = checkpoint.values, checkpoint.path
+    if values.get("format") != _FORMAT:
+        raise CheckpointError(f"{path}: format is {values.get('format')!r}; accepted: {_FORMAT}")
+    found = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
+    if differences := job.differences(found):
+        raise CheckpointError(f"{path}: is that of another job; {'; '.join(differences)}")
+    before, now, doubts = values["machine"], describe_machine(), []
+    versions = [one["versions"].get("torch") for one in (before, now)]
+    doubts += [
+        f"{file} has changed since" for file, sha in job.code().items() if values["code"].get(file) != sha
+    ]
+    if versions[0] != versions[1]:
+        doubts.append(f"written with torch {versions[0]}, going on with {versions[1]}")
+    if not job.level.pins_kernels:
+        if before["processor"] != now["processor"]:
+            doubts.append(f"written on {before['processor']}, going on with {now['processor']} without D2")
+        if set(values["devices"]) != set(placing.devices):
+            kinds = [",".join(sorted(set(one))) for one in (values["devices"], placing.devices)]
+            doubts.append(f"written on devices {kinds[0]}, going on with {kinds[1]} without D2")
+    for doubt in doubts:
+        _log.warning("%s: %s; equal bits are not promised", path, doubt)
+
+
+# ------------------------------------------------------------------------------------------------
+# Elastic training as one call: processes come and go, what they train keeps its bits.
+
+_MODEL_FILE = "model.pt"
+
+
+class ElasticTrainer:
+    """Trains a job for N logical workers on any number of processes, with the same bits.
+
+    What lasts lies in a directory: checkpoints, ``steps.csv`` and ``reconfigurations.csv``. Only the
+    processes that train load torch.
+
+    Parameters
+    ----------
+    model, optimizer, data
+        What is trained, by name; fields of `ElasticJob`.
+    run_dir
+        Directory of the run, which all processes see.
+    job
+        Further fields of `ElasticJob`; an `makespan.errors.InputError` says which one is not accepted.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        optimizer: str = "sgd",
+        data: str | None = None,
+        *,
+        run_dir: str | Path = "run",
+        **job: Any,
+    ) -> None:
+        self.job = job_from({"model": model, "optimizer": optimizer, "data": data} | job)
+        self.folder = RunFolder(Path(run_dir))
+
+    def run(
+        self,
+        steps: int,
+        mapping: str | None = None,
+        devices: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> ElasticResult:
+        """Train until so many mini-batches are done, and write a checkpoint there.
+
+        Parameters
+        ----------
+        steps
+            Mini-batches in all, those of earlier calls included; where they are done nothing starts.
+        mapping, devices
+            Who hosts whom, ``0,1/2/3``, and the kernel set of each process, ``A,B,B``. Without a mapping the
+            logical workers are spread evenly over the devices; without either each has a process of its own.
+        options
+            Fields of `RunOptions`, for example ``resume`` and ``checkpoint_every``.
+
+        Returns
+        -------
+        ElasticResult
+            All of the run, earlier calls included.
+
+        Raises
+        ------
+        makespan.errors.InputError
+            An argument, or what a function of the job returned, cannot be used.
+        makespan.errors.CheckpointError
+            A checkpoint is that of another job, or all are damaged.
+        makespan.errors.WorkerError
+            A process failed, or was killed too often.
+        """
+        (result,) = run_together([self], steps, mapping, devices, **options)
+        return result
+
+    def request(self, mapping: str | None = None, devices: str | Sequence[str] | None = None) -> None:
+        """Ask a run that is going on for another mapping; see `request_change`."""
+        request_change(self.folder.path, mapping, devices)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model as a plain ``state_dict``; see `export_model`."""
+        return export_model(self.folder.path, path)
+
+
+def run_together(
+    trainers: Sequence[ElasticTrainer],
+    steps: int,
+    mapping: str | None = None,
+    devices: str | Sequence[str] | None = None,
+    **options: Any,
+) -> list[ElasticResult]:
+    """Train several jobs, one after the other in one set of processes, which saves their starts.
+
+    Parameters
+    ----------
+    trainers
+        Jobs with equally many logical workers and levels that start processes in the same way.
+    steps, mapping, devices, options
+        As for `ElasticTrainer.run`.
+
+    Returns
+    -------
+    list of ElasticResult
+        One for each.
+
+    Raises
+    ------
+    makespan.errors.InputError, makespan.errors.CheckpointError, makespan.errors.WorkerError
+        As for `ElasticTrainer.run`; or the jobs cannot share processes.
+    """
+    if not trainers:
+        return []
+    if steps < 0:
+        raise InputError(f"steps is {steps!r}; accepted: a whole number >= 0")
+    how, placing = options_from(options), Placing.of(trainers[0].job, mapping, devices)
+    jobs = [(settled(trainer.job, trainer.folder), trainer.folder) for trainer in trainers]
+    first, wanted = jobs[0][0], placing.options(jobs[0][0])
+    for job, _ in jobs:
+        if Placing.of(job, str(placing.mapping), devices).options(job) != wanted:
+            found = f"determinism is {job.determinism} and {first.determinism}"
+            raise InputError(f"{found}; accepted together: levels whose processes have the same kernels")
+    return train_stages(jobs, steps, placing, how)
+
+
+def request_change(
+    run_dir: str | Path, mapping: str | None = None, devices: str | Sequence[str] | None = None
+) -> None:
+    """Ask for another mapping from the next boundary of mini-batches on.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of a run that is going on, in this process or in another one.
+    mapping, devices
+        As for `ElasticTrainer.run`. No devices at all, ``""``, suspend the run: it writes a checkpoint and
+        ends as ``pending``.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        No run is going on there, or the job cannot run so.
+    """
+    folder = RunFolder(Path(run_dir))
+    state = folder.state()
+    job = job_from(state["job"])
+    if not folder.is_held():
+        raise InputError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+    is_suspended = devices is not None and not len(devices)
+    if is_suspended and mapping is not None:
+        raise InputError(f"devices is empty, and mapping is {mapping!r}; accepted: no mapping then")
+    wanted = {}
+    if not is_suspended:
+        placing = Placing.of(job, mapping, devices)
+        placing.check_types(job, state["mixes_devices"])
+        wanted = placing.values()
+    folder.want(wanted)
+
+
+def export_model(run_dir: str | Path, path: str | Path) -> Path:
+    """Write the model of the newest checkpoint as a plain ``state_dict``, with the first one's buffers.
+
+    Parameters
+    ----------
+    run_dir, path
+        Directory of the run, and the file to write, which ``torch.load`` with ``weights_only=True`` reads.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    makespan.errors.CheckpointError
+        There is no checkpoint, or all are damaged.
+    """
+    checkpoint = RunFolder(Path(run_dir)).checkpoint()
+    if checkpoint is None:
+        raise CheckpointError(
+            f"run_dir is {run_dir}, where no checkpoint is; accepted: the directory of a run"
+        )
+    with atomic_path(path) as target:
+        shutil.copyfile(checkpoint.path / _MODEL_FILE, target)
+    return Path(path)

@@ -1,0 +1,647 @@
+"""What a live run keeps on disk, so that another process can take it over."""
+
+import heapq
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, Protocol
+
+from makespan.errors import MakespanError, TrainingError, WorkerError, unknown_name
+from makespan.files import read_json, write_json
+from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.plans import ExecutionPlan
+from makespan.profiling import ProfilePoint, model_of, point_plan
+from makespan.runtime import (
+    Launcher,
+    LocalLauncher,
+    RunDirectory,
+    SlurmLauncher,
+    check_gpus,
+    latest_checkpoint,
+)
+from makespan.sim import (
+    DECISION_LIMIT_S,
+    Allocation,
+    Catalogue,
+    Configuration,
+    Engine,
+    EventKind,
+    JobView,
+    NodeEvent,
+    Policy,
+    RestartCost,
+)
+from makespan.training import RunResult, TrainingJob, read_progress, request_stop, train
+from makespan.workloads import JobSpec, workload
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------
+# Segments of live jobs: processes between a start and a stop, their slots, and who trains.
+
+_KILL_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of a job: processes under one plan, from their start to their end.
+
+    It serves the allocation of a ``generation``, a number that grows with each change of the job.
+    """
+
+    job: JobSpec
+    generation: int
+    configuration: Configuration
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentResult:
+    """What a segment did.
+
+    Steps of the job that are done, counted from its very first one; steps of this segment, wall time
+    that so many take once they are warm, with checkpoints between them [s], and loss of the last of them,
+    NaN without any.
+    """
+
+    steps_done: int
+    n_steps: int
+    step_wall_s: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnd:
+    """The end of a segment, with its result or the error that ended it."""
+
+    segment: Segment
+    result: SegmentResult | None
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a job shall run as."""
+
+    job: JobSpec
+    generation: int
+    configuration: Configuration
+
+
+class Trainer(Protocol):
+    """Whatever runs segments: real processes, or a stand-in for tests.
+
+    A segment of a job that has a checkpoint continues from the newest one.
+    """
+
+    def train(self, segment: Segment) -> SegmentResult:
+        """Run a segment and wait for its end: the last step of the job, or a stop request.
+
+        A `WorkerError` says that a process died; the job can continue from its newest checkpoint.
+        """
+
+    def stop(self, segment: Segment) -> None:
+        """Ask a segment to write a checkpoint and end; may be called more than once."""
+
+    def kill(self, segment: Segment) -> None:
+        """End the processes of a segment at once."""
+
+    def steps_done(self, segment: Segment) -> int | None:
+        """Return the steps of the job that are done; None before the segment is ready to train."""
+
+    def saved_steps(self, job: JobSpec) -> int:
+        """Return the steps in the newest checkpoint of a job, 0 without one."""
+
+
+class Executor:
+    """Runs segments in threads so that jobs come to run as they should.
+
+    A job changes by stopping its segment and starting another one as soon as enough slots are free.
+    """
+
+    def __init__(self, trainer: Trainer, n_slots: int) -> None:
+        self.trainer = trainer
+        self._free = list(range(n_slots))
+        self._active: dict[str, Segment] = {}
+        self._ends: queue.SimpleQueue[SegmentEnd] = queue.SimpleQueue()
+
+    @property
+    def active(self) -> tuple[Segment, ...]:
+        """Segments that run or are being stopped."""
+        return tuple(self._active.values())
+
+    def reconcile(self, targets: Mapping[str, Target]) -> None:
+        """Stop segments that serve no target any more, and start those for which slots are free."""
+        for job_id, segment in self._active.items():
+            target = targets.get(job_id)
+            if target is None or target.generation != segment.generation:
+                self.trainer.stop(segment)
+        for job_id, target in targets.items():
+            if job_id not in self._active and target.configuration.n_gpus <= len(self._free):
+                slots = tuple(heapq.heappop(self._free) for _ in range(target.configuration.n_gpus))
+                self._start(Segment(target.job, target.generation, target.configuration, slots))
+
+    def next_end(self, timeout_s: float) -> SegmentEnd | None:
+        """Wait for the end of a segment and free its slots; None if none ends in time."""
+        try:
+            end = self._ends.get(timeout=max(timeout_s, 0.0))
+        except queue.Empty:
+            return None
+        del self._active[end.segment.job.job_id]
+        for slot in end.segment.slots:
+            heapq.heappush(self._free, slot)
+        return end
+
+    def shut_down(self, grace_s: float) -> list[SegmentEnd]:
+        """Stop all segments, kill those that do not end within a time [s], and return their ends."""
+        ends = self._drain(grace_s, self.trainer.stop)
+        return ends + self._drain(_KILL_WAIT_S, self.trainer.kill) if self._active else ends
+
+    def _drain(self, limit_s: float, end_it: Callable[[Segment], None]) -> list[SegmentEnd]:
+        ends: list[SegmentEnd] = []
+        deadline = time.monotonic() + limit_s
+        while self._active and time.monotonic() < deadline:
+            for segment in self._active.values():
+                end_it(segment)
+            if (end := self.next_end(0.1)) is not None:
+                ends.append(end)
+        return ends
+
+    def _start(self, segment: Segment) -> None:
+        self._active[segment.job.job_id] = segment
+        name = f"{segment.job.job_id}-{segment.generation}"
+        threading.Thread(target=self._work, args=(segment,), name=name, daemon=True).start()
+
+    def _work(self, segment: Segment) -> None:
+        # Inherited by the processes: an interrupt from the keyboard reaches the scheduler alone,
+        # which then lets them write their checkpoints.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._ends.put(SegmentEnd(segment, self.trainer.train(segment), None))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
+            self._ends.put(SegmentEnd(segment, None, error))
+
+
+LaunchOn = Callable[[tuple[int, ...]], Launcher]
+"""From slots to the launcher whose processes use them."""
+
+
+def _local_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
+    """Choose launchers on this machine: a slot is a CPU core, or a GPU."""
+    if device == "cuda":
+        return lambda slots: LocalLauncher(device="cuda", gpus=slots)
+    cpus = sorted(os.sched_getaffinity(0))
+    return lambda slots: LocalLauncher(cpus=tuple(cpus[slot % len(cpus)] for slot in slots))
+
+
+def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
+    """Choose launchers inside an allocation of Slurm: a slot is a task with a device that no other has."""
+
+    def launcher(slots: tuple[int, ...]) -> Launcher:
+        gpus = (f"--gres=gpu:{len(slots)}",) if device == "cuda" else ()
+        options = ("--nodes=1", "--exact", "--cpus-per-task=1", "--mem=0", *gpus)
+        return SlurmLauncher(device, options, threads_per_process=1)
+
+    return launcher
+
+
+def slots_of(launcher: str, device: str, n_slots: int) -> LaunchOn:
+    """Choose launchers by name; an `InputError` says that there are fewer GPUs here than slots."""
+    known = {"local": _local_slots, "slurm": _slurm_slots}
+    if launcher not in known:
+        raise unknown_name("launcher", launcher, known)
+    if device not in ("cpu", "cuda"):
+        raise unknown_name("device", device, ("cpu", "cuda"))
+    if (launcher, device) == ("local", "cuda"):
+        check_gpus(LocalLauncher("cuda"), n_slots)
+    return known[launcher]("cuda" if device == "cuda" else "cpu")
+
+
+def steady_wall_s(result: RunResult) -> float:
+    """Wall time of as many steps once they are warm, with checkpoints between them [s].
+
+    A slow first step, and the checkpoint at the end, belong to the restart.
+    """
+    warm = result.paces_s[1:] or result.paces_s
+    return len(result.paces_s) * fmean(warm) + sum(result.save_s[:-1]) if warm else 0.0
+
+
+def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:
+    """Return the execution plan of a configuration, with the micro-batch size of the profile."""
+    point = ProfilePoint(item.plan, item.placement, item.cpu_threads)
+    return point_plan(point, workload(item.workload), node)
+
+
+class ProcessTrainer:
+    """Trains small models in processes of their own.
+
+    It keeps run directories and checkpoints in ``directory``, has the seed of each job and the steps
+    between the checkpoints of each workload, and kills processes only if they are on this machine.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        node: NodeSpec,
+        launch_on: LaunchOn,
+        seeds: Mapping[str, int],
+        checkpoint_every: Mapping[str, int],
+        *,
+        is_here: bool = True,
+    ) -> None:
+        self._directory, self._node, self._launch_on = directory, node, launch_on
+        self._seeds, self._checkpoint_every, self._is_here = seeds, checkpoint_every, is_here
+
+    def train(self, segment: Segment) -> SegmentResult:
+        """Run a segment; see `Trainer.train`."""
+        name, key = segment.job.job_id, segment.job.workload
+        checkpoints = self._checkpoints(segment.job)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        model, plan = model_of(workload(key)), configuration_plan(segment.configuration, self._node)
+        seed, every = self._seeds[name], self._checkpoint_every.get(key, 0)
+        job = TrainingJob(model, plan, segment.job.steps, seed, seed, checkpoint_every=every)
+        saved = self.saved_steps(segment.job)
+        if saved >= segment.job.steps:  # it ended with its last step, but nobody was there to note it
+            return SegmentResult(saved, 0, 0.0, float("nan"))
+        result = train(
+            job,
+            launcher=self._launch_on(segment.slots),
+            run_dir=self._run_dir(segment),
+            checkpoint_dir=checkpoints,
+            resume=checkpoints if saved else None,
+        )
+        loss = result.losses[-1] if result.losses else float("nan")
+        return SegmentResult(result.last_step, len(result.losses), steady_wall_s(result), loss)
+
+    def stop(self, segment: Segment) -> None:
+        """Ask a segment to stop; see `Trainer.stop`."""
+        with suppress(FileNotFoundError):  # it is only about to begin; the next request finds it
+            request_stop(self._run_dir(segment))
+
+    def kill(self, segment: Segment) -> None:
+        """Kill the processes of a segment, if they are here and have reported themselves."""
+        pids = RunDirectory(self._run_dir(segment)).meeting() if self._is_here else None
+        for pid in pids or ():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def steps_done(self, segment: Segment) -> int | None:
+        """Return the steps that are done; see `Trainer.steps_done`."""
+        progress = read_progress(self._run_dir(segment))
+        return None if progress is None else progress.step
+
+    def saved_steps(self, job: JobSpec) -> int:
+        """Return the steps of the newest checkpoint; see `Trainer.saved_steps`."""
+        newest = latest_checkpoint(self._checkpoints(job))
+        return 0 if newest is None else newest.step
+
+    def _run_dir(self, segment: Segment) -> Path:
+        return self._directory / segment.job.job_id / f"segment-{segment.generation}"
+
+    def _checkpoints(self, job: JobSpec) -> Path:
+        return self._directory / job.job_id / "checkpoints"
+
+
+# ------------------------------------------------------------------------------------------------
+# The engine of the simulator, driven by a clock on the wall and by processes that really train.
+
+_POLL_WALL_S = 0.1
+_SAVE_EVERY_WALL_S = 2.0
+_MAX_LOSSES = 3  # processes of a job that die one after the other without a step kept between them
+
+
+class LiveClock:
+    """Time of a live run: wall time since its beginning, pauses left out, times a scale."""
+
+    def __init__(self, scale: float = 1.0, start_s: float = 0.0) -> None:
+        self.scale = scale
+        self._start_s = start_s
+        self._began = time.monotonic()
+
+    def now_s(self) -> float:
+        """Return the time of the schedule [s]."""
+        return self._start_s + self.scale * (time.monotonic() - self._began)
+
+    def wall_s(self, time_s: float) -> float:
+        """Return the wall time until a time of the schedule [s], 0 if it is over."""
+        return max(time_s - self.now_s(), 0.0) / self.scale
+
+
+class LiveJob(JobView):
+    """A job whose steps are counted by its processes instead of foreseen."""
+
+    __slots__ = ()
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that its processes have done."""
+        return round(self.spec.steps - self._steps_left)
+
+    def _steps_left_now(self) -> float:
+        return self._steps_left
+
+
+class LiveEngine(Engine):
+    """Runs a trace for real: decisions as in the simulator, everything else as it happens.
+
+    Arrivals and requests for decisions wait in the queue of the simulator. What the simulator
+    foresees, restarts that are over and last steps, comes from the processes. ``overheads_s`` is, of each
+    segment that ended well, the time that its job held devices for it, less that of as many warm steps [s];
+    ``began_at`` is the time of day before the first job started.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        catalogue: Catalogue,
+        policy: Policy,
+        restart_cost: RestartCost,
+        interval_s: float | None,
+        executor: Executor,
+        clock: LiveClock,
+        save: Callable[["LiveEngine"], None] = lambda engine: None,
+        decision_limit_s: float | None = DECISION_LIMIT_S,
+    ) -> None:
+        super().__init__(cluster, catalogue, policy, restart_cost, interval_s, None, decision_limit_s)
+        self.began_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.overheads_s: list[float] = []
+        self.jobs: dict[str, LiveJob] = {}
+        self.final_losses: dict[str, float] = {}
+        self._executor = executor
+        self._clock = clock
+        self._save = save
+        self._saved = (-1, 0.0)
+        self._ready: set[tuple[str, int]] = set()
+        self._held: dict[tuple[str, int], list[float]] = {}
+        self._losses: dict[str, tuple[int, int]] = {}
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def load(
+        self, jobs: Sequence[JobSpec], extra_steps: float = 0, node_events: Sequence[NodeEvent] = ()
+    ) -> None:
+        """Take in the trace; live jobs run exactly their steps, and nodes do not fail on schedule."""
+        if extra_steps or node_events:
+            raise MakespanError("a live run knows neither extra steps nor planned failures")
+        order = sorted(jobs, key=lambda job: job.submit_time_s)
+        self.jobs = {
+            job.job_id: LiveJob(job, index, float(job.steps), self.view) for index, job in enumerate(order)
+        }
+        self.final_losses = dict.fromkeys(self.jobs, float("nan"))
+        self.arrivals = list(self.jobs.values())
+        self.push_arrival()
+
+    def begin_after(self, n_arrived: int) -> None:
+        """Expect only the arrivals behind the first few, which came before this process took over."""
+        self.queue.clear()
+        self.n_arrived = n_arrived
+        self.push_arrival()
+        self.request_decision()
+
+    def wait_again(self, job: LiveJob, reason: str | None) -> None:
+        """Queue a job with the steps of its newest checkpoint; a reason says how it lost devices."""
+        self._count(job, self._executor.trainer.saved_steps(job.spec))
+        self.cluster_state.submit(job)
+        if reason is not None:
+            self.record(EventKind.INTERRUPTED, job, reason)
+
+    def run(self) -> None:
+        """Run until no job is left; stop all processes, with checkpoints, if that is not to be."""
+        try:
+            with self.adviser.watch:
+                self._handle_due(self._clock.now_s())
+                while len(self.finished) < len(self.arrivals):
+                    self._turn()
+            self._save(self)
+        except BaseException:
+            self.shut_down()
+            raise
+
+    def shut_down(self, grace_s: float = 30.0) -> None:
+        """End all processes, with checkpoints where they write them in time [s], and save the state."""
+        for end in self._executor.shut_down(grace_s):
+            self._note_end(end)
+        self.cluster_state.advance(max(self.view.time_s, self._clock.now_s()))
+        self._save(self)
+
+    def _turn(self) -> None:
+        self._executor.reconcile(self._targets())
+        self._save_now_and_then()
+        end = self._executor.next_end(min(self._clock.wall_s(self.queue.next_time_s()), _POLL_WALL_S))
+        now_s = self._clock.now_s()
+        self._handle_due(now_s)
+        self.cluster_state.advance(now_s)
+        if end is not None:
+            self._take_end(end)
+        self._look()
+        self._handle_due(now_s)
+        is_idle = not (self.queue or self.view.running or self._executor.active)
+        if is_idle and len(self.finished) < len(self.arrivals):
+            raise self.stalled()
+
+    def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
+        """Enter nothing: the processes will tell."""
+
+    def _handle_due(self, now_s: float) -> None:
+        while self.queue.next_time_s() <= now_s:
+            time_s, (handler, first, second) = self.queue.pop()
+            self.cluster_state.advance(time_s)
+            handler(first, second)
+
+    def _targets(self) -> dict[str, Target]:
+        return {
+            job.spec.job_id: Target(job.spec, job.generation, job.allocation.configuration)
+            for job in self.view.running
+            if job.allocation is not None
+        }
+
+    def _save_now_and_then(self) -> None:
+        rows, when = self._saved
+        now = time.monotonic()
+        if rows != len(self.rows) or now - when > _SAVE_EVERY_WALL_S:
+            self._saved = (len(self.rows), now)
+            self._save(self)
+
+    # --- what processes tell ----------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Count steps, and see which restarts are over."""
+        for segment in self._executor.active:
+            done = self._executor.trainer.steps_done(segment)
+            if done is None:
+                continue
+            job = self.jobs[segment.job.job_id]
+            self._count(job, done)
+            key = (segment.job.job_id, segment.generation)
+            if self._is_current(segment) and key not in self._ready:
+                self._ready.add(key)
+                self.cluster_state.set_ready(job, self.view.time_s)
+                self.record(EventKind.READY, job, "processes train")
+        for view in self.view.running:
+            if (view.spec.job_id, view.generation) not in self._ready:
+                self.cluster_state.set_ready(view, max(view.ready_time_s, self.view.time_s))
+
+    def _take_end(self, end: SegmentEnd) -> None:
+        """Let a job finish, go on under its next plan, or wait after a loss."""
+        job = self.jobs[end.segment.job.job_id]
+        self._note_end(end)
+        if end.error is not None:
+            self._count_loss(end, job)
+        if job.steps_done >= job.spec.steps:
+            self.finish(job)
+        elif self._is_current(end.segment):
+            reason = "stopped from outside" if end.error is None else str(end.error).splitlines()[0]
+            self.evict([job])
+            self.record(EventKind.INTERRUPTED, job, reason)
+            self.request_decision()
+
+    def _note_end(self, end: SegmentEnd) -> None:
+        job = self.jobs[end.segment.job.job_id]
+        if end.result is None:
+            self._count(job, self._executor.trainer.saved_steps(job.spec))
+            return
+        self._count(job, end.result.steps_done)
+        if end.result.n_steps:
+            self.final_losses[job.spec.job_id] = end.result.loss
+        self._note_overhead(end.segment, end.result.step_wall_s)
+
+    def _note_overhead(self, segment: Segment, step_wall_s: float) -> None:
+        held = self._held.get((segment.job.job_id, segment.generation))
+        if held is not None:
+            until_s = held[1] if len(held) > 1 else self.view.time_s
+            self.overheads_s.append(until_s - held[0] - step_wall_s * self._clock.scale)
+
+    def _count_loss(self, end: SegmentEnd, job: LiveJob) -> None:
+        """Give up, with the error, on a job that dies again and again where it is."""
+        if not isinstance(end.error, WorkerError):
+            raise end.error if end.error is not None else MakespanError("a segment ended without result")
+        kept = job.steps_done
+        before, count = self._losses.get(job.spec.job_id, (kept, 0))
+        count = count + 1 if before == kept else 1
+        self._losses[job.spec.job_id] = (kept, count)
+        _log.warning("job %s lost its processes at step %d: %s", job.spec.job_id, kept, end.error)
+        if count >= _MAX_LOSSES:
+            raise end.error
+
+    def _is_current(self, segment: Segment) -> bool:
+        job = self.jobs[segment.job.job_id]
+        return job.allocation is not None and job.generation == segment.generation
+
+    # --- what happens to jobs ---------------------------------------------------------------
+
+    def _count(self, job: LiveJob, done: int) -> None:
+        self.cluster_state.set_steps_left(job, float(job.spec.steps - done))
+
+    def hold(self, job: JobView, allocation: Allocation) -> None:
+        """Give devices to a job, and note since when it holds them."""
+        super().hold(job, allocation)
+        self._held[(job.spec.job_id, job.generation)] = [job.held_since_s]
+
+    def release(self, job: JobView) -> None:
+        """Take the devices of a job, and note until when it held them."""
+        if job.allocation is not None:
+            self._held[(job.spec.job_id, job.generation)].append(self.view.time_s)
+        super().release(job)
+
+
+# ------------------------------------------------------------------------------------------------
+# What a live run keeps on disk, so that another process can take it over.
+
+_VERSION = 3
+
+
+def save_state(engine: LiveEngine, path: Path) -> None:
+    """Write what happened so far; a reader finds the old file or the new one."""
+    ends = {job.spec.job_id: time_s for job, time_s in engine.finished}
+    state = {
+        "version": _VERSION,
+        "time_s": engine.view.time_s,
+        "rows": engine.rows,
+        "began_at": engine.began_at,
+        "overheads_s": engine.overheads_s,
+        "jobs": {
+            name: _snapshot(job, ends.get(name)) | {"final_loss": engine.final_losses[name]}
+            for name, job in engine.jobs.items()
+        },
+    }
+    write_json(state, path)
+
+
+def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
+    """Return the accounts of a job as they would be if it lost its devices now."""
+    return {
+        "generation": job.generation,
+        "first_start_s": job.first_start_s,
+        "finish_time_s": finish_time_s,
+        "restart_count": job.restart_count,
+        "held": job.allocation is not None,
+        "running_s": job.running_time_s,
+        "restart_s": job.restart_time_s,
+        "held_gpu_s": job.attained_service_gpu_s,
+        "waiting_s": job.waiting_time_s,
+        "observed": [
+            [item.plan, item.placement.text, item.cpu_threads, list(item.gpu_types)] for item in job.observed
+        ],
+    }
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """Read a state file of this version; None if there is none."""
+    state: dict[str, Any] | None = read_json(path, TrainingError)
+    if state is None:
+        return None
+    if state.get("version") != _VERSION:
+        raise TrainingError(f"{path}: version {state.get('version')!r} of the state; accepted: {_VERSION}")
+    return state
+
+
+def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
+    """Bring an engine with the same jobs to where a run was left; all of them wait again."""
+    if set(state["jobs"]) != set(engine.jobs):
+        raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
+    engine.rows[:] = [tuple(row) for row in state["rows"]]
+    engine.began_at = state["began_at"]
+    engine.overheads_s[:] = state["overheads_s"]
+    engine.cluster_state.advance(state["time_s"])
+    submitted = {row[3] for row in engine.rows if row[2] == EventKind.SUBMITTED.value}
+    engine.begin_after(len(submitted))
+    for name in [name for name in engine.jobs if name in submitted]:
+        _restore_job(engine, engine.jobs[name], state["jobs"][name])
+
+
+def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any]) -> None:
+    engine.final_losses[job.spec.job_id] = saved["final_loss"]
+    engine.cluster_state.restore(
+        job,
+        generation=saved["generation"] + 1,
+        first_start_s=saved["first_start_s"],
+        restart_count=saved["restart_count"],
+        times_s=(saved["waiting_s"], saved["running_s"], saved["restart_s"]),
+        held_gpu_s=saved["held_gpu_s"],
+        observed=_observed(engine, job, saved["observed"]),
+    )
+    if saved["finish_time_s"] is None:
+        engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
+        return
+    engine.cluster_state.submit(job)
+    engine.cluster_state.finish(job)
+    engine.finished.append((job, saved["finish_time_s"]))
+
+
+def _observed(engine: LiveEngine, job: LiveJob, saved: list[list[Any]]) -> list[Configuration]:
+    """Return the configurations that a job has run; what the catalogue has no more, nobody can use."""
+    found = [
+        engine.view.catalogue.find(job.spec.workload, plan, placement, cpu_threads, tuple(gpu_types))
+        for plan, placement, cpu_threads, gpu_types in saved
+    ]
+    return [item for item in found if item is not None]

@@ -1,0 +1,771 @@
+"""A live run from profile and prediction to comparison."""
+
+import hashlib
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from makespan.cleanup import temporary_directory
+from makespan.files import read_json, read_text, write_text
+from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
+from makespan.live.engine import (
+    Executor,
+    LaunchOn,
+    LiveClock,
+    LiveEngine,
+    ProcessTrainer,
+    Trainer,
+    read_state,
+    restore,
+    save_state,
+    slots_of,
+    steady_wall_s,
+)
+from makespan.live.workload import (
+    LiveSetting,
+    LiveSettings,
+    LiveWorkload,
+    live_jobs,
+    live_settings,
+    live_workload,
+)
+from makespan.metrics import summary
+from makespan.plans import Placement
+from makespan.profiling import (
+    Measurements,
+    Procedure,
+    ProfilePoint,
+    measure_points,
+    measured_by,
+    model_of,
+    point_plan,
+    profile_table,
+)
+from makespan.runtime import memory_bytes
+from makespan.sim import (
+    DECISION_LIMIT_S,
+    Observer,
+    Policy,
+    SimulationResult,
+    Violation,
+    check_jobs,
+    check_policy,
+    events_table,
+    outcomes_table,
+    round_length,
+    simulate,
+    validate_schedule,
+)
+from makespan.tables import LIVE, LIVE_JOBS
+from makespan.training import TrainingJob, read_progress, request_stop, train
+from makespan.workloads import workload
+
+# ------------------------------------------------------------------------------------------------
+# What a live run is judged by: its prediction, written before the first job, and a simulation afterwards.
+
+_RULES = ("order", "row", "life", "capacity")
+"""What must hold of a schedule that happened; the other rules are about times as simulated."""
+_EXPECTED = "a prediction of a live run"
+_JCT, _MAKESPAN = "avg_jct_s", "makespan_s"
+_BOUNDS, _PERCENTILES = (f"low_{_JCT}", f"high_{_JCT}"), (5, 95)
+_UNDISTURBED = "undisturbed_"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What was expected of a live run, as a file that was written before its first job started.
+
+    ``text`` is the file, in which all times are on the wall. Average JCT and makespan are medians over
+    simulations with disturbed step times; the jobs are those of the one with step times as profiled.
+    """
+
+    text: str
+
+    @classmethod
+    def load(cls, path: Path) -> "Prediction | None":
+        """Read the prediction of a run that was left; None if there is none."""
+        return None if read_json(path) is None else cls(read_text(path, _EXPECTED))
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the file."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Content of the file."""
+        values: dict[str, Any] = json.loads(self.text)
+        return values
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """What nine of ten simulations with disturbed step times lie between [s]; NaN in files without it."""
+        low_s, high_s = (float(self.values.get(name, "nan")) for name in _BOUNDS)
+        return low_s, high_s
+
+    @property
+    def jobs(self) -> pd.DataFrame:
+        """A row a job: when it starts and ends, and how often it restarts."""
+        return pd.DataFrame(self.values["jobs"])
+
+
+def predict_live(
+    setting: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    path: Path,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> Prediction:
+    """Simulate the jobs of a setting, and write what is expected of the live run into a file.
+
+    A schedule can hang on an instant, and one simulation cannot say which side of it will come. So average
+    JCT and makespan are the medians of many whose step times are somewhat off, and beside them stands
+    between which values nine of ten lie.
+
+    Parameters
+    ----------
+    setting, policy, cluster
+        As for `run_live`; the setting has nothing but what was measured before.
+    path
+        The file. One that is there stays as it is: a run that goes on is judged by what was written first.
+    decision_limit_s
+        As for `run_live`.
+    """
+    left = Prediction.load(path)
+    if left is not None:
+        return left
+    outcomes = _foreseen(setting, setting, policy, cluster, decision_limit_s)
+    disturbed = _disturbed(setting, setting, policy, cluster, decision_limit_s)
+    columns = ["job_id", "workload", "n_gpus", "plan", "steps", "submit_time_s"]
+    columns += ["first_start_s", "finish_time_s", "n_restarts"]
+    values = {
+        "written_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "policy": setting.policy,
+        "workload": setting.workload,
+        "seed": setting.seed,
+        "n_slots": setting.n_slots,
+        "first_start_s": setting.first_start_s,
+        "restart_delay_s": setting.restart_delay_s,
+        "step_times_s": {key: _step_times_s(table) for key, table in setting.tables.items()},
+        **_medians(outcomes, disturbed),
+        **dict(zip(_BOUNDS, _percentiles(disturbed[_JCT], *_PERCENTILES), strict=True)),
+        **{_UNDISTURBED + name: value for name, value in _totals(outcomes).items()},
+        "jobs": outcomes[columns].to_dict("records"),
+    }
+    written = Prediction(json.dumps(values, indent=1) + "\n")
+    write_text(written.text, path)
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """A live run beside its prediction; all times on the wall.
+
+    One row of schema `LIVE`, a table of schema `LIVE_JOBS`, the prediction, what happened, and what a
+    simulation with the profiles before and after the run says, in the schemas of the simulator; and what of
+    the run should not be possible, nothing if all is well.
+    """
+
+    comparison: pd.DataFrame
+    jobs: pd.DataFrame
+    prediction: Prediction
+    live_events: pd.DataFrame
+    live_outcomes: pd.DataFrame
+    retrodicted_events: pd.DataFrame
+    retrodicted_outcomes: pd.DataFrame
+    violations: tuple[Violation, ...]
+
+
+def compare_live(
+    setting: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    engine: LiveEngine,
+    prediction: Prediction,
+    profiled: LiveSetting | None = None,
+) -> LiveResult:
+    """Compare what ran live with its prediction, and with what would be predicted by what was ``profiled``.
+
+    That is the mean of profiles before and after the run, by default the one before it.
+    """
+    profiled = profiled or setting
+    catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
+    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
+    events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
+    delays = setting.scaled_delays()
+    found = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
+    again = _simulated(setting, profiled, policy, cluster)
+    tables = [_on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)]
+    live = summary(tables[0], tables[1], cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0)
+    overheads_s = [value / setting.scale for value in engine.overheads_s]
+    expected = _medians(tables[3], _disturbed(setting, profiled, policy, cluster))
+    row = {
+        "live_restart_delay_s": sum(overheads_s) / len(overheads_s) if overheads_s else float("nan"),
+        "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
+        "began_at": engine.began_at,
+    }
+    return LiveResult(
+        comparison=_comparison(setting, profiled, row, tables[1], prediction, expected),
+        jobs=_job_table(setting.policy, tables[1], prediction.jobs, tables[3], engine.final_losses),
+        prediction=prediction,
+        live_events=tables[0],
+        live_outcomes=tables[1],
+        retrodicted_events=tables[2],
+        retrodicted_outcomes=tables[3],
+        violations=tuple(violation for violation in found if violation.rule in _RULES),
+    )
+
+
+def _simulated(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> SimulationResult:
+    """Simulate the jobs of a setting with what was profiled, in the time of the policy, without guests."""
+    return simulate(
+        setting.scaled_jobs(),
+        cluster,
+        profiled.catalogue().on(cluster),
+        policy,
+        restart_delay_s=profiled.scaled_delays(),
+        extra_steps=0,
+        decision_limit_s=decision_limit_s,
+        shares_devices=False,
+    )
+
+
+def _foreseen(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    decision_limit_s: float | None,
+) -> pd.DataFrame:
+    """Simulate as `_simulated`; the outcomes of the jobs, on the wall."""
+    return _on_wall(_simulated(setting, profiled, policy, cluster, decision_limit_s).outcomes, setting.scale)
+
+
+def _disturbed(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> pd.DataFrame:
+    """Average JCT and makespan of simulations with disturbed step times, in pairs of opposite ones [s]."""
+    how = live_settings()
+    draws = [
+        profiled.disturbed(np.random.default_rng([setting.seed, 1, pair]), sign * how.noise_log_sd)
+        for pair in range(how.noise_simulations // 2)
+        for sign in (1, -1)
+    ]
+    return pd.DataFrame(
+        [_totals(_foreseen(setting, one, policy, cluster, decision_limit_s)) for one in draws]
+    )
+
+
+def _medians(outcomes: pd.DataFrame, disturbed: pd.DataFrame) -> dict[str, float]:
+    """Medians of average JCT and makespan over the simulations, that with step times as profiled included."""
+    return {name: _percentiles([value, *disturbed[name]], 50)[0] for name, value in _totals(outcomes).items()}
+
+
+def _percentiles(values: Sequence[float] | pd.Series, *which: float) -> list[float]:
+    return [float(one) for one in np.percentile(values, which)]
+
+
+def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
+    times = [str(name) for name in table.columns if str(name).endswith("_s")]
+    return table.assign(**{name: table[name] / scale for name in times})
+
+
+def _step_times_s(table: pd.DataFrame) -> dict[str, float]:
+    """Return what a step takes by plan and slots [s]."""
+    points = table["exec_plan"] + " on " + table["placement"]
+    return dict(zip(points, table["iter_time_s"], strict=True))
+
+
+def _totals(outcomes: pd.DataFrame) -> dict[str, float]:
+    """Mean completion time and makespan of finished jobs [s]."""
+    ends, begins = outcomes["finish_time_s"], outcomes["submit_time_s"]
+    return {_JCT: float((ends - begins).mean()), _MAKESPAN: float(ends.max() - begins.min())}
+
+
+def _drift_pct(before: LiveSetting, mean: LiveSetting) -> float:
+    """Mean relative change of the step times from the first profile to the second [%]."""
+    name, tables = "iter_time_s", before.tables.items()
+    changes = [2 * (mean.tables[key][name] / table[name] - 1) for key, table in tables]
+    return 100 * float(pd.concat(changes).mean())
+
+
+def _comparison(
+    setting: LiveSetting,
+    profiled: LiveSetting,
+    row: Mapping[str, Any],
+    outcomes: pd.DataFrame,
+    prediction: Prediction,
+    again: Mapping[str, float],
+) -> pd.DataFrame:
+    """Put a run beside prediction and retrodiction: one row of schema `LIVE`."""
+    live, predicted = _totals(outcomes), prediction.values
+    n_jobs, n_restarts = len(outcomes), int(outcomes["n_restarts"].sum())
+    undisturbed_s = predicted.get(_UNDISTURBED + _JCT, predicted[_JCT])
+    values: dict[str, Any] = {}
+    for what, total in (("jct", _JCT), ("makespan", _MAKESPAN)):
+        values |= {
+            f"live_{total}": live[total],
+            f"predicted_{total}": predicted[total],
+            f"{what}_difference_pct": 100 * (predicted[total] / live[total] - 1),
+            f"retrodiction_{total}": again[total],
+            f"retrodiction_{what}_difference_pct": 100 * (again[total] / live[total] - 1),
+        }
+    values |= {
+        "predicted_low_avg_jct_s": prediction.interval_s[0],
+        "predicted_high_avg_jct_s": prediction.interval_s[1],
+        "undisturbed_jct_difference_pct": 100 * (undisturbed_s / live[_JCT] - 1),
+        "policy": setting.policy,
+        "workload": setting.workload,
+        "seed": setting.seed,
+        "jobs": n_jobs,
+        "restart_delay_s": (setting.first_start_s * n_jobs + setting.restart_delay_s * n_restarts)
+        / (n_jobs + n_restarts),
+        "n_restarts": n_restarts,
+        "predicted_n_restarts": int(prediction.jobs["n_restarts"].sum()),
+        "profile_drift_pct": _drift_pct(setting, profiled),
+        "predicted_at": prediction.values["written_at"],
+        "prediction_sha256": prediction.sha256,
+    }
+    return LIVE.validate(pd.DataFrame([{**row, **values}])[list(LIVE.names)], where="live run")
+
+
+def _job_table(
+    policy: str,
+    live: pd.DataFrame,
+    predicted: pd.DataFrame,
+    again: pd.DataFrame,
+    losses: Mapping[str, float],
+) -> pd.DataFrame:
+    """Put the jobs of a run beside prediction and retrodiction: a table of schema `LIVE_JOBS`."""
+    begins = live["submit_time_s"]
+    foreseen, afterwards = (table.set_index("job_id").loc[live["job_id"]] for table in (predicted, again))
+    table = live.assign(
+        policy=policy,
+        live_first_start_s=live["first_start_s"],
+        predicted_first_start_s=foreseen["first_start_s"].to_numpy(),
+        live_jct_s=live["finish_time_s"] - begins,
+        predicted_jct_s=foreseen["finish_time_s"].to_numpy() - begins,
+        retrodiction_jct_s=afterwards["finish_time_s"].to_numpy() - begins,
+        predicted_n_restarts=foreseen["n_restarts"].to_numpy(),
+        final_loss=live["job_id"].map(losses).astype(float),
+    )
+    return LIVE_JOBS.validate(table[list(LIVE_JOBS.names)], where="live run")
+
+
+# ------------------------------------------------------------------------------------------------
+# What a live run begins with: the slots as a cluster, and a profile of them with all slots busy.
+
+Slots = tuple[int, ...]
+_PATTERN = "a800-64"
+_TURNS = 2  # a start, and a continuation under another plan
+_ENDLESS = 1_000_000  # steps of a neighbour, which trains until it is asked to stop
+_POLL_WALL_S = 0.05
+_SMALL_BYTES = 2e9  # of a slot where memory cannot be divided into something sensible
+
+
+def slot_cluster(n_slots: int) -> ClusterSpec:
+    """Return one node whose devices are slots, each with a CPU thread and its share of the memory.
+
+    Bandwidths are those of some catalogued node: times come from the profile, and nothing of a
+    live run reads them.
+    """
+    base = cluster(_PATTERN)
+    share = max(memory_bytes() / n_slots, _SMALL_BYTES)
+    node = replace(
+        base.nodes[0],
+        name="slots",
+        gpu=replace(base.nodes[0].gpu, name="slot", memory_bytes=share, reserved_bytes=0.0),
+        n_gpus=n_slots,
+        n_nics=1,
+        gpus_per_nic=n_slots,
+        cpu_threads=n_slots,
+        host_memory_bytes=share * n_slots,
+    )
+    return homogeneous(node, 1, base.network, name=f"slots-{n_slots}")
+
+
+def prepare_setting(
+    directory: Path,
+    policy: str,
+    spec: LiveWorkload,
+    where: ClusterSpec,
+    seed: int,
+    launch_on: LaunchOn,
+    settings: LiveSettings,
+    tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LiveSetting:
+    """Return the setting of the run that was left in a directory, or measure and write a new one."""
+    left = LiveSetting.load(directory)
+    if left is not None:
+        left.check_same(policy, spec.name, where.n_gpus, seed)
+        tell("continuing the run that was left")
+        return left
+    kept = directory / "profile.jsonl"
+    tables, first_start_s, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
+    jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
+    setting = LiveSetting(
+        policy=policy,
+        workload=spec.name,
+        n_slots=where.n_gpus,
+        seed=seed,
+        first_start_s=first_start_s,
+        restart_delay_s=delay_s,
+        scale=settings.policy_restart_delay_s / delay_s,
+        jobs=tuple(jobs),
+        seeds={job.job_id: number for number, job in enumerate(jobs)},
+        tables=tables,
+    )
+    setting.save(directory)
+    kept.unlink(missing_ok=True)
+    return setting
+
+
+def profile(
+    spec: LiveWorkload,
+    where: ClusterSpec,
+    launch_on: LaunchOn,
+    settings: LiveSettings,
+    tell: Callable[[str], None],
+    path: Path,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, pd.DataFrame], float, float]:
+    """Measure the tables of a live workload, and what a first start and a continuation take [s].
+
+    Checkpoints on the way count as a part of each step. The ``path`` is that of `Measurements`.
+    """
+    n_slots, launcher = where.n_gpus, launch_on((0,))
+    tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
+    how = measured_by(map(workload, spec.workloads), _procedure(settings)) | {
+        "processes": [type(launcher).__name__, launcher.device, n_slots],
+        "plans": dict(spec.plans),
+        "restart_steps": settings.restart_steps,
+    }
+    kept = Measurements(path, how, _n_runs(spec, settings), progress, tell)
+    profiler = Profiler(spec, n_slots, where.node, launch_on, settings, kept)
+    tables, restarts = profiler.tables(), profiler.restarts()
+    for key, table in tables.items():
+        save_s = fmean(one.save_s for one in restarts if one.workload == key)
+        table["iter_time_s"] += save_s / _checkpoint_every(table, settings)
+    first_start_s, delay_s = (
+        fmean(one.overhead_s for one in restarts if one.is_first == is_first) for is_first in (True, False)
+    )
+    tell(f"a first start takes {first_start_s:.2f} s, a continuation {delay_s:.2f} s")
+    return tables, first_start_s, delay_s
+
+
+def _procedure(settings: LiveSettings) -> Procedure:
+    return Procedure(settings.warmup_steps, settings.steps, settings.repetitions, is_paced=True)
+
+
+def _n_runs(spec: LiveWorkload, settings: LiveSettings) -> int:
+    """Count the runs of a profile: points and, of each workload, a start and a continuation."""
+    each = (len(spec.plans[size]) * settings.repetitions + _TURNS for size in spec.slots)
+    return len(spec.workloads) * sum(each)
+
+
+def _time_s(table: pd.DataFrame, n_slots: int, plan: str) -> float:
+    rows = table[(table["exec_plan"] == plan) & (table["placement"] == str(n_slots))]
+    return float(rows["iter_time_s"].iloc[0])
+
+
+def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
+    """Return the steps between checkpoints of a workload."""
+    return max(round(settings.checkpoint_interval_s / float(table["iter_time_s"].min())), 1)
+
+
+def _training_job(key: str, plan: str, size: int, node: NodeSpec, n_steps: int) -> TrainingJob:
+    point = ProfilePoint(plan, Placement((size,)), 1)
+    return TrainingJob(model_of(workload(key)), point_plan(point, workload(key), node), n_steps)
+
+
+def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
+    """Train one step on as many slots as any job may have.
+
+    What starts processes loads libraries when it is first asked, which no later start pays for. It begins
+    here, with interrupts from the keyboard blocked, as they then are in all that it starts: the scheduler
+    alone hears of them, and lets the processes write their checkpoints.
+    """
+    size = max(spec.slots)
+    job = _training_job(next(iter(spec.workloads)), spec.plans[size][0], size, where.node, 1)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        train(job, launcher=launch_on(tuple(range(size))))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def process_trainer(
+    directory: Path,
+    setting: LiveSetting,
+    where: ClusterSpec,
+    launch_on: LaunchOn,
+    settings: LiveSettings,
+    *,
+    is_here: bool = True,
+) -> ProcessTrainer:
+    """Return the trainer of a setting, with checkpoints at about equal times."""
+    every = {key: _checkpoint_every(table, settings) for key, table in setting.tables.items()}
+    jobs, node = directory / "jobs", where.node
+    return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
+
+
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """What a start or a continuation cost beside its warm steps, and the checkpoint at its end alone [s]."""
+
+    workload: str
+    is_first: bool
+    overhead_s: float
+    save_s: float
+
+
+class Profiler:
+    """Measures the plans of a live workload while other models of it train on all other slots.
+
+    So the jobs will run. Where a workload is measured moves from slot to slot.
+    """
+
+    def __init__(
+        self,
+        spec: LiveWorkload,
+        n_slots: int,
+        node: NodeSpec,
+        launch_on: LaunchOn,
+        settings: LiveSettings,
+        kept: Measurements | None = None,
+    ) -> None:
+        self._spec, self._n_slots, self._node = spec, n_slots, node
+        self._launch_on, self._settings, self._kept = launch_on, settings, kept or Measurements()
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Measure the steps of every plan; a table of schema `makespan.tables.THROUGHPUT` a workload.
+
+        Every round has one run of each point, so whatever slows the machine for some seconds falls on few
+        runs of a point, and their median does not know of it.
+        """
+        parts: dict[str, list[dict[str, Any]]] = {key: [] for key in self._spec.workloads}
+        for turn in range(self._settings.repetitions):
+            for key, found in parts.items():
+                found += [self._points(key, size, turn) for size in sorted(self._spec.slots)]
+        return {key: profile_table(found, workload(key)) for key, found in parts.items()}
+
+    def restarts(self) -> list[_Restart]:
+        """Measure, of every workload, a start and a continuation under another plan."""
+        found = []
+        for size in sorted(self._spec.slots):
+            for key in self._spec.workloads:
+                slots, beside = self._places(key, size)
+                how = partial(self._turns, key, slots, beside)
+                turns = self._kept.measure(f"restarts of {key}, slots {_listed(slots)}", how, _TURNS)
+                found += [_Restart(key, not turn, *cost) for turn, cost in enumerate(turns)]
+        return found
+
+    def _points(self, key: str, size: int, turn: int) -> dict[str, Any]:
+        slots, beside = self._places(key, size)
+        once = replace(_procedure(self._settings), repetitions=1)
+        points = [ProfilePoint(plan, Placement((size,)), 1) for plan in self._spec.plans[size]]
+        return measure_points(
+            workload(key), points, self._node, self._launch_on(slots), once, kept=self._kept,
+            where=f", slots {_listed(slots)}, round {turn + 1}", beside=lambda: self._neighbours(beside),
+        )  # fmt: skip
+
+    def _places(self, key: str, size: int) -> tuple[Slots, dict[Slots, str]]:
+        """Slots on which a workload is measured, and which ones train on the other groups of so many."""
+        keys, n_lanes = list(self._spec.workloads), max(self._n_slots // size, 1)
+        turn = keys.index(key)
+        groups = [tuple(range(lane * size, (lane + 1) * size)) for lane in range(n_lanes)]
+        others = {
+            groups[(turn + step) % n_lanes]: keys[(turn + step) % len(keys)] for step in range(1, n_lanes)
+        }
+        return groups[turn % n_lanes], others
+
+    @contextmanager
+    def _neighbours(self, beside: dict[Slots, str]) -> Iterator[None]:
+        """Let workloads train on slots, warm from the beginning of the block to its end."""
+        with temporary_directory("neighbours") as name, ThreadPoolExecutor(len(beside) or 1) as pool:
+            places = {Path(name, _listed(slots)): (slots, key) for slots, key in beside.items()}
+            ends = {
+                place: pool.submit(self._train, key, slots, place) for place, (slots, key) in places.items()
+            }
+            try:
+                for place, end in ends.items():
+                    while not (end.done() or _trains(place)):
+                        time.sleep(_POLL_WALL_S)
+                yield
+            finally:
+                while not all(end.done() for end in ends.values()):  # one may be only about to begin
+                    for place in filter(Path.exists, places):
+                        request_stop(place)
+                    time.sleep(_POLL_WALL_S)
+            for end in ends.values():
+                end.result()
+
+    def _train(self, key: str, slots: Slots, place: Path) -> None:
+        job = _training_job(key, self._spec.plans[len(slots)][0], len(slots), self._node, _ENDLESS)
+        train(job, launcher=self._launch_on(slots), run_dir=place)
+
+    def _turns(self, key: str, slots: Slots, beside: dict[Slots, str]) -> list[tuple[float, float]]:
+        """Overhead of each turn, and the time of its checkpoint [s]."""
+        found, plans, size = [], self._spec.plans[len(slots)], len(slots)
+        with self._neighbours(beside), temporary_directory("restart") as directory:
+            for turn in range(_TURNS):
+                n_steps = self._settings.restart_steps * (turn + 1)
+                job = _training_job(key, plans[turn % len(plans)], size, self._node, n_steps)
+                began, source = time.monotonic(), directory if turn else None
+                result = train(job, launcher=self._launch_on(slots), checkpoint_dir=directory, resume=source)
+                overhead_s = time.monotonic() - began - steady_wall_s(result)
+                found.append((overhead_s, sum(result.save_s)))
+        return found
+
+
+def _trains(place: Path) -> bool:
+    """Whether the run in a directory has a step behind it."""
+    progress = read_progress(place)
+    return progress is not None and progress.step > 0
+
+
+def _listed(slots: Slots) -> str:
+    return ",".join(map(str, slots))
+
+
+# ------------------------------------------------------------------------------------------------
+# A live run from profile and prediction to comparison.
+
+_STATE = "state.json"
+_PREDICTION = "prediction.json"
+
+
+def run_live(
+    setting: LiveSetting,
+    policy: Policy,
+    cluster: ClusterSpec,
+    trainer: Trainer,
+    directory: Path | None = None,
+    observers: Sequence[Observer] = (),
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> LiveEngine:
+    """Run the jobs of a setting, or what a run that was left in a directory has not finished.
+
+    Parameters
+    ----------
+    setting, policy, cluster, trainer
+        What to run, what decides, one node whose devices are the slots, and what trains.
+    directory, observers
+        Where the state is kept, None to keep none; who is told of every event, in the time of the policy.
+    decision_limit_s
+        Wall time after which one call of the policy is interrupted [s], None or 0 for no limit.
+
+    Raises
+    ------
+    InputError, WorkerError
+        A job can never run; its processes died several times without getting any further.
+    PolicyError
+        The policy raised, took too long or decided what cannot be done; what ran is kept.
+    """
+    catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
+    check_jobs(jobs, cluster, catalogue)
+    state = None if directory is None else read_state(directory / _STATE)
+    clock = LiveClock(setting.scale, 0.0 if state is None else state["time_s"])
+    engine = LiveEngine(
+        cluster,
+        catalogue,
+        policy,
+        setting.scaled_delays(),
+        round_length(policy, None),
+        Executor(trainer, setting.n_slots),
+        clock,
+        lambda engine: None if directory is None else save_state(engine, directory / _STATE),
+        decision_limit_s,
+    )
+    engine.observers += observers
+    engine.load(jobs)
+    if state is not None:
+        restore(engine, state)
+    engine.run()
+    return engine
+
+
+def live_experiment(
+    policy: Policy,
+    workload: str,
+    directory: Path,
+    *,
+    n_slots: int = 2,
+    seed: int = 0,
+    launcher: str = "local",
+    device: str = "cpu",
+    observe: Callable[[LiveSetting, Sequence[float]], Sequence[Observer]] = lambda setting, ends_s: (),
+    tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None,
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+) -> LiveResult:
+    """Profile, predict, run live, profile again and compare; go on with a run that was left.
+
+    The prediction is written before the first job starts, and the run is judged by it. The speed of a
+    machine that others use too drifts within minutes, so a second simulation takes the mean of the profiles
+    before and after the run; it tells how much of the error is drift. Nothing of the run enters either.
+
+    Parameters
+    ----------
+    policy, workload, n_slots, seed
+        What decides, the name of a live workload, devices to use, and which jobs.
+    directory
+        Where measurements, state and checkpoints are kept until the end; then it is removed.
+    launcher, device
+        ``local`` or ``slurm``, ``cpu`` or ``cuda``.
+    observe, tell, progress
+        From the setting, and the times on the wall at which the prediction lets jobs finish [s], to who is
+        told of every event; is told what is done; as for `Measurements`.
+    decision_limit_s
+        As for `run_live`.
+
+    Raises
+    ------
+    InputError, WorkerError
+        The run that was left is another one, or a name is unknown; the processes of a job died
+        several times without getting any further.
+    """
+    check_policy(policy)
+    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device, n_slots)
+    spec = live_workload(workload).fitting(n_slots)
+    warm_up(spec, where, slots)
+    setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell, progress)
+    prediction = predict_live(setting, policy, where, directory / _PREDICTION, decision_limit_s)
+    foreseen, (low_s, high_s) = prediction.values, prediction.interval_s
+    tell(
+        f"predicted at {foreseen['written_at']}: average JCT {foreseen['avg_jct_s']:.1f} s "
+        f"({low_s:.1f} to {high_s:.1f} s in nine of ten simulations with step times somewhat off), "
+        f"makespan {foreseen['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
+    )
+    observers = observe(setting, sorted(prediction.jobs["finish_time_s"]))
+    trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
+    engine = run_live(setting, policy, where, trainer, directory, observers, decision_limit_s)
+    kept = directory / "profile-again.jsonl"
+    again = setting.averaged(*profile(spec, where, slots, settings, tell, kept, progress))
+    result = compare_live(setting, policy, where, engine, prediction, again)
+    shutil.rmtree(directory, ignore_errors=True)
+    return result

@@ -1,0 +1,645 @@
+"""Metrics of each job, whether guarantees were kept, and all metrics of one simulation in one record."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from makespan.errors import TraceError
+from makespan.hardware import ClusterSpec
+from makespan.plans import Placement
+from makespan.sim import Catalogue, Configuration, EventKind
+from makespan.tables import EVENTS, LIVE_SUMMARY, OUTCOMES
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# Quantities that are constant between instants.
+
+
+def integral(times_s: ArrayLike, values: ArrayLike, at_s: ArrayLike) -> NDArray[np.float64]:
+    """Integrate a step function, 0 before its first time, up to each of some times [s], any shape."""
+    times, heights, ends = (np.asarray(x, dtype=np.float64) for x in (times_s, values, at_s))
+    areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * heights[:-1])])
+    last = np.searchsorted(times, ends, side="right") - 1
+    inside = np.maximum(last, 0)
+    return np.where(last < 0, 0.0, areas[inside] + (ends - times[inside]) * heights[inside])
+
+
+def time_average(times_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float) -> float:
+    """Return the mean of a step function over a span of time [s]; NaN if the span is empty."""
+    if not end_s > start_s:
+        return float("nan")
+    start, end = integral(times_s, values, np.array([start_s, end_s]))
+    return float((end - start) / (end_s - start_s))
+
+
+def level(times_s: pd.Series, changes: pd.Series) -> pd.Series:
+    """Add up changes, in any order of time, and return the value after each instant, by time [s]."""
+    return changes.groupby(times_s.to_numpy()).sum().sort_index().cumsum().rename_axis("time_s")
+
+
+# ------------------------------------------------------------------------------------------------
+# Devices over time: held by jobs, and free ones that no waiting job can use.
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataFrame:
+    """Return the devices held and present after each instant at which something happened.
+
+    Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_held``, ``gpus_present`` and
+    ``gpu_allocation_ratio``, held over present (0 where no device is); each row holds until the next.
+
+    Raises
+    ------
+    TraceError
+        The table does not follow its schema, or a node event names no node of the cluster.
+    """
+    table = EVENTS.validate(events, where="events")
+    of_jobs = table[table["job_id"] != ""]
+    change = of_jobs["n_gpus"] - of_jobs.groupby("job_id")["n_gpus"].shift(fill_value=0)
+    held = level(of_jobs["time_s"], change)
+    start, failures = _presence(table, cluster)
+    moves = level(failures["time_s"], failures["gpus"]) + start
+    times = pd.Index(np.unique(table["time_s"].to_numpy(dtype=float)), name="time_s")
+    result = pd.DataFrame(
+        {
+            "gpus_held": held.reindex(times, method="ffill").fillna(0).astype("int64"),
+            "gpus_present": moves.reindex(times, method="ffill").fillna(start).astype("int64"),
+        },
+        index=times,
+    )
+    present = result["gpus_present"].where(result["gpus_present"] > 0)
+    result["gpu_allocation_ratio"] = (result["gpus_held"] / present).fillna(0.0)
+    return result.reset_index()
+
+
+def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
+    """Return the devices held after each instant, one column a family of the execution plan, by name."""
+    table = EVENTS.validate(events, where="events")
+    of_jobs = table[table["job_id"] != ""]
+    before = of_jobs.groupby("job_id")[["n_gpus", "family"]].shift()
+    gained = of_jobs[["time_s", "family", "n_gpus"]]
+    lost = pd.DataFrame(
+        {"time_s": of_jobs["time_s"], "family": before["family"], "n_gpus": -before["n_gpus"].fillna(0)}
+    )
+    changes = pd.concat([gained, lost], ignore_index=True)
+    changes = changes[changes["n_gpus"] != 0]
+    times = pd.Index(np.unique(table["time_s"].to_numpy(dtype=float)), name="time_s")
+    columns = {
+        str(family): level(group["time_s"], group["n_gpus"]).reindex(times, method="ffill").fillna(0)
+        for family, group in changes.groupby("family")
+    }
+    return pd.DataFrame(columns, index=times).astype("int64").reset_index()
+
+
+def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
+    """Return the device time held over that present, from the first submission to the last finish.
+
+    NaN if nothing happened or no device was there. The table is as for `allocation_over_time`.
+    """
+    series = allocation_over_time(events, cluster)
+    kinds = events["kind"].astype(str)
+    submitted_s = events.loc[kinds == EventKind.SUBMITTED.value, "time_s"]
+    finished_s = events.loc[kinds == EventKind.FINISHED.value, "time_s"]
+    if submitted_s.empty or finished_s.empty:
+        return float("nan")
+    span = (float(submitted_s.min()), float(finished_s.max()))
+    present = time_average(series["time_s"], series["gpus_present"], *span)
+    held = time_average(series["time_s"], series["gpus_held"], *span)
+    return held / present if present > 0 else float("nan")
+
+
+def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFrame]:
+    """Return the devices present before the first node event, and how each event changes them."""
+    failed, joined = EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value
+    withdrawn, returned = EventKind.CAPACITY_WITHDRAWN.value, EventKind.CAPACITY_RETURNED.value
+    rows = table[table["kind"].isin([failed, joined, withdrawn, returned])]
+    nodes = pd.to_numeric(rows["nodes"], errors="coerce")
+    if nodes.isna().any() or (nodes < 0).any() or (nodes >= cluster.n_nodes).any():
+        raise TraceError(
+            f"events: node events name nodes {rows['nodes'].tolist()!r}; accepted: 0 to {cluster.n_nodes - 1}"
+        )
+    whole = nodes[rows["kind"].isin([failed, joined])]
+    absent = whole[~whole.duplicated() & (rows["kind"] == joined)].astype(int).tolist()
+    start = cluster.n_gpus - sum(cluster.nodes[node].n_gpus for node in absent)
+    there = [node.n_gpus for node in cluster.nodes]  # of each node, while it is up
+    up = [number not in absent for number in range(cluster.n_nodes)]
+    gpus = []
+    for kind, node, count in zip(rows["kind"], nodes.astype(int), rows["n_gpus"], strict=True):
+        if kind in (failed, joined):
+            up[node] = kind == joined
+            gpus.append(there[node] if up[node] else -there[node])
+        else:
+            change = -int(count) if kind == withdrawn else int(count)
+            there[node] += change
+            gpus.append(change if up[node] else 0)
+    return start, pd.DataFrame({"time_s": rows["time_s"].to_numpy(), "gpus": gpus}, dtype=float)
+
+
+def fragmentation_over_time(
+    events: pd.DataFrame, jobs: Iterable[JobSpec], cluster: ClusterSpec, catalogue: Catalogue
+) -> pd.DataFrame:
+    """Return the free devices that no waiting job can use, after each instant.
+
+    Free devices count while jobs wait and none of them could start as requested on any placement for
+    which its plan is known; while nobody waits, or somebody could start, none count.
+
+    Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_free``, ``gpus_fragmented``
+    and ``fragmentation_ratio``, the fragmented over all devices present; each row holds until the next.
+
+    Raises
+    ------
+    TraceError
+        The table does not follow its schema.
+    """
+    table = EVENTS.validate(events, where="events")
+    fitting = catalogue.on(cluster)
+    shapes = {job.job_id: tuple(c.counts for c in fitting.as_requested(job)) for job in jobs}
+    state = NodeState(table, cluster, shapes)
+    rows = []
+    for time_s, instant in table.groupby("time_s", sort=True):
+        columns = (instant[name] for name in ("kind", "job_id", "nodes", "n_gpus"))
+        for kind, job_id, nodes, n_gpus in zip(*columns, strict=True):
+            state.apply(kind, job_id, nodes, n_gpus)
+        rows.append((time_s, *state.free_and_fragmented()))
+    frame = pd.DataFrame(rows, columns=["time_s", "gpus_free", "gpus_fragmented", "gpus_present"])
+    present = frame.pop("gpus_present")
+    ratio = (frame["gpus_fragmented"] / present.where(present > 0)).astype(float)
+    return frame.assign(fragmentation_ratio=ratio.fillna(0.0))
+
+
+def fragmentation_ratio(series: pd.DataFrame) -> float:
+    """Return the time average of a table of `fragmentation_over_time`; NaN if it spans no time."""
+    if len(series) < 2:
+        return float("nan")
+    times = series["time_s"].to_numpy(dtype=float)
+    return time_average(times, series["fragmentation_ratio"], float(times[0]), float(times[-1]))
+
+
+class NodeState:
+    """Free devices and waiting jobs while the events are read."""
+
+    def __init__(self, table: pd.DataFrame, cluster: ClusterSpec, shapes: Mapping[str, Shapes]) -> None:
+        self._sizes = [node.n_gpus for node in cluster.nodes]
+        self._shapes = shapes
+        self._free = self._sizes.copy()
+        self._up = [True] * len(self._sizes)
+        self._held: dict[str, dict[int, int]] = {}
+        self._waiting: dict[Shapes, int] = {}
+        joined, failed = EventKind.NODE_JOINED.value, EventKind.NODE_FAILED.value
+        of_nodes = table[table["kind"].isin([joined, failed])]
+        for node, kind in of_nodes.groupby("nodes")["kind"].first().items():
+            self._up[int(str(node))] = kind == failed
+
+    def apply(self, kind: str, job_id: str, nodes: str, n_gpus: int) -> None:
+        """Apply one event."""
+        if not job_id:
+            self._apply_to_node(kind, int(nodes), n_gpus)
+            return
+        before = self._held.get(job_id)
+        after = {int(node): int(n) for node, n in (share.split(":") for share in nodes.split())}
+        for shares, sign in ((before or {}, 1), (after, -1)):
+            for node, count in shares.items():
+                self._free[node] += sign * count
+        self._held[job_id] = after
+        is_over = kind == EventKind.FINISHED.value
+        waits, waited = not after and not is_over, before == {}
+        shapes = self._shapes[job_id]
+        self._waiting[shapes] = self._waiting.get(shapes, 0) + int(waits) - int(waited)
+
+    def free(self) -> list[int]:
+        """Return the free devices of every node, 0 where it is down."""
+        return [count if up else 0 for count, up in zip(self._free, self._up, strict=True)]
+
+    def free_and_fragmented(self) -> tuple[int, int, int]:
+        """Return devices free, fragmented and present."""
+        free = self.free()
+        present = sum(size for size, up in zip(self._sizes, self._up, strict=True) if up)
+        wanted = [shapes for shapes, number in self._waiting.items() if number]
+        usable = any(fits(free, counts) for shapes in wanted for counts in shapes)
+        total = sum(free)
+        return total, total if wanted and not usable else 0, present
+
+    def _apply_to_node(self, kind: str, node: int, n_gpus: int) -> None:
+        signs = {EventKind.CAPACITY_WITHDRAWN.value: -1, EventKind.CAPACITY_RETURNED.value: 1}
+        if kind in (EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value):
+            self._up[node] = kind == EventKind.NODE_JOINED.value
+        elif kind in signs:
+            self._sizes[node] += signs[kind] * n_gpus
+            self._free[node] += signs[kind] * n_gpus
+
+
+def fits(free: Sequence[int], counts: Sequence[int]) -> bool:
+    """Whether shares, largest first, fit on as many different nodes."""
+    largest = np.sort(np.asarray(free))[::-1]
+    return len(counts) <= len(largest) and bool((largest[: len(counts)] >= np.asarray(counts)).all())
+
+
+# ------------------------------------------------------------------------------------------------
+# Metrics of each job, whether guarantees were kept, and all metrics of one simulation in one record.
+
+_TOLERANCE = 1e-9  # of rounding, relative
+
+
+def job_metrics(
+    outcomes: pd.DataFrame, *, n_gpus: int, restart_delay_s: float, extra_steps: int = 1
+) -> pd.DataFrame:
+    """Return the metrics of each job, schema `makespan.tables.JOB_METRICS`, in the order of the outcomes.
+
+    Alone, a job starts at its submission with what it asked for, so it takes one restart delay and its
+    steps at the reference time.
+
+    Finish-time fairness compares with a cluster that is split evenly and for good: the share of a job
+    is the devices of the cluster over the mean number of jobs in the system during its own stay, itself
+    included. With a share below its request the job would run as requested, but only for the same part
+    of the time; with a larger one it runs as alone. 1 is fair, more is worse than the equal split
+    (the measure of Themis, NSDI 2020, with this definition of the share).
+
+    Parameters
+    ----------
+    outcomes
+        Table of schema `makespan.tables.OUTCOMES`.
+    n_gpus, restart_delay_s
+        Devices of the cluster, and restart delay of the simulation [s].
+    extra_steps
+        Steps that each job ran beyond its own.
+
+    Raises
+    ------
+    TraceError
+        The table does not follow its schema.
+    """
+    table = OUTCOMES.validate(outcomes, where="outcomes")
+    submit_s, finish_s = (table[name].to_numpy(dtype=float) for name in ("submit_time_s", "finish_time_s"))
+    jct_s = finish_s - submit_s
+    steps = table["steps"].to_numpy(dtype=float) + extra_steps
+    work_s = steps * table["reference_iter_time_s"].to_numpy(dtype=float)
+    alone_s = restart_delay_s + work_s
+    share = n_gpus / _mean_jobs_in_system(submit_s, finish_s)
+    shared_s = restart_delay_s + work_s * np.maximum(table["n_gpus"].to_numpy(dtype=float) / share, 1.0)
+    return pd.DataFrame(
+        {
+            "job_id": table["job_id"],
+            "jct_s": jct_s,
+            "queueing_delay_s": table["first_start_s"].to_numpy(dtype=float) - submit_s,
+            "run_alone_s": alone_s,
+            "slowdown": _ratio(jct_s, alone_s),
+            "finish_time_fairness": _ratio(jct_s, shared_s),
+            "n_reconfigurations": table["n_restarts"].to_numpy(dtype=np.int64) + 1,
+        }
+    )
+
+
+def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
+    """Return the events at which a guaranteed job was wronged, with the column ``reference_iter_time_s``.
+
+    A guaranteed job is wronged if, once started, it loses its devices by decision, or is given a
+    configuration whose step takes longer than the requested one. Devices lost to the failure of
+    a node are nobody's decision and do not count, nor does the restart delay of a change to
+    something as fast or faster.
+
+    Raises
+    ------
+    TraceError
+        A table does not follow its schema, `makespan.tables.EVENTS` or `makespan.tables.OUTCOMES`.
+    """
+    table = EVENTS.validate(events, where="events")
+    jobs = OUTCOMES.validate(outcomes, where="outcomes")
+    references = jobs.loc[jobs["is_guaranteed"], ["job_id", "reference_iter_time_s"]]
+    rows = table.merge(references, on="job_id", how="inner").sort_values("seq", ignore_index=True)
+    limit_s = rows["reference_iter_time_s"] * (1 + _TOLERANCE)
+    changes = EventKind.STARTED, EventKind.RECONFIGURED, EventKind.SHARING
+    given = rows["kind"].isin([kind.value for kind in changes])
+    slower = given & (rows["iter_time_s"] > limit_s)
+    return rows[slower | (rows["kind"] == EventKind.SUSPENDED.value)].reset_index(drop=True)
+
+
+def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
+    """Return the share of guaranteed jobs that were never wronged; NaN if there are none."""
+    wronged = set(guarantee_breaches(events, outcomes)["job_id"])
+    n_guaranteed = int(outcomes["is_guaranteed"].astype(bool).sum())
+    return 1.0 - len(wronged) / n_guaranteed if n_guaranteed else float("nan")
+
+
+def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide; a job without any work compares as 1 if it took no time, otherwise as infinite."""
+    empty = np.where(value > 0, np.inf, 1.0)
+    return np.divide(value, base, out=empty, where=base > 0)
+
+
+def _mean_jobs_in_system(submit_s: NDArray[np.float64], finish_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean number of jobs in the system over each job's stay, itself included, at least 1."""
+    if len(submit_s) == 0:
+        return np.ones(0)
+    times_s = np.concatenate([submit_s, finish_s])
+    changes = np.concatenate([np.ones(len(submit_s)), -np.ones(len(finish_s))])
+    order = np.argsort(times_s, kind="stable")
+    times_s, present = times_s[order], np.cumsum(changes[order])
+    stay_s = finish_s - submit_s
+    area = integral(times_s, present, finish_s) - integral(times_s, present, submit_s)
+    mean = np.divide(area, stay_s, out=np.ones(len(stay_s)), where=stay_s > 0)
+    return np.maximum(mean, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Metrics of one simulation; NaN where there is nothing to average.
+
+    Parameters
+    ----------
+    n_jobs, makespan_s
+        Jobs that finished; last finish minus first submission [s].
+    avg_jct_s, p50_jct_s, p95_jct_s, p99_jct_s
+        Completion time: mean and percentiles, interpolated linearly [s].
+    avg_queueing_delay_s, avg_waiting_time_s, max_waiting_time_s
+        Mean of first start minus submission; mean and largest time without devices, also after a
+        suspension [s].
+    avg_slowdown, avg_finish_time_fairness, max_finish_time_fairness
+        Mean completion time over duration alone; mean and worst fairness, see `job_metrics` for the share.
+    gpu_allocation_ratio
+        Device time held over device time present, from first submission to last finish.
+    reconfigurations_per_job
+        Restart delays begun a job, the first start included.
+    sla_attainment
+        Share of guaranteed jobs whose guarantee was kept strictly.
+    """
+
+    n_jobs: int
+    avg_jct_s: float
+    p50_jct_s: float
+    p95_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    avg_queueing_delay_s: float
+    avg_waiting_time_s: float
+    max_waiting_time_s: float
+    avg_slowdown: float
+    avg_finish_time_fairness: float
+    max_finish_time_fairness: float
+    gpu_allocation_ratio: float
+    reconfigurations_per_job: float
+    sla_attainment: float
+
+
+def summary(
+    events: pd.DataFrame,
+    outcomes: pd.DataFrame,
+    cluster: ClusterSpec,
+    *,
+    restart_delay_s: float,
+    extra_steps: int = 1,
+) -> Summary:
+    """Return all metrics of one simulation from its tables, nodes and options.
+
+    Raises
+    ------
+    TraceError
+        A table does not follow its schema.
+    """
+    jobs = job_metrics(
+        outcomes, n_gpus=cluster.n_gpus, restart_delay_s=restart_delay_s, extra_steps=extra_steps
+    )
+    p50_s, p95_s, p99_s = _percentiles(jobs["jct_s"], (50, 95, 99))
+    return Summary(
+        n_jobs=len(jobs),
+        avg_jct_s=float(jobs["jct_s"].mean()),
+        p50_jct_s=p50_s,
+        p95_jct_s=p95_s,
+        p99_jct_s=p99_s,
+        makespan_s=float(outcomes["finish_time_s"].max() - outcomes["submit_time_s"].min()),
+        avg_queueing_delay_s=float(jobs["queueing_delay_s"].mean()),
+        avg_waiting_time_s=float(outcomes["waiting_time_s"].mean()),
+        max_waiting_time_s=float(outcomes["waiting_time_s"].max()),
+        avg_slowdown=float(jobs["slowdown"].mean()),
+        avg_finish_time_fairness=float(jobs["finish_time_fairness"].mean()),
+        max_finish_time_fairness=float(jobs["finish_time_fairness"].max()),
+        gpu_allocation_ratio=gpu_allocation_ratio(events, cluster),
+        reconfigurations_per_job=float(jobs["n_reconfigurations"].mean()),
+        sla_attainment=sla_attainment(events, outcomes),
+    )
+
+
+def _percentiles(values: pd.Series, which: tuple[int, ...]) -> tuple[float, ...]:
+    if values.empty:
+        return (float("nan"),) * len(which)
+    return tuple(float(value) for value in np.percentile(values.to_numpy(dtype=float), which))
+
+
+# ------------------------------------------------------------------------------------------------
+# Idle devices beside a running job that they would speed up: what a schedule left undone.
+
+_CHANGES = {
+    kind.value
+    for kind in (
+        *(EventKind.STARTED, EventKind.RECONFIGURED, EventKind.SHARING),
+        *(EventKind.SUSPENDED, EventKind.INTERRUPTED, EventKind.FINISHED),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSpell:
+    """A time in which many devices were idle and a running job could have ended earlier on them.
+
+    Attributes
+    ----------
+    start_s, end_s
+        When it began and ended [s].
+    gpus_free
+        Devices that were free at its beginning.
+    job_id
+        A job that they would have sped up then.
+    """
+
+    start_s: float
+    end_s: float
+    gpus_free: int
+    job_id: str
+
+
+def idle_spells(
+    events: pd.DataFrame,
+    jobs: Iterable[JobSpec],
+    cluster: ClusterSpec,
+    catalogue: Catalogue,
+    restart_delay_s: float,
+    *,
+    share: float = 0.5,
+    saving: float = 0.1,
+) -> list[IdleSpell]:
+    """Return the times in which a running job could have ended earlier on devices that were idle.
+
+    More than a ``share`` of the devices present is free, and what a running job has left would be shorter by
+    a share ``saving``, the restart counted, in a configuration with more devices for which there is room.
+    True times decide, but only among configurations whose time could be known then: those that were
+    sampled, and those that the job has run. Spells without a break between them are one.
+
+    Takes a table of schema `makespan.tables.EVENTS`; the restart delay is in s.
+
+    Raises
+    ------
+    TraceError
+        The table does not follow its schema, or a job runs as something that the catalogue does not have.
+    """
+    table = EVENTS.validate(events, where="events")
+    workloads = {job.job_id: job.workload for job in jobs}
+    state = NodeState(table, cluster, dict.fromkeys(workloads, ()))
+    replay = _Replay(state, cluster, catalogue.on(cluster), workloads, restart_delay_s)
+    rows = map(_Row._make, zip(*(table[name].tolist() for name in _Row._fields), strict=True))
+    spells: list[IdleSpell] = []
+    instants = [(now_s, list(group)) for now_s, group in groupby(rows, key=lambda row: row.time_s)]
+    for (now_s, group), (next_s, _) in pairwise(instants):
+        for row in group:
+            replay.read(row)
+        free, _, present = state.free_and_fragmented()
+        if free <= share * present or not replay.held:
+            continue
+        until_s, job_id = max((replay.gains_until(name, now_s, saving), name) for name in replay.held)
+        if until_s <= now_s:
+            continue
+        spell = IdleSpell(now_s, min(until_s, next_s), free, job_id)
+        if spells and spells[-1].end_s == now_s:
+            last = spells.pop()
+            spell = IdleSpell(last.start_s, spell.end_s, last.gpus_free, last.job_id)
+        spells.append(spell)
+    return spells
+
+
+class _Row(NamedTuple):
+    """What is read of a row of the events table."""
+
+    time_s: float
+    kind: str
+    job_id: str
+    nodes: str
+    n_gpus: int
+    plan: str
+    cpu_threads: int
+    steps_left: float
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a job holds, progress from ``ready_s`` on [s] with so many steps left."""
+
+    item: Configuration
+    nodes: dict[int, int]
+    ready_s: float
+    steps: float
+
+    def gains_until(self, other: Configuration, delay_s: float, saving: float) -> float:
+        """When a change to a faster configuration no longer shortens what is left by a share [s]."""
+        kept, step_s = 1.0 - saving, self.item.iter_time_s
+        end_s = self.ready_s + self.steps * step_s
+        moment_s = end_s - delay_s / (kept - other.iter_time_s / step_s)
+        if moment_s >= self.ready_s:
+            return moment_s
+        # Before it is ready it loses no steps by waiting, only the time until then.
+        return end_s - (delay_s + self.steps * other.iter_time_s) / kept
+
+
+@dataclass(slots=True)
+class _Replay:
+    """The schedule so far: devices, what jobs hold, and what each has run."""
+
+    state: NodeState
+    cluster: ClusterSpec
+    catalogue: Catalogue
+    workloads: dict[str, str]
+    delay_s: float
+    held: dict[str, _Held] = field(default_factory=dict)
+    seen: dict[str, set[Configuration]] = field(default_factory=dict)
+
+    def read(self, row: _Row) -> None:
+        """Apply what happened; a guest holds nothing."""
+        self.state.apply(row.kind, row.job_id, row.nodes, row.n_gpus)
+        if row.kind == EventKind.READY.value:
+            if row.job_id in self.held:
+                self.held[row.job_id].ready_s = row.time_s
+        elif row.kind in _CHANGES:
+            before = self.held.pop(row.job_id, None)
+            if before is not None and row.time_s - before.ready_s >= before.item.iter_time_s:
+                self.seen.setdefault(row.job_id, set()).add(before.item)
+            if row.nodes:
+                delay_s = 0.0 if row.kind == EventKind.SHARING.value else self.delay_s
+                self.held[row.job_id] = self._placed(row, delay_s)
+
+    def _placed(self, row: _Row, delay_s: float) -> _Held:
+        nodes = {int(node): int(count) for node, count in (pair.split(":") for pair in row.nodes.split())}
+        shares = sorted((count, self.cluster.nodes[node].gpu.name) for node, count in nodes.items())
+        placement = Placement(tuple(count for count, _ in shares)).text
+        labels = self.workloads[row.job_id], row.plan, placement, row.cpu_threads
+        item = self.catalogue.find(*labels, tuple(name for _, name in shares))
+        if item is None:
+            raise TraceError(
+                f"events: job {row.job_id!r} runs as {labels} at {row.time_s} s; accepted: a configuration "
+                "of the catalogue"
+            )
+        return _Held(item, nodes, row.time_s + delay_s, row.steps_left)
+
+    def gains_until(self, job_id: str, now_s: float, saving: float) -> float:
+        """When the best change for which there is room now no longer pays for a job [s]."""
+        held, seen = self.held[job_id], self.seen.get(job_id, set())
+        free = [count + held.nodes.get(node, 0) for node, count in enumerate(self.state.free())]
+        larger = [
+            item
+            for item in self.catalogue.all(held.item.workload)
+            if held.item.n_gpus < item.n_gpus
+            and item.iter_time_s < (1.0 - saving) * held.item.iter_time_s
+            and (item.is_known or item in seen)
+        ]
+        for item in sorted(larger, key=lambda item: item.iter_time_s):
+            moment_s = held.gains_until(item, self.delay_s, saving)
+            if moment_s <= now_s or _has_room(item, free, self.cluster):
+                return moment_s
+        return -inf
+
+
+def _has_room(item: Configuration, free: Sequence[int], cluster: ClusterSpec) -> bool:
+    """Whether devices of the right type are free for every share."""
+    for name in dict.fromkeys(item.types_by_count):
+        counts = [n for n, its in zip(item.counts, item.types_by_count, strict=True) if its == name]
+        there = [n for n, node in zip(free, cluster.nodes, strict=True) if name in ("", node.gpu.name)]
+        if not fits(there, counts):
+            return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------
+# Means over live runs.
+
+_ALL = "all"
+
+
+def live_summary(runs: pd.DataFrame) -> pd.DataFrame:
+    """Summarise runs of schema `LIVE`: one row of schema `LIVE_SUMMARY` a policy, and one over all.
+
+    Sizes of differences are averaged, not differences, so that those of both signs do not cancel.
+    """
+    groups = [*runs.groupby("policy", sort=False), (_ALL, runs)]
+    return LIVE_SUMMARY.validate(
+        pd.DataFrame([_summary_row(str(name), group) for name, group in groups]), where="live runs"
+    )
+
+
+def _summary_row(policy: str, runs: pd.DataFrame) -> dict[str, object]:
+    row: dict[str, object] = {"policy": policy, "runs": len(runs)}
+    for what in ("jct", "undisturbed_jct", "retrodiction_jct", "makespan"):
+        sizes = runs[f"{what}_difference_pct"].abs()
+        row |= {f"mean_{what}_difference_pct": sizes.mean(), f"worst_{what}_difference_pct": sizes.max()}
+    live_s = runs["live_avg_jct_s"]
+    is_within = live_s.between(runs["predicted_low_avg_jct_s"], runs["predicted_high_avg_jct_s"])
+    return row | {
+        "bias_jct_difference_pct": runs["jct_difference_pct"].mean(),
+        "mean_profile_drift_pct": runs["profile_drift_pct"].abs().mean(),
+        "restart_delay_s": runs["restart_delay_s"].mean(),
+        "live_restart_delay_s": runs["live_restart_delay_s"].mean(),
+        "all_predicted_before": bool((runs["predicted_at"] < runs["began_at"]).all()),
+        "interval_runs": int(is_within.sum()),
+    }

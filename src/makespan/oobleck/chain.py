@@ -1,0 +1,347 @@
+"""Models as a chain of layers, with loss and samples: built-in ones and a user's own."""
+
+import copy
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from makespan.errors import InputError
+from makespan.oobleck.job import ChainJob, small_model
+from makespan.training.zoo import build_link, global_batch, link_loss, n_links
+from makespan.user_code import load_file, user_file
+
+_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+_COMPARED = (Tensor, np.ndarray, np.generic, bool, int, float, str)
+_PROBED_GRADIENT = 1e-3
+Microbatch = tuple[Any, Any]
+Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+_WITH_STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+                    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)  # fmt: skip
+
+
+class Samples(Protocol):
+    """A map-style data set: pairs of inputs and targets."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]:
+        """Return one of them; it may draw from the random states of Python, NumPy and torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a function of your own returns: a model that can be cut between any two layers.
+
+    Parameters
+    ----------
+    layers
+        One function without arguments a layer, in order, which builds it. It may draw its weights from torch,
+        NumPy or Python: their random states follow from the seed and the layer, and in a pass also from
+        iteration and microbatch. A layer takes what the one before it returns, a tensor or a tuple of tensors
+        as arguments; the first takes the inputs of a microbatch. A pass must depend on nothing else: a layer
+        that has a generator or a counter of its own is rejected in the first iteration.
+    loss
+        Mean loss of a microbatch, of what the last layer returns and the targets.
+    samples
+        A map-style data set of at least one global batch, whose samples are pairs.
+    tied
+        Weights that shall stay equal, by layer and name there: ``((0, "weight"), (7, "weight"))`` makes that
+        of layer 7 start as that of layer 0 and gives both the sum of their gradients.
+    optimizer
+        From parameters to an optimizer that updates each by itself; None for that of the job.
+    rate
+        Learning rate of an iteration, which must depend on nothing else; None for that of the job.
+    """
+
+    layers: Sequence[Callable[[], nn.Module]]
+    loss: Callable[[Any, Any], Tensor]
+    samples: Samples | None
+    tied: Sequence[tuple[tuple[int, str], tuple[int, str]]] = ()
+    optimizer: Optimizers | None = None
+    rate: Callable[[int], float] | None = None
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+
+def load_chain(job: ChainJob) -> Chain:
+    """Return the chain that a job names; an `InputError` says what is wrong with a user's own."""
+    if ":" not in job.model:
+        spec = small_model(job)
+        links = [partial(build_link, spec, job.seed, index) for index in range(n_links(spec))]
+        return Chain(links, link_loss, None)
+    file, _, name = job.model.rpartition(":")
+    path = user_file(file, "a file of Python with a function that returns a Chain, as file.py:function")
+    function = getattr(load_file(path), name, None)
+    if not callable(function):
+        raise InputError(f"{job.model}: {name} is {function!r} there; accepted: a function")
+    try:
+        chain = function(**job.model_options)
+    except TypeError as error:
+        raise InputError(f"{job.model}: {error}; given: {dict(job.model_options)}") from error
+    if not isinstance(chain, Chain):
+        raise InputError(f"{job.model} returned {type(chain).__name__}; accepted: a Chain")
+    _check(chain, job)
+    return chain
+
+
+def _check(chain: Chain, job: ChainJob) -> None:
+    if not chain.layers:
+        raise InputError(f"{job.model}: a chain without layers; accepted: one or more")
+    found = 0 if chain.samples is None else len(chain.samples)
+    if found < job.global_batch_size:
+        raise InputError(
+            f"{job.model}: {found} samples; accepted: those of a global batch or more, "
+            f"{job.n_microbatches} microbatches of {job.microbatch_size}"
+        )
+    if isinstance(chain.loss, nn.Module):
+        trained = [name for name, one in chain.loss.named_parameters() if one.requires_grad]
+        if trained:
+            what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
+            raise InputError(f"{what}, so nothing would train it; accepted: parameters of layers only")
+    if chain.rate is not None and (first := chain.rate(0)) != (again := chain.rate(0)):
+        rates = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
+        raise InputError(f"{job.model}: {rates}; expected one that depends on the iteration alone")
+    for pair in chain.tied:
+        for layer, name in pair:
+            if not 0 <= layer < chain.n_layers:
+                what = f"tied weight {name!r} of layer {layer}"
+                raise InputError(f"{job.model}: {what}; accepted: layers 0 to {chain.n_layers - 1}")
+        if pair[0][0] >= pair[1][0]:
+            raise InputError(f"{job.model}: tied weights {pair}; accepted: an earlier layer, then a later")
+
+
+def _seed(*words: object) -> int:
+    digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_layer(job: ChainJob, device: torch.device, *position: int | str) -> None:
+    """Seed torch, NumPy and Python for a layer, by iteration, microbatch and layer: no cut changes draws.
+
+    A backward pass has the further word ``backward``.
+    """
+    number = _seed(job.seed, "layer", *position)
+    random.seed(number)
+    mtrand.seed(number & 0xFFFF_FFFF)
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+@contextmanager
+def draws_kept(device: torch.device) -> Iterator[None]:
+    """Leave the global random states of Python, NumPy and torch as they were before the block."""
+    python, numpy_state = random.getstate(), mtrand.get_state(legacy=False)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            mtrand.set_state(numpy_state)
+
+
+def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
+    """Build a layer with its initial weights; reject one with state that copies cannot hold."""
+    number = _seed(job.seed, "build", index)
+    random.seed(number)
+    mtrand.seed(number & 0xFFFF_FFFF)
+    torch.manual_seed(number)
+    layer = chain.layers[index]()
+    if not isinstance(layer, nn.Module):
+        raise InputError(f"layer {index} is {type(layer).__name__}; accepted: a torch.nn.Module")
+    for name, module in layer.named_modules():
+        where = f"layer {index}, {name or 'itself'}: {type(module).__name__}"
+        lazy = [one for one, value in module.named_parameters(recurse=False) if is_lazy(value)]
+        if lazy:
+            what = f"{where} has no shape yet for its parameter {lazy[0]!r}"
+            raise InputError(f"{what}; accepted: layers with all sizes given, such as Linear for LazyLinear")
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            what = f"{where} keeps extra state (get_extra_state), which is not copied between nodes"
+            raise InputError(f"{what}; accepted: parameters and buffers")
+        if isinstance(module, _WITH_STATISTICS) and module.track_running_stats:
+            what = f"layer {index}, {name or 'itself'}: {type(module).__name__} keeps running statistics"
+            raise InputError(
+                f"{what} of its samples, and each pipeline sees others; accepted: layers without "
+                "(track_running_stats=False, or LayerNorm, GroupNorm)"
+            )
+    with torch.no_grad():
+        for (earlier, source), (later, name) in chain.tied:
+            if later == index:
+                tied_weight(layer, later, name).copy_(
+                    tied_weight(build_layer(chain, job, earlier), earlier, source)
+                )
+    return layer.to(getattr(torch, job.dtype)).train()
+
+
+def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Build the optimizer of some weights: the chain's own, or that of the job."""
+    if chain.optimizer is not None:
+        _check_optimizer(chain.optimizer, parameters)
+        return chain.optimizer(parameters)
+    try:
+        made: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
+            parameters, lr=job.learning_rate, **job.optimizer_options
+        )
+    except TypeError as error:
+        given = dict(job.optimizer_options)
+        raise InputError(f"optimizer_options of {job.optimizer} are {given}: {error}") from None
+    return made
+
+
+def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
+    """Reject an optimizer that keeps more than tensors per weight, which nodes cannot copy.
+
+    It takes a step on copies of the weights, before training starts.
+    """
+    copies = [nn.Parameter(one.detach().clone()) for one in parameters]
+    with draws_kept(copies[0].device):
+        probe = build(copies)
+        if not isinstance(probe, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer of the chain returned {type(probe).__name__}; accepted: a torch.optim.Optimizer"
+            )
+        what = f"optimizer {type(probe).__name__} of the chain"
+        try:
+            inspect.signature(probe.step).bind()
+        except TypeError as error:
+            found = f"{what} has a step that needs an argument ({error})"
+            raise InputError(f"{found}; accepted: one whose step takes no argument") from None
+        for one in copies:
+            one.grad = torch.full_like(one, _PROBED_GRADIENT)
+        before = copy.deepcopy(_beside_weights(probe))
+        probe.step()
+    accepted = "state per weight that consists of tensors (optimizer.state[weight])"
+    now = _beside_weights(probe)
+    for name in sorted(now.keys() | before.keys()):
+        if name not in before or name not in now or not _is_equal(before[name], now[name]):
+            found = f"{what} changes its {name} in a step, which is not copied between nodes"
+            raise InputError(f"{found}; expected {accepted}")
+    for state in probe.state.values():
+        for key, value in state.items():
+            if value is not None and not isinstance(value, Tensor):
+                raise InputError(f"{what} keeps {key} = {value!r}; expected {accepted}")
+
+
+def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Values of an optimizer that are neither state of a weight nor the rate, which is set anew each step."""
+    internal = {*vars(torch.optim.SGD([torch.zeros(1)])), "step"}
+    found = {f"attribute {name!r}": one for name, one in vars(optimizer).items() if name not in internal}
+    for number, group in enumerate(optimizer.param_groups):
+        found |= {
+            f"value {name!r} of group {number}": one
+            for name, one in group.items()
+            if name not in ("params", "lr")
+        }
+    inner = {name: one for name, one in found.items() if isinstance(one, torch.optim.Optimizer)}
+    for name, one in inner.items():
+        found[name] = [] if one.state is optimizer.state else list(one.state.values())
+    known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {
+        name: [leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED) and id(leaf) not in known]
+        for name, one in found.items()
+    }
+
+
+def _is_equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Compare leaves of values to the bit."""
+    return len(before) == len(now) and all(map(_same_leaf, before, now))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
+        return torch.equal(*views)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and (bool(one == other) or bool(one != one and other != other))
+
+
+def check_repeated(what: str, first: Any, second: Any) -> None:
+    """Reject what comes out otherwise when it is computed again from the same position and random states."""
+    leaves = [[leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED)] for one in (first, second)]
+    if not _is_equal(*leaves):
+        accepted = "draws from torch, NumPy's or Python's global generator, and no state from call to call"
+        raise InputError(f"{what} differ when they are computed again; accepted: {accepted}")
+
+
+def tied_weight(layer: nn.Module, index: int, name: str) -> nn.Parameter:
+    """Return a weight that a chain ties; an `InputError` says that the layer has no such one."""
+    found = dict(layer.named_parameters())
+    if name not in found:
+        raise InputError(f"tied weight {name!r} of layer {index}; accepted: {', '.join(found) or 'none'}")
+    return found[name]
+
+
+@lru_cache(maxsize=2)
+def _permutation(n_samples: int, seed: int) -> Any:
+    return np.random.default_rng(seed).permutation(n_samples)
+
+
+@lru_cache(maxsize=1)
+def _drawn(job_model: Any, batch_size: int, seed: int, iteration: int) -> Any:
+    return global_batch(job_model, batch_size, seed, iteration)
+
+
+def load_microbatch(
+    chain: Chain, job: ChainJob, iteration: int, microbatch: int, device: torch.device
+) -> Microbatch:
+    """Return inputs and targets of a microbatch; the plan has no part in it.
+
+    An iteration takes the next window of its epoch's permutation; what is left at the end of an epoch and is
+    less than a global batch is left out.
+    """
+    size, batch = job.microbatch_size, job.global_batch_size
+    own = slice(microbatch * size, (microbatch + 1) * size)
+    if chain.samples is None:
+        drawn = _drawn(small_model(job), batch, job.data_seed, iteration)
+        found = torch.from_numpy(drawn.inputs[own]), torch.from_numpy(drawn.targets[own])
+    else:
+        n_samples = len(chain.samples)
+        epoch, window = divmod(iteration, n_samples // batch)
+        chosen = _permutation(n_samples, job.data_seed + epoch)[window * batch : (window + 1) * batch][own]
+        number = _seed(job.data_seed, "samples", iteration, microbatch)
+        random.seed(number)
+        mtrand.seed(number & 0xFFFF_FFFF)
+        torch.manual_seed(number)
+        found = default_collate([_pair(chain.samples[int(index)], int(index)) for index in chosen])
+    inputs, targets = (_placed(part, getattr(torch, job.dtype), device) for part in found)
+    return inputs, targets
+
+
+def _pair(sample: Any, index: int) -> Any:
+    """Return a sample that is a pair; anything else is rejected by name."""
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return sample
+    found = f"a {type(sample).__name__}"
+    if isinstance(sample, tuple | list | Mapping):
+        found += f" of {len(sample)}"
+    accepted = "a pair of inputs and targets, each a tensor, a number, a tuple or a dictionary of them"
+    raise InputError(f"sample {index} of the data set is {found}; accepted: {accepted}")
+
+
+def _placed(part: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """Bring all tensors to a device, and those of real numbers to the type of the weights."""
+    if isinstance(part, Tensor):
+        return part.to(device, dtype if part.is_floating_point() else part.dtype)
+    if isinstance(part, Mapping):
+        return {name: _placed(one, dtype, device) for name, one in part.items()}
+    return tuple(_placed(one, dtype, device) for one in part) if isinstance(part, list | tuple) else part

@@ -1,0 +1,508 @@
+"""Coordinator of a resilient run: starts processes, detects losses, and carries out the protocol."""
+
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from makespan.errors import InfeasiblePlanError, LostWorkerError, WorkerError
+from makespan.files import write_json
+from makespan.oobleck import messages as said, protocol as acts
+from makespan.oobleck.instantiation import Instantiation, distribute
+from makespan.oobleck.messages import Connection
+from makespan.oobleck.node import ADDRESS_FILE, host_name
+from makespan.oobleck.plan import HybridPlan, PipelineTemplate, plan_values
+from makespan.oobleck.profile import ModelProfile
+from makespan.oobleck.protocol import Decision, Halt, Situation
+from makespan.oobleck.reconfiguration import InsufficientNodes, Reconfiguration, StateLost, reconfigure
+from makespan.oobleck.templates import covering_templates
+from makespan.runtime import Process
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------
+# What the coordinator asks of planning: who trains what from now on, and who sends which layer.
+
+
+@dataclass(slots=True)
+class Decider:
+    """Decides by `reconfigure`, from what each node has.
+
+    Parameters
+    ----------
+    profile, templates
+        Times of the layers; templates by number of nodes, to which those of more nodes are added.
+    n_nodes, f, n0, n_microbatches
+        Nodes for which there are templates, losses at once to be survived, least nodes of a pipeline, and
+        microbatches of an iteration.
+    layer_bytes
+        State of each layer.
+    policy
+        What is done below (f + 1) n0 nodes; ``relaunch`` ends the run at any loss.
+    first_sizes
+        Nodes of the pipelines at the start; none for the best plan.
+    origin
+        Directory of the checkpoint from which layers come that nobody has at the start; None for new ones.
+    hosts
+        Host of each node, as they say hello.
+    """
+
+    profile: ModelProfile
+    templates: dict[int, PipelineTemplate]
+    n_nodes: int
+    f: int
+    n0: int
+    n_microbatches: int
+    layer_bytes: Sequence[int]
+    policy: Literal["stop", "degrade", "relaunch"] = "stop"
+    first_sizes: Sequence[int] = ()
+    origin: str | None = None
+    hosts: MutableMapping[int, str] = field(default_factory=dict)
+    latest: Reconfiguration | None = None
+
+    def __call__(self, situation: Situation[HybridPlan]) -> Decision[HybridPlan] | Halt:
+        """Decide; a halt says whether all layers are still there."""
+        held = {node: frozenset(map(int, layers)) for node, layers in situation.holdings.items()}
+        whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
+        if self.policy == "relaunch" and situation.plan is not None:
+            return Halt(LostWorkerError("a node was lost; going on from the last checkpoint"), saves=False)
+        try:
+            found = self._found(situation, held)
+        except StateLost as error:
+            return Halt(error, saves=False)
+        except (InsufficientNodes, InfeasiblePlanError) as error:
+            return Halt(error, saves=whole)
+        self.latest = found
+        work = {
+            "plan": plan_values(found.plan),
+            "copies": [[one.layer, one.src.node, one.dst.node] for one in found.copies],
+            "copies_bytes": found.copies_bytes,
+            "origin": self.origin if situation.plan is None else None,
+            "is_start": situation.plan is None,
+            "kinds": list(found.kinds),
+            "f": found.f,
+        }
+        return Decision(found.plan, work, found.waiting)
+
+    def _found(self, situation: Situation[HybridPlan], held: Mapping[int, frozenset[int]]) -> Reconfiguration:
+        pipelines = () if situation.plan is None else situation.plan.pipelines
+        before, there = {node for one in pipelines for node in one.nodes}, set(situation.members)
+        leaving = set(situation.leaving)
+        n_staying = len(there - leaving)
+        if n_staying > self.n_nodes:
+            self.templates |= covering_templates(self.profile, n_staying, self.f, self.n0)
+            self.n_nodes = n_staying
+        if situation.plan is None and sum(self.first_sizes) == n_staying:
+            return self._first(sorted(there - leaving))
+        hosts = {node: self.hosts[node] for node in there if node in self.hosts}
+        return reconfigure(
+            pipelines,
+            sorted(before - there),
+            sorted(there - before - leaving),
+            self.templates,
+            self.f,
+            self.n0,
+            self.n_microbatches,
+            layer_bytes=self.layer_bytes,
+            drained=sorted(before & leaving),
+            held=None if situation.plan is None else held,
+            hosts=hosts,
+            policy="degrade" if self.policy == "degrade" else "stop",
+            profile=self.profile if self.profile.layers[0].allreduce_across_nodes_s else None,
+        )
+
+    def _first(self, nodes: Sequence[int]) -> Reconfiguration:
+        """Begin with pipelines of given sizes."""
+        if unknown := sorted(set(self.first_sizes) - set(self.templates)):
+            known = ", ".join(map(str, sorted(self.templates)))
+            raise InfeasiblePlanError(f"pipelines of {unknown} nodes; there are templates for {known}")
+        templates = tuple(self.templates[size] for size in self.first_sizes)
+        counts = distribute(templates, self.n_microbatches)
+        if counts is None:
+            raise InfeasiblePlanError(f"{self.n_microbatches} microbatches for {len(templates)} pipelines")
+        return Reconfiguration(
+            Instantiation(templates, counts, 0.0).on(nodes), ("join",), (), min(self.f, len(templates) - 1)
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# The coordinator of a resilient run: processes, connections, time, and what members tell each other.
+#
+# What it decides is in `makespan.oobleck.protocol`; this module carries it out. The end of a
+# connection is a death. A node that is silent for too long is killed first, and then its connection ends
+# too.
+
+PlanT = TypeVar("PlanT")
+_TICK_S = 0.05
+_TURN_S = 0.5
+"""What a turn takes beyond that, storing a checkpoint or stopped itself, is no silence of nodes."""
+_SEND_S = 5.0
+_ENDING_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the coordinator waits [s].
+
+    Parameters
+    ----------
+    hang_s
+        Without a sign of life of a node, before it is killed.
+    start_s
+        For a process that was started to connect, before it is killed.
+    checkpoint_s
+        From one checkpoint to the next, written after the iteration that runs then; 0 for no limit.
+    """
+
+    hang_s: float = 10.0
+    start_s: float = 300.0
+    checkpoint_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, in seconds of the monotonic clock of the coordinator."""
+
+    kind: str
+    time_s: float
+    node: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Starter(Protocol):
+    """Starts processes of a run, and ends one that hangs."""
+
+    def start(self, node: int) -> Process:
+        """Start the process of a node."""
+
+    def end(self, process: Process) -> None:
+        """Send it SIGKILL, wherever it runs."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One connection, of a node or of something that has not said what it is."""
+
+    link: Connection
+    heard_s: float
+    node: int | None = None
+    keeps: bool = False
+    pid: int = 0
+    host: str = ""
+    is_killed: bool = False
+    is_waiting: bool = False
+
+
+class Coordinator(Generic[PlanT]):
+    """Carries a protocol out until it ends.
+
+    Parameters
+    ----------
+    protocol
+        What decides.
+    run_dir, request
+        Directory in which the address stands, and what every node is asked for.
+    starter
+        What starts processes.
+    watch
+        Told every event.
+    begin_checkpoint, finish_checkpoint
+        Make room for one in a place that nodes know from the request; make it one, of so many iterations.
+    limits, n_replacements
+        Times, and how many new processes are started for lost ones.
+    """
+
+    def __init__(
+        self,
+        protocol: "acts.Coordination[PlanT]",
+        run_dir: Path,
+        request: Mapping[str, Any],
+        starter: Starter,
+        watch: Callable[[Event], None],
+        *,
+        begin_checkpoint: Callable[[], object] = lambda: None,
+        finish_checkpoint: Callable[[int], object] = lambda step: None,
+        limits: Limits | None = None,
+        n_replacements: int = 0,
+    ) -> None:
+        self.protocol, self.run_dir, self.request = protocol, run_dir, request
+        self.starter, self.watch = starter, watch
+        self.begin_checkpoint, self.finish_checkpoint = begin_checkpoint, finish_checkpoint
+        self.limits = limits or Limits()
+        self.n_replacements, self.token = n_replacements, secrets.token_hex(16)
+        self.processes: dict[int, Process] = {}
+        self.started_s: dict[int, float] = {}
+        self.looked_s = time.monotonic()
+        self.nodes: dict[int, _Peer] = {}
+        self.hosts: dict[int, str] = {}
+        self.next_node = max(protocol.expected, default=-1) + 1
+        self.selector = selectors.DefaultSelector()
+        self.ending: acts.End | None = None
+        self.notice, self._is_told = "", False
+        self._stuck: tuple[int, frozenset[int]] | None = None
+        self._stuck_s = 0.0
+        self.checkpoint_s = time.monotonic()
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run to the end; the error with which it ends is raised."""
+        try:
+            with self._listening() as door:
+                self.selector.register(door, selectors.EVENT_READ, None)
+                for node in sorted(self.protocol.expected):
+                    self._start(node)
+                while self.ending is None:
+                    self._turn(door)
+        finally:
+            self._shut()
+        if self.ending.error is not None:
+            raise self.ending.error
+
+    def _listening(self) -> socket.socket:
+        """Listen where nodes may be: on this machine, or on all its networks where Slurm has others."""
+        is_alone = "SLURM_JOB_ID" not in os.environ
+        host = "127.0.0.1" if is_alone else socket.gethostname()
+        door = socket.create_server(("127.0.0.1" if is_alone else "", 0), backlog=64)
+        door.settimeout(_SEND_S)
+        address = {"host": host, "port": door.getsockname()[1], "token": self.token}
+        write_json(address, self.run_dir / ADDRESS_FILE)
+        (self.run_dir / ADDRESS_FILE).chmod(0o600)
+        return door
+
+    def stop(self, why: str) -> None:
+        """Let the run end with a checkpoint after the running iteration; a signal handler may call it."""
+        self.notice = why
+
+    def _turn(self, door: socket.socket) -> None:
+        for key, _ in self.selector.select(_TICK_S):
+            if key.data is None:
+                self._admit(door)
+            else:
+                self._hear(key.data)
+        self._look_after()
+        if self.notice and not self._is_told:
+            self._is_told = True
+            self._tell("notice", signal=self.notice)
+            self._carry_out(self.protocol.drain(()))
+        interval_s = self.limits.checkpoint_s
+        if interval_s and time.monotonic() - self.checkpoint_s > interval_s:
+            self.checkpoint_s = time.monotonic()
+            self.protocol.save_next()
+
+    def _tell(self, kind: str, node: int | None = None, **values: Any) -> None:
+        self.watch(Event(kind, time.monotonic(), node, values))
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _admit(self, door: socket.socket) -> None:
+        with suppress(OSError):
+            link = door.accept()[0]
+            link.settimeout(_SEND_S)
+            peer = _Peer(Connection(link), time.monotonic())
+            self.selector.register(peer.link, selectors.EVENT_READ, peer)
+
+    def _hear(self, peer: _Peer) -> None:
+        peer.heard_s = time.monotonic()
+        try:
+            messages = peer.link.receive()
+        except WorkerError as error:
+            _log.warning("%s; the connection is closed", error)
+            messages = None
+        for message in messages or ():
+            self._take(peer, message)
+        if messages is None:
+            self._part(peer)
+
+    def _take(self, peer: _Peer, message: said.Message) -> None:
+        if peer.node is None:
+            if not peer.keeps:
+                self._greet(peer, message)
+            return
+        match message:
+            case said.Beat():
+                peer.is_waiting = message.is_waiting
+            case said.Announce():
+                self._tell("announce", peer.node, phase=message.phase, iteration=message.iteration)
+            case said.Shared():
+                self._pass_on(peer.node, message)
+            case said.Leaving():
+                self._tell("leaving", peer.node)
+                self._carry_out(self.protocol.drain([peer.node]))
+            case said.Ready():
+                self._tell("ready", peer.node, pid=peer.pid, host=peer.host)
+                self._carry_out(self.protocol.ready(peer.node))
+            case _:
+                self._tell(type(message).__name__.lower(), peer.node)
+                self._carry_out(self.protocol.receive(peer.node, message))
+
+    def _greet(self, peer: _Peer, message: said.Message) -> None:
+        """Take the first message of a connection: a node, a keeper of one, or somebody who wants a drain."""
+        is_known = isinstance(message, said.Hello | said.Drain) and secrets.compare_digest(
+            message.token, self.token
+        )
+        if isinstance(message, said.Drain) and is_known:
+            self._tell("drain", nodes=list(message.nodes))
+            self._carry_out(self.protocol.drain(message.nodes))
+        if not isinstance(message, said.Hello) or not is_known:
+            self._part(peer)
+            return
+        if message.keeps:
+            peer.keeps, peer.pid, peer.host = True, message.pid, message.host
+            return
+        node = self.next_node if message.node is None else message.node
+        if node in self.nodes or (message.node is not None and message.node not in self.processes):
+            self._part(peer)
+            return
+        self.next_node = max(self.next_node, node + 1)
+        peer.node, peer.pid, peer.host = node, message.pid, message.host
+        self.nodes[node], self.hosts[node] = peer, message.host
+        self._tell("hello", node, pid=message.pid, host=message.host)
+        self._send(node, said.Welcome(node, self.request))
+
+    def _part(self, peer: _Peer) -> None:
+        """See a connection off; with that of a node the node is lost."""
+        with suppress(KeyError, ValueError):
+            self.selector.unregister(peer.link)
+        peer.link.close()
+        if peer.node is not None and self.nodes.get(peer.node) is peer:
+            del self.nodes[peer.node]
+            self._lose(peer.node)
+
+    def _lose(self, node: int) -> None:
+        is_member = node in self.protocol.members
+        self._tell("lost" if is_member or node in self.protocol.expected else "gone", node)
+        self._carry_out(self.protocol.lost(node))
+        if is_member and self.n_replacements > 0 and self.ending is None:
+            self.n_replacements -= 1
+            self._start(self.next_node)
+
+    def hold(self, node: int, phase: str, iteration: int) -> None:
+        """Let a node stay at the end of a phase, for who wants to kill it there."""
+        self._send(node, said.Hold(phase, iteration))
+
+    def _pass_on(self, node: int, message: said.Shared) -> None:
+        """Tell the other members of a generation what one of them says."""
+        if message.generation == self.protocol.generation:
+            for other in self.protocol.members - {node}:
+                self._send(other, message)
+
+    def _send(self, node: int, message: said.Message) -> None:
+        peer = self.nodes.get(node)
+        if peer is None:
+            return
+        try:
+            peer.link.send(message)
+        except TimeoutError:
+            self._kill(peer)
+        except OSError:
+            pass  # the end of the connection is read next
+
+    # --- what the protocol wants --------------------------------------------------------------
+
+    def _carry_out(self, wanted: list[acts.Action]) -> None:
+        for action in wanted:
+            match action:
+                case acts.Send(node, message):
+                    self._send(node, message)
+                case acts.Begin():
+                    self.begin_checkpoint()
+                case acts.Store(step):
+                    self.finish_checkpoint(step)
+                    self.checkpoint_s = time.monotonic()
+                    self._tell("checkpoint", step=step)
+                case acts.Note(kind, values):
+                    self._tell(kind, **values)
+                case acts.End():
+                    self.ending = action
+
+    # --- processes ----------------------------------------------------------------------------
+
+    def _start(self, node: int) -> None:
+        self.next_node = max(self.next_node, node + 1)
+        self.processes[node], self.started_s[node] = self.starter.start(node), time.monotonic()
+        self._tell("start", node)
+
+    def _look_after(self) -> None:
+        """Notice processes that never connect, and nodes that are silent while this one listens."""
+        now = time.monotonic()
+        deaf, self.looked_s = max(now - self.looked_s - _TURN_S, 0.0), now
+        waited = {node: begun for node, begun in self.started_s.items() if node not in self.nodes}
+        self.started_s = {node: min(begun + deaf, now) for node, begun in waited.items()}
+        for node, begun in list(self.started_s.items()):
+            process = self.processes[node]
+            if process.poll() is not None:
+                del self.started_s[node]
+                self._lose(node)
+            elif now - begun > self.limits.start_s:
+                self.starter.end(process)
+        for peer in list(self.nodes.values()):
+            peer.heard_s = min(peer.heard_s + deaf, now)
+            silent = now - peer.heard_s
+            if silent > 2 * self.limits.hang_s and peer.is_killed:
+                self._part(peer)  # its machine is gone: nobody can end the process any more
+            elif silent > self.limits.hang_s and not peer.is_killed:
+                self._kill(peer)
+        self._release_stuck(now, deaf)
+
+    def _release_stuck(self, now: float, deaf: float) -> None:
+        """Kill a node that still waits for another one when nobody is left who could release it.
+
+        The backend may leave a survivor in a transfer with a peer that is gone. As long as one of those who
+        have not given up their groups computes, it may be the one that the others wait for.
+        """
+        self._stuck_s = min(self._stuck_s + deaf, now)
+        unfrozen = self.protocol.unfrozen & set(self.nodes)
+        is_stuck = bool(unfrozen) and all(self.nodes[node].is_waiting for node in unfrozen)
+        found = (self.protocol.generation, frozenset(unfrozen)) if is_stuck else None
+        if found != self._stuck:
+            self._stuck, self._stuck_s = found, now
+        elif found is not None and now - self._stuck_s > self.limits.hang_s:
+            self._kill(self.nodes[min(unfrozen)])
+            self._stuck_s = now
+
+    def _kill(self, peer: _Peer) -> None:
+        """End the process of a node that hangs; its loss follows from that."""
+        peer.is_killed = True
+        self._tell("hung", peer.node)
+        process = None if peer.node is None else self.processes.get(peer.node)
+        if process is not None:
+            self.starter.end(process)
+        elif (keeper := self._keeper(peer)) is not None:
+            with suppress(OSError):
+                keeper.link.send(said.Kill(peer.pid))
+        elif peer.host == host_name():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(peer.pid, signal.SIGKILL)
+
+    def _keeper(self, peer: _Peer) -> _Peer | None:
+        """Return the connection of the process that started a node which joined."""
+        others = [key.data for key in self.selector.get_map().values() if isinstance(key.data, _Peer)]
+        theirs = [one for one in others if one.keeps and (one.pid, one.host) == (peer.pid, peer.host)]
+        return theirs[0] if theirs else None
+
+    def _shut(self) -> None:
+        """Let processes end by themselves, then end them, and leave nothing open."""
+        (self.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
+        deadline = time.monotonic() + (_ENDING_S if self.ending is not None else 0.0)
+        for process in self.processes.values():
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                self.starter.end(process)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDING_S)
+        for key in list((self.selector.get_map() or {}).values()):
+            if key.data is not None:
+                key.data.link.close()
+        self.selector.close()

@@ -1,0 +1,51 @@
+"""Export the model of a resilient run as a plain ``state_dict``."""
+
+from pathlib import Path
+
+import torch
+
+from makespan.errors import CheckpointError
+from makespan.files import atomic_path, read_json
+from makespan.oobleck.worker import layer_file
+from makespan.runtime import sound_checkpoint
+
+
+def export_model(run_dir: str | Path, path: str | Path) -> Path:
+    """Write the model of the newest checkpoint as a plain ``state_dict``.
+
+    Its keys are those of ``torch.nn.Sequential`` over the layers of the chain, ``0.weight`` for the weight of
+    the first layer. Weights that are tied occur in each of their layers. Buffers that a layer does not save
+    (``persistent=False``) are left out.
+
+    Parameters
+    ----------
+    run_dir, path
+        Directory of the run, and the file to write, which ``torch.load`` with ``weights_only=True`` reads.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    makespan.errors.CheckpointError
+        There is no checkpoint, or all are damaged.
+    """
+    checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
+    if checkpoint is None:
+        raise CheckpointError(
+            f"run_dir is {run_dir}, which has no checkpoint; accepted: that of a run with one"
+        )
+    state = {}
+    for layer in range(sum(name.endswith(".pt") for name in checkpoint.checksums)):
+        file = checkpoint.path / layer_file(layer)
+        parts = torch.load(file, map_location="cpu", weights_only=True)
+        left_out = set(read_json(file.with_suffix(".json")) or ())
+        for key, value in parts.items():
+            kind, _, name = key.partition("/")
+            if kind in ("parameter", "buffer") and name not in left_out:
+                state[f"{layer}.{name}"] = value
+    with atomic_path(path) as target:
+        torch.save(state, target)
+    return Path(path)

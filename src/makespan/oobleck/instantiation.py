@@ -1,0 +1,770 @@
+"""Choose how many pipelines of which template use all nodes, and how many microbatches each runs."""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from makespan.emulator import pipeline_time_s
+from makespan.errors import InfeasiblePlanError, InputError, unknown_name
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.profile import PICOSECONDS, ModelProfile
+from makespan.oobleck.templates import Ints
+
+# ------------------------------------------------------------------------------------------------
+# What pipelines really take under one forward, one backward: the schedule, event by event.
+
+
+def stage_passes_s(stage: Stage, profile: ModelProfile) -> tuple[float, float]:
+    """Return forward and backward pass of one microbatch through a stage [s]."""
+    layers = profile.layers[stage.first_layer : stage.end_layer]
+    exchange = sum(one.allreduce_in_node_s[stage.n_gpus] for one in layers) if stage.n_gpus > 1 else 0.0
+    forward = sum(layer.forward_s for layer in layers) / stage.n_gpus + exchange
+    return forward, sum(layer.backward_s for layer in layers) / stage.n_gpus + exchange
+
+
+def event_time_s(
+    templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], profile: ModelProfile
+) -> float:
+    """Return the iteration time of pipelines by a simulation of their schedules [s].
+
+    The longest pipeline, without transfers between stages, and then the wait for gradients of layer 0.
+
+    Parameters
+    ----------
+    templates, n_microbatches
+        Of each pipeline, (n_pipelines,).
+    profile
+        Times of the layers, of which the templates were made.
+    """
+    longest = max(schedule_times_s(templates, n_microbatches, profile))
+    return longest + profile.sync_time_s(len(templates))
+
+
+def schedule_times_s(
+    templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], profile: ModelProfile
+) -> tuple[float, ...]:
+    """Return the time of each pipeline by a simulation of its schedule, without the wait for gradients [s].
+
+    Parameters
+    ----------
+    templates, n_microbatches, profile
+        See `event_time_s`.
+
+    Returns
+    -------
+    tuple of float
+        Of each pipeline, (n_pipelines,).
+    """
+    passes = {one: tuple(stage_passes_s(stage, profile) for stage in one.stages) for one in set(templates)}
+    pairs = zip(templates, n_microbatches, strict=True)
+    return tuple(_schedule_s(passes[template], count) for template, count in pairs)
+
+
+@lru_cache(maxsize=4096)
+def _schedule_s(passes: tuple[tuple[float, float], ...], n_microbatches: int) -> float:
+    forward, backward = zip(*passes, strict=True)
+    return pipeline_time_s(forward, backward, n_microbatches)
+
+
+# ------------------------------------------------------------------------------------------------
+# How many microbatches each pipeline gets.
+#
+# The published formulation gives equal ones to pipelines of one template, so that their times are as alike
+# as possible; it has no solution where the numbers do not divide. Ours gives every pipeline its own number.
+
+BatchMode = Literal["per_pipeline", "per_template"]
+Estimator = Literal["1f1b", "compat"]
+_CLOSE = 1e-9  # relative, where the radius of a search is rounded
+
+
+def microbatches(global_batch_size: int, micro_batch_size: int) -> int:
+    """Return the microbatches of an iteration; `InputError` if the batch cannot be cut into such."""
+    if global_batch_size < 1 or micro_batch_size < 1 or global_batch_size % micro_batch_size:
+        raise InputError(
+            f"global batch of {global_batch_size} in microbatches of {micro_batch_size}; accepted: 1 or "
+            "more, of which the second divides the first"
+        )
+    return global_batch_size // micro_batch_size
+
+
+def check_modes(mode: str, estimator: str) -> None:
+    """Refuse names that are not known."""
+    if mode not in get_args(BatchMode):
+        raise unknown_name("batch mode", mode, get_args(BatchMode))
+    if estimator not in get_args(Estimator):
+        raise unknown_name("estimator", estimator, get_args(Estimator))
+
+
+def linear_times(
+    templates: Sequence[PipelineTemplate], estimator: Estimator
+) -> tuple[list[int], list[int], int]:
+    """Return the time of one microbatch and of each further one, and how many of their unit a second has.
+
+    ``1f1b``: all stages once, then the slowest; ``compat``: the cost over the number of stages, each time.
+    Whole numbers, so that equal times are equal.
+    """
+    if estimator == "1f1b":
+        stages = [[round(one.latency_s * PICOSECONDS) for one in template.stages] for template in templates]
+        return [sum(one) for one in stages], [max(one) for one in stages], PICOSECONDS
+    common = math.lcm(*(template.n_stages for template in templates))
+    each = [round(one.time_s * PICOSECONDS) * (common // one.n_stages) for one in templates]
+    return each, each, PICOSECONDS * common
+
+
+def distribute(
+    templates: Sequence[PipelineTemplate],
+    n_microbatches: int,
+    mode: BatchMode = "per_pipeline",
+    estimator: Estimator = "1f1b",
+) -> tuple[int, ...] | None:
+    """Distribute the microbatches of an iteration over pipelines, as in Oobleck, section 4.2.
+
+    Parameters
+    ----------
+    templates
+        Template of each pipeline, (n_pipelines,).
+    n_microbatches
+        Of all pipelines together.
+    mode
+        ``per_pipeline``: every pipeline has its own number, so that the longest takes as little time as
+        possible; ``per_template``: those of one template have the same, so that the squared deviations of
+        the times of templates from their mean add up to as little as possible.
+    estimator
+        What a pipeline is taken to need, where each has its own number; see `linear_times`. The published
+        formulation always counts as ``compat``.
+
+    Returns
+    -------
+    tuple of int or None
+        Microbatches of each pipeline, 1 or more, (n_pipelines,); None if there is no such distribution.
+
+    Raises
+    ------
+    InputError
+        There is no pipeline, or an unknown mode or estimator.
+    """
+    check_modes(mode, estimator)
+    if not templates:
+        raise InputError("a distribution over no pipeline; accepted: one or more")
+    if n_microbatches < len(templates):
+        return None
+    if mode == "per_pipeline":
+        return _least_longest(*linear_times(templates, estimator)[:2], n_microbatches)
+    counts = Counter(templates)
+    used = list(counts)
+    each = [one.time_s / one.n_stages for one in used]
+    found = _most_alike(each, [counts[one] for one in used], n_microbatches)
+    return None if found is None else tuple(found[used.index(one)] for one in templates)
+
+
+def _least_longest(first: Sequence[int], further: Sequence[int], n_microbatches: int) -> tuple[int, ...]:
+    """Give one microbatch after the other to the pipeline that would be done with it first."""
+    counts = [1] * len(first)
+    queue = [(first[index] + further[index], index) for index in range(len(first))]
+    heapq.heapify(queue)
+    for _ in range(n_microbatches - len(first)):
+        time, index = queue[0]
+        counts[index] += 1
+        heapq.heapreplace(queue, (time + further[index], index))
+    return tuple(counts)
+
+
+def least_time_by_program(
+    templates: Sequence[PipelineTemplate], n_microbatches: int, estimator: Estimator = "1f1b"
+) -> float:
+    """Return the least time of the longest pipeline as an integer program finds it [s].
+
+    The answer of a solver that knows nothing of how `distribute` goes about it.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and planning does without
+
+    first, further, unit = linear_times(templates, estimator)
+    n_pipelines, scale = len(templates), max(first)
+    steps = np.array(further) / scale
+    # Variables are the microbatches of each pipeline and the longest time, which is minimised.
+    longest = np.hstack([np.diag(steps), -np.ones((n_pipelines, 1))])
+    together = np.append(np.ones(n_pipelines), 0.0)
+    result = milp(
+        np.append(np.zeros(n_pipelines), 1.0),
+        constraints=[
+            LinearConstraint(longest, -np.inf, steps - np.array(first) / scale),
+            LinearConstraint(together, n_microbatches, n_microbatches),
+        ],
+        integrality=np.append(np.ones(n_pipelines), 0.0),
+        bounds=Bounds(np.append(np.ones(n_pipelines), 0.0), np.inf),
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.x is None:
+        raise InputError(
+            f"{n_microbatches} microbatches for {n_pipelines} pipelines; accepted: one each or more"
+        )
+    counts = [round(float(value)) for value in result.x[:n_pipelines]]
+    return max(a + (b - 1) * c for a, b, c in zip(first, counts, further, strict=True)) / unit
+
+
+# --- the published formulation ----------------------------------------------------------------------
+
+
+def _most_alike(each: Sequence[float], counts: Sequence[int], n_microbatches: int) -> tuple[int, ...] | None:
+    """Return microbatches of a pipeline of each template for which the times deviate least, None if none.
+
+    Around the real-valued optimum the deviations are a quadratic form; all whole numbers within a radius are
+    looked at, and the radius grows until there is one.
+    """
+    if not _adds_up(counts, n_microbatches):
+        return None
+    if len(each) == 1:
+        return (n_microbatches // counts[0],)
+    rest = min(range(len(each)), key=lambda index: counts[index])  # what the others leave, most often whole
+    search = _Deviations(np.array(each), np.array(counts), n_microbatches, rest)
+    radius = float(max(each)) ** 2
+    while (found := search.best_within(radius)) is None:
+        radius *= 4.0
+    return found
+
+
+def _adds_up(counts: Sequence[int], n_microbatches: int) -> bool:
+    """Whether the batch can be cut so that pipelines of one template have equal numbers, of 1 or more."""
+    left = n_microbatches - sum(counts)
+    reachable = [True] + [False] * max(left, 0)
+    for count in counts:
+        for amount in range(count, left + 1):
+            reachable[amount] = reachable[amount] or reachable[amount - count]
+    return left >= 0 and reachable[left]
+
+
+class _Deviations:
+    """Whole numbers in the order of how much the times of templates deviate from their mean."""
+
+    def __init__(
+        self, each: NDArray[np.float64], counts: NDArray[np.int64], n_microbatches: int, rest: int
+    ) -> None:
+        self.each, self.counts, self.n_microbatches, self.rest = each, counts, n_microbatches, rest
+        self.free = [index for index in range(len(each)) if index != rest]
+        self.centre = n_microbatches / (each * np.sum(counts / each))
+        times = np.diag(each)[:, self.free]
+        times[rest] = -each[rest] * counts[self.free] / counts[rest]
+        self.form = np.linalg.qr(times - times.mean(axis=0)).R
+
+    def best_within(self, radius: float) -> tuple[int, ...] | None:
+        """Return the numbers with the least sum of squared deviations up to a radius, None if none."""
+        best: tuple[float, tuple[int, ...]] | None = None
+        for numbers in self._within(radius, len(self.free) - 1, {}):
+            left = self.n_microbatches - sum(int(self.counts[i]) * n for i, n in numbers.items())
+            if left < self.counts[self.rest] or left % self.counts[self.rest]:
+                continue
+            whole = numbers | {self.rest: left // int(self.counts[self.rest])}
+            found = tuple(whole[index] for index in range(len(self.each)))
+            candidate = self._deviation(found), found
+            if candidate[0] <= radius and (best is None or candidate < best):
+                best = candidate
+        return best[1] if best else None
+
+    def _deviation(self, numbers: tuple[int, ...]) -> float:
+        times = self.each * np.array(numbers)
+        return float(np.sum((times - times.mean()) ** 2))
+
+    def _within(self, radius: float, row: int, chosen: dict[int, int]) -> Iterator[dict[int, int]]:
+        """Yield numbers of the free templates, the last first, whose deviations stay within a radius."""
+        if row < 0:
+            yield chosen
+            return
+        index = self.free[row]
+        shift = sum(
+            self.form[row, later] * (chosen[self.free[later]] - self.centre[self.free[later]])
+            for later in range(row + 1, len(self.free))
+        )
+        middle = self.centre[index] - shift / self.form[row, row]
+        reach = math.sqrt(max(radius, 0.0)) / abs(self.form[row, row])
+        slack = _CLOSE * (1.0 + abs(middle) + reach)
+        most = self.n_microbatches // int(self.counts[index])
+        for number in range(
+            max(1, math.ceil(middle - reach - slack)), min(most, math.floor(middle + reach + slack)) + 1
+        ):
+            spent = (self.form[row, row] * (number - middle)) ** 2
+            yield from self._within(radius - spent, row - 1, chosen | {index: number})
+
+
+# ------------------------------------------------------------------------------------------------
+# All ways to use a number of nodes: how many pipelines of each template, at least f + 1 in all.
+
+
+def _checked(sizes: Sequence[int], n_nodes: int, f: int) -> None:
+    if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] < 1:
+        raise InputError(f"template sizes {list(sizes)}; accepted: one or more ascending numbers from 1 on")
+    if n_nodes < 0 or f < 0:
+        raise InputError(f"{n_nodes} nodes and f = {f}; accepted: 0 or more of both")
+
+
+def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[tuple[int, ...]]:
+    """Yield how many pipelines of each template use all nodes, in numbers of f + 1 pipelines or more.
+
+    Parameters
+    ----------
+    sizes
+        Nodes of each template, ascending, (n_templates,).
+    n_nodes, f
+        Nodes to use, and nodes that may be lost at once.
+
+    Yields
+    ------
+    tuple of int
+        Pipelines of each template, (n_templates,); fewer of the largest first.
+
+    Raises
+    ------
+    InputError
+        Sizes are not ascending, or a number is negative.
+    """
+    _checked(sizes, n_nodes, f)
+    reachable = [[left == 0 for left in range(n_nodes + 1)]]  # by the first templates
+    for size in sizes:
+        row = list(reachable[-1])
+        for count in range(size, n_nodes + 1):
+            row[count] = row[count] or row[count - size]
+        reachable.append(row)
+
+    def below(n_templates: int, left: int) -> Iterator[tuple[int, ...]]:
+        if n_templates == 0:
+            yield ()
+            return
+        size = sizes[n_templates - 1]
+        for count in range(left // size + 1):
+            rest = left - count * size
+            if reachable[n_templates - 1][rest]:
+                for first in below(n_templates - 1, rest):
+                    yield (*first, count)
+
+    return (counts for counts in below(len(sizes), n_nodes) if sum(counts) >= f + 1)
+
+
+def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
+    """Return how many there are, without making them; arguments and errors as for `enumerate_plans`."""
+    _checked(sizes, n_nodes, f)
+    if sizes[0] * (f + 1) > n_nodes:
+        return 0
+    # By nodes used, the plans of 0, 1, ... f pipelines, and of all; whole numbers of any length.
+    ways = np.zeros((n_nodes + 1, f + 2), dtype=object)
+    ways[0, [0, -1]] = 1
+    for size in sizes:
+        for used in range(size, n_nodes + 1):
+            ways[used, 1:-1] += ways[used - size, :-2]
+            ways[used, -1] += ways[used - size, -1]
+    return int(ways[n_nodes, -1] - ways[n_nodes, :-1].sum())
+
+
+# ------------------------------------------------------------------------------------------------
+# Which pipelines a job runs: all ways to use its nodes, each with its batches, and the fastest of them.
+
+_MOST_PLANS = 1_000_000
+_AT_ONCE = 20_000  # plans that are priced together
+_LISTED = 20_000  # up to so many plans all are listed and priced
+_MOST_VISITED = 20_000  # plans and parts of plans that a bounded search looks at
+_MOST_SLACK = 1e3  # a search for slower plans ends with all of them
+_NONE = -(1 << 60)  # microbatches by a time where there is no plan
+_Key = tuple[int, int, int, tuple[int, ...]]  # time, distinct templates, minus pipelines, counts
+
+
+@dataclass(frozen=True, slots=True)
+class Instantiation:
+    """Pipelines with their batches, before nodes are named.
+
+    Parameters
+    ----------
+    templates, n_microbatches
+        Of each pipeline, by ascending number of nodes, (n_pipelines,).
+    iter_time_s
+        Estimated time of an iteration, with the wait for gradients where a profile says it [s].
+    """
+
+    templates: tuple[PipelineTemplate, ...]
+    n_microbatches: tuple[int, ...]
+    iter_time_s: float
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Return the pipelines of each number of nodes."""
+        return dict(Counter(template.n_nodes for template in self.templates))
+
+    def on(self, nodes: Sequence[int]) -> HybridPlan:
+        """Give each pipeline its nodes, in order; `InputError` unless there are as many as are needed."""
+        needed = sum(template.n_nodes for template in self.templates)
+        if len(set(nodes)) != needed or len(nodes) != needed:
+            raise InputError(f"nodes {list(nodes)}; accepted: {needed} different ones")
+        left = iter(nodes)
+        return HybridPlan(
+            tuple(
+                Pipeline(tuple(islice(left, template.n_nodes)), template, count)
+                for template, count in zip(self.templates, self.n_microbatches, strict=True)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChoice:
+    """The plan that was chosen, and those that come next.
+
+    Parameters
+    ----------
+    best, runners_up
+        The fastest by its estimate, and the following ones in order.
+    n_plans, n_infeasible
+        All plans that use the nodes, and those for which the batch cannot be distributed.
+    is_exact
+        Whether no other plan comes before these. Otherwise the search was cut short: without a profile the
+        time of the best is still the least of all, and only ties may be resolved in another way.
+    """
+
+    best: Instantiation
+    runners_up: tuple[Instantiation, ...]
+    n_plans: int
+    n_infeasible: int
+    is_exact: bool = True
+
+
+def estimated_time_s(
+    templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], estimator: Estimator
+) -> float:
+    """Return what the longest pipeline is taken to need [s], without any wait for gradients.
+
+    ``1f1b``: all stages once, then the slowest for each further microbatch; ``compat``: the whole cost of a
+    template for each microbatch, as the artifact compares plans.
+    """
+    return _estimate(templates, n_microbatches, estimator) / PICOSECONDS
+
+
+def _estimate(
+    templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], estimator: Estimator
+) -> int:
+    if estimator == "compat":
+        first = further = [round(template.time_s * PICOSECONDS) for template in templates]
+    else:
+        first, further, _ = linear_times(templates, estimator)
+    return max(a + (count - 1) * b for a, b, count in zip(first, further, n_microbatches, strict=True))
+
+
+def choose_plan(
+    templates: Mapping[int, PipelineTemplate],
+    n_nodes: int,
+    f: int,
+    n_microbatches: int,
+    batch_mode: BatchMode = "per_pipeline",
+    estimator: Estimator = "1f1b",
+    profile: ModelProfile | None = None,
+    n_runners_up: int = 0,
+) -> PlanChoice:
+    """Choose the pipelines that use all nodes and take the least time, as in Oobleck, section 4.2.
+
+    ``per_pipeline`` with ``1f1b`` is a bounded search that takes about a second for 1,024 nodes: it finds the
+    least time by dynamic programming, and lists the plans that have it. Other modes price every plan.
+
+    Parameters
+    ----------
+    templates
+        By number of nodes.
+    n_nodes, f
+        Nodes to use, by f + 1 pipelines or more.
+    n_microbatches, batch_mode, estimator
+        Of an iteration. ``per_pipeline`` with ``1f1b`` is the least estimated time of all plans,
+        ``per_template`` with ``compat`` the published choice; see `distribute` and `estimated_time_s`.
+    profile, n_runners_up
+        Times of the layers, for the wait for gradients, None for none; how many of the next best to return.
+
+    Returns
+    -------
+    PlanChoice
+        Of equal times the plan with fewer distinct templates, then with more pipelines, then with fewer of
+        the smallest templates.
+
+    Raises
+    ------
+    InputError
+        No template, an unknown name, more than a million plans in a mode that prices every plan, or no
+        exchange time in the profile.
+    InfeasiblePlanError
+        No plan uses all nodes, or the batch can be distributed in none of them.
+    """
+    check_modes(batch_mode, estimator)
+    used = [templates[size] for size in sorted(templates)]
+    sizes = [template.n_nodes for template in used]
+    n_plans = count_plans(sizes, n_nodes, f)
+    is_bounded = batch_mode == "per_pipeline" and estimator == "1f1b" and n_plans > _LISTED
+    found = (
+        _Bounded(used, n_nodes, f, n_microbatches, profile).ranked(n_runners_up + 1) if is_bounded else None
+    )
+    if found is not None and (found[1] or n_plans > _MOST_PLANS):
+        keys, is_exact = found
+        n_infeasible = count_plans(sizes, n_nodes, max(f, n_microbatches))
+    else:
+        plans = _plans(sizes, n_nodes, f)
+        if batch_mode == "per_pipeline" and estimator == "1f1b":
+            times = _least_times(used, plans, n_microbatches)
+        else:
+            times = [_time(_each(used, counts), n_microbatches, batch_mode, estimator) for counts in plans]
+        keys, is_exact = _ranked(times, plans, profile), True
+        n_infeasible = n_plans - len(keys)
+    if not keys:
+        text = f"{n_plans} plans of templates for {sizes} nodes use {n_nodes} with {f + 1} pipelines or more"
+        raise InfeasiblePlanError(f"{text}; none takes {n_microbatches} microbatches {batch_mode}")
+    best, *others = (
+        _instantiation(used, key, n_microbatches, batch_mode, estimator) for key in keys[: n_runners_up + 1]
+    )
+    return PlanChoice(best, tuple(others), n_plans, n_infeasible, is_exact)
+
+
+def _ranked(
+    times: Sequence[int | None], plans: Sequence[tuple[int, ...]], profile: ModelProfile | None
+) -> list[_Key]:
+    """Return the keys of plans with their times, the best first; those without a time are left out."""
+    return sorted(
+        (time + _sync(profile, sum(counts)), sum(map(bool, counts)), -sum(counts), counts)
+        for time, counts in zip(times, plans, strict=True)
+        if time is not None
+    )
+
+
+def _plans(sizes: Sequence[int], n_nodes: int, f: int) -> list[tuple[int, ...]]:
+    """Return all plans, unless there are too many to price."""
+    n_plans = count_plans(sizes, n_nodes, f)
+    if n_plans > _MOST_PLANS:
+        raise InputError(
+            f"{n_plans} plans of templates for {list(sizes)} nodes use {n_nodes}; accepted: at most "
+            f"{_MOST_PLANS}, fewer templates have fewer"
+        )
+    return list(enumerate_plans(sizes, n_nodes, f))
+
+
+class _Bounded:
+    """Search for the fastest plans among more than can be listed.
+
+    A plan is done by a time if its pipelines finish all microbatches by then, and how many a pipeline
+    finishes depends on its template alone. So the most that pipelines with a number of nodes finish is a
+    knapsack problem, and the least time of all plans follows by bisection. The plans that have this time are
+    then listed, size by size, leaving out every part that the knapsack says cannot be completed in time.
+    """
+
+    def __init__(
+        self,
+        used: Sequence[PipelineTemplate],
+        n_nodes: int,
+        f: int,
+        n_microbatches: int,
+        profile: ModelProfile | None,
+    ) -> None:
+        self._used, self._n_nodes, self._n_microbatches = used, n_nodes, n_microbatches
+        self._sizes = [template.n_nodes for template in used]
+        first, further, _ = linear_times(used, "1f1b")
+        self._first, self._further = np.array(first, dtype=np.int64), np.array(further, dtype=np.int64)
+        self._fewest = max(f + 1, -(-n_nodes // self._sizes[-1]))
+        self._most = min(n_microbatches, n_nodes // self._sizes[0])
+        # Whether plans with too few or too many pipelines exist, so that their number has to be counted.
+        self._counts = self._fewest * self._sizes[-1] > n_nodes + self._sizes[-1] - 1 or (
+            self._most < n_nodes // self._sizes[0]
+        )
+        self._longest = max(first) + n_microbatches * max(further)
+        self._profile = profile
+
+    def ranked(self, n_wanted: int) -> tuple[list[_Key], bool]:
+        """Return the best plans by their keys, and whether no other plan comes before them."""
+        if self._fewest > self._most:
+            return [], True
+        least = self._least_time()
+        if least is None:
+            return [], True
+        least_sync = min(_sync(self._profile, count) for count in range(self._fewest, self._most + 1))
+        limit, slack, known = least, 1e-4, list[tuple[int, ...]]()
+        while True:
+            plans, is_whole = self._done_by(limit)
+            known = plans if is_whole else [*known, *plans, *self._even(), self._fastest(least)]
+            keys = self._priced(known)
+            last = keys[n_wanted - 1][0] if len(keys) >= n_wanted else None
+            if not is_whole or limit >= self._longest or (last is not None and limit + least_sync >= last):
+                return keys, is_whole
+            # Waits for gradients, and further plans that are wanted, ask for slower ones too.
+            limit = int(least * (1 + slack)) if last is None else last - least_sync
+            slack *= 10
+            limit = self._longest if slack > _MOST_SLACK else min(limit, self._longest)
+
+    def _priced(self, plans: Sequence[tuple[int, ...]]) -> list[_Key]:
+        listed = sorted(set(plans))
+        return _ranked(_least_times(self._used, listed, self._n_microbatches), listed, self._profile)
+
+    def _finished(self, time: int) -> list[int]:
+        """Return how many microbatches a pipeline of each template finishes by a time."""
+        each = (time - self._first) // self._further + 1
+        return [
+            int(one) for one in np.where(time >= self._first, np.minimum(each, self._n_microbatches), _NONE)
+        ]
+
+    def _most_finished(self, finished: Sequence[int]) -> list[Ints]:
+        """Return the most that pipelines with exactly so many nodes finish, by the first templates."""
+        row = np.full(self._n_nodes + 1, _NONE, dtype=np.int64)
+        row[0] = 0
+        rows = [row]
+        for size, count in zip(self._sizes, finished, strict=True):
+            if count > 0:
+                n_rows = -(-len(row) // size)
+                block = np.full(n_rows * size, _NONE, dtype=np.int64)
+                block[: len(row)] = row
+                gained = count * np.arange(n_rows, dtype=np.int64)[:, None]
+                block = np.maximum.accumulate(block.reshape(n_rows, size) - gained, axis=0) + gained
+                row = block.reshape(-1)[: len(row)]
+                row = np.where(row < 0, _NONE, row)
+            rows.append(row)
+        return rows
+
+    def _is_done(self, time: int) -> bool:
+        """Whether some plan is done by a time."""
+        finished = self._finished(time)
+        if self._most_finished(finished)[-1][-1] < self._n_microbatches:
+            return False
+        if not self._counts:
+            return True
+        return any(done for done, _ in self._by_pipelines(finished))
+
+    def _by_pipelines(self, finished: Sequence[int]) -> Iterator[tuple[bool, Ints]]:
+        """Yield for 1, 2, ... pipelines whether they do all, and the template of the last by nodes used."""
+        row = np.full(self._n_nodes + 1, _NONE, dtype=np.int64)
+        row[0] = 0
+        for n_pipelines in range(1, self._most + 1):
+            longer, last = np.full_like(row, _NONE), np.zeros_like(row)
+            for place, (size, count) in enumerate(zip(self._sizes, finished, strict=True)):
+                if count > 0 and size < len(row):
+                    more = row[: len(row) - size] + count
+                    is_better = more > longer[size:]
+                    longer[size:][is_better] = more[is_better]
+                    last[size:][is_better] = place
+            row = longer
+            yield n_pipelines >= self._fewest and bool(row[-1] >= self._n_microbatches), last
+
+    def _fastest(self, time: int) -> tuple[int, ...]:
+        """Return one plan that is done by a time by which some plan is."""
+        chosen = list[Ints]()
+        for done, last in self._by_pipelines(self._finished(time)):
+            chosen.append(last)
+            if done:
+                break
+        counts, nodes = [0] * len(self._sizes), self._n_nodes
+        for last in reversed(chosen):
+            place = int(last[nodes])
+            counts[place] += 1
+            nodes -= self._sizes[place]
+        return tuple(counts)
+
+    def _least_time(self) -> int | None:
+        """Return the least time of all plans; None if there is none that takes the microbatches."""
+        low, high = (
+            int(self._first.min()),
+            int(self._first.max() + self._n_microbatches * self._further.max()),
+        )
+        even = self._priced(self._even()) if self._profile is None else []
+        high = min(high, even[0][0]) if even else high
+        if not self._is_done(high):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._is_done(middle) else (middle + 1, high)
+        return low
+
+    def _even(self) -> list[tuple[int, ...]]:
+        """Return the plans whose pipelines are as equal as can be, one for each number of pipelines."""
+        places = {size: place for place, size in enumerate(self._sizes)}
+        found = []
+        for n_pipelines in range(self._fewest, self._most + 1):
+            size, n_larger = divmod(self._n_nodes, n_pipelines)
+            if size in places and (not n_larger or size + 1 in places):
+                counts = [0] * len(self._sizes)
+                counts[places[size]] = n_pipelines - n_larger
+                if n_larger:
+                    counts[places[size + 1]] = n_larger
+                found.append(tuple(counts))
+        return found
+
+    def _done_by(self, time: int) -> tuple[list[tuple[int, ...]], bool]:
+        """Return the plans that are done by a time, and whether these are all."""
+        finished = self._finished(time)
+        most = self._most_finished(finished)
+        found, n_visited = list[tuple[int, ...]](), 0
+        # Number of templates left, nodes left, microbatches still to finish, pipelines, counts of the others.
+        todo = [(len(self._sizes), self._n_nodes, self._n_microbatches, 0, tuple[int, ...]())]
+        while todo and n_visited < _MOST_VISITED:
+            n_visited += 1
+            n_left, nodes, missing, n_pipelines, counts = todo.pop()
+            if n_left == 0:
+                if nodes == 0 and self._fewest <= n_pipelines <= self._most:
+                    found.append(counts)
+                continue
+            size, count = self._sizes[n_left - 1], finished[n_left - 1]
+            tried = np.arange(nodes // size + 1 if count > 0 else 1)
+            rest = nodes - size * tried
+            fits = most[n_left - 1][rest] + tried * max(count, 0) >= missing
+            fits &= n_pipelines + tried <= self._most
+            fits &= n_pipelines + tried + rest // self._sizes[0] >= self._fewest
+            for number in reversed(tried[fits].tolist()):  # those with the fewest large pipelines come first
+                left = missing - number * max(count, 0)
+                todo.append(
+                    (n_left - 1, nodes - size * number, left, n_pipelines + number, (number, *counts))
+                )
+        return found, not todo
+
+
+def _each(templates: Sequence[PipelineTemplate], counts: Sequence[int]) -> tuple[PipelineTemplate, ...]:
+    return tuple(one for one, count in zip(templates, counts, strict=True) for _ in range(count))
+
+
+def _sync(profile: ModelProfile | None, n_pipelines: int) -> int:
+    return 0 if profile is None else round(profile.sync_time_s(n_pipelines) * PICOSECONDS)
+
+
+def _time(
+    templates: Sequence[PipelineTemplate], n_microbatches: int, mode: BatchMode, estimator: Estimator
+) -> int | None:
+    counts = distribute(templates, n_microbatches, mode, estimator)
+    return None if counts is None else _estimate(templates, counts, estimator)
+
+
+def _instantiation(
+    used: Sequence[PipelineTemplate], key: _Key, n_microbatches: int, mode: BatchMode, estimator: Estimator
+) -> Instantiation:
+    templates = _each(used, key[-1])
+    counts = distribute(templates, n_microbatches, mode, estimator) or ()
+    return Instantiation(templates, counts, key[0] / PICOSECONDS)
+
+
+def _least_times(
+    used: Sequence[PipelineTemplate], plans: Sequence[tuple[int, ...]], n_microbatches: int
+) -> list[int | None]:
+    """Return the time of each plan under its best distribution; None for more pipelines than microbatches.
+
+    A time is enough if the pipelines finish so many microbatches by then; bisection finds the least such
+    time, for thousands of plans at once.
+    """
+    if not plans:
+        return []
+    first, further, _ = (np.array(one, dtype=np.int64) for one in linear_times(used, "1f1b"))
+    found: list[int | None] = []
+    for start in range(0, len(plans), _AT_ONCE):
+        counts = np.array(plans[start : start + _AT_ONCE], dtype=np.int64)
+        low = np.where(counts > 0, first, 0).max(axis=1)
+        high = low + n_microbatches * further.max()
+        while np.any(low < high):
+            middle = (low + high) // 2
+            done = _finished(middle, counts, first, further) >= n_microbatches
+            low, high = np.where(done, low, middle + 1), np.where(done, middle, high)
+        enough = counts.sum(axis=1) <= n_microbatches
+        found += [int(time) if ok else None for time, ok in zip(low, enough, strict=True)]
+    return found
+
+
+def _finished(time: Ints, counts: Ints, first: Ints, further: Ints) -> Ints:
+    """Return how many microbatches the pipelines of each plan finish by a time, (n_plans,)."""
+    each = np.maximum((time[:, None] - first) // further + 1, 0)
+    return np.asarray((counts * each).sum(axis=1))

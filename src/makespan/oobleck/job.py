@@ -1,0 +1,102 @@
+"""Description of a resilient training job as plain values; imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from makespan.errors import InputError, unknown_name
+from makespan.training.zoo import MODEL_FAMILIES, SmallModel
+
+Reduction = Literal["ordered", "allreduce"]
+_CHOICES = {
+    "optimizer": ("adam", "adamw", "sgd"),
+    "dtype": ("float32", "float64"),
+    "reduction": ("ordered", "allreduce"),
+}
+_SIZES = {"n_layers": 8, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 256, "seq": 32, "vocab": 256}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainJob:
+    """What is trained, and all that decides its bits but the plans; an `InputError` names what is wrong.
+
+    Parameters
+    ----------
+    model
+        A family of small models, or ``file.py:function`` that returns a `Chain` of your own.
+    model_options
+        Sizes of the small model, or arguments of the function.
+    n_microbatches, microbatch_size
+        Microbatches of an iteration, over all pipelines, and samples of each.
+    seed, data_seed
+        Of the initial weights and of what layers draw; of the order of the samples.
+    optimizer, optimizer_options, learning_rate, warmup_steps
+        Name in `torch.optim`, its further arguments, and its rate, which grows linearly over the first
+        iterations. A chain may bring its own.
+    clip_norm
+        Largest norm of all gradients together; None for no limit.
+    dtype
+        ``float32`` or ``float64``, of weights, gradients and what passes between stages.
+    reduction
+        How gradients are added over pipelines: ``ordered``, by the owner of the first pipeline in the order
+        of the pipelines, with the same bits for any number of them, or ``allreduce``, by the backend.
+    bucketed
+        Whether layers that have the same owners are sent in one message.
+    """
+
+    model: str = "gpt"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    n_microbatches: int = 24
+    microbatch_size: int = 2
+    seed: int = 0
+    data_seed: int = 0
+    optimizer: str = "adam"
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    clip_norm: float | None = None
+    dtype: str = "float32"
+    reduction: Reduction = "ordered"
+    bucketed: bool = True
+
+    def __post_init__(self) -> None:
+        """Check names and numbers."""
+        if ":" not in self.model:
+            small_model(self)
+        for name, accepted in _CHOICES.items():
+            if (found := getattr(self, name)) not in accepted:
+                raise unknown_name(name, str(found), accepted)
+        for name, least in (("n_microbatches", 1), ("microbatch_size", 1), ("warmup_steps", 0)):
+            if (number := getattr(self, name)) < least:
+                raise InputError(f"{name} is {number}; accepted: a whole number >= {least}")
+        for name in ("learning_rate", "clip_norm"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise InputError(f"{name} is {value}; accepted: a number > 0")
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of an iteration."""
+        return self.n_microbatches * self.microbatch_size
+
+    def rate(self, iteration: int) -> float:
+        """Return the learning rate of an iteration."""
+        return min(1.0, (iteration + 1) / max(1, self.warmup_steps)) * self.learning_rate
+
+    def values(self) -> dict[str, Any]:
+        """Return the job as plain values, which `job_from` reads."""
+        return asdict(self)
+
+
+def job_from(values: Mapping[str, Any]) -> ChainJob:
+    """Build a job from the plain values of `ChainJob.values`."""
+    return ChainJob(**values)
+
+
+def small_model(job: ChainJob) -> SmallModel:
+    """Return the small model that a job names."""
+    if job.model not in MODEL_FAMILIES:
+        raise unknown_name("model", job.model, [*MODEL_FAMILIES, "file.py:function"])
+    try:
+        return SmallModel(job.model, **(_SIZES | dict(job.model_options)))
+    except TypeError as error:
+        raise InputError(f"model_options are {dict(job.model_options)}: {error}") from None

@@ -1,0 +1,340 @@
+"""Node side of a resilient run: rendezvous with other members, and the loop that serves the coordinator."""
+
+import base64
+import importlib
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
+from makespan.files import read_json
+from makespan.oobleck import protocol as tasks
+from makespan.oobleck.messages import (
+    Announce,
+    Beat,
+    Cause,
+    Connection,
+    Form,
+    Freeze,
+    Frozen,
+    Hello,
+    Hold,
+    Leave,
+    Leaving,
+    Message,
+    Save,
+    Shared,
+    connected,
+)
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------
+# Where the members of a generation meet: what each says reaches all over the connections to the
+# coordinator.
+#
+# A wait there ends when a new generation begins. No port is opened for it and no name is looked up.
+
+
+class Board:
+    """What was said in the newest generations."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send, self._newest, self._said = send, 0, dict[tuple[int, str], bytes]()
+        self._changed = threading.Condition()
+
+    def renew(self, generation: int) -> None:
+        """Forget what is older, and end the waits of those who belong to that."""
+        with self._changed:
+            self._newest = generation
+            self._said = {key: one for key, one in self._said.items() if key[0] >= generation}
+            self._changed.notify_all()
+
+    def take(self, message: Shared) -> None:
+        """Note what a member said."""
+        with self._changed:
+            self._said[message.generation, message.key] = base64.b64decode(message.value)
+            self._changed.notify_all()
+
+    def tell(self, generation: int, key: str, value: bytes) -> None:
+        """Say something to all, oneself included."""
+        message = Shared(generation, key, base64.b64encode(value).decode())
+        self.take(message)
+        self._send(message)
+
+    def has(self, generation: int, key: str) -> bool:
+        """Whether somebody said it; a `RuntimeError` says that a new generation has begun."""
+        with self._changed:
+            self._check(generation)
+            return (generation, key) in self._said
+
+    def wait(self, generation: int, key: str, timeout_s: float) -> bytes:
+        """Wait for something; a `RuntimeError` says that a new generation has begun, or that time is over."""
+        place = (generation, key)
+        with self._changed:
+            self._changed.wait_for(lambda: place in self._said or self._newest > generation, timeout_s)
+            self._check(generation)
+            if place not in self._said:
+                raise RuntimeError(f"nobody said {key} within {timeout_s:g} s")
+            return self._said[place]
+
+    def _check(self, generation: int) -> None:
+        if self._newest > generation:
+            raise RuntimeError(f"generation {generation} is over")
+
+
+def store_on(board: Board, generation: int, timeout_s: float) -> Any:
+    """Store of torch for a generation, whose values are on the board."""
+
+    def put(_: Any, key: str, value: Any) -> None:
+        board.tell(generation, key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(_: Any, key: str) -> bytes:
+        return board.wait(generation, key, timeout_s)
+
+    def wait(_: Any, keys: list[str], timeout: Any = None) -> None:
+        until_s = time.monotonic() + (timeout_s if timeout is None else timeout.total_seconds())
+        for key in keys:
+            board.wait(generation, key, max(until_s - time.monotonic(), 0.0))
+
+    def check(_: Any, keys: list[str]) -> bool:
+        return all(board.has(generation, key) for key in keys)
+
+    # The stubs of torch hide its public stores.
+    base: Any = importlib.import_module("torch.distributed").Store
+    methods = {"set": put, "get": get, "wait": wait, "check": check}
+    return type("BoardStore", (base,), methods)()
+
+
+# ------------------------------------------------------------------------------------------------
+# A process that takes part in a resilient run, whatever it trains: connection, heartbeat, phases, signals.
+#
+# Messages are received by a thread and done in turn by the main one, which may wait for other nodes. It
+# notices a new generation when it announces a phase, and otherwise when its groups break, because others
+# gave up theirs.
+
+ADDRESS_FILE = "coordinator.json"
+JOINING = 1 << 20
+"""Ranks from here on are those of processes that nobody has numbered."""
+_BEAT_S = 0.5
+_CONNECT_S = 30.0
+_ABANDONED = 3
+_STANDING_S = 60.0
+
+
+class SupersededError(WorkerError):
+    """What a node does belongs to a generation that is over."""
+
+
+class Announcing(Protocol):
+    """Says which phase of an iteration begins; a `SupersededError` ends what is of a former generation."""
+
+    def __call__(self, phase: str, iteration: int) -> None:
+        """Announce it."""
+
+
+class Engine(Protocol):
+    """What a node computes with."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Layers whose state is whole here, also those that it does not own any more."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for another node, and so computes nothing."""
+
+    def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
+        """Load what the run needs."""
+
+    def drop(self) -> None:
+        """Give up every group, and with it the connections to other nodes."""
+
+    def form(self, form: Form, forgets: bool) -> Mapping[str, str]:
+        """Meet the others, get what is missing, and return the checksums of the layers that it owns."""
+
+    def compute(self, iteration: int) -> Any:
+        """Compute gradients and reduce them; what it returns goes into the record."""
+
+    def apply(self, iteration: int) -> None:
+        """Step with the gradients."""
+
+    def write(self, save: Save) -> None:
+        """Write layers."""
+
+
+def host_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Host that fails as a whole; Slurm may know several on one machine."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
+    """Take part in the run of a directory until it is over, and return why.
+
+    ``node`` is the number that the coordinator gave when it started this process; None for one that joins.
+    """
+    address = read_json(run_dir / ADDRESS_FILE)
+    if address is None:
+        raise WorkerError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+    try:
+        link = connected(address["host"], address["port"], _CONNECT_S)
+    except OSError as error:
+        found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
+        raise WorkerError(f"{found}; accepted: the directory of a run that is going on") from None
+    return _Node(link, engine).run(Hello(address["token"], os.getpid(), host_name(), node))
+
+
+def _take_signals() -> None:
+    """Make SIGTERM wake the heartbeat thread only, even while the main thread waits in a collective."""
+    signal.signal(signal.SIGTERM, _ignore)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+class _Node:
+    """One process of a run."""
+
+    def __init__(self, link: Connection, engine: Engine) -> None:
+        self.link, self.engine, self.part = link, engine, tasks.Participation()
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.newest, self.node = 0, -1
+        self.board = Board(link.send)
+        self.held: set[tuple[str, int]] = set()
+        self.place: tuple[str, int] = ("", -1)
+
+    def run(self, hello: Hello) -> str:
+        """Do what the coordinator says."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        _take_signals()
+        self.link.send(hello)
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._beat, args=(woken,), daemon=True).start()
+        while True:
+            pending = self.part.receive(self.inbox.get())
+            while pending:
+                task = pending.pop(0)
+                if isinstance(task, tasks.Depart):
+                    return task.reason
+                pending += self._do(task)
+
+    def _listen(self) -> None:
+        is_over = False
+        while (messages := self.link.receive()) is not None:
+            for message in messages:
+                match message:
+                    case Hold():
+                        self.held.add((message.phase, message.iteration))
+                    case Shared():
+                        self.board.take(message)
+                    case _:
+                        is_over |= isinstance(message, Leave)
+                        if isinstance(message, Freeze):
+                            self.newest = message.generation
+                            self.board.renew(message.generation)
+                        self.inbox.put(message)
+        if not is_over:
+            self._abandon()
+
+    def _abandon(self) -> NoReturn:
+        """End at once, because nobody says any more what happens."""
+        with suppress(OSError):
+            sys.stderr.write("the coordinator is gone, and so is this node\n")
+            sys.stderr.flush()
+        os._exit(_ABANDONED)
+
+    def _beat(self, woken: int) -> None:
+        while True:
+            told: Message = Beat(self.engine.is_waiting)
+            if select.select([woken], [], [], _BEAT_S)[0] and signal.SIGTERM in os.read(woken, 64):
+                told = Leaving()
+            with suppress(OSError):
+                self.link.send(told)
+
+    def announce(self, phase: str, iteration: int) -> None:
+        """Tell where this node is, unless that is of a generation that is over."""
+        self._enter(phase, iteration)
+        if self.newest > self.part.generation:
+            raise SupersededError("a new generation has begun")
+
+    def _enter(self, phase: str, iteration: int) -> None:
+        if self.place in self.held:
+            self._stand_still()
+        if self.place != (phase, iteration):
+            self.place = (phase, iteration)
+            self.link.send(Announce(phase, iteration))
+
+    def _stand_still(self) -> None:
+        """Stay at the end of a phase in which this process shall be killed."""
+        time.sleep(_STANDING_S)
+        raise WorkerError(f"nobody killed node {self.node} in phase {self.place[0]}")
+
+    def _do(self, task: tasks.Task) -> list[tasks.Task]:
+        """Do a task; tasks that follow from it."""
+        match task:
+            case tasks.Prepare():
+                self.node = task.node
+                self.engine.prepare(task.node, task.request, self.announce, self.board)
+                _take_signals()  # code of the user that was loaded may have set handlers of its own
+            case tasks.Drop():
+                return self._drop(task)
+            case tasks.Join():
+                return self._try(lambda: self.part.formed(self.engine.form(task.form, task.forgets)))
+            case tasks.Compute():
+                return self._try(lambda: self._compute(task.iteration))
+            case tasks.Apply():
+                self._enter("committed", task.iteration)  # a commit is applied, whatever comes after it
+                self.engine.apply(task.iteration)
+            case tasks.Write():
+                return self._try(lambda: self._write(task.save))
+            case tasks.Answer():
+                self.link.send(task.message)
+        return []
+
+    def _drop(self, task: tasks.Drop) -> list[tasks.Task]:
+        self.engine.drop()
+        self._enter("regroup", task.step)
+        return [tasks.Answer(Frozen(task.generation, task.step, self.engine.layers))]
+
+    def _write(self, save: Save) -> list[tasks.Task]:
+        self.engine.write(save)
+        return self.part.saved(save)
+
+    def _compute(self, iteration: int) -> list[tasks.Task]:
+        report = self.engine.compute(iteration)
+        self.announce("prepared", iteration)
+        return self.part.computed(report)
+
+    def _try(self, act: Callable[[], list[tasks.Task]]) -> list[tasks.Task]:
+        """Do what depends on other nodes; when it fails the groups go first, so that others are released."""
+        text, cause = "", Cause.PEER
+        try:
+            return act()
+        except SupersededError:
+            pass
+        except Exception as error:  # noqa: BLE001 - the coordinator decides what it means
+            text = f"{type(error).__name__}: {error}"
+            _log.warning("%s", text if isinstance(error, TrainingError) else traceback.format_exc())
+            if isinstance(error, InputError):
+                text, cause = str(error), Cause.INPUT
+            elif isinstance(error, CheckpointError) or not isinstance(error, TrainingError):
+                cause = Cause.OWN
+        # Not within the except block: what it holds would keep the groups alive.
+        self.engine.drop()
+        return self.part.failed(text, cause) if text else []

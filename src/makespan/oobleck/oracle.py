@@ -1,0 +1,142 @@
+"""Bitwise reference of a resilient run: repeat its plans in one process, in the same order of sums."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from makespan.oobleck.chain import load_chain, load_microbatch
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.plan import HybridPlan, check_plan
+from makespan.oobleck.stage import HeldLayers, State, classes
+from makespan.oobleck.worker import layer_file
+
+# ------------------------------------------------------------------------------------------------
+# A whole job in one process, bit by bit as its pipelines would do it under the plans of a log.
+
+_CPU = torch.device("cpu")
+Gradients = dict[tuple[int, str], Tensor]
+
+
+class Oracle:
+    """One process that holds all layers, and adds up the gradients of the pipelines in their order.
+
+    What it needs of a plan is which pipeline has how many microbatches; which node runs which layers changes
+    no bit. That is what it shows of a job whose sums are ordered: after the same iterations under the same
+    plans, `checksum` is equal, layer by layer.
+    """
+
+    def __init__(self, job: ChainJob) -> None:
+        self._job, self._chain = job, load_chain(job)
+        self._held = HeldLayers(job, self._chain, _CPU)
+        self._held.hold(range(self._chain.n_layers))
+        self._weights = {
+            (layer, name): one
+            for layer in range(self._chain.n_layers)
+            for name, one in self._held.parameters(layer).items()
+        }
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers of the model."""
+        return self._chain.n_layers
+
+    def iterate(self, iteration: int, plan: HybridPlan) -> float:
+        """Do an iteration under a plan and return its mean loss, before the step."""
+        job, layers = self._job, range(self.n_layers)
+        check_plan(plan, self.n_layers, job.n_microbatches)
+        losses, partial, start = [], list[Gradients](), 0
+        for one in plan.pipelines:
+            self._held.clear_gradients()
+            own = range(start, start + one.n_microbatches)
+            losses.append(math.fsum(self._pass(iteration, number) for number in own))
+            partial.append(self._gradients())
+            start = own.stop
+        for weight, total in self._sums(partial).items():
+            self._weights[weight].grad = total / job.n_microbatches
+        if job.clip_norm is not None:
+            again = {weight for one in classes(self._chain.tied) for weight in one[1:]}
+            norm = math.sqrt(math.fsum(self._held.squared_norm(layer, again) for layer in layers))
+            self._held.scale_gradients(layers, min(1.0, job.clip_norm / (norm + 1e-6)))
+        self._held.step(layers, iteration)
+        return math.fsum(losses) / job.n_microbatches
+
+    def _pass(self, iteration: int, number: int) -> float:
+        """Run a microbatch forward and back through all layers, and return its loss."""
+        state, targets = load_microbatch(self._chain, self._job, iteration, number, _CPU)
+        for layer in range(self.n_layers):
+            arguments = state if isinstance(state, tuple) else (state,)
+            state = self._held.apply_layer(layer, arguments, iteration, number)
+        loss = self._chain.loss(state, targets)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def _gradients(self) -> Gradients:
+        return {
+            weight: torch.zeros_like(one) if one.grad is None else one.grad
+            for weight, one in self._weights.items()
+        }
+
+    def _sums(self, partial: list[Gradients]) -> Gradients:
+        """Add up the pipelines in order; a tied weight within each in the order of its layers."""
+        found: Gradients = {}
+        together = {weight: one for one in classes(self._chain.tied) for weight in one}
+        for weight in self._weights:
+            summands = [own[part] for own in partial for part in together.get(weight, (weight,))]
+            total = summands[0].clone()
+            for summand in summands[1:]:
+                total += summand
+            found[weight] = total
+        return found
+
+    def state(self, layer: int) -> State:
+        """Return the state of a layer, as that of a process that holds it."""
+        return self._held.state(layer)
+
+    def load(self, states: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Begin with these states, as a job does that goes on from a checkpoint."""
+        for layer, state in states.items():
+            self._held.load(layer, state)
+
+    def checksum(self, layer: int) -> str:
+        """Return the SHA-256 of the state of a layer."""
+        return self._held.checksum(layer)
+
+
+# ------------------------------------------------------------------------------------------------
+# Repeat a resilient run in one process, and compare what came of both.
+
+
+def replay(
+    job: ChainJob, plans: Sequence[tuple[int, HybridPlan]], iterations: int, checkpoint: Path
+) -> tuple[list[float], bool]:
+    """Repeat iterations from the start under a log of plans.
+
+    Parameters
+    ----------
+    job, plans, iterations
+        What was trained, each plan with the first iteration under it, and how long.
+    checkpoint
+        What the run left after these iterations.
+
+    Returns
+    -------
+    tuple
+        Loss of each iteration, and whether parameters, buffers and optimizer state of all layers have the
+        same bits.
+    """
+    torch.set_num_threads(1)
+    oracle = Oracle(job)
+    losses = [
+        oracle.iterate(iteration, [plan for first, plan in plans if first <= iteration][-1])
+        for iteration in range(iterations)
+    ]
+    equal = True
+    for layer in range(oracle.n_layers):
+        found = torch.load(checkpoint / layer_file(layer), weights_only=True)
+        wanted = oracle.state(layer)
+        equal &= found.keys() == wanted.keys() and all(torch.equal(found[one], wanted[one]) for one in found)
+    return losses, equal

@@ -1,0 +1,170 @@
+"""Pipeline stages, templates and plans: the values that planner, reconfiguration and runtime exchange."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from makespan.errors import InputError
+
+# ------------------------------------------------------------------------------------------------
+# Stages, templates and plans: what planning, reconfiguration and training hand to each other.
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive layers of a model on GPUs of one node.
+
+    Parameters
+    ----------
+    first_layer, end_layer
+        The layers, from the first to the one behind the last.
+    n_gpus
+        GPUs that share the stage.
+    latency_s
+        Forward and backward pass of one microbatch.
+    """
+
+    first_layer: int
+    end_layer: int
+    n_gpus: int
+    latency_s: float
+
+    @property
+    def layers(self) -> range:
+        """Return the indices of the layers."""
+        return range(self.first_layer, self.end_layer)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTemplate:
+    """A pipeline for a number of nodes, none of them named.
+
+    Parameters
+    ----------
+    n_nodes, gpus_per_node
+        For what it is made.
+    stages
+        All layers of the model, in order.
+    time_s
+        Cost of the search, of three times as many microbatches as stages and one.
+    """
+
+    n_nodes: int
+    gpus_per_node: int
+    stages: tuple[Stage, ...]
+    time_s: float
+
+    @property
+    def n_stages(self) -> int:
+        """Return the number of stages."""
+        return len(self.stages)
+
+    @property
+    def n_layers(self) -> int:
+        """Return the number of layers of the model."""
+        return self.stages[-1].end_layer
+
+    @property
+    def imbalance(self) -> float:
+        """Return the latency of the slowest stage over the mean of all."""
+        latencies = [stage.latency_s for stage in self.stages]
+        return max(latencies) * len(latencies) / sum(latencies)
+
+    def rank_grid(self, ranks: Sequence[int], n_slots: int | None = None) -> dict[int, tuple[int, ...]]:
+        """Return which ranks hold each layer, given those of all GPUs in order.
+
+        With a number of slots every layer is so many equal parts, which stages with different numbers of GPUs
+        have in common, and the ranks are those of its parts.
+        """
+        n_gpus = sum(stage.n_gpus for stage in self.stages)
+        if len(ranks) != n_gpus:
+            raise InputError(f"{len(ranks)} ranks for a template of {n_gpus} GPUs; accepted: one each")
+        widest = max(stage.n_gpus for stage in self.stages)
+        if n_slots is not None and (n_slots < widest or n_slots % widest):
+            raise InputError(
+                f"{n_slots} slots for stages of up to {widest} GPUs; accepted: multiples of that"
+            )
+        left = iter(ranks)
+        grid: dict[int, tuple[int, ...]] = {}
+        for stage in self.stages:
+            held = tuple(islice(left, stage.n_gpus))
+            count = n_slots or stage.n_gpus
+            parts = tuple(held[slot * stage.n_gpus // count] for slot in range(count))
+            grid |= dict.fromkeys(stage.layers, parts)
+        return grid
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A template on nodes; an iteration gives it so many microbatches.
+
+    Nodes are numbers that are never used for another node.
+    """
+
+    nodes: tuple[int, ...]
+    template: PipelineTemplate
+    n_microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPlan:
+    """Pipelines that train one model together, in the order in which their gradients are added."""
+
+    pipelines: tuple[Pipeline, ...]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Return all nodes, pipeline by pipeline."""
+        return tuple(node for one in self.pipelines for node in one.nodes)
+
+
+# ------------------------------------------------------------------------------------------------
+# Plans as plain values, those that cannot be run, and who holds what under one.
+
+
+def plan_values(plan: HybridPlan) -> list[dict[str, Any]]:
+    """Return a plan as plain values."""
+    return [asdict(one) for one in plan.pipelines]
+
+
+def plan_from(values: Sequence[Mapping[str, Any]]) -> HybridPlan:
+    """Build a plan from the values of `plan_values`."""
+    return HybridPlan(
+        tuple(
+            Pipeline(tuple(one["nodes"]), _template(one["template"]), one["n_microbatches"]) for one in values
+        )
+    )
+
+
+def _template(values: Mapping[str, Any]) -> PipelineTemplate:
+    return PipelineTemplate(**{**values, "stages": tuple(Stage(**one) for one in values["stages"])})
+
+
+def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
+    """Refuse a plan that cannot be run; an `InputError` names what it is."""
+    if len(set(plan.nodes)) != len(plan.nodes):
+        raise InputError(f"plan with nodes {plan.nodes}; accepted: each node once")
+    if (found := sum(one.n_microbatches for one in plan.pipelines)) != n_microbatches:
+        raise InputError(f"plan of {found} microbatches; accepted: those of the job, {n_microbatches}")
+    for number, one in enumerate(plan.pipelines):
+        stages, where = one.template.stages, f"pipeline {number} on nodes {one.nodes}"
+        if one.n_microbatches < 1:
+            raise InputError(f"{where} has {one.n_microbatches} microbatches; accepted: 1 or more")
+        if many := [stage.n_gpus for stage in stages if stage.n_gpus != 1]:
+            raise InputError(f"{where} has a stage on {many[0]} GPUs; accepted in a run: one GPU a stage")
+        if len(stages) != len(one.nodes):
+            raise InputError(f"{where} has {len(stages)} stages; accepted in a run: one a node")
+        bounds = [0, *(stage.end_layer for stage in stages)]
+        if [stage.first_layer for stage in stages] != bounds[:-1] or bounds[-1] != n_layers:
+            raise InputError(f"{where} has stages that end at {bounds[1:]}; accepted: all {n_layers} layers")
+
+
+def owners(plan: HybridPlan, layer: int) -> tuple[int, ...]:
+    """Return the nodes that hold a layer, in the order of their pipelines."""
+    return tuple(
+        node
+        for one in plan.pipelines
+        for node, stage in zip(one.nodes, one.template.stages, strict=True)
+        if layer in stage.layers
+    )

@@ -1,0 +1,413 @@
+"""Layer times and sizes of a model: read, check and write profiles, or compute one with the emulator."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, load_calibration
+from makespan.errors import InputError
+from makespan.files import preset_entry, read_text, write_json
+from makespan.hardware import Network, NodeSpec, homogeneous
+from makespan.plans import ExecutionPlan, Placement, Stage, stages
+from makespan.units import MS
+from makespan.workloads import BlockSpec, ModelSpec, Workload, stack
+
+# ------------------------------------------------------------------------------------------------
+# Times and sizes of the layers of a model: read, checked, written, and the two profiles of the artifact.
+
+PICOSECONDS = 10**12
+"""Of a second; costs are compared as whole picoseconds, so that equal ones are equal."""
+_LONGEST_S = 1_000.0  # of all layers together; costs of a hundred stages then fit 64 bits
+_EXPECTED = "a layer profile (JSON)"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """Times of one layer for a microbatch, and what it holds in memory.
+
+    Parameters
+    ----------
+    forward_s, backward_s
+        Passes of one microbatch on one GPU [s].
+    allreduce_in_node_s, allreduce_across_nodes_s
+        Exchange of its gradients among so many GPUs of a node, and among so many replicas [s].
+    parameter_bytes, activation_bytes
+        Its parameters, and what a microbatch keeps for the backward pass [B].
+
+    Raises
+    ------
+    InputError
+        A pass takes no time, a value is negative or not finite, or a number of GPUs is less than 1.
+    """
+
+    forward_s: float
+    backward_s: float
+    allreduce_in_node_s: Mapping[int, float] = field(default_factory=dict)
+    allreduce_across_nodes_s: Mapping[int, float] = field(default_factory=dict)
+    parameter_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("forward_s", "backward_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value * PICOSECONDS >= 1):
+                raise InputError(f"{name} is {value}; accepted: a finite time above 0")
+        for name in ("parameter_bytes", "activation_bytes"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} is {value}; accepted: a finite number of bytes, 0 or more")
+        for name in ("allreduce_in_node_s", "allreduce_across_nodes_s"):
+            for count, value in getattr(self, name).items():
+                if count < 1 or not (math.isfinite(value) and value >= 0):
+                    raise InputError(
+                        f"{name} has {value} for {count}; accepted: finite times, 0 or more, for 1 or more"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """The layers of a model, first to last, as timed with one microbatch size.
+
+    Parameters
+    ----------
+    name
+        What was profiled; a label.
+    layers
+        One or more layers.
+    micro_batch_size
+        Samples of a microbatch.
+
+    Raises
+    ------
+    InputError
+        There is no layer, no sample, or the layers take more than 1,000 s together.
+    """
+
+    name: str
+    layers: tuple[LayerProfile, ...]
+    micro_batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.layers or self.micro_batch_size < 1:
+            raise InputError(
+                f"profile {self.name!r}: {len(self.layers)} layers, {self.micro_batch_size} samples a "
+                "microbatch; accepted: one or more of both"
+            )
+        total = sum(layer.forward_s + layer.backward_s for layer in self.layers)
+        if total > _LONGEST_S:
+            raise InputError(
+                f"profile {self.name!r}: its layers take {total:.0f} s; accepted: at most {_LONGEST_S:.0f} s"
+            )
+
+    @property
+    def n_layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.layers)
+
+    def sync_time_s(self, n_replicas: int) -> float:
+        """Return what an iteration waits for gradients of so many replicas: those of layer 0 [s].
+
+        The exchange of the other layers is taken to hide behind the backward pass. Raises `InputError` if
+        the profile has no time for so many; nothing is interpolated.
+        """
+        times = self.layers[0].allreduce_across_nodes_s
+        if n_replicas not in times and n_replicas > 1:
+            known = ", ".join(map(str, sorted(times))) or "none"
+            raise InputError(
+                f"profile {self.name!r}: layer 0 has no allreduce_across_nodes_ms for {n_replicas} replicas; "
+                f"it has: {known}"
+            )
+        return times.get(n_replicas, 0.0)
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def read_profile(path: str | Path) -> ModelProfile:
+    """Read the times of layers, in milliseconds.
+
+    Accepted is what `write_profile` writes, the list of its layers alone, or a list of numbers: forward and
+    backward pass of each layer together, of which the forward pass is taken to be a third.
+    Raises `InputError`, which names file, layer and key.
+    """
+    try:
+        found = json.loads(read_text(path, _EXPECTED))
+    except (ValueError, RecursionError) as wrong:
+        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {wrong}") from None
+    content = found if isinstance(found, dict) else {"layers": found}
+    layers = content.get("layers")
+    if not isinstance(layers, list):
+        raise InputError(f"{path}: has no list of layers; accepted: {_EXPECTED} with the key 'layers'")
+    size = content.get("micro_batch_size", 1)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise InputError(f"{path}: micro_batch_size is {size!r}; accepted: a whole number")
+    read = tuple(_layer(one, f"{path}: layer {index}") for index, one in enumerate(layers))
+    try:
+        return ModelProfile(str(content.get("model", Path(path).stem)), read, size)
+    except InputError as wrong:
+        raise InputError(f"{path}: {wrong}") from None
+
+
+def _layer(found: Any, where: str) -> LayerProfile:
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        both = _number(found, where)
+        found = {"forward_ms": both / 3, "backward_ms": both * 2 / 3}
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: is {found!r}; accepted: an object with forward_ms, or a number")
+    known = {"forward_ms", "backward_ms", "allreduce_in_node_ms", "allreduce_across_nodes_ms", "mem_required"}
+    for key in [*(found.keys() - known - {"name"}), *({"forward_ms", "backward_ms"} - found.keys())]:
+        problem = "is missing" if key in known else "is unknown"
+        raise InputError(f"{where}: {key!r} {problem}; accepted: name, {', '.join(sorted(known))}")
+    memory = found.get("mem_required", [0, 0])
+    if not isinstance(memory, list) or len(memory) != 2:
+        raise InputError(
+            f"{where}: mem_required is {memory!r}; accepted: bytes of parameters, of activations"
+        )
+    try:
+        return LayerProfile(
+            _number(found["forward_ms"], f"{where}: forward_ms") * MS,
+            _number(found["backward_ms"], f"{where}: backward_ms") * MS,
+            _times(found.get("allreduce_in_node_ms", {}), where),
+            _times(found.get("allreduce_across_nodes_ms", {}), where),
+            *(_number(one, f"{where}: mem_required") for one in memory),
+        )
+    except InputError as wrong:
+        text = str(wrong)
+        raise InputError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def _number(found: Any, where: str) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise InputError(f"{where} is {found!r}; accepted: a number")
+    try:
+        return float(found)
+    except OverflowError:
+        raise InputError(f"{where} is larger than any; accepted: a number") from None
+
+
+def _times(found: Any, where: str) -> dict[int, float]:
+    if not isinstance(found, dict) or not all(str(count).isdecimal() for count in found):
+        raise InputError(f"{where}: exchange times are {found!r}; accepted: milliseconds by number of GPUs")
+    return {int(count): _number(value, f"{where}: {count}") * MS for count, value in found.items()}
+
+
+def write_profile(profile: ModelProfile, path: str | Path) -> None:
+    """Write the times of layers, in milliseconds, as `read_profile` reads them."""
+    write_json(as_plain(profile), path, indent=1)
+
+
+def as_plain(profile: ModelProfile) -> dict[str, Any]:
+    """Return a profile as plain values, in milliseconds."""
+
+    def times(by_count: Mapping[int, float]) -> dict[str, float]:
+        return {str(count): by_count[count] / MS for count in sorted(by_count)}
+
+    layers = [
+        {
+            "forward_ms": layer.forward_s / MS,
+            "backward_ms": layer.backward_s / MS,
+            "allreduce_in_node_ms": times(layer.allreduce_in_node_s),
+            "allreduce_across_nodes_ms": times(layer.allreduce_across_nodes_s),
+            "mem_required": [layer.parameter_bytes, layer.activation_bytes],
+        }
+        for layer in profile.layers
+    ]
+    return {"model": profile.name, "micro_batch_size": profile.micro_batch_size, "layers": layers}
+
+
+# --- the profiles of the artifact -------------------------------------------------------------------
+
+
+def _made_up(name: str, passes_ms: list[tuple[float, float]], n_replicas: int) -> ModelProfile:
+    in_node = dict.fromkeys(range(1, 5), 0.2 * MS)
+    across = dict.fromkeys(range(1, n_replicas + 1), 0.5 * MS)
+    layers = (
+        LayerProfile(forward * MS, backward * MS, in_node, across, 1024, 1024)
+        for forward, backward in passes_ms
+    )
+    return ModelProfile(name, tuple(layers))
+
+
+def uniform24() -> ModelProfile:
+    """Return 24 equal layers, as in the tests of the artifact."""
+    return _made_up("uniform24", [(0.05, 0.10)] * 24, 16)
+
+
+def random32(seed: int) -> ModelProfile:
+    """Return 32 layers with random times, drawn as in the tests of the artifact, which gave no seed.
+
+    Exchange times go up to 64 replicas, where the artifact's end at 16.
+    """
+    rng = np.random.default_rng(seed)
+    passes = [(0.03 + 0.02 * rng.random(), 0.08 + 0.02 * rng.random()) for _ in range(32)]
+    return _made_up(f"random32-{seed}", passes, 64)
+
+
+# ------------------------------------------------------------------------------------------------
+# Times of layers from the emulator, for a model and a cluster that nobody has timed yet.
+
+_WEIGHT_BYTES = 2.0  # at 16 bit, of which a limit of memory says how many times they are held
+_PACKAGE = "makespan.oobleck"
+
+
+def pipeline_workload(model: ModelSpec, global_batch_size: int, precision: str = "fp16") -> Workload:
+    """Return the training of a model in a pipeline by eager software.
+
+    Parameters
+    ----------
+    model
+        Its shape.
+    global_batch_size
+        Samples an optimiser step.
+    precision
+        Of matrix products, such as ``fp16`` or ``fp32``.
+
+    Raises
+    ------
+    InputError
+        The batch has no sample.
+    """
+    plain = stack("zero-eager")
+    return Workload(
+        key=model.key,
+        aliases=(),
+        model=model,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        families=("TP+PP",),
+        data_parallel_stack=plain,
+        model_parallel_stack=plain,
+        max_microbatches=1,
+        used_for_calibration=False,
+        source=model.source,
+    )
+
+
+def paper_model(name: str) -> ModelSpec:
+    """Return the shape of a model of the paper.
+
+    Parameters
+    ----------
+    name
+        As in the printed throughput, for example ``GPT-3 2.7B``.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of this name.
+    """
+    entry = preset_entry(_PACKAGE, "models", "model", name)
+    blocks = tuple(BlockSpec(**block) for block in entry.pop("blocks"))
+    return ModelSpec(key=name, title=name, blocks=blocks, **entry)
+
+
+def layer_times(
+    workload: Workload,
+    node: NodeSpec,
+    network: Network,
+    micro_batch_size: int,
+    calibration: CalibrationSet | None = None,
+    most_replicas: int = 64,
+) -> ModelProfile:
+    """Return what the emulator says of every layer of a model: its passes, exchanges and memory.
+
+    A layer is a pipeline stage of its own on one GPU; the embedding belongs to the first layer, the output
+    head to the last. The exchange of a layer's gradients is its share, by parameters, of that of the whole
+    model, with nothing hidden; replicas are on nodes with a GPU each.
+
+    Parameters
+    ----------
+    workload
+        What is trained; its model, precision and the stack of model-parallel plans count.
+    node, network, micro_batch_size
+        Kind of node, what connects nodes, and samples of a microbatch.
+    calibration
+        Constants of the emulator; those that are shipped unless given.
+    most_replicas
+        Exchanges across nodes are given for 2 replicas up to these.
+
+    Returns
+    -------
+    ModelProfile
+        Emulated times [s] and bytes: weights at 16 bit, and activations without checkpointing.
+
+    Raises
+    ------
+    InputError
+        A microbatch of no sample, or a device without the precision of the workload.
+    """
+    if micro_batch_size < 1 or most_replicas < 1:
+        raise InputError(
+            f"microbatch of {micro_batch_size} samples, {most_replicas} replicas; accepted: 1 or more"
+        )
+    constants = calibration or load_calibration()
+    plan = _layer_by_layer(workload, micro_batch_size)
+    one_batch, alone = _exposed(workload, micro_batch_size), replace(node, n_gpus=1)
+    point = Point(plan, Placement.packed(plan.pp, 1))
+    passes = exact_pipeline(one_batch, point, homogeneous(alone, plan.pp, network), constants)
+    held = stages(one_batch.for_plan(plan).model, plan)
+    total = sum(stage.parameters for stage in held)
+    inside, across = _exchanges_s(workload, node, network, constants, most_replicas)
+    fused = one_batch.model_parallel_stack.fused_attention
+    layers = (
+        LayerProfile(
+            forward_s,
+            backward_s,
+            {width: time_s * stage.parameters / total for width, time_s in inside.items()},
+            {count: time_s * stage.parameters / total for count, time_s in across.items()},
+            _WEIGHT_BYTES * stage.parameters,
+            micro_batch_size * _kept_bytes(stage, fused_attention=fused),
+        )
+        for stage, forward_s, backward_s in zip(held, passes.forward_s, passes.backward_s, strict=True)
+    )
+    return ModelProfile(f"{workload.model.title} on {node.name}", tuple(layers), micro_batch_size)
+
+
+def _layer_by_layer(workload: Workload, micro_batch_size: int) -> ExecutionPlan:
+    """Return the plan that puts every layer on a GPU of its own, for one microbatch."""
+    return ExecutionPlan(
+        pp=workload.model.n_layers,
+        global_batch_size=micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        partition=(1,) * workload.model.n_layers,
+    )
+
+
+def _exposed(workload: Workload, global_batch_size: int) -> Workload:
+    """Return a workload of so many samples a step that hides no exchange behind its backward pass."""
+    plain = replace(workload.model_parallel_stack, overlaps_gradients=False)
+    return replace(
+        workload,
+        global_batch_size=global_batch_size,
+        max_microbatches=1,
+        data_parallel_stack=plain,
+        model_parallel_stack=plain,
+    )
+
+
+def _exchanges_s(
+    workload: Workload, node: NodeSpec, network: Network, constants: CalibrationSet, most_replicas: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the exchange of all gradients among GPUs of a node and among replicas, by their number [s]."""
+
+    def exchange_s(place: NodeSpec, gpus_per_node: tuple[int, ...]) -> float:
+        count = sum(gpus_per_node)
+        point = Point(ExecutionPlan(dp=count, global_batch_size=count), Placement(gpus_per_node))
+        machines = homogeneous(place, len(gpus_per_node), network)
+        return explain(_exposed(workload, count), point, machines, constants).terms_s["gradient_exchange"]
+
+    alone = replace(node, n_gpus=1)
+    widths = (1 << bit for bit in range(1, node.n_gpus.bit_length()))
+    inside = {width: exchange_s(node, (width,)) for width in widths}
+    return inside, {count: exchange_s(alone, (1,) * count) for count in range(2, most_replicas + 1)}
+
+
+def _kept_bytes(stage: Stage, *, fused_attention: bool) -> float:
+    """Return what a sample keeps in a stage for the backward pass [B]."""
+    attention = 0.0 if fused_attention else stage.attention_bytes
+    return stage.replicated_bytes + stage.sharded_bytes + attention + stage.logit_bytes

@@ -1,0 +1,143 @@
+"""Process that times layers and sums: ``python -m makespan.oobleck.profiling_worker <run directory>``."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from makespan.oobleck.chain import Chain, load_chain, load_microbatch
+from makespan.oobleck.job import ChainJob, job_from
+from makespan.oobleck.stage import HeldLayers, Links, as_tuple
+from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
+
+Row = dict[str, Any]
+
+
+class _LayerTimes:
+    """One microbatch through all layers, each timed by itself."""
+
+    def __init__(self, job: ChainJob, chain: Chain, device: torch.device) -> None:
+        self._job, self._chain, self._device = job, chain, device
+        self._held = HeldLayers(job, chain, device)
+        self._held.hold(range(chain.n_layers))
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def parameter_bytes(self, layer: int) -> int:
+        """Return the size of the weights of a layer."""
+        return sum(one.nbytes for one in self._held.modules[layer].parameters())
+
+    def activation_bytes(self) -> list[int]:
+        """Return the bytes that the backward pass of each layer needs of a microbatch, beside the weights."""
+        job, found = self._job, list[int]()
+        state, targets = load_microbatch(self._chain, job, 0, 0, self._device)
+        for layer in range(self._chain.n_layers):
+            kept: dict[int, int] = {}
+            with torch.autograd.graph.saved_tensors_hooks(_noting(kept), lambda one: one):
+                state = self._held.apply_layer(layer, as_tuple(state), 0, 0)
+                if layer == self._chain.n_layers - 1:
+                    state = self._chain.loss(state, targets)
+            own = {one.untyped_storage().data_ptr() for one in self._held.modules[layer].parameters()}
+            found.append(sum(size for place, size in kept.items() if place not in own))
+        return found
+
+    def measure(self, number: int) -> list[Row]:
+        """Run a microbatch forward and back; the time of both passes by layer [s]."""
+        job, last = self._job, self._chain.n_layers - 1
+        state, targets = load_microbatch(self._chain, job, 0, number % job.n_microbatches, self._device)
+        rows, ends = list[Row](), list[tuple[tuple[Any, ...], tuple[Any, ...]]]()
+        for layer in range(last + 1):
+            inputs = tuple(_leaf(one, layer > 0) for one in as_tuple(state))
+            begun = self._now()
+            state = self._held.apply_layer(layer, inputs, 0, number)
+            if layer == last:
+                state = self._chain.loss(state, targets)
+            rows.append({"forward_s": self._now() - begun})
+            ends.append((inputs, as_tuple(state)))
+        gradients = [torch.ones_like(one) for one in ends[-1][1]]
+        for layer in reversed(range(last + 1)):
+            inputs, outputs = ends.pop()
+            needed = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+            begun = self._now()
+            if needed:
+                torch.autograd.backward(needed, gradients)
+            rows[layer]["backward_s"] = self._now() - begun
+            gradients = [torch.zeros_like(one) if one.grad is None else one.grad
+                         for one in inputs if isinstance(one, Tensor) and one.requires_grad]  # fmt: skip
+        self._held.clear_gradients()
+        return rows
+
+
+def _leaf(one: Any, of_layers: bool) -> Any:
+    if not isinstance(one, Tensor):
+        return one
+    cut = one.detach()
+    return cut.requires_grad_(one.requires_grad) if of_layers else cut
+
+
+def _noting(kept: dict[int, int]) -> Callable[[Tensor], Tensor]:
+    def note(one: Tensor) -> Tensor:
+        kept[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        return one
+
+    return note
+
+
+def _sum_times(request: Row, who: Identity, store: Any, elements: list[int]) -> dict[int, list[float]]:
+    """Return by number of processes the time of a sum of the gradients of each layer [s]."""
+    device, dtype = torch.device(who.device), getattr(torch, request["job"]["dtype"])
+    members = list(range(who.size))
+    groups = [tuple(members[:count]) for count in range(2, who.size + 1)]
+    links = Links(members, who.rank, groups, store, device, who.timeout_s)
+    found: dict[int, list[float]] = {1: [0.0] * len(elements)}
+    for group in groups:
+        times = []
+        for size in elements:
+            vector, seen = torch.zeros(max(1, size), dtype=dtype, device=device), list[float]()
+            for _ in range(request["warm_ups"] + request["repeats"]):
+                if who.rank in group:
+                    begun = time.perf_counter()
+                    links.all_reduce(vector, group).finish()
+                    seen.append(time.perf_counter() - begun)
+            times.append(median(seen[request["warm_ups"] :]) if seen else 0.0)
+        found[len(group)] = times
+    links.close()
+    return found
+
+
+def profile_layers(directory: RunDirectory, who: Identity) -> None:
+    """Time the layers in the first process, then sums among the first two, three, and so on."""
+    torch.set_num_threads(who.threads)
+    request: Row = directory.request()
+    job, device = job_from(request["job"]), choose_device(who)
+    chain, rows = load_chain(job), list[Row]()
+    timed = _LayerTimes(job, chain, device)
+    if who.rank == 0:
+        seen = [timed.measure(number) for number in range(request["warm_ups"] + request["repeats"])]
+        kept = timed.activation_bytes()
+        for layer, runs in enumerate(zip(*seen[request["warm_ups"] :], strict=True)):
+            row = {name: median(one[name] for one in runs) for name in runs[0]}
+            sizes = {"parameter_bytes": timed.parameter_bytes(layer), "activation_bytes": kept[layer]}
+            rows.append(row | sizes)
+    # The others wait here for the first one, without a load of their own.
+    # The stubs of torch hide its public stores.
+    store = importlib.import_module("torch.distributed").FileStore(str(directory.path / "store"), who.size)
+    size = torch.empty(0, dtype=getattr(torch, job.dtype)).element_size()
+    elements = [timed.parameter_bytes(layer) // size for layer in range(chain.n_layers)]
+    sums = _sum_times(request, who, store, elements)
+    if who.rank == 0:
+        for layer, row in enumerate(rows):
+            row["sums_s"] = {count: times[layer] for count, times in sums.items()}
+        directory.write_result(rows)
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], profile_layers))

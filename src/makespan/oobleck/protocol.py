@@ -1,0 +1,542 @@
+"""Commit protocol of a resilient run: state machines of coordinator and worker, without clock or sockets."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from makespan.errors import WorkerError
+from makespan.oobleck.messages import (
+    Cause,
+    Commit,
+    Copied,
+    Failed,
+    Form,
+    Freeze,
+    Frozen,
+    Leave,
+    Message,
+    Prepared,
+    Ready,
+    Save,
+    Saved,
+    Train,
+    Welcome,
+)
+
+# ------------------------------------------------------------------------------------------------
+# The transaction of an iteration, and what follows a loss: two state machines without clock or connection.
+#
+# An iteration is computed, reduced, prepared by every member, and committed by the coordinator alone, once
+# all are prepared. What is committed reaches a member before anything that comes later, because connections
+# keep order; so a member that is lost in between leaves no two others at different steps. A loss, a
+# failure, a node that joins or one that leaves begins a generation: members give up their groups and tell
+# what they hold, the coordinator decides who does what, they meet anew, copy and compare checksums, and go
+# on where the last commit was. A loss at any point of that begins the next generation.
+
+PlanT = TypeVar("PlanT")
+
+
+class Phase(Enum):
+    """What the coordinator waits for."""
+
+    STARTING = "start"
+    FREEZING = "regroup"
+    FORMING = "group build and copy"
+    TRAINING = "training"
+    SAVING = "checkpoint"
+    ENDED = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation(Generic[PlanT]):
+    """What a decision rests on.
+
+    Parameters
+    ----------
+    plan
+        Plan of the last generation that trained, None before there was one.
+    members, leaving
+        Nodes that are there, and those of them that go as soon as they are not needed.
+    step
+        Iterations committed.
+    holdings
+        Layers that each node has at this step.
+    """
+
+    plan: PlanT | None
+    members: tuple[int, ...]
+    leaving: tuple[int, ...]
+    step: int
+    holdings: Mapping[int, Collection[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[PlanT]):
+    """What the members do from now on.
+
+    Parameters
+    ----------
+    plan, work
+        The plan, and what the members have to know of it in plain values.
+    spare
+        Members for which it has no place; they wait for another one.
+    """
+
+    plan: PlanT
+    work: Any
+    spare: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The run cannot go on; whether what it has is written to a checkpoint first."""
+
+    error: Exception
+    saves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a node."""
+
+    node: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Make room for a checkpoint; layers are written into it next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Make a checkpoint of what was written for a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the record."""
+
+    kind: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over, well without an error."""
+
+    error: Exception | None
+
+
+Action = Send | Begin | Store | Note | End
+Decide = Callable[[Situation[PlanT]], Decision[PlanT] | Halt]
+
+
+class Coordination(Generic[PlanT]):
+    """The coordinator's part.
+
+    Parameters
+    ----------
+    decide
+        Makes a plan, or says why there is none.
+    expected
+        Nodes of the start; the first generation waits until each is ready or lost.
+    step, end
+        Iterations that are done, and those to be done in all.
+    save_every
+        Iterations from one checkpoint to the next, 0 for none but the last.
+    failed
+        Builds the error of a run that fails for another reason than a loss, from a text.
+    rejected
+        Builds the error of a run that was asked to train what it cannot, from a text.
+    """
+
+    def __init__(
+        self,
+        decide: Decide[PlanT],
+        expected: Collection[int],
+        end: int,
+        *,
+        step: int = 0,
+        save_every: int = 0,
+        failed: Callable[[str], Exception] = RuntimeError,
+        rejected: Callable[[str], Exception] = ValueError,
+    ) -> None:
+        self._decide, self._failed_error, self._input_error = decide, failed, rejected
+        self.expected, self.end, self.save_every = set(expected), end, save_every
+        self.phase, self.generation, self.step, self.saved = Phase.STARTING, 0, step, step
+        self.members, self.leaving = set[int](), set[int]()
+        self.waiting, self.spare = set[int](), set[int]()
+        self.plan: PlanT | None = None
+        self.holdings: dict[int, Collection[str]] = {}
+        self._decision: Decision[PlanT] | None = None
+        self._answers: dict[int, Any] = {}
+        self._writers: dict[int, tuple[str, ...]] = {}
+        self._is_stopping, self._is_asked_to_save, self._suspected = False, False, -1
+        self._reason = -1, "", ""
+        self._halt: Halt | None = None
+        self._unneeded = set[int]()
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def ready(self, node: int) -> list[Action]:
+        """Take in a node that waits: at the start at once, later at the next boundary of iterations."""
+        self.expected.discard(node)
+        if self.phase is not Phase.STARTING:
+            self.waiting.add(node)
+            return []
+        self.members.add(node)
+        return [] if self.expected else self._freeze()
+
+    def lost(self, node: int) -> list[Action]:
+        """Go on without a node whose process has ended; it needs not have been a member."""
+        self.expected.discard(node)
+        for group in (self.waiting, self.spare, self.leaving):
+            group.discard(node)
+        self.holdings.pop(node, None)
+        is_member = node in self.members
+        self.members.discard(node)
+        if self.phase is Phase.ENDED or (self.phase is Phase.STARTING and self.expected):
+            return []
+        if not is_member and self.phase is not Phase.STARTING:
+            return []
+        self._suspected = -1
+        return self._freeze()
+
+    def drain(self, nodes: Collection[int]) -> list[Action]:
+        """Let nodes go at the next boundary of iterations; none for all, with a checkpoint."""
+        if not nodes:
+            self._is_stopping = True
+            if self.phase is Phase.STARTING:
+                return self._finish()  # nothing was done yet, so there is nothing to save
+        self.leaving |= set(nodes) & (self.members | self.waiting | self.spare)
+        return []
+
+    def save_next(self) -> None:
+        """Write a checkpoint at the next boundary of iterations, beside those that are due anyway."""
+        self._is_asked_to_save = True
+
+    @property
+    def unfrozen(self) -> set[int]:
+        """Return the members that have yet to give up the groups of an earlier generation."""
+        return self.members - set(self._answers) if self.phase is Phase.FREEZING else set()
+
+    def receive(self, node: int, message: Message) -> list[Action]:
+        """Take an answer of a member; one of an earlier generation is nothing to anybody."""
+        if node not in self.members:
+            return []
+        match message:
+            case Frozen() if not self._is_stale(message.generation, Phase.FREEZING):
+                return self._gather(node, message, self._regroup)
+            case Copied() if not self._is_stale(message.generation, Phase.FORMING):
+                return self._gather(node, message, self._compare)
+            case Prepared() if not self._is_stale(message.generation, Phase.TRAINING):
+                return self._gather(node, message, self._commit) if message.iteration == self.step else []
+            case Saved() if not self._is_stale(message.generation, Phase.SAVING):
+                return self._gather(node, message, self._store, among=self._writers)
+            case Failed():
+                return self._failed(node, message)
+            case _:
+                return []
+
+    def _is_stale(self, generation: int, phase: Phase) -> bool:
+        return generation != self.generation or self.phase is not phase
+
+    def _gather(
+        self, node: int, answer: Message, follow: Callable[[], list[Action]], among: Collection[int] = ()
+    ) -> list[Action]:
+        """Keep an answer, and do what follows from all."""
+        self._answers[node] = answer
+        return follow() if set(among or self.members) <= set(self._answers) else []
+
+    # --- generations --------------------------------------------------------------------------
+
+    def _freeze(self) -> list[Action]:
+        """Begin a generation with whoever is there."""
+        self.generation += 1
+        self.members |= self.waiting | self.spare
+        self.waiting.clear()
+        self.spare.clear()
+        self.phase, self._answers, self._decision, self._halt = Phase.FREEZING, {}, None, None
+        if not self.members:
+            return self._plan()
+        note = Note("freeze", {"generation": self.generation, "members": sorted(self.members)})
+        return [note, *self._to_all(Freeze(self.generation))]
+
+    def _regroup(self) -> list[Action]:
+        """Find out who has what, and decide."""
+        self.holdings = {
+            node: answer.layers if answer.step == self.step else () for node, answer in self._answers.items()
+        }
+        return self._plan()
+
+    def _plan(self) -> list[Action]:
+        members, leaving = tuple(sorted(self.members)), tuple(sorted(self.leaving & self.members))
+        decided = self._decide(Situation(self.plan, members, leaving, self.step, self.holdings))
+        if isinstance(decided, Halt):
+            if decided.saves and (self._is_stopping or self.step >= self.end):
+                return self._go_on()  # nothing is left to train, so nobody misses the plan
+            self._halt = decided
+            return self._save() if decided.saves and self.saved != self.step else self._finish()
+        self.spare = set(decided.spare)
+        self._unneeded = set(leaving)
+        self.members -= self.spare
+        self.phase, self._answers, self._decision = Phase.FORMING, {}, decided
+        form = Form(self.generation, self.step, tuple(sorted(self.members)), decided.work)
+        return [Note("plan", {"generation": self.generation, "work": decided.work}), *self._to_all(form)]
+
+    def _compare(self) -> list[Action]:
+        """Go on if all copies of each layer are equal; who leaves is not needed any more."""
+        seen: dict[str, tuple[str, int]] = {}
+        for node, answer in sorted(self._answers.items()):
+            for layer, checksum in answer.checksums.items():
+                first, other = seen.setdefault(layer, (checksum, node))
+                if first != checksum:
+                    text = f"layer {layer} differs between nodes {other} and {node} after step {self.step}"
+                    return self._finish(self._failed_error(text))
+        going = self._unneeded & self.leaving & self.members  # one that asked since then has a stage
+        self.members -= going
+        self.leaving -= going
+        self.holdings = {node: tuple(self._answers[node].checksums) for node in self.members}
+        if self._decision is not None:
+            self.plan = self._decision.plan
+        told: list[Action] = [Send(node, Leave("drained")) for node in sorted(going)]
+        return [*told, Note("resume", {"generation": self.generation, "step": self.step}), *self._go_on()]
+
+    def _failed(self, node: int, failure: Failed) -> list[Action]:
+        """Try once more in a new generation: the loss behind it may not have been seen yet."""
+        if self.phase in (Phase.STARTING, Phase.ENDED):
+            return []
+        if failure.cause == Cause.INPUT:
+            return self._finish(self._input_error(failure.error))
+        if failure.cause == Cause.OWN:
+            # Its peers fail with it, and may be heard first: what they say is not the reason.
+            self._reason = self.step, f"node {node}", failure.error
+        if failure.generation != self.generation:
+            return []
+        if self._suspected == self.step:
+            step, who, error = self._reason
+            if step != self.step:
+                who, error = f"node {node}", failure.error
+            return self._finish(self._failed_error(f"{who} failed twice after step {self.step}: {error}"))
+        self._suspected = self.step
+        return [Note("failure", {"node": node, "error": failure.error}), *self._freeze()]
+
+    # --- iterations ---------------------------------------------------------------------------
+
+    def _commit(self) -> list[Action]:
+        iteration, reports = self.step, {node: one.report for node, one in self._answers.items()}
+        self.step += 1
+        self._answers = {}
+        waits = self._is_stopping or self.step >= self.end or self._is_due() or self.waiting or self.leaving
+        then: Any = "wait" if waits else "train"
+        told = self._to_all(Commit(self.generation, iteration, then))
+        note = Note("commit", {"iteration": iteration, "reports": reports, "members": sorted(self.members)})
+        return [note, *told, *(self._go_on() if waits else [])]
+
+    def _is_due(self) -> bool:
+        is_wanted = self._is_stopping or self._is_asked_to_save or self.step >= self.end
+        every = self.save_every
+        return self.saved != self.step and (is_wanted or (every > 0 and self.step % every == 0))
+
+    def _go_on(self) -> list[Action]:
+        """Do what has to be done between two iterations, if anything, and go on with the next."""
+        if self._is_due():
+            return self._save()
+        if self._is_stopping or self.step >= self.end:
+            return self._finish()
+        if self.waiting or self.leaving & self.members:
+            return self._freeze()
+        self.phase, self._answers = Phase.TRAINING, {}
+        return self._to_all(Train(self.generation, self.step))
+
+    def _save(self) -> list[Action]:
+        """Let each layer be written by one node that has it, evenly."""
+        written: dict[int, list[str]] = {}
+        for layer in sorted({one for held in self.holdings.values() for one in held}):
+            holders = [node for node in sorted(self.members) if layer in self.holdings.get(node, ())]
+            chosen = min(holders, key=lambda node: (len(written.get(node, ())), node))
+            written.setdefault(chosen, []).append(layer)
+        self._writers = {node: tuple(layers) for node, layers in written.items()}
+        self.phase, self._answers = Phase.SAVING, {}
+        told = [
+            Send(node, Save(self.generation, self.step, layers)) for node, layers in self._writers.items()
+        ]
+        return [Begin(), *told]
+
+    def _store(self) -> list[Action]:
+        self.saved, self._is_asked_to_save = self.step, False
+        return [Store(self.step), *(self._go_on() if self._halt is None else self._finish())]
+
+    def _finish(self, error: Exception | None = None) -> list[Action]:
+        self.phase = Phase.ENDED
+        error = self._halt.error if error is None and self._halt is not None else error
+        everybody = sorted(self.members | self.waiting | self.spare)
+        told: list[Action] = [
+            Send(node, Leave("finished" if error is None else str(error))) for node in everybody
+        ]
+        return [*told, End(error)]
+
+    def _to_all(self, message: Message) -> list[Action]:
+        return [Send(node, message) for node in sorted(self.members)]
+
+
+# ------------------------------------------------------------------------------------------------
+# A node's part of the protocol: what it does when a message comes, and what it answers.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Load what the run needs."""
+
+    node: int
+    request: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give up every group, then tell what is held, as `Frozen` for this generation and step."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Meet the others, copy, compare; what is held of another step is worth nothing."""
+
+    form: Form
+    forgets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute an iteration and reduce it."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Step with the gradients of an iteration."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write layers."""
+
+    save: Save
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send a message to the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """End this process."""
+
+    reason: str
+
+
+Task = Prepare | Drop | Join | Compute | Apply | Write | Answer | Depart
+
+
+class _State(Enum):
+    NEW = "new"
+    IDLE = "idle"
+    FROZEN = "frozen"
+    FORMING = "forming"
+    FORMED = "formed"
+    COMPUTING = "computing"
+    PREPARED = "prepared"
+
+
+class Participation:
+    """The machine of a node; ``step`` counts iterations that it has applied.
+
+    A message that does not fit is one of a generation that is over, or a `makespan.errors.WorkerError`.
+    """
+
+    def __init__(self) -> None:
+        self.generation, self.step, self.state = 0, 0, _State.NEW
+
+    def receive(self, message: Message) -> list[Task]:
+        """Say what a message asks for."""
+        match message:
+            case Welcome() if self.state is _State.NEW:
+                self.state = _State.IDLE
+                return [Prepare(message.node, message.request), Answer(Ready())]
+            case Leave():
+                return [Depart(message.reason)]
+            case Freeze():
+                if message.generation <= self.generation:
+                    return []
+                self.generation, self.state = message.generation, _State.FROZEN
+                return [Drop(self.generation, self.step)]
+            case Form() | Train() | Commit() | Save():
+                if message.generation < self.generation:
+                    return []
+                self._check(message)
+                return self._follow(message)
+        raise WorkerError(f"the coordinator sent {message} to a node that is {self.state.value}")
+
+    def _check(self, message: Form | Train | Commit | Save) -> None:
+        fitting = {
+            Form: (_State.FROZEN,),
+            Train: (_State.FORMED,),
+            Commit: (_State.PREPARED,),
+            Save: (_State.FORMED, _State.FROZEN),
+        }
+        asked = message.iteration if isinstance(message, Train | Commit) else self.step
+        if (
+            message.generation != self.generation
+            or asked != self.step
+            or self.state not in fitting[type(message)]
+        ):
+            found = (
+                f"a node that is {self.state.value} in generation {self.generation} after step {self.step}"
+            )
+            raise WorkerError(f"the coordinator sent {message} to {found}")
+
+    def _follow(self, message: Form | Train | Commit | Save) -> list[Task]:
+        if isinstance(message, Form):
+            forgets, self.step = self.step != message.step, message.step
+            self.state = _State.FORMING
+            return [Join(message, forgets)]
+        if isinstance(message, Save):
+            return [Write(message)]
+        if isinstance(message, Train):
+            self.state = _State.COMPUTING
+            return [Compute(self.step)]
+        self.step += 1
+        self.state = _State.COMPUTING if message.then == "train" else _State.FORMED
+        applied: list[Task] = [Apply(message.iteration)]
+        return [*applied, Compute(self.step)] if message.then == "train" else applied
+
+    def formed(self, checksums: Mapping[str, str]) -> list[Task]:
+        """Tell that groups stand and copies are there."""
+        self.state = _State.FORMED
+        return [Answer(Copied(self.generation, checksums))]
+
+    def saved(self, save: Save) -> list[Task]:
+        """Tell that layers are written."""
+        return [Answer(Saved(save.generation, save.step))]
+
+    def computed(self, report: Any) -> list[Task]:
+        """Tell that the gradients of the iteration are complete."""
+        self.state = _State.PREPARED
+        return [Answer(Prepared(self.generation, self.step, report))]
+
+    def failed(self, error: str, cause: Cause = Cause.OWN) -> list[Task]:
+        """Tell that forming or computing went wrong, with groups given up."""
+        self.state = _State.IDLE
+        return [Answer(Failed(self.generation, error, cause))]

@@ -1,0 +1,749 @@
+"""Adapt a plan to nodes that are lost, leave or join: regroup pipelines, place layers, plan the copies."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations, islice
+from typing import Literal, NamedTuple, NoReturn
+
+import numpy as np
+
+from makespan.errors import InfeasiblePlanError, InputError, TrainingError
+from makespan.oobleck.instantiation import Instantiation, choose_plan, distribute, enumerate_plans
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate
+from makespan.oobleck.profile import ModelProfile
+
+# ------------------------------------------------------------------------------------------------
+# What ends training when nodes are lost.
+
+
+class StateLost(TrainingError):
+    """No node that is left has the state of some layer; training can go on from a checkpoint only.
+
+    Parameters
+    ----------
+    layers
+        The layers that nobody holds.
+    """
+
+    def __init__(self, layers: Iterable[int]) -> None:
+        self.layers = tuple(sorted(layers))
+        named = ", ".join(map(str, self.layers))
+        super().__init__(f"no node is left that holds layer(s) {named}; go on from the last checkpoint")
+
+
+class InsufficientNodes(TrainingError):
+    """So few nodes are left that the losses asked for could not be survived; the state is complete.
+
+    Parameters
+    ----------
+    n_nodes, n_needed
+        Nodes that are left, and the fewest on which training goes on.
+    """
+
+    def __init__(self, n_nodes: int, n_needed: int) -> None:
+        self.n_nodes, self.n_needed = n_nodes, n_needed
+        super().__init__(f"{n_nodes} node(s) are left; accepted: {n_needed} or more; write a checkpoint")
+
+
+# ------------------------------------------------------------------------------------------------
+# Which node has the state of which layer, and who sends what to whom when that changes.
+
+Part = tuple[int, int]
+"""A layer and one of the equal slots into which its state is divided."""
+
+
+class Gpu(NamedTuple):
+    """A GPU of a node, by its number there."""
+
+    node: int
+    number: int
+
+
+Holdings = Mapping[Gpu, frozenset[Part]]
+"""Parts whose state each GPU has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """State of one slot of a layer that one GPU sends to another."""
+
+    layer: int
+    slot: int
+    src: Gpu
+    dst: Gpu
+    n_bytes: int
+
+
+def node_layers(template: PipelineTemplate) -> tuple[range, ...]:
+    """Return the layers of each node of a pipeline, in order."""
+    ends: list[range] = []
+    filled = 0
+    for stage in template.stages:
+        if filled % template.gpus_per_node == 0:
+            ends.append(stage.layers)
+        else:
+            ends[-1] = range(ends[-1].start, stage.end_layer)
+        filled += stage.n_gpus
+    return tuple(ends)
+
+
+def slots_of(templates: Iterable[PipelineTemplate]) -> int:
+    """Return into how many slots a layer is divided: the most GPUs of any stage."""
+    return max(stage.n_gpus for template in templates for stage in template.stages)
+
+
+@lru_cache(maxsize=256)
+def _owned(template: PipelineTemplate, n_slots: int) -> tuple[tuple[int, int, frozenset[Part]], ...]:
+    """Return place of the node, number, parts of each GPU; of q GPUs of a stage s q / n_slots has slot s."""
+    owned = []
+    filled = 0
+    for stage in template.stages:
+        place, first = divmod(filled, template.gpus_per_node)
+        for index in range(stage.n_gpus):
+            slots = [slot for slot in range(n_slots) if slot * stage.n_gpus // n_slots == index]
+            parts = frozenset((layer, slot) for layer in stage.layers for slot in slots)
+            owned.append((place, first + index, parts))
+        filled += stage.n_gpus
+    return tuple(owned)
+
+
+def held_parts(pipelines: Iterable[Pipeline], n_slots: int) -> dict[Gpu, frozenset[Part]]:
+    """Return what the GPUs of all pipelines own."""
+    return {
+        Gpu(one.nodes[place], number): parts
+        for one in pipelines
+        for place, number, parts in _owned(one.template, n_slots)
+    }
+
+
+def held_by_layers(held: Mapping[int, Collection[int]], n_slots: int) -> dict[Gpu, frozenset[Part]]:
+    """Return the same from the layers of each node, which has one GPU."""
+    if n_slots != 1:
+        raise InputError(f"layers held by node, where a layer has {n_slots} slots; accepted: one GPU a node")
+    return {Gpu(node, 0): frozenset((layer, 0) for layer in layers) for node, layers in held.items()}
+
+
+def copy_plan(
+    held: Holdings,
+    needed: Holdings,
+    layer_bytes: Sequence[int],
+    n_slots: int,
+    hosts: Mapping[int, object] | None = None,
+) -> tuple[Copy, ...]:
+    """Choose a sender for every part that a GPU will own and does not have.
+
+    Oobleck, section 5.2; senders need not own the layer afterwards. Large layers are dealt out first, each
+    to a sender on the same node, else of the same host, else to the one that has least to send.
+
+    Parameters
+    ----------
+    held, needed
+        Parts before and after. Every part needed must be held.
+    layer_bytes
+        State of each layer, all slots together.
+    n_slots
+        Slots of a layer.
+    hosts
+        Machine of each node, where several may share one.
+
+    Returns
+    -------
+    tuple of Copy
+        By layer, slot and receiver.
+    """
+    holders: dict[Part, list[Gpu]] = {}
+    needers: dict[Part, list[Gpu]] = {}
+    nothing: frozenset[Part] = frozenset()
+    for gpu in sorted(held):
+        for part in held[gpu]:
+            holders.setdefault(part, []).append(gpu)
+    for gpu in sorted(needed):
+        for part in needed[gpu] - held.get(gpu, nothing):
+            needers.setdefault(part, []).append(gpu)
+    host_of = hosts or {}
+    load = dict.fromkeys(sorted(held), 0)
+    copies = []
+    for part in sorted(needers, key=lambda one: (-layer_bytes[one[0]], one)):
+        n_bytes = layer_bytes[part[0]] // n_slots + (part[1] < layer_bytes[part[0]] % n_slots)
+        for dst in needers[part]:
+            host = host_of.get(dst.node, dst.node)
+            src = min(
+                holders[part],
+                key=lambda gpu: (
+                    gpu.node != dst.node,
+                    host_of.get(gpu.node, gpu.node) != host,
+                    load[gpu],
+                    gpu,
+                ),
+            )
+            load[src] += n_bytes
+            copies.append(Copy(*part, src, dst, n_bytes))
+    return tuple(sorted(copies, key=lambda one: (one.layer, one.slot, one.dst)))
+
+
+# ------------------------------------------------------------------------------------------------
+# Who trains with whom after a loss: pipelines shrink, borrow single nodes, or merge.
+
+Groups = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouping:
+    """Nodes of each pipeline by ascending number, and what was done, each thing once."""
+
+    groups: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...]
+
+
+def regroup(groups: Sequence[Sequence[int]], lost: Collection[int], n0: int) -> Regrouping:
+    """Give every pipeline that is left ``n0`` nodes or more, with as few moves as that takes.
+
+    Oobleck, section 5.1. A pipeline that still has enough nodes takes a smaller template. One that has too
+    few borrows the last nodes of the largest; where nobody can spare one, whole pipelines merge.
+
+    Parameters
+    ----------
+    groups
+        Nodes of each pipeline, in order.
+    lost
+        Nodes that are gone.
+    n0
+        Fewest nodes of a pipeline.
+
+    Returns
+    -------
+    Regrouping
+        ``min(len(groups), nodes // n0)`` pipelines, empty ones not counted.
+
+    Raises
+    ------
+    InsufficientNodes
+        Fewer than ``n0`` nodes are left.
+    """
+    gone = frozenset(lost)
+    left = [rest for group in groups if (rest := [node for node in group if node not in gone])]
+    n_nodes = sum(map(len, left))
+    if n_nodes < n0:
+        raise InsufficientNodes(n_nodes, n0)
+    found, done = _grouped(left, n0, lend_again=False)
+    if len(found) < min(len(left), n_nodes // n0):
+        found, done = _grouped(left, n0, lend_again=True)
+    n_left = [len(group) - len(gone.intersection(group)) for group in groups]
+    kinds = {
+        "drop": len(left) < len(groups),
+        "re-instantiate": any(n0 <= n < len(group) for n, group in zip(n_left, groups, strict=True)),
+        "borrow": "borrow" in done,
+        "merge": "merge" in done,
+    }
+    return Regrouping(
+        tuple(map(tuple, sorted(found, key=len))), tuple(kind for kind, is_done in kinds.items() if is_done)
+    )
+
+
+def _grouped(left: Groups, n0: int, lend_again: bool) -> tuple[Groups, set[str]]:
+    """Borrow, then merge; with ``lend_again`` what a merged pipeline can spare is lent before the next.
+
+    Deviation: the published order never lends what merging made larger, and then may end with fewer
+    pipelines than the nodes allow; `regroup` falls back to lending there.
+    """
+    groups, kinds = [list(group) for group in left], set[str]()
+    _borrow(groups, n0, kinds)
+    short = [group for group in groups if len(group) < n0]
+    good = [group for group in groups if len(group) >= n0]
+    while short:
+        merged = short.pop(0)
+        kinds.add("merge")
+        while len(merged) < n0:
+            merged = merged + (short or good).pop(0)
+        good.append(merged)
+        if lend_again:
+            _borrow(whole := short + good, n0, kinds)
+            short = [group for group in whole if len(group) < n0]
+            good = [group for group in whole if len(group) >= n0]
+    return good, kinds
+
+
+def _borrow(groups: Groups, n0: int, kinds: set[str]) -> None:
+    """Fill short pipelines, in order, with the last nodes of the largest, the last of equals."""
+    for short in groups:
+        while len(short) < n0:
+            donor = max(reversed(groups), key=len)
+            if len(donor) <= n0:
+                return
+            kinds.add("borrow")
+            while len(short) < n0 < len(donor):
+                short.append(donor.pop())
+
+
+# ------------------------------------------------------------------------------------------------
+# Which node takes which place in the pipelines: little to copy, and copies of a layer on several hosts.
+
+Hosts = Mapping[int, object]
+"""Machine of each node; one that is not named is a machine of its own."""
+
+
+def assign_nodes(
+    templates: Sequence[PipelineTemplate],
+    nodes: Sequence[int],
+    layers_of: Mapping[int, Collection[int]],
+    layer_bytes: Sequence[int],
+) -> tuple[tuple[int, ...], ...]:
+    """Give every place to a node so that as few bytes as possible are missing there.
+
+    Parameters
+    ----------
+    templates
+        One a pipeline, together for as many nodes as given.
+    nodes
+        Who takes part; the order decides where nobody holds anything.
+    layers_of
+        Layers whose state a node has; nothing where it is not named.
+    layer_bytes
+        State of each layer.
+
+    Returns
+    -------
+    tuple of tuple of int
+        Nodes of each pipeline.
+    """
+    chosen = list(nodes)
+    if any(layers_of.get(node) for node in nodes):
+        weights = np.array(layer_bytes, dtype=float)
+        places = _rows((layers for one in templates for layers in node_layers(one)), len(weights))
+        lacking = ~_rows((layers_of.get(node, ()) for node in nodes), len(weights))
+        from scipy.optimize import linear_sum_assignment  # slow to import, and most plans have no state yet
+
+        _, columns = linear_sum_assignment((places * weights) @ lacking.T)
+        chosen = [nodes[int(column)] for column in columns]
+    return cut(chosen, [one.n_nodes for one in templates])
+
+
+def cut(nodes: Iterable[int], sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the nodes in pieces of so many each."""
+    left = iter(nodes)
+    return tuple(tuple(islice(left, size)) for size in sizes)
+
+
+def _rows(
+    sets: Iterable[Collection[int]], n_layers: int
+) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+    """Return a row for each set of layers, true where a layer is in it."""
+    return np.array([[layer in one for layer in range(n_layers)] for one in map(frozenset, sets)], dtype=bool)
+
+
+def exposed_layers(
+    templates: Sequence[PipelineTemplate], groups: Sequence[Sequence[int]], hosts: Hosts
+) -> tuple[int, ...]:
+    """Return the layers that the loss of a single host would take, where there are several hosts."""
+    masks = [_mask(layers) for one in templates for layers in node_layers(one)]
+    found = _exposed(masks, [_host(hosts, node) for group in groups for node in group])
+    return tuple(layer for layer in range(templates[0].n_layers) if found >> layer & 1)
+
+
+def spread_nodes(
+    templates: Sequence[PipelineTemplate],
+    groups: Sequence[Sequence[int]],
+    hosts: Hosts,
+    layers_of: Mapping[int, Collection[int]],
+    layer_bytes: Sequence[int],
+) -> tuple[tuple[int, ...], ...]:
+    """Let nodes change places, two at a time, until no host has all copies of a layer or nothing helps.
+
+    The loss of a machine takes all its nodes at once, so copies must lie on different hosts. Each change is
+    the one after which the fewest layers are exposed, of those the one that copies the fewest bytes.
+    """
+    masks = [_mask(layers) for one in templates for layers in node_layers(one)]
+    nodes = [node for group in groups for node in group]
+    held = {node: _mask(layers_of.get(node, ())) for node in nodes}
+    exposed = _exposed(masks, [_host(hosts, node) for node in nodes])
+    while exposed:
+        best: tuple[int, int, list[int]] | None = None
+        for one, other in combinations(range(len(nodes)), 2):
+            if _host(hosts, nodes[one]) == _host(hosts, nodes[other]):
+                continue
+            tried = list(nodes)
+            tried[one], tried[other] = nodes[other], nodes[one]
+            n_exposed = _exposed(masks, [_host(hosts, node) for node in tried]).bit_count()
+            if n_exposed >= (exposed.bit_count() if best is None else best[0] + 1):
+                continue
+            n_bytes = sum(
+                _bytes(mask & ~held[node], layer_bytes) for mask, node in zip(masks, tried, strict=True)
+            )
+            if best is None or (n_exposed, n_bytes) < best[:2]:
+                best = n_exposed, n_bytes, tried
+        if best is None:
+            break
+        nodes = best[2]
+        exposed = _exposed(masks, [_host(hosts, node) for node in nodes])
+    return cut(nodes, map(len, groups))
+
+
+def _host(hosts: Hosts, node: int) -> object:
+    return hosts.get(node, ("node", node))
+
+
+def _mask(layers: Iterable[int]) -> int:
+    """Return a bit for each layer."""
+    return sum(1 << layer for layer in layers)
+
+
+def _bytes(mask: int, layer_bytes: Sequence[int]) -> int:
+    return sum(size for layer, size in enumerate(layer_bytes) if mask >> layer & 1)
+
+
+def _exposed(masks: Sequence[int], hosts: Sequence[object]) -> int:
+    """Return the layers that one host alone has, as bits; none where there is one host only."""
+    by_host: dict[object, int] = {}
+    for mask, host in zip(masks, hosts, strict=True):
+        by_host[host] = by_host.get(host, 0) | mask
+    once = twice = 0
+    for mask in by_host.values():
+        twice |= once & mask
+        once |= mask
+    return once & ~twice if len(by_host) > 1 else 0
+
+
+# ------------------------------------------------------------------------------------------------
+# Pipelines chosen anew for the nodes that there are: fast, little to copy, copies on several hosts.
+
+SLOWER = 0.01
+"""By how much a plan may be slower than the best if less has to be copied for it."""
+MOST_COMPARED = 64
+"""Plans that are looked at, the fastest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What stays the same while nodes are regrouped, and which layers each node has."""
+
+    templates: Mapping[int, PipelineTemplate]
+    n0: int
+    n_microbatches: int
+    layer_bytes: Sequence[int]
+    hosts: Hosts
+    layers_of: Mapping[int, Collection[int]]
+    profile: ModelProfile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """A template and its nodes for each pipeline, what was done for it, and joiners without a place."""
+
+    templates: tuple[PipelineTemplate, ...]
+    groups: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+def split_group(
+    nodes: Sequence[int], templates: Mapping[int, PipelineTemplate]
+) -> tuple[tuple[int, ...], ...] | None:
+    """Cut nodes without a template for so many into the most pipelines, of sizes as equal as can be."""
+    if len(nodes) in templates:
+        return (tuple(nodes),)
+    sizes = sorted(templates)
+    vectors = [_spelled_out(sizes, counts) for counts in enumerate_plans(sizes, len(nodes), 0)]
+    if not vectors:
+        return None
+    best = min(vectors, key=lambda one: (-len(one), one[-1] - one[0], one))
+    return cut(nodes, best)
+
+
+def _spelled_out(sizes: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return the size of each pipeline of a plan, ascending."""
+    return [size for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+
+
+def arranged_anew(job: Job, nodes: Sequence[int], f: int) -> Arrangement | None:
+    """Choose pipelines for all nodes, ``f + 1`` or more; None where the templates do not cover so many.
+
+    Of the plans that leave no layer to a single host, if there are any, those within 1 % of the fastest
+    count, and of them the one that copies the fewest bytes.
+    """
+    placed: list[tuple[float, Arrangement]] = []
+    fastest_s = math.inf
+    for plan in _ranked(job, len(nodes), f):
+        if plan.iter_time_s > fastest_s * (1 + SLOWER):
+            break
+        groups = assign_nodes(plan.templates, nodes, job.layers_of, job.layer_bytes)
+        found = spread(job, Arrangement(plan.templates, groups))
+        if not is_exposed(job, found):
+            fastest_s = min(fastest_s, plan.iter_time_s)
+        placed.append((plan.iter_time_s, found))
+    safe = [one for one in placed if not is_exposed(job, one[1])] or placed
+    near = [found for time_s, found in safe if time_s <= safe[0][0] * (1 + SLOWER)]
+    return min(near, key=lambda one: _missing_bytes(job, one), default=None)
+
+
+def _ranked(job: Job, n_nodes: int, f: int) -> list[Instantiation]:
+    """Return the fastest plans for so many nodes, the fastest first; none if there is none."""
+    try:
+        choice = choose_plan(
+            job.templates, n_nodes, f, job.n_microbatches, profile=job.profile, n_runners_up=MOST_COMPARED - 1
+        )
+    except InfeasiblePlanError:
+        return []
+    return [choice.best, *choice.runners_up]
+
+
+def is_exposed(job: Job, found: Arrangement) -> bool:
+    """Return whether one host alone has a layer although there are several."""
+    return bool(job.hosts and exposed_layers(found.templates, found.groups, job.hosts))
+
+
+def _missing_bytes(job: Job, found: Arrangement) -> int:
+    """Return what the nodes would have to get, 0 where nobody has anything yet."""
+    if not job.layers_of:
+        return 0
+    places = [layers for one in found.templates for layers in node_layers(one)]
+    nodes = [node for group in found.groups for node in group]
+    return sum(
+        job.layer_bytes[layer]
+        for layers, node in zip(places, nodes, strict=True)
+        for layer in layers
+        if layer not in job.layers_of.get(node, ())
+    )
+
+
+def spread(job: Job, found: Arrangement) -> Arrangement:
+    """Let nodes change places where a single host has all copies of a layer."""
+    if not is_exposed(job, found):
+        return found
+    groups = spread_nodes(found.templates, found.groups, job.hosts, job.layers_of, job.layer_bytes)
+    kinds = found.kinds if groups == found.groups else (*found.kinds, "spread")
+    return Arrangement(found.templates, groups, kinds, found.waiting)
+
+
+# ------------------------------------------------------------------------------------------------
+# From pipelines, losses and joiners to the pipelines that go on, and the state that must move for that.
+
+Policy = Literal["stop", "degrade"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfiguration:
+    """What becomes of a job after a loss, a drain, or when nodes join.
+
+    Parameters
+    ----------
+    plan
+        Pipelines with nodes and microbatches.
+    kinds
+        What was done, each thing once: drop (a whole pipeline is gone), re-instantiate, borrow, merge, split
+        (of more nodes than a template has), re-plan, join, drain, spread (over hosts).
+    copies
+        State that nodes must get before they go on.
+    f
+        Losses at once that can be survived now; less than asked for where the job goes on degraded.
+    waiting
+        Nodes for which no plan of the templates has a place, joiners first; they may join another time.
+    exposed
+        Layers that one host alone holds although there are several.
+    """
+
+    plan: HybridPlan
+    kinds: tuple[str, ...]
+    copies: tuple[Copy, ...]
+    f: int
+    waiting: tuple[int, ...] = ()
+    exposed: tuple[int, ...] = ()
+
+    @property
+    def action(self) -> str:
+        """Return the heaviest of the kinds, none if nothing was done."""
+        return next((kind for kind in _BY_WEIGHT if kind in self.kinds), "none")
+
+    @property
+    def copies_bytes(self) -> int:
+        """Return what is copied in all."""
+        return sum(copy.n_bytes for copy in self.copies)
+
+
+_BY_WEIGHT = ("re-plan", "join", "merge", "split", "borrow", "re-instantiate", "drop", "drain", "spread")
+
+
+def reconfigure(
+    pipelines: Sequence[Pipeline],
+    lost: Collection[int],
+    joined: Collection[int],
+    templates: Mapping[int, PipelineTemplate],
+    f: int,
+    n0: int,
+    n_microbatches: int,
+    *,
+    layer_bytes: Sequence[int] | None,
+    drained: Collection[int] = (),
+    held: Mapping[int, Collection[int]] | None = None,
+    hosts: Hosts | None = None,
+    policy: Policy = "stop",
+    profile: ModelProfile | None = None,
+) -> Reconfiguration:
+    """Find the pipelines that go on when nodes are lost, leave or join.
+
+    Oobleck, section 5. Pipelines are regrouped with few moves. If fewer than ``f + 1`` would be left although
+    the nodes are enough, or nodes join, the plan is the one within 1 % of the fastest that copies the least.
+
+    Parameters
+    ----------
+    pipelines
+        As they train now; none before the start.
+    lost, drained, joined
+        Nodes that are gone with their state, that leave but can still send, and that are new.
+    templates
+        By number of nodes.
+    f, n0, n_microbatches
+        Losses at once to survive, least nodes of a pipeline, microbatches of an iteration.
+    layer_bytes, held
+        State of each layer [B], None to leave out of account who holds what; layers that each node of one
+        GPU holds, None for what the pipelines own.
+    hosts
+        Machine of each node; None if every node is one of its own.
+    policy
+        Below ``(f + 1) n0`` nodes: stop, or degrade and survive fewer losses.
+    profile
+        Times of the layers, where the wait for gradients of so many pipelines is to count.
+
+    Raises
+    ------
+    StateLost, InsufficientNodes
+        Nobody has some layer; fewer nodes are left than the policy accepts.
+    InfeasiblePlanError, InputError
+        No plan has so many nodes and microbatches; nodes are twice there, or lost and were never there.
+    """
+    _check(pipelines, lost, joined, drained, templates, layer_bytes)
+    gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
+    state = _State.left(pipelines, gone, templates, layer_bytes, held)
+    n_nodes = sum(len(one.nodes) for one in pipelines) - len(away) + len(joined)
+    f_now = _losses_to_survive(n_nodes, f, n0, policy)
+    job = Job(templates, n0, n_microbatches, layer_bytes or (), hosts or {}, state.layers_of(), profile)
+    outcome = _rearranged(job, pipelines, away, tuple(joined), f_now)
+    counts = distribute(outcome.templates, n_microbatches) or ()
+    plan = HybridPlan(tuple(map(Pipeline, outcome.groups, outcome.templates, counts)))
+    kinds = (*outcome.kinds, *(("drain",) if drained else ()))
+    exposed = exposed_layers(outcome.templates, outcome.groups, hosts) if hosts else ()
+    return Reconfiguration(plan, kinds, state.copies(plan, job), f_now, outcome.waiting, exposed)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the GPUs that are left hold; nothing before the start, or where it is left out of account."""
+
+    held: Holdings
+    n_slots: int
+
+    @classmethod
+    def left(
+        cls,
+        pipelines: Sequence[Pipeline],
+        gone: frozenset[int],
+        templates: Mapping[int, PipelineTemplate],
+        layer_bytes: Sequence[int] | None,
+        held: Mapping[int, Collection[int]] | None,
+    ) -> "_State":
+        """Return what is left of what was held; refuse to go on where nobody has some layer."""
+        n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
+        if layer_bytes is None or not (pipelines or held):
+            return cls({}, n_slots)
+        before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
+        after = {gpu: parts for gpu, parts in before.items() if gpu.node not in gone}
+        missing = set(range(len(layer_bytes))) - {layer for layer, _ in frozenset().union(*after.values())}
+        if missing:
+            raise StateLost(missing)
+        return cls(after, n_slots)
+
+    def layers_of(self) -> dict[int, frozenset[int]]:
+        """Return the layers whose state each node has."""
+        found: dict[int, set[int]] = {}
+        for gpu, parts in self.held.items():
+            found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
+        return {node: frozenset(layers) for node, layers in found.items()}
+
+    def copies(self, plan: HybridPlan, job: Job) -> tuple[Copy, ...]:
+        """Return what must be sent for a plan."""
+        if not self.held:
+            return ()
+        needed = held_parts(plan.pipelines, self.n_slots)
+        return copy_plan(self.held, needed, job.layer_bytes, self.n_slots, job.hosts)
+
+
+def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
+    """Return how many losses so many nodes survive, at most ``f``; refuse too few of them."""
+    if n_nodes >= (f + 1) * n0:
+        return f
+    if policy == "stop" or n_nodes < n0:
+        raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
+    return n_nodes // n0 - 1
+
+
+def _rearranged(
+    job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], joined: tuple[int, ...], f: int
+) -> Arrangement:
+    """Regroup, or choose anew where nodes join or regrouping does not keep what was promised."""
+    staying = tuple(node for one in pipelines for node in one.nodes if node not in away)
+    found = None if joined else _regrouped(job, pipelines, away, f)
+    if found is not None and not is_exposed(job, found):
+        return found
+    nodes = (*staying, *joined)
+    for n_used in range(len(nodes), 0, -1):
+        anew = arranged_anew(job, nodes[:n_used], f)
+        if found is not None and (anew is None or is_exposed(job, anew)):
+            return found
+        if anew is not None:
+            kinds = ("join",) if n_used > len(staying) else ("re-plan",)
+            return replace(anew, kinds=kinds, waiting=nodes[n_used:])
+    return _uncovered(job, len(nodes), f)
+
+
+def _uncovered(job: Job, n_nodes: int, f: int) -> NoReturn:
+    """Refuse templates and batches with which no plan is possible."""
+    sizes = ", ".join(map(str, sorted(job.templates)))
+    raise InfeasiblePlanError(
+        f"no plan of {f + 1} or more pipelines has {n_nodes} nodes and {job.n_microbatches} microbatches; "
+        f"there are templates for {sizes} nodes"
+    )
+
+
+def _regrouped(job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], f: int) -> Arrangement | None:
+    """Regroup with few moves; None where that leaves too few pipelines, or some without a template."""
+    found = regroup([one.nodes for one in pipelines], away, job.n0)
+    groups: list[tuple[int, ...]] = []
+    for group in found.groups:
+        parts = split_group(group, job.templates)
+        if parts is None:
+            return None
+        groups += parts
+    if not f < len(groups) <= job.n_microbatches:
+        return None
+    kinds = found.kinds + (("split",) if len(groups) > len(found.groups) else ())
+    templates = tuple(job.templates[len(group)] for group in groups)
+    return spread(job, Arrangement(templates, tuple(groups), kinds))
+
+
+def _check(
+    pipelines: Sequence[Pipeline],
+    lost: Collection[int],
+    joined: Collection[int],
+    drained: Collection[int],
+    templates: Mapping[int, PipelineTemplate],
+    layer_bytes: Sequence[int] | None,
+) -> None:
+    """Refuse nodes in two places or in none, and templates of another model."""
+    nodes = [node for one in pipelines for node in one.nodes]
+    twice = sorted(node for node, times in Counter([*nodes, *joined]).items() if times > 1)
+    if twice:
+        raise InputError(f"node(s) {twice} twice in pipelines and joiners; accepted: each node once")
+    for name, given in (("lost", lost), ("drained", drained)):
+        unknown = sorted(set(given) - set(nodes))
+        if unknown:
+            raise InputError(f"{name} node(s) {unknown}; accepted: nodes of a pipeline, {sorted(nodes)}")
+    both = sorted(set(lost) & set(drained))
+    if both:
+        raise InputError(f"node(s) {both} both lost and drained; accepted: one of them")
+    layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
+    if layer_bytes is not None and layers != {len(layer_bytes)}:
+        raise InputError(
+            f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; accepted: as many"
+        )

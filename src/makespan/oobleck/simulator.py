@@ -1,0 +1,1213 @@
+"""Simulators of Oobleck, Varuna and Bamboo over a trace of nodes, as released and with defects repaired."""
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from makespan.errors import InputError, unknown_name
+from makespan.oobleck.traces import NodeTrace
+from makespan.sim import EventQueue
+from makespan.units import MS
+
+# ------------------------------------------------------------------------------------------------
+# Kinds of events, and the two queues that hold them: the shared one, and the released simulators' own.
+
+_BITS = 4  # of a key, for the kind
+
+
+class Kind(IntEnum):
+    """What happens, in the order in which it does at one instant."""
+
+    ADD = 1
+    REMOVE = 2
+    READY = 4
+    DEADLINE = 5
+    LOCAL_DEADLINE = 6
+    STEP_DONE = 7
+    CHECKPOINT_DONE = 8
+
+
+class Queue(Protocol):
+    """Events to come, with what they concern."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def push(self, time_ms: int, kind: Kind, what: Any) -> None:
+        """Enter an event."""
+
+    def pop(self) -> tuple[int, Kind, Any]:
+        """Take the next one out."""
+
+    def next_ms(self) -> int:
+        """Return when the next one happens [ms]; there must be one."""
+
+
+class _Entry(int):
+    """A key that compares as a number, time before kind, and what the event concerns."""
+
+    what: Any
+
+
+class HeapList:
+    """A plain binary heap, whose storage order is seen from outside and decides between equal keys."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, time_ms: int, kind: Kind, what: Any) -> None:
+        """Enter an event."""
+        entry = _Entry((time_ms << _BITS) | kind)
+        entry.what = what
+        heapq.heappush(self._heap, entry)
+
+    def pop(self) -> tuple[int, Kind, Any]:
+        """Take the next one out."""
+        entry = heapq.heappop(self._heap)
+        return entry >> _BITS, _KINDS[entry & _MASK], entry.what
+
+    def next_ms(self) -> int:
+        """Return when the next one happens [ms]."""
+        return self._heap[0] >> _BITS
+
+    def comes_first(self, kind: Kind, other: Kind) -> bool:
+        """Tell whether one kind stands before the first of another in storage, which is no order in time."""
+        for entry in self._heap:
+            if entry & _MASK == other:
+                return False
+            if entry & _MASK == kind:
+                return True
+        return False
+
+
+_MASK = (1 << _BITS) - 1
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class SharedQueue:
+    """The queue of the cluster simulator: equal times and kinds come in the order of entry."""
+
+    def __init__(self) -> None:
+        self._queue: EventQueue[tuple[int, Kind, Any]] = EventQueue()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, time_ms: int, kind: Kind, what: Any) -> None:
+        """Enter an event."""
+        self._queue.push(time_ms * MS, kind, (time_ms, kind, what))
+
+    def pop(self) -> tuple[int, Kind, Any]:
+        """Take the next one out."""
+        return self._queue.pop()[1]
+
+    def next_ms(self) -> int:
+        """Return when the next one happens [ms]."""
+        return round(self._queue.next_time_s() / MS)
+
+
+# ------------------------------------------------------------------------------------------------
+# What the released simulators do wrong, each with a switch, and the two modes.
+
+
+class Defect(StrEnum):
+    """A defect of the released simulators; the comment says what a repair does."""
+
+    D1 = "D1"  # a second deadline stops a job that has just restarted: a new rendezvous replaces the old
+    D2 = "D2"  # joined nodes idle until a removal: the job is planned anew where that pays within a horizon
+    D3 = "D3"  # losing a node that nothing runs on restarts all: ignored
+    D4 = "D4"  # averages end with the last step: they go from the first ready node to the end of the trace
+    D5 = "D5"  # categories of time overlap: each millisecond counts once
+    D6 = "D6"  # storage order of a heap decides whether a checkpoint fails, at twice its duration: time does
+    D7 = "D7"  # a throughput of 0 becomes an endless step: the job waits for nodes
+    D8 = "D8"  # the last event of a trace is dropped: it happens
+    D9 = "D9"  # Fig. 10 shows zeros for Varuna on GPT-3 6.7B: it shows what was simulated
+    D10 = "D10"  # below 15 nodes a job runs as fast as on 15: it waits for nodes
+    D11 = "D11"  # steps go on while a job restarts: the step at a removal is lost
+    D12 = "D12"  # rates and times of Varuna's steps get out of step: one record a step
+
+
+DEFECTS = tuple(Defect)
+"""All of them, in order."""
+MODES = ("compat", "fixed")
+"""As released, and with every defect repaired."""
+
+
+def switches(text: str) -> frozenset[Defect]:
+    """Read names of defects, separated by commas or spaces."""
+    return frozenset(_defect(name) for name in text.replace(",", " ").split())
+
+
+def _defect(name: str) -> Defect:
+    try:
+        return Defect(name.upper())
+    except ValueError:
+        raise unknown_name("defect", name, [defect.value for defect in DEFECTS]) from None
+
+
+def repairs(mode: str, switched: Iterable[Defect] = ()) -> frozenset[Defect]:
+    """Return what is repaired: nothing in ``compat`` and all in ``fixed``, but for what is switched."""
+    if mode not in MODES:
+        raise unknown_name("mode of a simulator", mode, MODES)
+    return frozenset(switched) if mode == "compat" else frozenset(DEFECTS) - frozenset(switched)
+
+
+# ------------------------------------------------------------------------------------------------
+# What one system costs on one model: throughput by nodes, and the time of all that is not training.
+
+SYSTEMS = ("bamboo", "varuna", "oobleck")
+"""In the order of the figures."""
+_ENDLESS_MS = 10**12  # the released step of a job that cannot run
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a simulation is given, besides the trace.
+
+    Parameters
+    ----------
+    samples_per_step
+        Global batch.
+    throughput
+        Samples per second by number of nodes; empty if the model never fits. 0: not with so many nodes.
+    creation_ms
+        From a node's arrival to its being ready.
+    global_ms, local_ms
+        Rendezvous of all nodes, and the one by which Bamboo takes spare nodes in.
+    checkpoint_ms, checkpoint_every
+        Writing one, and after how many steps.
+    charges_checkpoints
+        Whether writing one takes that time; where it does not, none fails.
+    restart_ms, restart_by_nodes_ms
+        Varuna: restart from a checkpoint, checkpoint included, at first and after a rendezvous of so many
+        nodes.
+    idle_gpus
+        GPUs that Varuna's plan for so many nodes leaves idle.
+    falls_back
+        Whether Varuna loses the steps since the last checkpoint.
+    n_stages, slow_down, overload_limit, useful_share
+        Stages of a pipeline; Bamboo: factor of a step while a node does the work of two, share of such nodes
+        above which it plans anew, share of a step that is useful as the release has it.
+    plain_throughput
+        Samples per second without redundant work.
+    horizon_ms
+        Over how much time joined nodes must pay for a new plan (repair of D2).
+    """
+
+    samples_per_step: int
+    throughput: Mapping[int, float]
+    creation_ms: int
+    global_ms: int
+    local_ms: int = 0
+    checkpoint_ms: int = 0
+    checkpoint_every: int = 10
+    charges_checkpoints: bool = True
+    restart_ms: int = 0
+    restart_by_nodes_ms: Mapping[int, int] | None = None
+    idle_gpus: Mapping[int, int] | None = None
+    falls_back: bool = True
+    n_stages: int = 12
+    slow_down: float = 1.5
+    overload_limit: float = 0.05
+    useful_share: float = 1.0
+    plain_throughput: Mapping[int, float] | None = None
+    horizon_ms: int = 3_600_000
+
+    def known(self, n_nodes: int) -> int:
+        """Return the number of nodes of the table that is nearest."""
+        return min(max(n_nodes, min(self.throughput)), max(self.throughput))
+
+    def samples_per_s(self, n_nodes: int, repaired: frozenset[Defect]) -> float:
+        """Return the throughput on so many nodes; nodes beyond the table are idle, too few make 0."""
+        if Defect.D10 in repaired and n_nodes < min(self.throughput):
+            return 0.0
+        return self.throughput[self.known(n_nodes)]
+
+    def step_ms(self, n_nodes: int, repaired: frozenset[Defect]) -> int | None:
+        """Return the time of a step; None if the job must wait for nodes."""
+        rate = self.samples_per_s(n_nodes, repaired)
+        if rate > 0:
+            return max(int(1000 * self.samples_per_step / rate), 1)
+        # As released, fewer nodes than the table has run at the rate of its first row, also where that is 0.
+        waits_below = Defect.D10 in repaired and n_nodes < min(self.throughput)
+        return None if Defect.D7 in repaired or waits_below else _ENDLESS_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """What configuration says of one model; times [s]."""
+
+    name: str
+    samples_per_step: int
+    regroup_s: float
+    checkpoint_s: float
+    restart_s: float
+    local_rebalance_s: float
+    falls_back_on_spot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What configuration says of the systems; times [s]."""
+
+    node_creation_s: float
+    n_stages: int
+    checkpoint_every: int
+    bamboo_restart_s: float
+    slow_down: float
+    overload_limit: float
+    useful_share: float
+    horizon_s: float
+
+
+class Systems:
+    """Costs of every system on every model, from printed cells and configuration.
+
+    Parameters
+    ----------
+    cells
+        Throughput, restart times and idle GPUs by model, system and number of nodes, schema
+        ``published_throughput``; a model that a system does not fit has no rows.
+    models, assumptions
+        As in the configuration; see `ModelCosts` and `Assumptions`.
+
+    Raises
+    ------
+    InputError
+        A model has no throughput under any system.
+    """
+
+    def __init__(
+        self, cells: pd.DataFrame, models: Sequence[Mapping[str, Any]], assumptions: Mapping[str, Any]
+    ) -> None:
+        self.models = {model["name"]: ModelCosts(**model) for model in models}
+        self._assumed = Assumptions(**assumptions)
+        again = cells[cells.duplicated(["model", "system", "n_nodes"])]
+        low = cells[~(cells["published_samples_per_s"] >= 0)]
+        for what, rows in (("occurs twice; accepted: once", again), ("is below 0; accepted: 0 or more", low)):
+            for model, system, n_nodes in rows[["model", "system", "n_nodes"]].to_numpy().tolist()[:1]:
+                raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {what}")
+        self._cells = dict(list(cells.groupby(["model", "system"])))
+        for name in self.models:
+            if not any((name, system) in self._cells for system in SYSTEMS):
+                known = ", ".join(sorted({str(model) for model, _ in self._cells}))
+                raise InputError(f"model {name!r} has no throughput; there is one of: {known}")
+
+    def costs(
+        self, system: str, model: str, *, falls_back: bool = True, checkpoint_every: int | None = None,
+        charges_checkpoints: bool = True,
+    ) -> Costs:  # fmt: skip
+        """Return the costs of a system on a model; the options are Varuna's.
+
+        Raises
+        ------
+        UnknownNameError
+            There is no such system or model.
+        """
+        if system not in SYSTEMS:
+            raise unknown_name("system", system, SYSTEMS)
+        if model not in self.models:
+            raise unknown_name("model", model, self.models)
+        own, assumed = self.models[model], self._assumed
+        global_s = {"bamboo": assumed.bamboo_restart_s, "oobleck": own.regroup_s}.get(system, 0.0)
+        restarts = self._column(system, model, "published_restart_s")
+        return Costs(
+            samples_per_step=own.samples_per_step,
+            throughput=self._column(system, model, "published_samples_per_s"),
+            creation_ms=_ms(assumed.node_creation_s),
+            global_ms=_ms(global_s),
+            local_ms=_ms(own.local_rebalance_s),
+            checkpoint_ms=_ms(own.checkpoint_s),
+            checkpoint_every=checkpoint_every or assumed.checkpoint_every,
+            charges_checkpoints=charges_checkpoints,
+            restart_ms=_ms(own.restart_s),
+            restart_by_nodes_ms={n: _ms(value) for n, value in restarts.items()},
+            idle_gpus={
+                n: int(value) for n, value in self._column(system, model, "published_idle_gpus").items()
+            },
+            falls_back=falls_back,
+            n_stages=assumed.n_stages,
+            slow_down=assumed.slow_down,
+            overload_limit=assumed.overload_limit,
+            useful_share=assumed.useful_share,
+            plain_throughput=self._column("varuna", model, "published_samples_per_s"),
+            horizon_ms=_ms(assumed.horizon_s),
+        )
+
+    def _column(self, system: str, model: str, column: str) -> dict[int, float]:
+        """Return a column by number of nodes, without what is missing."""
+        rows = self._cells.get((model, system))
+        if rows is None:
+            return {}
+        pairs = zip(rows["n_nodes"].tolist(), rows[column].tolist(), strict=True)
+        return {int(n): float(value) for n, value in pairs if value == value}
+
+
+def _ms(time_s: float) -> int:
+    return round(time_s / MS)
+
+
+# ------------------------------------------------------------------------------------------------
+# What a run leaves: its steps, and where its time went.
+
+
+class Category(StrEnum):
+    """Where time goes, in the order of the figures."""
+
+    USEFUL = "useful"
+    REDUNDANT = "redundant"
+    CHECKPOINT = "checkpoint"
+    RESTART = "restart"
+    REBALANCE = "rebalance"
+    LOST = "lost"
+    STALLED = "stalled"
+    IDLE = "idle"  # of GPUs beside those that work; no part of the wall time
+
+
+Run = tuple[int, int, int, float]
+"""Start and end of consecutive equal steps [ms], how many they are, and samples of each that count."""
+
+
+class Steps:
+    """One record for each step, or for several that nothing came between."""
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+
+    def add(self, start_ms: int, end_ms: int, samples: int, n_steps: int = 1) -> None:
+        """Enter finished steps."""
+        self._runs.append((min(start_ms, end_ms), end_ms, n_steps, samples))
+
+    def lose_from(self, time_ms: int | None) -> int:
+        """Let steps from then on count nothing, all if None; return twice their number less one."""
+        n_lost = 0
+        for index in range(len(self._runs) - 1, -1, -1):
+            if time_ms is not None and self._runs[index][0] < time_ms:
+                break
+            n_lost += self._lose(index)
+        return max(2 * n_lost - 1, 0)
+
+    def _lose(self, index: int) -> int:
+        start_ms, end_ms, n_steps, _ = self._runs[index]
+        self._runs[index] = start_ms, end_ms, n_steps, 0.0
+        return n_steps
+
+    def lose_last(self, n_steps: int) -> None:
+        """Let the last steps count nothing."""
+        index = len(self._runs)
+        while n_steps > 0 and index > 0:
+            index -= 1
+            n_steps -= self._lose(index)
+
+    def runs(self) -> list[Run]:
+        """Return all steps."""
+        return self._runs
+
+
+class PairedLists:
+    """As released: start and end of every step in one list, its rate twice in another (defect D12)."""
+
+    def __init__(self) -> None:
+        self._times_ms: list[int] = []
+        self._rates: list[float] = []
+
+    def add(self, start_ms: int, end_ms: int, samples: int, n_steps: int = 1) -> None:
+        """Enter finished steps; an interval may have any sign."""
+        step_ms = (end_ms - start_ms) // n_steps
+        rate = samples / step_ms if step_ms else 0.0
+        for step in range(n_steps):
+            self._times_ms += (start_ms + step * step_ms, start_ms + (step + 1) * step_ms)
+        self._rates += [rate] * (2 * n_steps)
+
+    def lose_from(self, time_ms: int | None) -> int:
+        """Set rates behind the first entry of that time to 0, all if None; return how many."""
+        first = 0 if time_ms is None else self._found(time_ms) + 1
+        n_lost = max(len(self._rates) - first, 0)
+        self._rates[first:] = [0.0] * n_lost
+        return n_lost
+
+    def _found(self, time_ms: int) -> int:
+        try:
+            return self._times_ms.index(time_ms)
+        except ValueError:
+            return len(self._times_ms) - 1
+
+    def lose_last(self, n_steps: int) -> None:
+        """Set the last rates to 0; where there are fewer, the list grows."""
+        self._rates[-2 * n_steps :] = [0.0] * (2 * n_steps)
+
+    def runs(self) -> list[Run]:
+        """Return the intervals with the second rate of each pair, as the averages take them."""
+        times, rates = self._times_ms, self._rates
+        pairs = zip(times[::2], times[1::2], rates[1::2], strict=False)
+        return [(start, end, 1, (end - start) * rate) for start, end, rate in pairs]
+
+
+@dataclass(slots=True)
+class Account:
+    """Where time goes: as the released simulators count it, and millisecond by millisecond.
+
+    Released categories overlap. Of the others each millisecond from the first ready node on has one; it
+    is known when it is over, so a category may be held in advance up to some time.
+    """
+
+    released_ms: dict[Category, int] = field(default_factory=lambda: dict.fromkeys(Category, 0))
+    spent_ms: dict[Category, int] = field(default_factory=lambda: dict.fromkeys(Category, 0))
+    _cursor_ms: int | None = None
+    _held: tuple[Category, int] | None = None
+    _uncommitted_ms: int = 0
+
+    def open(self, time_ms: int) -> None:
+        """Begin with the first ready node."""
+        if self._cursor_ms is None:
+            self._cursor_ms = time_ms
+
+    def hold(self, category: Category, until_ms: int) -> None:
+        """Say in advance what time is spent on up to some time, unless the run ends before."""
+        self._held = category, until_ms
+
+    def spend(self, category: Category, until_ms: int, useful_ms: int | None = None) -> None:
+        """Close the time up to now; ``useful_ms``: how much of it is useful, the rest has the category."""
+        start_ms = self._cursor_ms
+        if start_ms is None:
+            return
+        if self._held is not None:
+            start_ms = self._spend_held(until_ms)
+        if until_ms <= start_ms:
+            return
+        if useful_ms is not None and start_ms + useful_ms < until_ms:
+            self.spent_ms[Category.USEFUL] += useful_ms
+            start_ms += useful_ms
+        self.spent_ms[category] += until_ms - start_ms
+        self._cursor_ms = until_ms
+        if category is Category.USEFUL:
+            self._uncommitted_ms += until_ms - start_ms
+
+    def _spend_held(self, until_ms: int) -> int:
+        """Spend what was said in advance, and return from when on the time is free."""
+        category, end_ms = self._held or (Category.STALLED, until_ms)
+        if end_ms <= until_ms:
+            self._held = None
+        self._take(category, min(end_ms, until_ms))
+        return self._cursor_ms or 0
+
+    def _take(self, category: Category, until_ms: int) -> None:
+        if self._cursor_ms is not None and until_ms > self._cursor_ms:
+            self.spent_ms[category] += until_ms - self._cursor_ms
+            self._cursor_ms = until_ms
+
+    def drop_held(self) -> None:
+        """Forget what was said in advance."""
+        self._held = None
+
+    def commit(self) -> None:
+        """Make useful time safe."""
+        self._uncommitted_ms = 0
+
+    def lose_uncommitted(self) -> None:
+        """Turn useful time since the last commit into lost time."""
+        self.spent_ms[Category.USEFUL] -= self._uncommitted_ms
+        self.spent_ms[Category.LOST] += self._uncommitted_ms
+        self._uncommitted_ms = 0
+
+    def times_s(self, *, is_conservative: bool) -> dict[str, float]:
+        """Return the time of each category [s]."""
+        found = self.spent_ms if is_conservative else self.released_ms
+        idle = self.released_ms[Category.IDLE]
+        times = {category.value: found[category] * MS for category in Category}
+        return times | {Category.IDLE.value: idle * MS}
+
+
+# ------------------------------------------------------------------------------------------------
+# The machine that the systems share: nodes that come and go, rendezvous, one step after the other.
+#
+# Times are whole milliseconds, as in the released simulators, so that sums are exact.
+
+ALL = 10**18
+"""So many that there is no limit."""
+
+
+class State(Enum):
+    """What the job does."""
+
+    STOPPED = "stopped"  # waits for nodes
+    RENDEZVOUS = "rendezvous"
+    RUNNING = "running"
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node that is there.
+
+    Attributes
+    ----------
+    is_ready, is_used
+        Whether it has been created, and takes part in the plan or in the rendezvous.
+    coordinates
+        Pipelines and stages that it runs.
+    """
+
+    is_ready: bool = False
+    is_used: bool = False
+    coordinates: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Machine(ABC):
+    """One system on one trace; `run` is called once."""
+
+    rendezvous_category = Category.RESTART
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        self.trace, self.costs, self.repaired = trace, costs, repaired
+        self.heap = None if Defect.D6 in repaired else HeapList()
+        self.queue: Queue = SharedQueue() if self.heap is None else self.heap
+        self.steps = Steps() if Defect.D12 in repaired else self._released_steps()
+        self.account = Account()
+        self.sees_storage = True  # whether a heap's storage order counts: then each step must pass through it
+        self.nodes: dict[str, Node] = {}
+        self.state, self.has_lost_member = State.STOPPED, False
+        self.members: list[Node] = []
+        self.waiting = self.n_pipelines = self.n_used = 0
+        self.version = self.deadline = 0
+        self.n_ready = self.n_steps = self.n_failures = 0
+        self.step_ms = 0
+        self.first_ready_ms: int | None = None
+        self.start_ms: int | None = None
+        self.previous_ms = self.last_step_ms = 0
+
+    def _released_steps(self) -> Steps | PairedLists:
+        return Steps()
+
+    def is_repaired(self, defect: Defect) -> bool:
+        """Tell whether a defect is repaired."""
+        return defect in self.repaired
+
+    def run(self) -> None:
+        """Let everything happen up to the time of the last event of the trace."""
+        for event in self.trace.events:
+            self.queue.push(event.time_ms, Kind.ADD if event.is_added else Kind.REMOVE, event.node)
+        handle: dict[Kind, Callable[[int, Any], None]] = {
+            Kind.ADD: self._add,
+            Kind.REMOVE: self._remove,
+            Kind.READY: self._ready,
+            Kind.DEADLINE: self._deadline_over,
+            Kind.LOCAL_DEADLINE: self._local_deadline_over,
+            Kind.STEP_DONE: self._step_done,
+            Kind.CHECKPOINT_DONE: self.checkpoint_done,
+        }
+        last_ms = self.trace.end_ms - (not self.is_repaired(Defect.D8))
+        while self.queue:
+            time_ms, kind, what = self.queue.pop()
+            if time_ms > last_ms:
+                break
+            handle[kind](time_ms, what)
+        self.close_time(self.trace.end_ms)
+
+    def _add(self, time_ms: int, name: str) -> None:
+        self.nodes[name] = Node()
+        self.queue.push(time_ms + self.costs.creation_ms, Kind.READY, name)
+
+    def _ready(self, time_ms: int, name: str) -> None:
+        node = self.nodes.get(name)
+        if node is None:
+            return
+        node.is_ready = True
+        self.n_ready += 1
+        if self.first_ready_ms is None:
+            self.first_ready_ms = time_ms
+            self.account.open(time_ms)
+        if self.state is State.STOPPED:
+            self.close_time(time_ms)
+            self.meet(time_ms)
+        elif self.state is State.RENDEZVOUS:
+            node.is_used = True
+            self.members.append(node)
+        else:
+            self.waiting += 1
+
+    def _remove(self, time_ms: int, name: str) -> None:
+        node = self.nodes.pop(name)
+        self.n_failures += 1
+        self.n_ready -= node.is_ready
+        self.has_lost_member |= node.is_used
+        if not self.is_repaired(Defect.D3) or self.needs(node):
+            self.lose(time_ms, node)
+        elif node.is_ready and self.state is State.RUNNING:
+            self.waiting -= 1
+
+    def needs(self, node: Node) -> bool:
+        """Tell whether a node takes part in the plan or in the rendezvous."""
+        return node.is_used and self.state is not State.STOPPED
+
+    @abstractmethod
+    def lose(self, time_ms: int, node: Node) -> None:
+        """React to the loss of a node, which is out of `nodes` already."""
+
+    @abstractmethod
+    def rendezvous_ms(self) -> int:
+        """Return how long a rendezvous of all nodes takes."""
+
+    @abstractmethod
+    def placed(self, n_nodes: int) -> None:
+        """Note the new plan."""
+
+    @abstractmethod
+    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+        """React to the end of a checkpoint."""
+
+    @abstractmethod
+    def step_done(self, time_ms: int) -> None:
+        """React to the end of a step of the present plan."""
+
+    def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
+        """Start a rendezvous, of all nodes unless a shorter time is given [ms]."""
+        self.state, self.has_lost_member = State.RENDEZVOUS, False
+        self.members = [node for node in self.nodes.values() if node.is_ready]
+        for node in self.nodes.values():
+            node.is_used = node.is_ready
+        if self.is_repaired(Defect.D11):
+            self.version += 1
+        self.deadline += 1
+        is_local = delay_ms is not None
+        length_ms = self.rendezvous_ms() if delay_ms is None else delay_ms
+        category = Category.REBALANCE if is_local else self.rendezvous_category
+        self.account.released_ms[category] += length_ms
+        kind = Kind.LOCAL_DEADLINE if is_local else Kind.DEADLINE
+        self.queue.push(time_ms + length_ms, kind, (self.deadline, delay_ms))
+
+    def _deadline_over(self, time_ms: int, what: tuple[int, int | None]) -> None:
+        deadline, delay_ms = what
+        if self.is_repaired(Defect.D1) and deadline != self.deadline:
+            return
+        self.close_time(time_ms, is_local=delay_ms is not None)
+        if self.has_lost_member and self.members:
+            self.meet(time_ms, delay_ms)
+        else:
+            self._place(time_ms)
+
+    _local_deadline_over = _deadline_over
+
+    def _place(self, time_ms: int) -> None:
+        """Give the nodes that met their stages; too few of them stop the job."""
+        members, n_stages = self.members, self.costs.n_stages
+        self.n_pipelines = len(members) // n_stages
+        n_placed = n_stages * self.n_pipelines
+        for index, node in enumerate(members):
+            node.coordinates = [divmod(index, n_stages)] if index < n_placed else []
+        if self.is_repaired(Defect.D10):
+            for node in members[max(self.costs.throughput) :]:
+                node.is_used = False  # beyond what throughput is known for: a spare
+        self.waiting = len(members) - n_placed
+        self.n_used, self.members = len(members), []
+        self.version += 1
+        step_ms = self.costs.step_ms(self.n_ready, self.repaired) if self.n_pipelines else None
+        if step_ms is None:
+            self.state = State.STOPPED
+            return
+        self.state, self.step_ms = State.RUNNING, step_ms
+        if self.start_ms is None:
+            self.start_ms = self.previous_ms = time_ms
+        self.placed(self.n_ready)
+        self.next_step(time_ms)
+
+    def next_step(self, time_ms: int) -> None:
+        """Start a step; before it, take all those at once that nothing can come between."""
+        is_free = self.heap is None or not self.sees_storage
+        if is_free and self.previous_ms == time_ms:
+            time_ms = self._take_steps(time_ms)
+        self.count_released_steps(1)
+        self.end_step_at(time_ms + self.step_ms)
+
+    def _take_steps(self, time_ms: int) -> int:
+        """Take steps that end before anything else happens; return when the last one does [ms]."""
+        free_ms = min(self.queue.next_ms(), self.trace.end_ms) - time_ms - 1
+        n_steps = min(free_ms // self.step_ms, self.alike())
+        if n_steps < 1:
+            return time_ms
+        self.count_released_steps(n_steps)
+        self.record(time_ms + n_steps * self.step_ms, n_steps)
+        return self.previous_ms
+
+    @abstractmethod
+    def alike(self) -> int:
+        """Return how many steps would come now at whose end nothing else is done."""
+
+    def end_step_at(self, time_ms: int) -> None:
+        """Let the step end then."""
+        self.queue.push(time_ms, Kind.STEP_DONE, self.version)
+
+    def count_released_steps(self, n_steps: int) -> None:
+        """Count steps that start as useful."""
+        self.account.released_ms[Category.USEFUL] += n_steps * self.step_ms
+
+    def _step_done(self, time_ms: int, version: int) -> None:
+        if version == self.version:
+            self.step_done(time_ms)
+
+    def record(self, time_ms: int, n_steps: int = 1) -> None:
+        """Enter finished steps."""
+        self.steps.add(self.previous_ms, time_ms, self.costs.samples_per_step, n_steps)
+        self.spend_steps(time_ms, n_steps)
+        self.previous_ms = self.last_step_ms = time_ms
+        self.n_steps += n_steps
+
+    def spend_steps(self, time_ms: int, n_steps: int) -> None:
+        """Account for steps that end now."""
+        self.account.spend(Category.USEFUL, time_ms)
+
+    def close_time(self, time_ms: int, *, is_local: bool = False) -> None:
+        """Account for the time up to now by what the job did; a step that did not end is lost."""
+        category = {
+            State.RUNNING: Category.LOST,
+            State.STOPPED: Category.STALLED,
+            State.RENDEZVOUS: Category.REBALANCE if is_local else self.rendezvous_category,
+        }[self.state]
+        self.account.spend(category, time_ms)
+
+    def pays(self, cost_ms: int) -> bool:
+        """Tell whether a new plan for the nodes that have joined is worth its cost (repair of D2)."""
+        if self.n_ready == self.n_used or not self.is_repaired(Defect.D2):
+            return False
+        new, old = (self.costs.samples_per_s(n, self.repaired) for n in (self.n_ready, self.n_used))
+        return new * (self.costs.horizon_ms - cost_ms) > old * self.costs.horizon_ms
+
+
+# ------------------------------------------------------------------------------------------------
+# Oobleck: every loss regroups the nodes and copies state; nothing but the running step is lost.
+
+
+class OobleckMachine(Machine):
+    """Pipelines from templates."""
+
+    rendezvous_category = Category.REBALANCE
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        self.sees_storage = Defect.D3 in repaired  # else no matter which nodes are there
+
+    def rendezvous_ms(self) -> int:
+        """Return the time of regrouping, copying and building groups."""
+        return self.costs.global_ms
+
+    def placed(self, n_nodes: int) -> None:
+        """Do nothing: a plan has no memory."""
+
+    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+        """Do nothing: there are no checkpoints."""
+
+    def lose(self, time_ms: int, node: Node) -> None:
+        """Regroup at once."""
+        self.account.released_ms[Category.LOST] += self.step_ms
+        self.close_time(time_ms)
+        self.meet(time_ms)
+
+    def alike(self) -> int:
+        """Return all: nodes only join and leave in between."""
+        return ALL
+
+    def step_done(self, time_ms: int) -> None:
+        """Go on; take joined nodes in where that pays."""
+        self.record(time_ms)
+        if self.pays(self.costs.global_ms):
+            self.meet(time_ms)
+        else:
+            self.next_step(time_ms)
+
+
+# ------------------------------------------------------------------------------------------------
+# Varuna: every loss restarts the job from the last checkpoint, on the nodes that are left.
+
+
+class VarunaMachine(Machine):
+    """Checkpoints and restarts."""
+
+    committed_ms: int | None = None  # where training goes on after a restart
+    writing_ms: int | None = None  # end of the checkpoint that is being written (repair of D6)
+    has_removal = False  # since the last finished step
+    n_nodes = 0
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        self.sees_storage = costs.falls_back and costs.charges_checkpoints
+
+    def _released_steps(self) -> Steps | PairedLists:
+        return PairedLists()
+
+    def rendezvous_ms(self) -> int:
+        """Return the time of a restart without the checkpoint that it includes."""
+        by_nodes = self.costs.restart_by_nodes_ms
+        restart_ms = by_nodes[self.n_nodes] if by_nodes and self.n_nodes else self.costs.restart_ms
+        return restart_ms - self.costs.checkpoint_ms
+
+    def placed(self, n_nodes: int) -> None:
+        """Note how long the next restart takes."""
+        self.n_nodes = self.costs.known(n_nodes)
+
+    def spend_steps(self, time_ms: int, n_steps: int) -> None:
+        """Account for steps, and for the GPUs that they leave idle."""
+        idle = self.costs.idle_gpus[self.n_nodes] if self.costs.idle_gpus else 0
+        self.account.released_ms[Category.IDLE] += (time_ms - self.previous_ms) * idle // self.n_nodes
+        super().spend_steps(time_ms, n_steps)
+
+    def lose(self, time_ms: int, node: Node) -> None:
+        """Fall back to the last checkpoint and restart."""
+        self.has_removal = True
+        self._settle(time_ms)
+        if self.costs.falls_back:
+            lost_ms = self.account.released_ms
+            n_lost = self.steps.lose_from(self.committed_ms)
+            lost_ms[Category.LOST] += time_ms if self.committed_ms is None else self.step_ms * n_lost
+        self.close_time(time_ms)
+        self.account.drop_held()
+        if self.costs.falls_back:
+            self.account.lose_uncommitted()
+        self.meet(time_ms)
+
+    def _settle(self, time_ms: int) -> None:
+        """Decide what becomes of a checkpoint that is being written when a node is lost."""
+        if self.writing_ms is not None and self.writing_ms <= time_ms:
+            self.checkpoint_done(self.writing_ms, self.writing_ms)
+        self.writing_ms = None
+
+    def alike(self) -> int:
+        """Return those before the next checkpoint."""
+        every = self.costs.checkpoint_every
+        return 0 if self.has_removal else every - 1 - self.n_steps % every
+
+    def step_done(self, time_ms: int) -> None:
+        """Go on, with a checkpoint after so many steps and after the first one of a restart."""
+        self.record(time_ms)
+        joins = self.pays(self.rendezvous_ms() + self.costs.checkpoint_ms)
+        next_ms = time_ms
+        if self.n_steps % self.costs.checkpoint_every == 0 or self.has_removal or joins:
+            next_ms = self._checkpoint(time_ms)
+        if joins:
+            self.meet(next_ms)
+        else:
+            self.next_step(next_ms)
+
+    def _checkpoint(self, time_ms: int) -> int:
+        """Write a checkpoint and return when the next step starts [ms]."""
+        self.has_removal = False
+        cost_ms = self.costs.checkpoint_ms
+        if not self.costs.charges_checkpoints:
+            self._commit(time_ms)
+            return time_ms
+        end_ms = self.previous_ms = time_ms + cost_ms
+        self.account.released_ms[Category.CHECKPOINT] += cost_ms
+        self.account.hold(Category.CHECKPOINT, end_ms)
+        if self.is_repaired(Defect.D6):
+            self.writing_ms = end_ms
+            self.queue.push(end_ms, Kind.CHECKPOINT_DONE, end_ms)
+        else:
+            self._released_checkpoint(end_ms)
+        return end_ms
+
+    def _released_checkpoint(self, end_ms: int) -> None:
+        """Let storage order decide, with a marker twice the cost behind the step; the first marker counts."""
+        self.queue.push(end_ms + self.costs.checkpoint_ms, Kind.CHECKPOINT_DONE, None)
+        every, heap = self.costs.checkpoint_every, self.heap
+        is_late = heap is not None and heap.comes_first(Kind.REMOVE, Kind.CHECKPOINT_DONE)
+        if self.costs.falls_back and is_late:
+            self.n_steps = max(self.n_steps - every, 0)
+            self.steps.lose_last(every)
+            self.account.released_ms[Category.LOST] += every * self.step_ms
+            self.account.lose_uncommitted()
+        else:
+            self._commit(end_ms)
+
+    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+        """Commit the checkpoint, unless a removal came first."""
+        if what is not None and what == self.writing_ms:
+            self.writing_ms = None
+            self._commit(time_ms)
+
+    def _commit(self, time_ms: int) -> None:
+        self.committed_ms = time_ms
+        self.account.commit()
+
+
+# ------------------------------------------------------------------------------------------------
+# Bamboo: nodes do part of their successor's work in advance, so that one loss is absorbed.
+
+
+@dataclass(slots=True)
+class _SlowDown:
+    """Since when a step is slower: after how many steps, at what time, and whether that step paid for it."""
+
+    n_steps: int
+    time_ms: int
+    has_paid: bool = False
+
+
+class BambooMachine(Machine):
+    """Redundant computation."""
+
+    slow_down: _SlowDown | None = None
+    n_double = 0  # nodes that do the work of two
+
+    def rendezvous_ms(self) -> int:
+        """Return the time of a restart."""
+        return self.costs.global_ms
+
+    def placed(self, n_nodes: int) -> None:
+        """Let steps be as fast as they should be."""
+        self.slow_down, self.n_double = None, 0
+
+    def count_released_steps(self, n_steps: int) -> None:
+        """Split steps by the share that the release has for all."""
+        useful_ms = round(self.costs.useful_share * self.step_ms)
+        self.account.released_ms[Category.USEFUL] += n_steps * useful_ms
+        self.account.released_ms[Category.REDUNDANT] += n_steps * (self.step_ms - useful_ms)
+
+    def spend_steps(self, time_ms: int, n_steps: int) -> None:
+        """Count as useful what the same samples take without redundant work; double stages are not."""
+        plain = self.costs.plain_throughput
+        if plain is None:
+            super().spend_steps(time_ms, n_steps)
+            return
+        n_nodes = min(max(self.n_used, min(plain)), max(plain))
+        useful_ms = int(1000 * self.costs.samples_per_step / plain[n_nodes])
+        self.account.spend(Category.REDUNDANT, time_ms, n_steps * useful_ms)
+
+    def needs(self, node: Node) -> bool:
+        """Tell whether a node has a stage or takes part in the rendezvous."""
+        return bool(node.coordinates) if self.state is State.RUNNING else super().needs(node)
+
+    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+        """Do nothing: there are no checkpoints."""
+
+    def lose(self, time_ms: int, node: Node) -> None:
+        """Let the predecessor take over, or restart if it does the work of two already."""
+        self.account.released_ms[Category.LOST] += self.step_ms
+        if node.coordinates and not self._taken_over(node):
+            self.close_time(time_ms)
+            self.meet(time_ms)
+        elif self.state is State.RUNNING and self.slow_down is None:
+            self.slow_down = _SlowDown(self.n_steps, time_ms)
+            self.step_ms = int(self.costs.slow_down * self.step_ms)
+
+    def _taken_over(self, lost: Node) -> bool:
+        if len(lost.coordinates) > 1:
+            self.n_double -= 1
+            return False
+        pipeline, stage = lost.coordinates[0]
+        before = pipeline, (stage - 1) % self.costs.n_stages
+        heir = next((node for node in self.nodes.values() if before in node.coordinates), None)
+        if heir is None or len(heir.coordinates) > 1:
+            return False
+        heir.coordinates.append((pipeline, stage))
+        self.n_double += 1
+        return True
+
+    def alike(self) -> int:
+        """Return all, unless the next one is still to pay for a slow-down."""
+        return 0 if self._has_to_pay(self.slow_down) or self._plans_anew() else ALL
+
+    def _has_to_pay(self, slow: _SlowDown | None) -> bool:
+        return slow is not None and slow.n_steps == self.n_steps and not slow.has_paid
+
+    def step_done(self, time_ms: int) -> None:
+        """Go on, or plan anew where spare nodes or too many double ones ask for it."""
+        slow = self.slow_down
+        if slow is not None and self._has_to_pay(slow):
+            slow.has_paid = True
+            self.end_step_at(time_ms + int((self.costs.slow_down - 1.0) * (time_ms - slow.time_ms)))
+            return
+        self.record(time_ms)
+        if self._plans_anew():
+            self.meet(time_ms, self.costs.local_ms)
+        else:
+            self.next_step(time_ms)
+
+    def _plans_anew(self) -> bool:
+        n_double = self.n_double
+        n_placed = self.costs.n_stages * self.n_pipelines - n_double
+        if n_double and (self.waiting >= n_double or 2 * n_double / n_placed > self.costs.overload_limit):
+            return True
+        return (n_placed + self.waiting) // self.costs.n_stages > self.n_pipelines
+
+
+# ------------------------------------------------------------------------------------------------
+# What is to be expected where losses are rare, without a simulation.
+
+
+def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> float:
+    """Return the share of full throughput that is left when a node is lost now and then.
+
+    Holds where losses are much rarer than what each of them costs; the time between losses and the place of
+    a loss in a step, or between two checkpoints, are taken for evenly distributed.
+
+    Parameters
+    ----------
+    system, costs
+        ``bamboo``, ``varuna`` or ``oobleck``, and its costs; the throughput on ``n_nodes`` is the full one.
+    mtbf_s
+        Mean time between losses of the whole job [s].
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such system.
+    """
+    step_s = _step_s(costs, n_nodes)
+    if system == "oobleck":
+        return max(0.0, mtbf_s - costs.global_ms * MS - step_s / 2.0) / mtbf_s
+    if system == "bamboo":
+        return max(0.0, mtbf_s - costs.local_ms * MS) / mtbf_s
+    if system != "varuna":
+        raise unknown_name("system", system, SYSTEMS)
+    checkpoint_s, work_s = costs.checkpoint_ms * MS, costs.checkpoint_every * step_s
+    cycle_s = work_s + checkpoint_s
+    restart_s = (costs.restart_ms - costs.checkpoint_ms) * MS
+    return work_s / cycle_s * max(0.0, mtbf_s - restart_s - cycle_s / 2.0) / mtbf_s
+
+
+def young_daly_steps(costs: Costs, n_nodes: int, mtbf_s: float) -> int:
+    """Return the steps between checkpoints that lose least by the estimate of Young and Daly, 1 or more.
+
+    Parameters
+    ----------
+    costs, n_nodes, mtbf_s
+        As for `expected_share`.
+
+    Returns
+    -------
+    int
+        The square root of twice the cost of a checkpoint times the time between losses, in steps.
+    """
+    interval_s = math.sqrt(2.0 * costs.checkpoint_ms * MS * mtbf_s)
+    return max(1, round(interval_s / _step_s(costs, n_nodes)))
+
+
+def _step_s(costs: Costs, n_nodes: int) -> float:
+    rate = costs.throughput.get(n_nodes, 0.0)
+    if rate <= 0:
+        raise InputError(f"no throughput on {n_nodes} nodes; accepted: a number of nodes that can run")
+    return costs.samples_per_step / rate
+
+
+# ------------------------------------------------------------------------------------------------
+# Run one system on one trace.
+
+Floats = npt.NDArray[np.float64]
+_MACHINES: dict[str, type[Machine]] = {
+    "bamboo": BambooMachine,
+    "varuna": VarunaMachine,
+    "oobleck": OobleckMachine,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation found.
+
+    Parameters
+    ----------
+    is_feasible
+        Whether the model fits; if not, nothing was simulated.
+    throughput_samples_per_s
+        Average over the run, 0 if no step ended.
+    n_steps, n_failures
+        Steps that the system counts, and nodes removed.
+    times_s
+        Time by category.
+    runs
+        Steps, see `steps`; consecutive equal ones together.
+    """
+
+    is_feasible: bool
+    throughput_samples_per_s: float = 0.0
+    n_steps: int = 0
+    n_failures: int = 0
+    times_s: dict[str, float] = field(default_factory=dict)
+    runs: tuple[Run, ...] = ()
+
+    def steps(self) -> Floats:
+        """Return start and end [s] and samples that count, one row a step, (n_steps, 3)."""
+        parts = [
+            np.column_stack([edges[:-1], edges[1:], np.full(n_steps, samples)])
+            for start_ms, end_ms, n_steps, samples in self.runs
+            for edges in (np.linspace(start_ms, end_ms, n_steps + 1) * MS,)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, 3))
+
+
+def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[Defect] = ()) -> Outcome:
+    """Simulate a system from the first event of a trace to the time of the last.
+
+    Parameters
+    ----------
+    system
+        ``bamboo``, ``varuna`` or ``oobleck``.
+    repaired
+        Defects of the released simulators that are repaired, see `repairs`.
+
+    Returns
+    -------
+    Outcome
+        Of a model without throughput at once, with ``is_feasible`` false.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such system.
+    """
+    if system not in _MACHINES:
+        raise unknown_name("system", system, _MACHINES)
+    if not costs.throughput:
+        return Outcome(is_feasible=False)
+    machine = _MACHINES[system](trace, costs, frozenset(repaired))
+    machine.run()
+    runs = machine.steps.runs()
+    return Outcome(
+        is_feasible=True,
+        throughput_samples_per_s=_average(machine, sum(n_steps * samples for *_, n_steps, samples in runs)),
+        n_steps=machine.n_steps,
+        n_failures=machine.n_failures,
+        times_s=machine.account.times_s(is_conservative=Defect.D5 in machine.repaired),
+        runs=tuple(runs),
+    )
+
+
+def unused_nodes(trace: NodeTrace, costs: Costs) -> int:
+    """Return how many nodes of a trace stay idle because throughput is known for fewer only.
+
+    Parameters
+    ----------
+    trace, costs
+        What is simulated.
+
+    Returns
+    -------
+    int
+        The most nodes that are there at once less the most of the table; 0 where there are no more.
+    """
+    return max(0, max(trace.counts()) - max(costs.throughput, default=0)) if costs.throughput else 0
+
+
+def _average(machine: Machine, n_samples: float) -> float:
+    """Return samples over time: to the last step as released, or to the end of the trace."""
+    if machine.is_repaired(Defect.D4):
+        start_ms, end_ms = machine.first_ready_ms, machine.trace.end_ms
+    else:
+        start_ms, end_ms = machine.start_ms, machine.last_step_ms
+    if start_ms is None or end_ms <= start_ms:
+        return 0.0
+    return n_samples / ((end_ms - start_ms) * MS)

@@ -1,0 +1,939 @@
+"""Pipeline templates: stage costs, the exact and the published search, coverage of node counts, and files."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from makespan.errors import InfeasiblePlanError, InputError, unknown_name
+from makespan.files import read_json, read_text, write_json
+from makespan.oobleck.plan import PipelineTemplate, Stage
+from makespan.oobleck.profile import PICOSECONDS, ModelProfile, as_plain
+from makespan.units import format_bytes
+
+# ------------------------------------------------------------------------------------------------
+# What a pipeline costs: latencies of stages in whole picoseconds, and the time that a search compares.
+#
+# The cost is that of a pipeline which is filled, is held up by its slowest stage, and drains: with
+# latencies L of S stages, m the largest of them, k the last stage that has it, and N microbatches,
+#
+#     T = sum(L) + (N - S + k) m + sum(L[k:])
+#
+# where N is 3 S + 1 unless a number is given, and a single stage counts 4 L, as in the artifact.
+
+Ints = NDArray[np.int64]
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class CostRule:
+    """How often the slowest stage counts.
+
+    Parameters
+    ----------
+    n_microbatches
+        Microbatches that a pipeline is priced for; None for three times as many as stages and one. Pipelines
+        of more stages than microbatches are not considered.
+    """
+
+    n_microbatches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_microbatches is not None and self.n_microbatches < 1:
+            raise InputError(f"cost of {self.n_microbatches} microbatches; accepted: 1 or more")
+
+    def allows(self, n_stages: int) -> bool:
+        """Whether a pipeline of so many stages has a price."""
+        return self.n_microbatches is None or n_stages <= self.n_microbatches
+
+    def steady(self, n_stages: int) -> int:
+        """Return how often the slowest stage counts, beside once for each stage before it."""
+        if self.n_microbatches is not None:
+            return self.n_microbatches - n_stages
+        return 2 * n_stages + 1 if n_stages > 1 else 2
+
+
+REFERENCE = CostRule()
+"""The rule of the artifact."""
+
+
+def pipeline_cost(latencies: Sequence[int], rule: CostRule = REFERENCE) -> int:
+    """Return the cost of stages with these latencies; the last of several slowest ones counts."""
+    slowest = max(latencies)
+    last = max(index for index, latency in enumerate(latencies) if latency == slowest)
+    return sum(latencies) + (rule.steady(len(latencies)) + last) * slowest + sum(latencies[last:])
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Memory of a GPU, and what training holds of a layer.
+
+    Parameters
+    ----------
+    device_bytes
+        Memory of one GPU [B]; GPUs that share a stage share what it holds.
+    state_factor
+        Bytes held for each byte of parameters: weights, gradients, two moments and working copies.
+    counts_in_flight
+        Whether a stage keeps the activations of as many microbatches as there are stages from it to the
+        end, as one forward, one backward needs; else those of one, as in the artifact.
+    """
+
+    device_bytes: float
+    state_factor: float = 6.0
+    counts_in_flight: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.device_bytes > 0 and self.state_factor > 0):
+            raise InputError(
+                f"memory of {self.device_bytes} bytes with {self.state_factor} bytes of state a byte of "
+                "parameters; accepted: numbers above 0"
+            )
+
+
+class StageTimes:
+    """Latency and memory of every possible stage, ``[first_layer, end_layer]``, (n_layers + 1, n_layers + 1).
+
+    Parameters
+    ----------
+    profile
+        Times of the layers.
+    gpus_per_node
+        GPUs that a stage may have: 1, 2, 4 ... up to these.
+    memory
+        What a GPU holds; None for no limit.
+
+    Raises
+    ------
+    InputError
+        A layer has no exchange time for a number of GPUs that a stage may have; layer and key are named.
+    """
+
+    def __init__(self, profile: ModelProfile, gpus_per_node: int, memory: MemoryLimit | None = None) -> None:
+        if gpus_per_node < 1:
+            raise InputError(f"{gpus_per_node} GPUs a node; accepted: 1 or more")
+        self.n_layers = profile.n_layers
+        self.gpus_per_node = gpus_per_node
+        self.memory = memory
+        self.widths = tuple(1 << bit for bit in range(gpus_per_node.bit_length()))
+        forward = _whole([layer.forward_s for layer in profile.layers])
+        both = forward + _whole([layer.backward_s for layer in profile.layers])
+        self.latency = {width: _between(both) for width in self.widths[:1]}
+        for width in self.widths[1:]:
+            exchange = 2 * _between(_whole(list(_exchanges(profile, width))))
+            self.latency[width] = (self.latency[1] + width // 2) // width + exchange
+        state = memory.state_factor if memory else 0.0
+        self._state = _between(np.array([state * layer.parameter_bytes for layer in profile.layers]))
+        self._activations = _between(np.array([layer.activation_bytes for layer in profile.layers]))
+        order = np.arange(self.n_layers + 1)
+        self._is_stage = order[:, None] < order[None, :]
+
+    def allowed(self, width: int, behind: int) -> NDArray[np.bool_]:
+        """Return which stages on so many GPUs, with so many stages behind them, fit into memory."""
+        if self.memory is None:
+            return self._is_stage
+        in_flight = behind + 1 if self.memory.counts_in_flight else 1
+        held = self._state + in_flight * self._activations
+        return np.asarray(self._is_stage & (held <= width * self.memory.device_bytes))
+
+    def stage_counts(self, n_nodes: int, rule: CostRule) -> range:
+        """Return how many stages a pipeline on so many nodes may have; a stage has 1, 2, 4 ... GPUs."""
+        least = n_nodes * self.gpus_per_node.bit_count()
+        most = min(self.n_layers, n_nodes * self.gpus_per_node)
+        if rule.n_microbatches is not None:
+            most = min(most, rule.n_microbatches)
+        return range(least, most + 1)
+
+
+def _exchanges(profile: ModelProfile, width: int) -> Iterator[float]:
+    for index, layer in enumerate(profile.layers):
+        if width not in layer.allreduce_in_node_s:
+            known = ", ".join(map(str, sorted(layer.allreduce_in_node_s))) or "none"
+            raise InputError(
+                f"profile {profile.name!r}: layer {index} has no allreduce_in_node_ms for {width} GPUs; "
+                f"it has: {known}"
+            )
+        yield layer.allreduce_in_node_s[width]
+
+
+def _whole(times_s: list[float]) -> Ints:
+    return np.array([round(value * PICOSECONDS) for value in times_s], dtype=np.int64)
+
+
+def _between(values: NDArray[_Number]) -> NDArray[_Number]:
+    """Return sums over layers from row to column, negative below the diagonal."""
+    ends = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
+    return np.asarray(ends[None, :] - ends[:, None])
+
+
+# ------------------------------------------------------------------------------------------------
+# The best pipeline for a number of nodes, with proof: a search over its slowest stage.
+#
+# Fix the slowest stage: its layers, its GPUs, how many stages stand before it and how many GPUs those have.
+# All before it take at most its latency m, all behind it less, so that ties have one price. The cost is
+# then
+#
+#     2 m + (sum of those before) + 2 (sum of those behind) + (steady + number before) m
+#
+# and the two sums are least by dynamic programming over layers, stages and GPUs used. Without the bound m
+# the same programme gives a lower bound of every choice; they are tried from the lowest on until none can
+# win.
+
+_NEVER = np.int64(1 << 60)
+_KEPT = 64  # matrices of costs, each of all stages
+Cut = tuple[int, int, int]
+"""First layer, end layer and GPUs of a stage."""
+_Tables = dict[tuple[int, int], Ints]  # by stages and GPUs used: least sum of latencies, (n_layers + 1,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A slowest stage, and how many stages and GPUs come before it."""
+
+    bound: int
+    latency: int
+    first: int
+    end: int
+    width: int
+    n_before: int
+    gpus_before: int
+
+
+class _Search:
+    """Pipelines of so many stages on so many nodes."""
+
+    def __init__(self, times: StageTimes, n_nodes: int, n_stages: int, steady: int) -> None:
+        self.times, self.n_stages, self.steady = times, n_stages, steady
+        self.n_gpus = n_nodes * times.gpus_per_node
+        self.allowed = {
+            (width, behind): times.allowed(width, behind)
+            for width in times.widths
+            for behind in range(n_stages)
+        }
+        self._tables: dict[int, tuple[_Tables, _Tables]] = {}
+        self._costs: dict[tuple[int, int], dict[int, Ints]] = {}
+        self.free = self._before(int(_NEVER)), self._behind(int(_NEVER))
+
+    def tables(self, slowest: int) -> tuple[_Tables, _Tables]:
+        """Return least sums before and behind a slowest stage of this latency."""
+        if slowest not in self._tables:
+            self._tables[slowest] = self._before(slowest), self._behind(slowest - 1)
+        return self._tables[slowest]
+
+    def costs(self, width: int, behind: int, longest: int) -> Ints:
+        """Return latencies of stages that are allowed there and take no longer, else never."""
+        latency = self.times.latency[width]
+        return np.where(self.allowed[width, behind] & (latency <= longest), latency, _NEVER)
+
+    def fits(self, gpus_used: int, width: int) -> bool:
+        """Whether a stage on so many GPUs stays within a node when so many are used."""
+        return gpus_used % self.times.gpus_per_node + width <= self.times.gpus_per_node
+
+    def _before(self, longest: int) -> _Tables:
+        tables: _Tables = {(0, 0): self._nothing(0)}
+        level = {0: tables[0, 0]}
+        for n_before in range(self.n_stages):
+            costs = self._by_width(self.n_stages - 1 - n_before, longest)
+            level = self._extended(level, {width: cost.T for width, cost in costs.items()})
+            tables |= {(n_before + 1, gpus): sums for gpus, sums in level.items()}
+        return tables
+
+    def _behind(self, longest: int) -> _Tables:
+        tables: _Tables = {(0, 0): self._nothing(-1)}
+        level = {0: tables[0, 0]}
+        for n_behind in range(self.n_stages):
+            level = self._extended(level, self._by_width(n_behind, longest))
+            tables |= {(n_behind + 1, gpus): sums for gpus, sums in level.items()}
+        return tables
+
+    def _nothing(self, layer: int) -> Ints:
+        """Return the sums of no stage, which reach one layer."""
+        sums = np.full(self.times.n_layers + 1, _NEVER)
+        sums[layer] = 0
+        return sums
+
+    def _by_width(self, behind: int, longest: int) -> dict[int, Ints]:
+        # Without a limit of memory it does not matter how many stages come behind.
+        key = behind if self.times.memory else 0, longest
+        if key not in self._costs:
+            if len(self._costs) > _KEPT:
+                self._costs.clear()
+            self._costs[key] = {width: self.costs(width, behind, longest) for width in self.times.widths}
+        return self._costs[key]
+
+    def _extended(self, level: dict[int, Ints], costs: dict[int, Ints]) -> dict[int, Ints]:
+        """Return what one stage more reaches, by GPUs; ``costs`` has a row for each layer that is reached."""
+        found: dict[int, Ints] = {}
+        for gpus, sums in level.items():
+            for width, cost in costs.items():
+                if gpus + width <= self.n_gpus and self.fits(gpus, width):
+                    least = np.minimum((cost + sums).min(axis=1), _NEVER)
+                    other = found.get(gpus + width)
+                    found[gpus + width] = least if other is None else np.minimum(other, least)
+        return found
+
+    def choices(self, below: int | None) -> Iterator[_Choice]:
+        """Yield the choices of a slowest stage that may cost less than given, lowest bound first."""
+        before, behind = self.free
+        found = []
+        for (n_before, gpus), sums in before.items():
+            n_behind = self.n_stages - 1 - n_before
+            for width in self.times.widths:
+                other = behind.get((n_behind, self.n_gpus - gpus - width))
+                if other is None or not self.fits(gpus, width):
+                    continue
+                latency = self.times.latency[width]
+                bound = sums[:, None] + (self.steady + n_before + 2) * latency + 2 * other[None, :]
+                ok = self.allowed[width, n_behind] & (sums[:, None] <= n_before * latency)
+                ok &= other[None, :] <= n_behind * (latency - 1)
+                if below is not None:
+                    ok &= bound < below
+                first, end = np.nonzero(ok)
+                same = (np.full(len(first), value) for value in (width, n_before, gpus))
+                found.append(np.stack([bound[first, end], latency[first, end], first, end, *same]))
+        if found:
+            listed = np.concatenate(found, axis=1)
+            for index in np.lexsort(listed[::-1]):
+                yield _Choice(*listed[:, index].tolist())
+
+    def cost(self, choice: _Choice) -> int:
+        """Return what the best pipeline with this slowest stage costs."""
+        before, behind = self.tables(choice.latency)
+        ahead = int(before[choice.n_before, choice.gpus_before][choice.first])
+        after = int(behind[self._after(choice)][choice.end])
+        return ahead + (self.steady + choice.n_before + 2) * choice.latency + 2 * after
+
+    def _after(self, choice: _Choice) -> tuple[int, int]:
+        return self.n_stages - 1 - choice.n_before, self.n_gpus - choice.gpus_before - choice.width
+
+    def cuts(self, choice: _Choice) -> tuple[Cut, ...]:
+        """Return its stages; among equal ones every cut is as far left as it can be."""
+        before, behind = self.tables(choice.latency)
+        ahead = self._walk_back(before, choice)
+        return (*ahead, (choice.first, choice.end, choice.width), *self._walk_on(behind, choice))
+
+    def _walk_back(self, tables: _Tables, choice: _Choice) -> Iterator[Cut]:
+        n_used, gpus, end = choice.n_before, choice.gpus_before, choice.first
+        found: list[Cut] = []
+        while n_used:
+            first, width = self._previous(tables, n_used, gpus, end, choice.latency)
+            found.append((first, end, width))
+            n_used, gpus, end = n_used - 1, gpus - width, first
+        return reversed(found)
+
+    def _previous(self, tables: _Tables, n_used: int, gpus: int, end: int, longest: int) -> tuple[int, int]:
+        goal = tables[n_used, gpus][end]
+        return min(
+            (int(first), width)
+            for width, cost in self._by_width(self.n_stages - n_used, longest).items()
+            if (n_used - 1, gpus - width) in tables and self.fits(gpus - width, width)
+            for first in np.flatnonzero(tables[n_used - 1, gpus - width] + cost[:, end] == goal)
+        )
+
+    def _walk_on(self, tables: _Tables, choice: _Choice) -> Iterator[Cut]:
+        first = choice.end
+        n_left, gpus = self._after(choice)
+        while n_left:
+            goal = tables[n_left, gpus][first]
+            end, width = min(
+                (int(end), width)
+                for width, cost in self._by_width(n_left - 1, choice.latency - 1).items()
+                if (n_left - 1, gpus - width) in tables and self.fits(gpus - width, width)
+                for end in np.flatnonzero(tables[n_left - 1, gpus - width] + cost[first] == goal)
+            )
+            yield first, end, width
+            n_left, gpus, first = n_left - 1, gpus - width, end
+
+
+def exact_cuts(times: StageTimes, n_nodes: int, rule: CostRule) -> tuple[Cut, ...] | None:
+    """Return the stages of the cheapest pipeline on so many nodes, None if there is none.
+
+    Of equal costs the fewest stages win, then the choice with the lowest bound and latency.
+    """
+    best: int | None = None
+    cuts = None
+    for n_stages in times.stage_counts(n_nodes, rule):
+        search = _Search(times, n_nodes, n_stages, rule.steady(n_stages))
+        winner = None
+        for choice in search.choices(best):
+            if best is not None and choice.bound >= best:
+                break
+            cost = search.cost(choice)
+            if cost < (best if best is not None else _NEVER):
+                best, winner = cost, choice
+        cuts = search.cuts(winner) if winner else cuts
+    return cuts
+
+
+# ------------------------------------------------------------------------------------------------
+# The published search: divide layers and nodes in two, and each half again, as the artifact does.
+#
+# Each half is the best by its own cost, which says little of its cost within the whole, so the result may
+# be worse than the best; `exact_cuts` finds that.
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """How many stages, nodes and GPUs of each, and how many stages come behind where memory is limited."""
+
+    n_stages: int
+    n_nodes: int
+    n_gpus: int
+    behind: int
+
+
+@dataclass(slots=True)
+class _Best:
+    """The best pipeline of every range of layers, all (n_layers + 1, n_layers + 1).
+
+    ``last`` is the index of its slowest stage, ``tail`` the sum from that on; ``cut`` and ``split`` say how
+    it is put together.
+    """
+
+    cost: Ints
+    total: Ints
+    slowest: Ints
+    last: Ints
+    tail: Ints
+    cut: Ints
+    split: Ints
+
+
+class DivideAndConquer:
+    """Templates of a model by the published search; what is found for one number of nodes serves the others.
+
+    Parameters
+    ----------
+    times
+        Latencies and memory of the stages.
+    rule
+        How pipelines are priced.
+    """
+
+    def __init__(self, times: StageTimes, rule: CostRule) -> None:
+        self._times, self._rule = times, rule
+        self._found: dict[_Key, _Best | None] = {}
+
+    def cuts(self, n_nodes: int) -> tuple[Cut, ...] | None:
+        """Return the stages that are found for so many nodes, None if there are none."""
+        n_layers, best, winner = self._times.n_layers, int(_NEVER), None
+        for n_stages in self._times.stage_counts(n_nodes, self._rule):
+            key = _Key(n_stages, n_nodes, self._times.gpus_per_node, 0)
+            found = self._best(key)
+            if found is not None and found.cost[0, n_layers] < best:
+                best, winner = int(found.cost[0, n_layers]), key
+        return None if winner is None else self._stages(winner, 0, n_layers)
+
+    def _best(self, key: _Key) -> _Best | None:
+        if key not in self._found:
+            possible = key.n_nodes <= key.n_stages <= min(key.n_nodes * key.n_gpus, self._times.n_layers)
+            if not possible:
+                self._found[key] = None
+            elif key.n_stages == 1:
+                self._found[key] = self._leaf(key)
+            else:
+                self._found[key] = self._joined(key)
+        return self._found[key]
+
+    def _leaf(self, key: _Key) -> _Best | None:
+        if key.n_gpus not in self._times.widths:
+            return None
+        latency = self._times.latency[key.n_gpus]
+        cost = (2 + self._rule.steady(1)) * latency
+        allowed = self._times.allowed(key.n_gpus, key.behind)
+        nothing = np.zeros_like(latency)
+        return _Best(
+            np.where(allowed, cost, _NEVER), latency, latency, nothing, latency, nothing, nothing
+        )  # fmt: skip
+
+    def _splits(self, key: _Key) -> list[tuple[_Key, _Key]]:
+        """Return the halves in the order in which they are tried: nodes or GPUs on the left, then stages."""
+        several = key.n_nodes > 1
+        limited = self._times.memory is not None
+        found = []
+        for held in range(1, key.n_nodes if several else key.n_gpus):
+            for n_left in range(1, key.n_stages):
+                n_right = key.n_stages - n_left
+                behind = key.behind + n_right if limited else 0
+                if several:
+                    left = _Key(n_left, held, key.n_gpus, behind)
+                    right = _Key(n_right, key.n_nodes - held, key.n_gpus, key.behind)
+                else:
+                    left = _Key(n_left, 1, held, behind)
+                    right = _Key(n_right, 1, key.n_gpus - held, key.behind)
+                found.append((left, right))
+        return found
+
+    def _joined(self, key: _Key) -> _Best | None:
+        best = None
+        steady = self._rule.steady(key.n_stages)
+        for index, (left_key, right_key) in enumerate(self._splits(key)):
+            left, right = self._best(left_key), self._best(right_key)
+            if left is None or right is None:
+                continue
+            found = _join(left, right, left_key.n_stages, steady, index)
+            best = found if best is None else _better(best, found)
+        return best
+
+    def _stages(self, key: _Key, first: int, end: int) -> tuple[Cut, ...]:
+        best = self._best(key)
+        if best is None or key.n_stages == 1:
+            return ((first, end, key.n_gpus),)
+        left, right = self._splits(key)[int(best.split[first, end])]
+        cut = int(best.cut[first, end])
+        return self._stages(left, first, cut) + self._stages(right, cut, end)
+
+
+def _join(left: _Best, right: _Best, n_left: int, steady: int, index: int) -> _Best:
+    """Put two halves together at the cheapest cut of every range, of equal ones the first."""
+
+    def at(values: Ints, is_left: bool) -> Ints:
+        """Values by (first layer, cut, end layer)."""
+        return values[:, :, None] if is_left else values[None, :, :]
+
+    ahead = at(right.slowest, False) >= at(left.slowest, True)
+    total = at(left.total, True) + at(right.total, False)
+    slowest = np.maximum(at(left.slowest, True), at(right.slowest, False))
+    last = np.where(ahead, n_left + at(right.last, False), at(left.last, True))
+    tail = np.where(ahead, at(right.tail, False), at(left.tail, True) + at(right.total, False))
+    possible = (at(left.cost, True) < _NEVER) & (at(right.cost, False) < _NEVER)
+    cost = np.where(possible, total + (steady + last) * slowest + tail, _NEVER)
+    cut = cost.argmin(axis=1)
+
+    def chosen(values: Ints) -> Ints:
+        return np.asarray(np.take_along_axis(values, cut[:, None, :], axis=1)[:, 0, :])
+
+    return _Best(
+        cost=chosen(cost),
+        total=chosen(total),
+        slowest=chosen(slowest),
+        last=chosen(last),
+        tail=chosen(tail),
+        cut=cut,
+        split=np.full_like(cut, index),
+    )
+
+
+def _better(one: _Best, other: _Best) -> _Best:
+    """Take of every range the cheaper of two, of equal ones that with the earlier cut, then the first."""
+    wins = (other.cost < one.cost) | ((other.cost == one.cost) & (other.cut < one.cut))
+    names = ("cost", "total", "slowest", "last", "tail", "cut", "split")
+    return _Best(*(np.where(wins, getattr(other, name), getattr(one, name)) for name in names))
+
+
+# ------------------------------------------------------------------------------------------------
+# Which template sizes are needed so that every number of nodes can be used, and f lost at once.
+#
+# With templates of n0 up to n0 + p - 1 nodes, x pipelines take any number of nodes from x n0 to x (n0 + p -
+# 1). From f + 1 pipelines on these ranges leave no gap if and only if p >= 1 + ceil((n0 - 1) / (f + 1)).
+
+TemplateSet = Literal["full", "minimal"]
+
+
+class GuaranteeUnsatisfiable(InputError):
+    """Some number of nodes cannot be used by f + 1 pipelines; the message names the first."""
+
+
+def least_template_count(n0: int, f: int) -> int:
+    """Return how many consecutive sizes from n0 on cover every number of nodes with f + 1 pipelines."""
+    return 1 + -(-(n0 - 1) // (f + 1))
+
+
+def check_guarantee(sizes: Iterable[int], n0: int, f: int, n_nodes: int) -> int | None:
+    """Return the first number of nodes that these templates cannot use with f + 1 pipelines, None if none.
+
+    Parameters
+    ----------
+    sizes
+        Nodes of each template.
+    n0, f
+        Least nodes that hold the model, and nodes that may be lost at once.
+    n_nodes
+        Most nodes; every number from (f + 1) n0 to this is tried.
+    """
+    usable = sorted(set(sizes))
+    most: list[int | None] = [0]  # pipelines that use exactly so many nodes
+    for count in range(1, n_nodes + 1):
+        found = [
+            before + 1 for size in usable if size <= count and (before := most[count - size]) is not None
+        ]
+        most.append(max(found, default=None))
+    for count in range((f + 1) * n0, n_nodes + 1):
+        if (most[count] or 0) < f + 1:
+            return count
+    return None
+
+
+def template_sizes(
+    n0: int,
+    f: int,
+    n_nodes: int,
+    template_set: TemplateSet = "full",
+    largest: int | None = None,
+    most_possible: int | None = None,
+) -> range:
+    """Return the nodes of each template that is needed.
+
+    Parameters
+    ----------
+    n0, f, n_nodes
+        Least nodes that hold the model, nodes that may be lost at once, and nodes at the start.
+    template_set
+        ``full``: up to what one pipeline can have, which leaves most choice; ``minimal``: as few as cover
+        every number of nodes.
+    largest
+        Nodes of the largest template, instead of ``n_nodes - f * n0``.
+    most_possible
+        Nodes beyond which there is no template, since a node has a stage and a stage a layer.
+
+    Raises
+    ------
+    InputError
+        A number is too small, or there are fewer nodes than (f + 1) n0.
+    GuaranteeUnsatisfiable
+        The sizes leave a hole.
+    """
+    if template_set not in get_args(TemplateSet):
+        raise unknown_name("template set", template_set, get_args(TemplateSet))
+    if n0 < 1 or f < 0:
+        raise InputError(f"n0 = {n0} and f = {f}; accepted: n0 of 1 or more, f of 0 or more")
+    if n_nodes < (f + 1) * n0:
+        raise InputError(
+            f"{n_nodes} nodes; accepted: at least (f + 1) n0 = {(f + 1) * n0}, for {f + 1} pipelines"
+        )
+    end = (n_nodes - f * n0 if largest is None else largest) + 1
+    if template_set == "minimal":
+        end = min(end, n0 + least_template_count(n0, f))
+    if most_possible is not None:
+        end = min(end, most_possible + 1)
+    sizes = range(n0, max(end, n0))
+    hole = check_guarantee(sizes, n0, f, n_nodes)
+    if hole is not None:
+        found = f"{sizes.start} to {sizes.stop - 1} nodes" if sizes else "no size"
+        raise GuaranteeUnsatisfiable(f"templates of {found} cannot use {hole} nodes with {f + 1} pipelines")
+    return sizes
+
+
+# ------------------------------------------------------------------------------------------------
+# Templates of a model for numbers of nodes.
+
+SearchMode = Literal["exact", "dc"]
+
+
+class TemplateSearch:
+    """Finds the templates of a model one by one, as in Oobleck, section 4.1.
+
+    Parameters
+    ----------
+    profile
+        Times of the layers.
+    gpus_per_node
+        GPUs of each node, all of which are used; a stage has 1, 2, 4 ... of one node.
+    mode
+        ``exact``: the least cost; ``dc``: the published divide and conquer, at most as good, for which what
+        was found for one number of nodes serves the others.
+    memory
+        What a GPU holds, None for no limit.
+    rule
+        How pipelines are priced.
+
+    Raises
+    ------
+    InputError
+        The number of GPUs is less than 1, or the profile lacks an exchange time.
+    """
+
+    def __init__(
+        self,
+        profile: ModelProfile,
+        gpus_per_node: int = 1,
+        mode: SearchMode = "exact",
+        memory: MemoryLimit | None = None,
+        rule: CostRule = REFERENCE,
+    ) -> None:
+        if mode not in get_args(SearchMode):
+            raise unknown_name("search", mode, get_args(SearchMode))
+        self._times, self._rule = StageTimes(profile, gpus_per_node, memory), rule
+        self._published = DivideAndConquer(self._times, rule) if mode == "dc" else None
+
+    def template(self, n_nodes: int) -> PipelineTemplate | None:
+        """Return the template for so many nodes, None if none fits; `InputError` for less than 1."""
+        if n_nodes < 1:
+            raise InputError(f"a template for {n_nodes} nodes; accepted: 1 or more")
+        if self._published is None:
+            cuts = exact_cuts(self._times, n_nodes, self._rule)
+        else:
+            cuts = self._published.cuts(n_nodes)
+        return None if cuts is None else self._template(n_nodes, cuts)
+
+    def _template(self, n_nodes: int, cuts: tuple[Cut, ...]) -> PipelineTemplate:
+        latencies = [int(self._times.latency[width][first, end]) for first, end, width in cuts]
+        stages = (
+            Stage(first, end, width, latency / PICOSECONDS)
+            for (first, end, width), latency in zip(cuts, latencies, strict=True)
+        )
+        cost_s = pipeline_cost(latencies, self._rule) / PICOSECONDS
+        return PipelineTemplate(n_nodes, self._times.gpus_per_node, tuple(stages), cost_s)
+
+
+def make_templates(
+    profile: ModelProfile,
+    sizes: Iterable[int],
+    gpus_per_node: int = 1,
+    mode: SearchMode = "exact",
+    memory: MemoryLimit | None = None,
+    rule: CostRule = REFERENCE,
+) -> dict[int, PipelineTemplate]:
+    """Find a pipeline for each number of nodes.
+
+    Parameters
+    ----------
+    profile, gpus_per_node, mode, memory, rule
+        See `TemplateSearch`.
+    sizes
+        Numbers of nodes; those for which nothing fits are left out of the result.
+
+    Returns
+    -------
+    dict
+        Templates by number of nodes, ascending.
+
+    Raises
+    ------
+    InputError
+        A size or the number of GPUs is less than 1, or the profile lacks an exchange time.
+    """
+    search = TemplateSearch(profile, gpus_per_node, mode, memory, rule)
+    found = {size: search.template(size) for size in sorted(set(sizes))}
+    return {size: template for size, template in found.items() if template is not None}
+
+
+def smallest_node_count(
+    profile: ModelProfile, memory: MemoryLimit | None, n_nodes: int, gpus_per_node: int = 1
+) -> int:
+    """Return n0, the least number of nodes on which a pipeline of the model fits into memory.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        It does not fit on ``n_nodes``; the message has the bytes needed and the largest layer.
+    """
+    held = [0.0] * profile.n_layers
+    first = 1
+    if memory is not None:
+        held = [memory.state_factor * one.parameter_bytes + one.activation_bytes for one in profile.layers]
+        first = max(1, int(-(-sum(held) // (gpus_per_node * memory.device_bytes))))
+    for count in range(first, n_nodes + 1):
+        if make_templates(profile, [count], gpus_per_node, memory=memory):
+            return count
+    largest = max(range(profile.n_layers), key=lambda index: held[index])
+    limit = "" if memory is None else f" of {format_bytes(memory.device_bytes)}"
+    raise InfeasiblePlanError(
+        f"profile {profile.name!r}: no pipeline on up to {n_nodes} nodes with {gpus_per_node} GPUs{limit}; "
+        f"its {profile.n_layers} layers hold {format_bytes(sum(held))} or more, the largest, layer "
+        f"{largest}, {format_bytes(held[largest])}"
+    )
+
+
+def covering_templates(
+    profile: ModelProfile,
+    n_nodes: int,
+    f: int,
+    n0: int | None = None,
+    gpus_per_node: int = 1,
+    template_set: TemplateSet = "full",
+    mode: SearchMode = "exact",
+    memory: MemoryLimit | None = None,
+) -> dict[int, PipelineTemplate]:
+    """Find the templates with which a job on so many nodes survives the loss of f at once.
+
+    Parameters
+    ----------
+    profile, gpus_per_node, mode, memory
+        See `make_templates`.
+    n_nodes, f
+        Nodes at the start, and nodes that may be lost at once.
+    n0
+        Least number of nodes of a pipeline; None for what memory asks for.
+    template_set
+        See `template_sizes`.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        The model does not fit.
+    GuaranteeUnsatisfiable
+        The templates that exist cannot use every number of nodes from (f + 1) n0 on.
+    """
+    least = smallest_node_count(profile, memory, n_nodes, gpus_per_node) if n0 is None else n0
+    most = profile.n_layers // gpus_per_node.bit_count()
+    sizes = template_sizes(least, f, n_nodes, template_set, most_possible=most)
+    found = make_templates(profile, sizes, gpus_per_node, mode, memory)
+    hole = check_guarantee(found, least, f, n_nodes)
+    if hole is not None:
+        made = ", ".join(map(str, found)) or "none"
+        raise GuaranteeUnsatisfiable(
+            f"templates exist for {made} nodes, which cannot use {hole} nodes with {f + 1} pipelines"
+        )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# Templates as files that people read, and a folder of those that were made before.
+
+_VERSION = 1  # of what a search finds and how it is written; another one makes all cached files stale
+_MS = PICOSECONDS // 1000
+_LARGEST = 100_000  # nodes, stages, layers or GPUs of a template
+_EXPECTED = "templates (JSON), as 'makespan oobleck plan' writes them"
+_Plain = dict[str, Any]
+
+
+def template_rows(templates: Iterable[PipelineTemplate]) -> list[_Plain]:
+    """Return templates as plain values, times in milliseconds: ``n`` nodes, ``S`` stages, cost ``T``."""
+    return [
+        {
+            "n": one.n_nodes,
+            "S": one.n_stages,
+            "T": round(one.time_s * PICOSECONDS) / _MS,
+            "layers_per_stage": [len(stage.layers) for stage in one.stages],
+            "gpus_per_stage": [stage.n_gpus for stage in one.stages],
+            "latencies": [round(stage.latency_s * PICOSECONDS) / _MS for stage in one.stages],
+        }
+        for one in templates
+    ]
+
+
+def write_templates(templates: Mapping[int, PipelineTemplate], path: str | Path) -> None:
+    """Write templates as a list with one entry each, by number of nodes, times in milliseconds."""
+    rows = template_rows(templates[size] for size in sorted(templates))
+    write_json(rows, path, indent=1)
+
+
+def read_templates(path: str | Path) -> dict[int, PipelineTemplate]:
+    """Read templates of `write_templates`, or such with ``n``, ``S`` and ``T`` alone.
+
+    The stages of these are taken to be equal, with a layer each. Raises `InputError`, which names file,
+    entry and what is accepted.
+    """
+    try:
+        found = json.loads(read_text(path, _EXPECTED))
+    except (ValueError, RecursionError) as wrong:
+        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {wrong}") from None
+    if not isinstance(found, list) or not found:
+        raise InputError(f"{path}: has no list of templates; accepted: {_EXPECTED}")
+    return _from_rows(found, str(path))
+
+
+def _from_rows(rows: list[Any], where: str) -> dict[int, PipelineTemplate]:
+    templates: dict[int, PipelineTemplate] = {}
+    for index, row in enumerate(rows):
+        place = f"{where}: template {index}"
+        if not isinstance(row, dict):
+            raise InputError(f"{place}: is {row!r}; accepted: an object with n, S and T")
+        template = _template(row, place)
+        if template.n_nodes in templates:
+            raise InputError(f"{place}: is the second for {template.n_nodes} nodes; accepted: one")
+        templates[template.n_nodes] = template
+    if len({one.n_layers for one in templates.values()}) > 1 and all("latencies" in row for row in rows):
+        counts = ", ".join(f"{one.n_layers} on {size} nodes" for size, one in templates.items())
+        raise InputError(f"{where}: templates of different models: layers {counts}; accepted: one model")
+    return dict(sorted(templates.items()))
+
+
+def _template(row: _Plain, where: str) -> PipelineTemplate:
+    n_nodes, n_stages = (_count(row.get(key), f"{where}: {key}") for key in ("n", "S"))
+    cost = _time(row.get("T"), f"{where}: T")
+    if "latencies" not in row:
+        # The cost of equal stages is a multiple of the latency of one.
+        each = round(cost / pipeline_cost([1] * n_stages))
+        return _assembled(n_nodes, cost, [1] * n_stages, [1] * n_stages, [each] * n_stages)
+    lists = {key: row.get(key) for key in ("layers_per_stage", "gpus_per_stage", "latencies")}
+    for key, values in lists.items():
+        if not isinstance(values, list) or len(values) != n_stages:
+            raise InputError(f"{where}: {key} is {values!r}; accepted: a list of {n_stages} numbers")
+    layers, gpus = (
+        [_count(value, f"{where}: {key}") for value in row[key]]
+        for key in ("layers_per_stage", "gpus_per_stage")
+    )
+    if sum(gpus) % n_nodes:
+        raise InputError(f"{where}: {sum(gpus)} GPUs on {n_nodes} nodes; accepted: as many on each")
+    latencies = [_time(value, f"{where}: latencies") for value in row["latencies"]]
+    return _assembled(n_nodes, cost, layers, gpus, latencies)
+
+
+def _assembled(
+    n_nodes: int, cost: int, layers: list[int], gpus: list[int], latencies: list[int]
+) -> PipelineTemplate:
+    bounds = pairwise(accumulate(layers, initial=0))
+    stages = (
+        Stage(first, end, width, latency / PICOSECONDS)
+        for (first, end), width, latency in zip(bounds, gpus, latencies, strict=True)
+    )
+    return PipelineTemplate(n_nodes, sum(gpus) // n_nodes or 1, tuple(stages), cost / PICOSECONDS)
+
+
+def _count(found: Any, where: str) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _LARGEST:
+        raise InputError(f"{where} is {found!r}; accepted: a whole number, 1 to {_LARGEST}")
+    return found
+
+
+def _time(found: Any, where: str) -> int:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
+        raise InputError(f"{where} is {found!r}; accepted: milliseconds, above 0")
+    return round(found * _MS)
+
+
+def cached_templates(
+    folder: str | Path,
+    profile: ModelProfile,
+    sizes: Iterable[int],
+    gpus_per_node: int = 1,
+    mode: SearchMode = "exact",
+    memory: MemoryLimit | None = None,
+    rule: CostRule = REFERENCE,
+) -> dict[int, PipelineTemplate]:
+    """Return what `make_templates` does, from a folder where it was found before.
+
+    Parameters
+    ----------
+    folder
+        Of the files, one for each profile and way to search, named by a checksum of these.
+    profile, sizes, gpus_per_node, mode, memory, rule
+        See `make_templates`.
+    """
+    made_of = {
+        "version": _VERSION,
+        "profile": as_plain(profile),
+        "gpus_per_node": gpus_per_node,
+        "mode": mode,
+        "memory": None if memory is None else asdict(memory),
+        "rule": asdict(rule),
+    }
+    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    path = Path(folder, f"{key[:16]}.json")
+    known, tried = _known(path, key)
+    wanted = sorted(set(sizes))
+    missing = [size for size in wanted if size not in tried]
+    if missing:
+        known |= make_templates(profile, missing, gpus_per_node, mode, memory, rule)
+        rows = template_rows(known[size] for size in sorted(known))
+        content = {"key": key, "tried": sorted({*tried, *missing}), "templates": rows, "made_of": made_of}
+        write_json(content, path, indent=1)
+    return {size: known[size] for size in wanted if size in known}
+
+
+def _known(path: Path, key: str) -> tuple[dict[int, PipelineTemplate], set[int]]:
+    """Return templates of a file and the sizes that were tried; nothing if it is not whole."""
+    with suppress(InputError, OSError, KeyError, TypeError):
+        found = read_json(path)
+        if found is not None and found["key"] == key:
+            return _from_rows(found["templates"], str(path)), set(found["tried"])
+    return {}, set()

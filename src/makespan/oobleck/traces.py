@@ -1,0 +1,252 @@
+"""Traces of nodes that fail, leave and join: the authors' files, and generated ones."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from makespan.errors import InputError, TraceError
+from makespan.files import preset_entry, read_preset
+from makespan.traces import read_oobleck_nodes
+from makespan.units import MS
+
+# ------------------------------------------------------------------------------------------------
+# Traces of nodes that come and go: the authors' files.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A node is added or removed; its name is never used again."""
+
+    time_ms: int
+    is_added: bool
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTrace:
+    """Events in order of time.
+
+    Raises
+    ------
+    TraceError
+        There is none.
+    """
+
+    name: str
+    events: tuple[NodeEvent, ...]
+
+    def __post_init__(self) -> None:
+        """Check that there is something to simulate."""
+        if not self.events:
+            raise TraceError(f"trace {self.name!r}: no event; accepted: at least one")
+
+    @property
+    def end_ms(self) -> int:
+        """Return the time of the last event [ms]."""
+        return self.events[-1].time_ms
+
+    def counts(self) -> list[int]:
+        """Return the number of nodes that are there after each event."""
+        counts, n_nodes = [], 0
+        for event in self.events:
+            n_nodes += 1 if event.is_added else -1
+            counts.append(n_nodes)
+        return counts
+
+
+def read_trace(path: str | Path, name: str) -> NodeTrace:
+    """Read a file of times [ms], ``add`` or ``remove``, and names of nodes; see `read_oobleck_nodes`."""
+    table, _ = read_oobleck_nodes(path)
+    rows: Iterable[tuple[float, str, str]] = zip(table["time_s"], table["kind"], table["node"], strict=True)
+    return NodeTrace(
+        name, tuple(NodeEvent(round(time_s / MS), kind == "joined", node) for time_s, kind, node in rows)
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Generated traces: failures at a fixed distance, and spot instances with the statistics of real ones.
+
+_PACKAGE = "makespan.oobleck"
+_MINUTE_MS = 60_000
+_ATTEMPTS = 1000
+FAILURE_TRACES = tuple(read_preset(_PACKAGE, "failures"))
+"""Names of the presets of failures, from rare to frequent."""
+SPOT_TRACES = tuple(read_preset(_PACKAGE, "spot"))
+"""Names of the presets of spot instances."""
+
+
+def generate_failures(name: str, seed: int) -> NodeTrace:
+    """Generate a trace in which a node is lost again and again at a fixed distance.
+
+    Parameters
+    ----------
+    name
+        One of `FAILURE_TRACES`.
+    seed
+        Decides which nodes are lost. When they are is the same for all, so systems that do not ask which node
+        it is have the same run under every seed.
+
+    Returns
+    -------
+    NodeTrace
+        All nodes at time 0, then the losses.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such preset.
+    """
+    preset = preset_entry(_PACKAGE, "failures", "failure trace", name)
+    n_nodes, n_removals, period_ms = preset["n_nodes"], preset["n_removals"], round(preset["period_s"] / MS)
+    lost = np.random.default_rng(seed).permutation(n_nodes)[:n_removals]
+    added = [NodeEvent(0, True, f"node{index + 1}") for index in range(n_nodes)]
+    removed = [
+        NodeEvent(turn * period_ms, False, f"node{index + 1}") for turn, index in enumerate(lost.tolist(), 1)
+    ]
+    return NodeTrace(name, (*added, *removed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Statistics:
+    """What a preset of spot instances says."""
+
+    start: list[int]
+    groups: list[int]
+    n_joint: int
+    dwell_min: list[int]
+    min_nodes: int
+    max_nodes: int
+
+
+def generate_spot(name: str, seed: int) -> NodeTrace:
+    """Generate spot instances that come and go.
+
+    Groups of nodes that are added and removed, and the times between instants, are those of the preset in an
+    order that is drawn, such that the number of nodes stays between the preset's least and most after the
+    start; a removed node is any that is there.
+
+    Parameters
+    ----------
+    name
+        One of `SPOT_TRACES`.
+    seed
+        Of all that is drawn.
+
+    Returns
+    -------
+    NodeTrace
+        As many events as the preset has.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such preset.
+    """
+    preset = preset_entry(_PACKAGE, "spot", "spot trace", name)
+    rng = np.random.default_rng(seed)
+    known = _Statistics(
+        preset["start"],
+        [*_repeated(preset["adds"]), *(-size for size in _repeated(preset["removals"]))],
+        preset["n_joint"],
+        _repeated(preset["dwell_min"]),
+        preset["min_nodes"],
+        preset["max_nodes"],
+    )
+    instants = _instants(name, known, rng)
+    dwell_ms = [_MINUTE_MS * minutes for minutes in rng.permutation(known.dwell_min).tolist()]
+    times_ms = list(accumulate(dwell_ms, initial=round(preset["first_s"] / MS)))
+    return NodeTrace(name, tuple(_events(list(zip(times_ms, instants, strict=True)), rng)))
+
+
+def _repeated(histogram: Sequence[Sequence[int]]) -> list[int]:
+    """Return each value as often as it occurs."""
+    return [value for value, n in histogram for _ in range(n)]
+
+
+def _instants(name: str, known: _Statistics, rng: np.random.Generator) -> list[list[int]]:
+    """Return the groups of each instant: positive ones are added, negative ones removed."""
+    for _ in range(_ATTEMPTS):
+        order = _order(known, rng)
+        pairs = [index for index, (one, other) in enumerate(pairwise(order)) if one > 0 > other]
+        if len(order) == len(known.groups) and len(pairs) >= known.n_joint:
+            joint = set(rng.permutation(pairs)[: known.n_joint].tolist())
+            behind = {index + 1 for index in joint}
+            rest = [
+                order[i : i + 2] if i in joint else [order[i]] for i in range(len(order)) if i not in behind
+            ]
+            return [[size] for size in known.start] + rest
+    raise InputError(f"spot trace {name!r}: no order keeps its numbers of nodes; accepted: wider limits")
+
+
+def _order(known: _Statistics, rng: np.random.Generator) -> list[int]:
+    """Draw groups one after the other, of those that the limits allow; may end before all are drawn."""
+    left, n_nodes, order = rng.permutation(known.groups).tolist(), sum(known.start), list[int]()
+    while left:
+        allowed = [
+            index for index, size in enumerate(left) if known.min_nodes <= n_nodes + size <= known.max_nodes
+        ]
+        if not allowed:
+            break
+        size = left.pop(allowed[int(rng.integers(len(allowed)))])
+        n_nodes += size
+        order.append(size)
+    return order
+
+
+def _events(instants: Sequence[tuple[int, list[int]]], rng: np.random.Generator) -> list[NodeEvent]:
+    """Give nodes their names in the order of their arrival, and draw who is removed."""
+    events, alive, n_named = list[NodeEvent](), list[str](), 0
+    for time_ms, groups in instants:
+        for size in groups:
+            for _ in range(abs(size)):
+                if size > 0:
+                    n_named += 1
+                    alive.append(f"node{n_named}")
+                    name = alive[-1]
+                else:
+                    name = alive.pop(int(rng.integers(len(alive))))
+                events.append(NodeEvent(time_ms, size > 0, name))
+    return events
+
+
+def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> NodeTrace:
+    """Generate losses at random times, each with a new node at the same time.
+
+    Parameters
+    ----------
+    n_nodes
+        Nodes at time 0.
+    mtbf_s
+        Mean of the times between losses, which are exponentially distributed [s].
+    n_losses
+        How many nodes are lost.
+    seed
+        Of the times and of which nodes are lost.
+
+    Returns
+    -------
+    NodeTrace
+        It ends with the last loss.
+
+    Raises
+    ------
+    InputError
+        A number is out of range.
+    """
+    if n_nodes < 1 or n_losses < 1 or not 0 < mtbf_s < float("inf"):
+        raise InputError(
+            f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; accepted: 1 or "
+            "more, 1 or more, a time above 0"
+        )
+    rng = np.random.default_rng(seed)
+    alive = [f"node{index + 1}" for index in range(n_nodes)]
+    events = [NodeEvent(0, True, name) for name in alive]
+    times_ms = np.cumsum(np.maximum(np.rint(rng.exponential(mtbf_s, n_losses) / MS), 1)).astype(int)
+    for turn, time_ms in enumerate(times_ms.tolist(), 1):
+        lost, alive = alive, [*alive, f"node{n_nodes + turn}"]
+        events.append(NodeEvent(time_ms, True, alive[-1]))
+        events.append(NodeEvent(time_ms, False, alive.pop(int(rng.integers(len(lost))))))
+    return NodeTrace("steady", tuple(events))

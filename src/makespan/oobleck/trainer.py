@@ -1,0 +1,965 @@
+"""Train through failures: start, join, drain and resume resilient runs, inject faults, write their tables."""
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import pandas as pd
+
+from makespan import errors
+from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
+from makespan.files import read_json, write_text
+from makespan.oobleck.coordinator import Coordinator, Decider, Event, Limits
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.messages import Connection, Drain, Hello, Kill, connected
+from makespan.oobleck.node import ADDRESS_FILE, JOINING, host_name
+from makespan.oobleck.plan import HybridPlan, plan_from
+from makespan.oobleck.profile import ModelProfile
+from makespan.oobleck.protocol import Coordination
+from makespan.oobleck.reconfiguration import InsufficientNodes
+from makespan.oobleck.templates import TemplateSet, covering_templates
+from makespan.runtime import (
+    Launch,
+    Launcher,
+    LocalLauncher,
+    Process,
+    RunDirectory,
+    check_gpus,
+    describe_machine,
+    finish_checkpoint,
+    sound_checkpoint,
+    start_checkpoint,
+    take,
+)
+from makespan.tables import TableSchema, csv_text, table_schema
+
+# ------------------------------------------------------------------------------------------------
+# Schemas of the tables that a resilient run writes.
+
+_TIMES = (
+    ("frozen_wall_s", "float", "s", "until the last of those who go on had given up its groups"),
+    ("decided_wall_s", "float", "s", "until there was a plan"),
+    ("built_wall_s", "float", "s", "until the last had its groups"),
+    ("copied_wall_s", "float", "s", "until the last had its layers"),
+    ("first_wall_s", "float", "s", "until the first instruction of the next iteration"),
+)
+_CALL = ("call", "int", "1", "call of the run that did it, from 1; each appends its rows")
+ITERATIONS = table_schema(
+    "iterations",
+    _CALL,
+    ("iteration", "int", "1", "iteration, from 0"),
+    ("loss", "float", "1", "mean over all microbatches"),
+    ("generation", "int", "1", "generation in which it was committed"),
+    ("attempts", "int", "1", "times it was begun"),
+    ("n_pipelines", "int", "1", "pipelines of the plan"),
+    ("n_nodes", "int", "1", "nodes of the plan"),
+    ("end_wall_s", "float", "s", "commit, from the start of the call"),
+)
+RECOVERIES = table_schema(
+    "recoveries",
+    _CALL,
+    ("generation", "int", "1", "generation that went on"),
+    ("iteration", "int", "1", "iteration with which it did"),
+    ("cause", "text", "", "start, loss, join, drain or failure; what came first"),
+    ("lost", "text", "", "nodes that were lost, with the phase in which each was"),
+    ("joined", "text", "", "nodes that came in"),
+    ("action", "text", "", "what became of the pipelines"),
+    ("n_microbatches", "text", "", "microbatches of the pipelines"),
+    ("layers", "text", "", "layers of the stages of the pipelines"),
+    ("nodes", "text", "", "nodes of the pipelines"),
+    ("copies_bytes", "float", "B", "state that was copied"),
+    (
+        "begin_wall_s",
+        "float",
+        "s",
+        "when it was noticed, from the start of the call; the times below from then",
+    ),
+    *_TIMES,
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# Kill nodes of a run at chosen moments, each within a phase that it announced.
+
+PHASES = {
+    "forward": "compute", "backward": "compute", "reduction": "reduction", "prepared": "commit",
+    "regroup": "recovery", "group build": "recovery", "copy": "recovery",
+}  # fmt: skip
+"""Phases in which a node can be killed, and what kind of moment that is."""
+KINDS = tuple(dict.fromkeys(PHASES.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One loss.
+
+    Parameters
+    ----------
+    phase
+        Where the victim is then; one of `PHASES`. In a phase of a recovery it is the next recovery after the
+        fault before it.
+    iteration
+        Which iteration, or for a phase of a recovery any.
+    victim
+        Number of the victim among the nodes of the plan, modulo how many there are.
+    delay_s
+        From the beginning of the phase to the signal [s]; the victim waits for it at the end of the phase.
+    number
+        Signal, SIGKILL unless a hung process is wanted.
+    follows
+        Whether it belongs to the fault before it, as those in a phase of a recovery always do. Victims that
+        follow each other in one phase are killed at once, ``delay_s`` of the first after all are in it.
+    """
+
+    phase: str
+    iteration: int = -1
+    victim: int = 0
+    delay_s: float = 0.0
+    number: int = signal.SIGKILL
+    follows: bool = False
+
+    @property
+    def is_next(self) -> bool:
+        """Whether it comes together with, or in the recovery from, the fault before it."""
+        return self.follows or PHASES[self.phase] == "recovery"
+
+
+@dataclass(slots=True)
+class Killed:
+    """What became of a fault, in seconds of the coordinator's clock; None for what did not happen.
+
+    ``armed`` is the iteration that was next when the victim was chosen, ``phase`` the last that it announced
+    before its connection ended, ``iteration`` the one that was begun first after that.
+    """
+
+    fault: Fault
+    node: int
+    armed: int
+    killed_s: float | None = None
+    phase: str = ""
+    is_over: bool = False
+    released_s: float | None = None
+    first_s: float | None = None
+    iteration: int = -1
+
+
+class Faults:
+    """Listens to a coordinator, and carries faults out in turn.
+
+    Parameters
+    ----------
+    faults
+        In order. One whose phase belongs to a recovery is armed by the fault before it, any other when its
+        iteration is next and as many nodes train as at the start.
+    waits_for
+        Nodes that have to train before the next is armed; None for those of the start.
+    """
+
+    def __init__(self, faults: Sequence[Fault], waits_for: int | None = None) -> None:
+        self.pending, self.done, self.n_nodes = list(faults), list[Killed](), waits_for
+        self.hold: Callable[[int, str, int], None] = lambda node, phase, iteration: None
+        self._armed: list[list[Killed]] = []  # of each list all are killed at once
+        self._reached: set[int] = set()  # victims that are where they shall be killed
+        self._pids: dict[int, int] = {}
+        self._phases: dict[int, str] = {}
+        self._nodes: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        node, values = event.node, event.values
+        match event.kind:
+            case "hello" if node is not None:
+                self._pids[node] = values["pid"]
+            case "plan":
+                self._nodes = sorted(one for part in values["work"]["plan"] for one in part["nodes"])
+                self.n_nodes = self.n_nodes or len(self._nodes)
+            case "resume":
+                for one in self.done:
+                    one.is_over |= bool(one.phase)
+                self._arm(values["step"])
+            case "commit":
+                self._arm(values["iteration"] + 1)
+            case "announce" if node is not None:
+                self._phases[node] = values["phase"]
+                self._strike(node, values["phase"], values["iteration"])
+                if values["phase"] == "forward":
+                    self._mark_first(event.time_s, values["iteration"])
+            case "frozen":
+                for one in self.done:
+                    if one.phase and not one.is_over:
+                        one.released_s = event.time_s
+            case "lost":
+                for one in self.done:
+                    if one.node == node and not one.phase:
+                        one.phase = self._phases.get(one.node, "")
+                self._armed = [[one for one in group if one.node != node] for group in self._armed]
+                self._kill_groups()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training goes on after the last fault."""
+        return not self.pending and not self._armed and all(one.first_s is not None for one in self.done)
+
+    def _mark_first(self, time_s: float, iteration: int) -> None:
+        for one in self.done:
+            if one.is_over and one.first_s is None:
+                one.first_s, one.iteration = time_s, iteration
+
+    def _arm(self, iteration: int) -> None:
+        """Choose the victim of the next fault, if its time has come, and of those that follow from it."""
+        is_dying = any(not one.is_over for one in self.done)
+        if not self.pending or self._armed or is_dying or len(self._nodes) < (self.n_nodes or 0):
+            return
+        if self.pending[0].iteration > iteration:
+            return
+        chosen: set[int] = set()
+        self._reached.clear()
+        while self.pending and (not chosen or self.pending[0].is_next):
+            fault = self.pending.pop(0)
+            left = [one for one in self._nodes if one not in chosen]
+            victim = left[fault.victim % len(left)]
+            chosen.add(victim)
+            if not (fault.follows and self._armed and self._armed[-1][0].fault.phase == fault.phase):
+                self._armed.append([])
+            self._armed[-1].append(Killed(fault, victim, iteration))
+            self.hold(victim, fault.phase, iteration)
+
+    def _strike(self, node: int, phase: str, iteration: int) -> None:
+        at = (node, phase, iteration)
+        if any((one.node, one.fault.phase, one.armed) == at for group in self._armed for one in group):
+            self._reached.add(node)
+            self._kill_groups()
+
+    def _kill_groups(self) -> None:
+        """Kill those that are where they shall be killed, and so are all who shall die at once with them."""
+        for group in self._armed:
+            if group and self._reached.issuperset(one.node for one in group):
+                self.done += group
+                threading.Timer(group[0].fault.delay_s, self._kill, [group]).start()
+        self._armed = [one for one in self._armed if not self._reached.issuperset(own.node for own in one)]
+
+    def _kill(self, group: Sequence[Killed]) -> None:
+        for one in group:
+            one.killed_s = time.monotonic()
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[one.node], one.fault.number)
+
+
+# ------------------------------------------------------------------------------------------------
+# What happens in a resilient run, gathered from the events of its coordinator into tables.
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What lies between two stretches of training, in seconds of the coordinator's clock."""
+
+    begin_s: float
+    cause: str
+    call: int = 1
+    lost: dict[int, str] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+    generation: int = 0
+    iteration: int = 0
+    frozen_s: float = 0.0
+    decided_s: float = 0.0
+    built_s: float = 0.0
+    copied_s: float = 0.0
+    first_s: float | None = None
+    work: dict[str, Any] = field(default_factory=dict)
+
+    def row(self, start_s: float, plan: HybridPlan) -> dict[str, Any]:
+        """Row of the table of recoveries."""
+        marks = ("frozen", "decided", "built", "copied", "first")
+        times = {
+            f"{name}_wall_s": (getattr(self, f"{name}_s") or self.begin_s) - self.begin_s for name in marks
+        }
+        return {
+            "call": self.call, "generation": self.generation, "iteration": self.iteration,
+            "cause": self.cause,
+            "lost": " ".join(f"{node}:{phase}" for node, phase in sorted(self.lost.items())),
+            "joined": " ".join(map(str, sorted(self.joined))),
+            "action": " ".join(self.work.get("kinds", ())) or "none",
+            "n_microbatches": "+".join(str(one.n_microbatches) for one in plan.pipelines),
+            "layers": "+".join(
+                "/".join(str(len(stage.layers)) for stage in one.template.stages) for one in plan.pipelines
+            ),
+            "nodes": "+".join("/".join(map(str, one.nodes)) for one in plan.pipelines),
+            "copies_bytes": float(self.work.get("copies_bytes", 0.0)),
+            "begin_wall_s": self.begin_s - start_s, **times,
+        }  # fmt: skip
+
+
+class Record:
+    """Listens to a coordinator."""
+
+    def __init__(self) -> None:
+        self.call = 1
+        self.start_s: float | None = None
+        self.pids: dict[int, int] = {}
+        self.hosts: dict[int, str] = {}
+        self.phases: dict[int, tuple[str, int]] = {}
+        self.plans: list[tuple[int, HybridPlan]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.recoveries: list[Recovery] = []
+        self.attempts: Counter[int] = Counter()
+        self.members: set[int] = set()
+        self.generation, self.n_reads = 0, 0
+        self.n_greetings: Counter[int] = Counter()
+        self._open: Recovery | None = None
+        self._begun = (0, -1)
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        if self.start_s is None:
+            self.start_s = event.time_s
+            self._open = Recovery(event.time_s, "start", self.call)
+        if (take := getattr(self, f"_on_{event.kind}", None)) is not None:
+            take(event)
+
+    @property
+    def n_repeated(self) -> int:
+        """Iterations that were begun again."""
+        return sum(count - 1 for count in self.attempts.values())
+
+    @property
+    def first_wall_s(self) -> float:
+        """When training began, from the start of the run."""
+        return (self.recoveries[0].copied_s or 0.0) - (self.start_s or 0.0)
+
+    @property
+    def keeps_processes(self) -> bool:
+        """Whether each node that was there had one process."""
+        return all(count == 1 for count in self.n_greetings.values())
+
+    def iterations(self) -> pd.DataFrame:
+        """Table of iterations."""
+        rows = [row | {"attempts": self.attempts[row["iteration"]]} for row in self.rows]
+        return ITERATIONS.validate(pd.DataFrame(rows, columns=ITERATIONS.names), "iterations of the run")
+
+    def recovery_table(self) -> pd.DataFrame:
+        """Table of recoveries."""
+        rows = [
+            one.row(self.start_s or 0.0, plan)
+            for one, (_, plan) in zip(self.recoveries, self.plans, strict=True)
+        ]
+        return RECOVERIES.validate(pd.DataFrame(rows, columns=RECOVERIES.names), "recoveries of the run")
+
+    # --- events -------------------------------------------------------------------------------
+
+    def _begin(self, event: Event, cause: str) -> Recovery:
+        if self._open is None:
+            self._open = Recovery(event.time_s, cause, self.call)
+        return self._open
+
+    def _on_hello(self, event: Event) -> None:
+        if event.node is not None:
+            self.n_greetings[event.node] += 1
+            self.pids[event.node], self.hosts[event.node] = event.values["pid"], event.values["host"]
+
+    def _on_announce(self, event: Event) -> None:
+        phase, iteration = event.values["phase"], event.values["iteration"]
+        if event.node is not None:
+            self.phases[event.node] = phase, iteration
+        if self._open is not None:
+            if phase == "copy":
+                self._open.built_s = event.time_s
+            return
+        if phase == "forward":
+            latest = self.recoveries[-1]
+            if latest.first_s is None:
+                latest.first_s = event.time_s
+            if self._begun != (self.generation, iteration):
+                self._begun = self.generation, iteration
+                self.attempts[iteration] += 1
+
+    def _on_lost(self, event: Event) -> None:
+        if event.node is not None:
+            phase, _ = self.phases.get(event.node, ("start", 0))
+            self._begin(event, "loss").lost[event.node] = phase
+
+    def _on_failure(self, event: Event) -> None:
+        self._begin(event, "failure")
+
+    def _on_freeze(self, event: Event) -> None:
+        joined = set(event.values["members"]) - self.members
+        self._begin(event, "join" if joined else "drain").joined = joined
+
+    def _on_frozen(self, event: Event) -> None:
+        if self._open is not None:
+            self._open.frozen_s = event.time_s
+
+    def _on_plan(self, event: Event) -> None:
+        if self._open is not None:
+            self._open.decided_s, self._open.work = event.time_s, dict(event.values["work"])
+            self.n_reads += event.values["work"]["origin"] is not None
+
+    def _on_copied(self, event: Event) -> None:
+        if self._open is not None:
+            self._open.copied_s = event.time_s
+
+    def _on_resume(self, event: Event) -> None:
+        if (found := self._open) is None:
+            return
+        found.generation, found.iteration = event.values["generation"], event.values["step"]
+        plan = plan_from(found.work["plan"])
+        self.generation, self.members = found.generation, set(plan.nodes)
+        self.plans.append((found.iteration, plan))
+        self.recoveries.append(found)
+        self._open, self._begun = None, (0, -1)
+
+    def _on_commit(self, event: Event) -> None:
+        reports = [one for one in event.values["reports"].values() if one]
+        plan = self.plans[-1][1]
+        loss = reports[0]["loss"] if reports else float("nan")
+        self.rows.append(
+            {
+                "call": self.call, "iteration": event.values["iteration"], "loss": loss,
+                "generation": self.generation, "attempts": 0, "n_pipelines": len(plan.pipelines),
+                "n_nodes": len(plan.nodes), "end_wall_s": event.time_s - (self.start_s or 0.0),
+            }
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------
+# Train through the loss of nodes: start the nodes of a run, coordinate them, and tell what came of it.
+
+WORKER = "makespan.oobleck.worker"
+PROCESSES = "processes"
+_FORMAT = 1
+_STATE_FACTOR = 3
+"""Bytes of state a byte of parameters: itself and two moments."""
+_SAME_NOTICE_S = 1.0
+"""Signals that follow the first within this time are the same notice: Ctrl-C, then SIGTERM of a wrapper."""
+_START_S, _SLOW_START_S = 60.0, 300.0
+"""Until a forked process must have connected, and one that starts from nothing or waits for Slurm."""
+_TABLE_SHARE = 20
+"""Tables are written at checkpoints as long as that takes at most one part in so many of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """How a job is run; none of it decides a bit but the plans that follow.
+
+    Parameters
+    ----------
+    n_nodes
+        Processes at the start, one a node.
+    f, n0
+        Losses at once that must be survived, and the fewest nodes of a pipeline.
+    template_set
+        ``full`` or ``minimal``, see `covering_templates`.
+    policy
+        Below ``(f + 1) n0`` nodes: ``stop`` with a checkpoint, or ``degrade``, go on and survive less.
+        ``relaunch``: any loss ends the run, as without Oobleck; the same call goes on from the checkpoint.
+    checkpoint_every
+        Iterations between checkpoints; 0 for none by count.
+    checkpoint_interval_s
+        Longest time between checkpoints [s]: one is written after the iteration that runs then; 0 for none
+        by time. With both at 0 a checkpoint is written at the end, at a notice, and when too few nodes are
+        left.
+    n_replacements
+        New processes that are started for lost ones.
+    hang_s
+        A process that is silent for so long is killed [s].
+    resume
+        Whether a run in the directory is continued; otherwise one is refused.
+    first_sizes
+        Nodes of the pipelines at the start; none for the best plan.
+    """
+
+    n_nodes: int
+    f: int = 1
+    n0: int = 1
+    template_set: TemplateSet = "full"
+    policy: Literal["stop", "degrade", "relaunch"] = "stop"
+    checkpoint_every: int = 0
+    checkpoint_interval_s: float = 600.0
+    n_replacements: int = 0
+    hang_s: float = 10.0
+    resume: bool = True
+    first_sizes: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
+        for name, number in least.items():
+            found = getattr(self, name)
+            if not isinstance(found, int) or found < number:
+                raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+        if not self.hang_s > 0:
+            raise InputError(f"hang_s is {self.hang_s!r}; accepted: a time > 0")
+        if not self.checkpoint_interval_s >= 0:
+            found = f"checkpoint_interval_s is {self.checkpoint_interval_s!r}"
+            raise InputError(f"{found}; accepted: a time >= 0, 0 for no checkpoints by time")
+        if self.n_nodes < (self.f + 1) * self.n0:
+            needed = f"{(self.f + 1) * self.n0} or more, f + 1 pipelines of {self.n0}"
+            raise InputError(f"n_nodes is {self.n_nodes}; accepted: {needed}")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """What came of a run, from its start or its continuation on.
+
+    Parameters
+    ----------
+    step
+        Iterations done in all.
+    iterations, recoveries
+        Tables of what happened.
+    plans
+        Each plan with the first iteration that was done under it; a replay needs no more.
+    pids
+        Process ids by node.
+    checkpoint
+        The newest.
+    """
+
+    step: int
+    iterations: pd.DataFrame
+    recoveries: pd.DataFrame
+    plans: tuple[tuple[int, HybridPlan], ...]
+    pids: dict[int, int]
+    checkpoint: Path | None
+
+
+def train_resilient(
+    job: ChainJob,
+    profile: ModelProfile,
+    iterations: int,
+    run_dir: str | Path,
+    options: LiveOptions,
+    *,
+    launcher: Launcher | None = None,
+    watch: Callable[[Event], object] = lambda event: None,
+    faults: Faults | None = None,
+    record: Record | None = None,
+) -> LiveResult:
+    """Train until so many iterations are done, through losses, joins and drains.
+
+    In the main thread SIGINT and SIGTERM are notices: the running iteration ends, a checkpoint and the tables
+    are written, and only then the signal does what it does otherwise. A second one does so at once. There is
+    no time limit.
+
+    Parameters
+    ----------
+    job, profile
+        What is trained, and the times of its layers, by which pipelines are cut.
+    iterations
+        In all, those of earlier calls included.
+    run_dir
+        Directory of the run, which all nodes see, with the newest two checkpoints and the tables. A further
+        call resumes from the newest checkpoint.
+    options, launcher
+        How, and where processes run, None for this machine.
+    watch
+        Told every event of the coordinator, in its process.
+    faults
+        What kills nodes at chosen moments, to try the run.
+    record
+        What gathers events; one that has those of an earlier call goes on with them.
+
+    Returns
+    -------
+    LiveResult
+        Its tables are appended to ``iterations.csv`` and ``recoveries.csv``, at checkpoints and at the end.
+
+    Raises
+    ------
+    InputError
+        An argument cannot be used, a run is going on in the directory, or there are too few GPUs.
+    CheckpointError
+        A checkpoint is that of another job, or all are damaged.
+    StateLost, InsufficientNodes
+        Too much was lost; after the second a checkpoint has all.
+    WorkerError
+        Something failed that is no loss.
+    """
+    launcher = launcher or LocalLauncher()
+    check_gpus(launcher, options.n_nodes)
+    folder = Path(run_dir).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = take(folder / "lock")
+    if handle is None:
+        raise InputError(f"run_dir is {run_dir}, where a run is going on; accepted: a directory of its own")
+    try:
+        record = record or Record()
+        run = _Run(job, profile, iterations, folder, options, launcher, watch, faults, record)
+        with _notices(run.take_notice) as came:
+            result = run.run()
+    finally:
+        os.close(handle)
+    for number in came[:1]:
+        signal.raise_signal(number)
+    return result
+
+
+@contextmanager
+def _notices(take: Callable[[str], object]) -> Iterator[list[int]]:
+    """Hand the first signal that asks for the end to a function, and leave a second one its usual effect."""
+    came: list[int] = []
+    first_s = 0.0
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    # A process in the background may have been told to ignore Ctrl-C.
+    found = {one: signal.getsignal(one) for one in numbers}
+    before = {one: handler for one, handler in found.items() if handler not in (signal.SIG_IGN, None)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal first_s
+        if not came:
+            came.append(number)
+            first_s = time.monotonic()
+            take(signal.Signals(number).name)
+        elif time.monotonic() - first_s > _SAME_NOTICE_S:
+            restore()
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield came
+    finally:
+        restore()
+
+
+def saved_text(run_dir: str | Path) -> str:
+    """Say which checkpoint a run directory has, and what the same call would do with it."""
+    found = sound_checkpoint(Path(run_dir) / "checkpoints")
+    if found is None:
+        return f"{run_dir} has no checkpoint; the same call starts from iteration 0"
+    return f"saved: {found.path}, {found.step} iteration(s); the same call resumes from there"
+
+
+class _History:
+    """A table of the run directory, to which every call appends its rows."""
+
+    def __init__(self, schema: TableSchema, folder: Path, n_known: int) -> None:
+        self._path, self._n_known = folder / f"{schema.name}.csv", n_known
+        header = ",".join(schema.names) + "\n"
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else header
+        self._before = text[: text.rfind("\n") + 1]
+        first, *rows = self._before.splitlines(keepends=True) or [""]
+        if first != header:
+            found = f"{self._path} has the columns {first.strip() or 'of no table'}"
+            raise InputError(f"{found}; accepted: {header.strip()}, or no such file")
+        calls = [cell for row in rows if (cell := row.partition(",")[0]).isdecimal()]
+        self.n_calls = max(map(int, calls), default=0)
+
+    def write(self, table: pd.DataFrame) -> None:
+        """Write the earlier rows and those of this call, which are the last of a table."""
+        own = csv_text(table.iloc[self._n_known :], header=False)
+        write_text(self._before + own, self._path)
+
+
+def _gpus_of(launcher: Launcher) -> Sequence[int]:
+    """Return the GPUs of this machine, by their places, that nodes may have; empty where they use none."""
+    named = launcher.gpus if isinstance(launcher, LocalLauncher) else None
+    return range(launcher.n_devices or 0) if named is None else named
+
+
+class _Run:
+    """One run while its directory is held."""
+
+    def __init__(
+        self,
+        job: ChainJob,
+        profile: ModelProfile,
+        iterations: int,
+        folder: Path,
+        options: LiveOptions,
+        launcher: Launcher,
+        watch: Callable[[Event], object],
+        faults: Faults | None,
+        record: Record,
+    ) -> None:
+        self.job, self.folder, self.options, self.launcher = job, folder, options, launcher
+        self.watch, self.record, self.checkpoints = watch, record, folder / "checkpoints"
+        self.faults, self.on_gpu = faults, dict[int, Process]()
+        self.gpus = _gpus_of(launcher)
+        self.coordinator: Coordinator[HybridPlan] | None = None
+        self.notice, self._write_next_s = "", 0.0
+        self.started = self._start(iterations)
+        self.histories = (
+            _History(ITERATIONS, folder, len(record.rows)),
+            _History(RECOVERIES, folder, len(record.recoveries)),
+        )
+        record.call = max(one.n_calls for one in self.histories) + 1
+        templates = covering_templates(
+            profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
+        )
+        self.decider = Decider(
+            profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
+            [round(_STATE_FACTOR * one.parameter_bytes) for one in profile.layers],
+            policy=options.policy, first_sizes=options.first_sizes,
+            origin=None if self.started is None else str(self.started.path),
+        )  # fmt: skip
+        self.protocol = Coordination(
+            self.decider, range(options.n_nodes), iterations,
+            step=0 if self.started is None else self.started.step,
+            save_every=options.checkpoint_every, failed=WorkerError, rejected=InputError,
+        )  # fmt: skip
+        self.launch = Launch(WORKER, {}, options.n_nodes, folder / PROCESSES, on_loss="tell")
+
+    def _start(self, iterations: int) -> Any:
+        """Find the checkpoint from which the run goes on, if there is one."""
+        found = sound_checkpoint(self.checkpoints)
+        if found is None:
+            return None
+        if not self.options.resume:
+            where = f"run_dir is {self.folder}, which has a checkpoint after {found.step} iterations"
+            raise InputError(f"{where}; accepted: resume, or a directory without one")
+        if found.values.get("format") != _FORMAT or found.values.get("job") != self._plain_job():
+            raise CheckpointError(f"{found.path}: is that of another job")
+        if found.step > iterations:
+            raise InputError(f"iterations is {iterations}; accepted: at least {found.step}, which are done")
+        return found
+
+    def _plain_job(self) -> Any:
+        return json.loads(json.dumps(self.job.values()))
+
+    def run(self) -> LiveResult:
+        """Train."""
+        if self.started is not None and self.started.step >= self.protocol.end:
+            return self._result()
+        request = {"job": self.job.values(), "partial": str(self.checkpoints / ".partial")}
+        RunDirectory(self.launch.run_dir).prepare(request)
+        self.coordinator = coordinator = Coordinator(
+            self.protocol, self.launch.run_dir, request, self, self._take_event,
+            begin_checkpoint=lambda: start_checkpoint(self.checkpoints), finish_checkpoint=self._finish,
+            limits=Limits(
+                hang_s=self.options.hang_s, start_s=_START_S if self.is_forked else _SLOW_START_S,
+                checkpoint_s=self.options.checkpoint_interval_s,
+            ),
+            n_replacements=self.options.n_replacements,
+        )  # fmt: skip
+        self.decider.hosts = coordinator.hosts
+        if self.faults is not None:
+            self.faults.hold = coordinator.hold
+        if self.notice:
+            coordinator.stop(self.notice)
+        try:
+            coordinator.run()
+        except InsufficientNodes as error:
+            # A notice may have reached the nodes first, all of which leave then.
+            if not self.notice or self.protocol.saved != self.protocol.step:
+                raise self._at_start(error) from None
+        finally:
+            self._write()
+        if self.notice and self.protocol.step < self.protocol.end:
+            self._take_event(Event("stopped", time.monotonic(), None, self._stopped()))
+        return self._result()
+
+    def _at_start(self, error: InsufficientNodes) -> Exception:
+        """Return what processes reported that ended before a plan was made, else the error itself."""
+        directory = RunDirectory(self.launch.run_dir)
+        for node in range(self.options.n_nodes if self.protocol.plan is None else 0):
+            kind, _, text = ((directory.error(node) or {}).get("error") or "").partition(": ")
+            if kind:
+                is_input = issubclass(getattr(errors, kind, Exception), InputError)
+                found = f"node {node} ended at the start: {text if is_input else f'{kind}: {text}'}"
+                return InputError(found) if is_input else WorkerError(found)
+        return error
+
+    def take_notice(self, name: str) -> None:
+        """End the run with a checkpoint after the running iteration; a signal handler calls it."""
+        self.notice = name
+        if self.coordinator is not None:
+            self.coordinator.stop(name)
+
+    def _stopped(self) -> dict[str, Any]:
+        return {"signal": self.notice, "step": self.protocol.step, "saved": saved_text(self.folder)}
+
+    def start(self, node: int) -> Process:
+        """Start the process of a node, on a GPU that no other has if there are any; of a `Starter`."""
+        launcher = self.launcher
+        if not (self.gpus and isinstance(launcher, LocalLauncher)):
+            return launcher.start(self.launch, node)
+        free = [gpu for gpu in self.gpus if gpu not in self.on_gpu or self.on_gpu[gpu].poll() is not None]
+        gpu = free[0] if free else self.gpus[node % len(self.gpus)]
+        self.on_gpu[gpu] = replace(launcher, gpus=(gpu,)).start(self.launch, node)
+        return self.on_gpu[gpu]
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether processes are forked from one that has torch loaded."""
+        return isinstance(self.launcher, LocalLauncher) and self.launcher.device == "cpu"
+
+    def end(self, process: Process) -> None:
+        """End a process; of a `Starter`."""
+        self.launcher.end(process)
+
+    def _take_event(self, event: Event) -> None:
+        self.record(event)
+        self.watch(event)
+        if self.faults is not None:
+            self.faults(event)
+
+    def _finish(self, step: int) -> None:
+        # Tables first, so that whoever finds the checkpoint finds its iterations too.
+        begin_s = time.monotonic()
+        if begin_s >= self._write_next_s:
+            self._write()
+            now_s = time.monotonic()
+            self._write_next_s = now_s + _TABLE_SHARE * (now_s - begin_s)
+        values = {"format": _FORMAT, "job": self.job.values(), "machine": describe_machine()}
+        try:
+            finish_checkpoint(self.checkpoints, step, 0.0, values)
+        except OSError as error:
+            where = f"{self.checkpoints}: the checkpoint after {step} iterations cannot be written"
+            raise CheckpointError(f"{where}: {error.strerror}") from None
+
+    def _write(self) -> None:
+        iterations, recoveries = self.histories
+        iterations.write(self.record.iterations())
+        recoveries.write(self.record.recovery_table())
+
+    def _result(self) -> LiveResult:
+        found = sound_checkpoint(self.checkpoints)
+        return LiveResult(
+            self.protocol.step, self.record.iterations(), self.record.recovery_table(),
+            tuple(self.record.plans), dict(self.record.pids), None if found is None else found.path,
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------
+# The baseline of resilient training: any loss ends all processes, and new ones go on from a checkpoint.
+
+
+def train_relaunching(
+    job: ChainJob,
+    profile: ModelProfile,
+    iterations: int,
+    run_dir: str | Path,
+    options: LiveOptions,
+    *,
+    record: Record,
+    faults: Faults | None = None,
+) -> LiveResult:
+    """Train as `train_resilient`, but start all over from the newest checkpoint after each loss.
+
+    Processes are forked from one that has torch loaded, so that a relaunch is as short as it can be.
+    ``record`` has what happened in all launches, the result what came of the last.
+    """
+    while True:
+        try:
+            return train_resilient(
+                job, profile, iterations, run_dir, replace(options, policy="relaunch", n_replacements=0),
+                record=record, faults=faults,
+            )  # fmt: skip
+        except LostWorkerError:
+            continue
+
+
+# ------------------------------------------------------------------------------------------------
+# Reach a run that is going on from outside: bring a node in, or let some go.
+
+_CONNECT_S = 30.0
+_numbers = itertools.count()
+
+
+def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
+    """Directory of the processes, token, and a connection to the coordinator of a run."""
+    processes = Path(run_dir).resolve() / PROCESSES
+    address = read_json(processes / ADDRESS_FILE)
+    if address is None:
+        raise InputError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+    try:
+        return processes, address["token"], connected(address["host"], address["port"], _CONNECT_S)
+    except OSError as error:
+        found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
+        raise InputError(f"{found}; accepted: that of a run that is going on") from None
+
+
+def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
+    """Take part in a run with one more process, until the run is over or the process leaves it.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of a run that is going on, on a file system that this machine sees.
+    launcher
+        Where the process runs, None for this machine; of its GPUs the process must be left one alone. SIGTERM
+        and SIGINT let it leave at the next boundary of iterations; a second SIGINT ends it at once.
+
+    Returns
+    -------
+    str
+        Why it ended.
+
+    Raises
+    ------
+    InputError
+        No run is going on there, or the process does not know which of several GPUs is free.
+    WorkerError
+        The process failed or was killed.
+    """
+    launcher = launcher or LocalLauncher()
+    check_gpus(launcher, 1)
+    if (n_devices := launcher.n_devices or 1) > 1:
+        found = f"{n_devices} GPUs, of which this process may have one"
+        raise InputError(f"{found}; accepted: its number in CUDA_VISIBLE_DEVICES")
+    processes, token, link = _reached(run_dir)
+    rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
+    process = launcher.start(Launch(WORKER, {}, 1, processes), rank)
+
+    def listen() -> None:
+        while (messages := link.receive()) is not None:
+            if any(isinstance(one, Kill) for one in messages):
+                process.kill()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGTERM)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, pass_on)
+    try:
+        with suppress(OSError):
+            link.send(Hello(token, process.pid, host_name(), keeps=True))
+        threading.Thread(target=listen, daemon=True).start()
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        process.kill()
+        link.close()
+    directory = RunDirectory(processes)
+    if status:
+        report = directory.error(rank)
+        why = f"ended with status {status}" if report is None else report["error"]
+        raise WorkerError(f"the process that joined {run_dir} {why}")
+    return str(directory.result(rank))
+
+
+def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
+    """Let nodes leave a run at the next boundary of iterations, or end it there with a checkpoint.
+
+    Parameters
+    ----------
+    run_dir, nodes
+        Directory of a run that is going on, and who shall leave; none for the end of the run.
+
+    Raises
+    ------
+    InputError
+        No run is going on there.
+    """
+    _, token, link = _reached(run_dir)
+    link.send(Drain(token, tuple(nodes)))
+    link.close()

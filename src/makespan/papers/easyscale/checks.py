@@ -1,0 +1,594 @@
+"""Checks of what the paper states of accuracy: bits of Fig. 9, and what other elastic schemes end at."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from math import hypot, inf, sqrt
+
+import pandas as pd
+
+from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
+from makespan.papers.easyscale.tables import (
+    FIG9,
+    FIG14,
+    FIG15,
+    GAP,
+    GAP_CURVES,
+    GAP_SPREAD,
+    OVERHEADS,
+    PUBLISHED,
+    SENSITIVITY,
+    SERVING,
+)
+
+# ------------------------------------------------------------------------------------------------
+# Checks of what the paper states of accuracy: bits of Fig. 9, and what other elastic schemes end at.
+
+_INCONCLUSIVE = "inconclusive (profiles coincide)"
+
+
+def _fig9_bits(tables: Tables, claim: Claim) -> Finding | None:
+    """Compare a level with its row of the truth table; the subject is ``<level> <= or !=> ...`` by stage."""
+    setting, *expected = claim.subject.split()
+    table = tables["fig9"][tables["fig9"]["setting"] == setting]
+    stages = table.assign(differs=~table["equal"]).groupby(["model", "stage"], sort=False)
+    counts = stages["differs"].agg(["sum", "size"])
+    if set(counts.index.get_level_values("stage")) != set(range(len(expected))):
+        return None
+    found, wrong, silent = dict[str, list[str]](), list[str](), list[str]()
+    for (model, stage), (n_different, n_steps) in zip(counts.index, counts.to_numpy(), strict=True):
+        found.setdefault(model, []).append("!=" if n_different else "=")
+        told = f"{model}, stage {stage}: {n_different} of {n_steps} steps differ"
+        if expected[stage] == "=" and n_different:
+            wrong.append(told)
+        elif expected[stage] == "!=" and not n_different:
+            silent.append(told)
+    largest = number(table, "diff").abs().max()
+    reproduced = ", ".join(f"{model} {' '.join(signs)}" for model, signs in found.items())
+    notes = [f"{_INCONCLUSIVE}: {'; '.join(silent)}"] if silent else []
+    hooked = sorted({name for name in table["reference"] if "hooked" in name})
+    notes = [*wrong, *notes, *(f"reference {name}" for name in hooked)]
+    holds = False if wrong else None if silent else True
+    return Finding(f"{reproduced}; differences to {largest:.2g}", holds, "; ".join(notes))
+
+
+def _gap_exact(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether no bit of a scheme depends on the number of devices."""
+    table = tables["gap"][tables["gap"]["scheme"] == claim.subject]
+    if table.empty or table["devices"].nunique() < 2:
+        return None
+    spread = (
+        number(table, "accuracy_pct")
+        .groupby([table["seed"], table["class"]])
+        .agg(lambda one: one.max() - one.min())
+    )
+    bits = table.groupby("seed")["param_sha"].nunique()
+    found = (
+        f"largest spread {spread.max():g} %, {int((bits == 1).sum())} of {len(bits)} seeds with equal bits"
+    )
+    return Finding(found, bool((spread == 0).all() and (bits == 1).all()))
+
+
+def _gap_spread(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether accuracy depends on the number of devices more than on the seed, under one scheme at least."""
+    *schemes, which = claim.subject.split()
+    table = tables["gap_spread"][tables["gap_spread"]["class"] == which].set_index("scheme")
+    if not set(schemes) <= set(table.index):
+        return None
+    own, seeds = number(table.loc[schemes], "spread_pct"), number(table.loc[schemes], "seed_spread_pct")
+    found = " and ".join(f"{value:.1f}" for value in own)
+    between = " and ".join(f"{value:.1f}" for value in seeds)
+    holds = True if (own > seeds).any() else None if (own > 0).any() else False
+    return Finding(f"{found} %, between seeds {between} %", holds)
+
+
+def _last(curves: pd.DataFrame) -> pd.DataFrame:
+    last: pd.DataFrame = curves[curves["epoch"] == curves["epoch"].max()]
+    return last
+
+
+def _gamma_bits(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether curves have the same bits until the learning rate decays, and the order of gamma then."""
+    curves = tables["gap_curves"][tables["gap_curves"]["scheme"] == claim.subject]
+    if curves["gamma"].nunique() < 2 or curves["devices"].nunique() < 2:
+        return None
+    rate = number(curves, "learning_rate")
+    before = curves[rate == rate.max()]
+    early = before.groupby("epoch")["param_sha"].nunique()
+    late = curves[rate < rate.max()].groupby(["epoch", "gamma"])["param_sha"].nunique()
+    last = number(_last(curves), "loss").groupby(_last(curves)["gamma"]).mean()
+    in_order = bool(last.is_monotonic_increasing and last.is_unique)
+    n_same = int((early == 1).sum())
+    found = f"{n_same} of {len(early)} epochs with equal bits before the decay, last losses "
+    found += ", ".join(f"{value:.3f}" for value in last)
+    return Finding(found, bool((early == 1).all() and (late == 1).all() and in_order))
+
+
+def _gamma_hidden(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether the last losses of two gammas overlap, each over all numbers of devices."""
+    curves = _last(tables["gap_curves"][tables["gap_curves"]["scheme"] == claim.subject])
+    if curves["gamma"].nunique() < 2 or curves["devices"].nunique() < 2:
+        return None
+    ranges = number(curves, "loss").groupby(curves["gamma"]).agg(["min", "max"])
+    pairs = itertools.combinations(ranges.to_numpy(), 2)
+    overlapping = sum(bool(a[0] <= b[1] and b[0] <= a[1]) for a, b in pairs)
+    found = ", ".join(f"{low:.3f} to {high:.3f}" for low, high in ranges.to_numpy())
+    return Finding(f"last losses {found}", overlapping > 0)
+
+
+ACCURACY_CHECKS: tuple[Check, ...] = (_fig9_bits, _gap_exact, _gap_spread, _gamma_bits, _gamma_hidden)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of what was measured of logical workers, Figs 10 to 13.
+#
+# The subject of a statement says what decides it, ``measured`` or ``printed`` cells, and then names models.
+# A median is known up to the notch of its box plot; where a limit lies within that nothing is decided.
+
+_NOTCH = 1.57  # inter-quartile ranges over the root of the number of values: McGill, Tukey, Larsen, 1978
+_MEASURED, _OVERHEAD_CELLS = "measured", "printed"
+_CONVOLUTIONS = ("shufflenetv2", "resnet50", "vgg19")
+_COSTLY = (*_CONVOLUTIONS, "yolov3")
+_COMPARED = ("A", "B")  # C is a control: it has the kernels that D2 has
+_SHORTEST_S = 0.05
+_QUIET = 0.9  # share of a core that timed processes must have had
+_N_PRINTED = 8  # logical workers on a GPU in the printed cells
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A number, and how far off it may be."""
+
+    value: float
+    half: float = 0.0
+
+    def decides(self, accepts: Callable[[float], bool]) -> bool | None:
+        """Tell whether it is accepted; None if that depends on where within its spread it lies."""
+        found = {accepts(self.value + sign * self.half) for sign in (-1, 0, 1)}
+        return found.pop() if len(found) == 1 else None
+
+    def over(self, other: "_Value") -> "_Value":
+        """Return the ratio to another number."""
+        ratio = self.value / other.value
+        return _Value(ratio, ratio * hypot(self.half / self.value, other.half / other.value))
+
+
+def _values(table: pd.DataFrame, column: str, spread: str) -> list[_Value]:
+    """Return the numbers of a column; printed cells come without spread."""
+    if spread not in table.columns:
+        return [_Value(float(value)) for value in number(table, column)]
+    cells = zip(*(number(table, name) for name in (column, spread, "samples")), strict=True)
+    return [_Value(float(value), _half(float(iqr), int(count))) for value, iqr, count in cells]
+
+
+def _half(iqr: float, count: int) -> float:
+    return _NOTCH * iqr / sqrt(count) if count > 1 else inf  # one value says nothing of the spread
+
+
+def _mean(values: Iterable[_Value]) -> _Value:
+    listed = list(values)
+    return _Value(*(sum(getattr(one, name) for one in listed) / len(listed) for name in ("value", "half")))
+
+
+def _verdict(
+    values: Mapping[str, _Value], accepts: Callable[[float], bool], reproduced: str
+) -> Finding | None:
+    """All must be accepted; one that is not decides, and else one that spreads too far leaves it open."""
+    if not values:
+        return None
+    found = {name: one.decides(accepts) for name, one in values.items()}
+    if False in found.values():
+        return Finding(reproduced, False)
+    wide = [
+        f"{name} {values[name].value:.3g} +- {values[name].half:.2g}" for name in found if found[name] is None
+    ]
+    note = f"measurements spread across the limit: {', '.join(wide)}" if wide else ""
+    return Finding(reproduced, None if wide else True, note)
+
+
+def _range(values: Iterable[_Value], unit: str = "") -> str:
+    listed = sorted(one.value for one in values)
+    ends = [f"{listed[0]:.3g}{unit}", f"{listed[-1]:.3g}{unit}"] if listed else [""]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _source(claim: Claim) -> str:
+    return claim.subject.split()[0]
+
+
+def _named(claim: Claim) -> list[str]:
+    return claim.subject.split()[1:]
+
+
+def _table(tables: Tables, claim: Claim, figure: str) -> pd.DataFrame:
+    """Return the rows of a figure, or its printed cells under the same names."""
+    if _source(claim) == _MEASURED:
+        return tables[figure]
+    return tables[f"{figure}_published"].rename(columns=lambda name: str(name).removeprefix("published_"))
+
+
+def _on_quiet_cores(figure: str) -> Callable[[Check], Check]:
+    """Let a check of times decide nothing where something else used the cores meanwhile."""
+
+    def guard(check: Check) -> Check:
+        @wraps(check)
+        def guarded(tables: Tables, claim: Claim) -> Finding | None:
+            found = check(tables, claim)
+            if found is None or _source(claim) == _OVERHEAD_CELLS:
+                return found
+            share = float(number(tables[figure], "cpu_share").min())
+            if not share < _QUIET:
+                return found
+            why = f"timed processes had {100 * share:.0f} % of a core, because something else ran"
+            return Finding(found.reproduced, None, why)
+
+        return guarded
+
+    return guard
+
+
+# --- Fig. 10 --------------------------------------------------------------------------------------------
+
+
+def _sharing(tables: Tables, claim: Claim, method: str) -> dict[str, pd.DataFrame]:
+    """Return the rows of a method by model, in the order of k, with ``is_over``."""
+    table = _table(tables, claim, "fig10")
+    own = table[table["method"] == method].assign(k=lambda rows: number(rows, "k"))
+    over = number(own, "micro_batch_s").isna()  # printed or measured, no time means out of memory
+    grouped = own.assign(is_over=over).sort_values("k").groupby("model", sort=False)
+    return {str(model): rows.reset_index(drop=True) for model, rows in grouped}
+
+
+def _memory_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for model, rows in _sharing(tables, claim, "easyscale").items():
+        memory = number(rows[~rows["is_over"]], "peak_mem_mib").to_numpy()
+        if len(memory) > 1:
+            found[model] = _Value(float(memory[-1] / memory[0]))
+    return _verdict(found, lambda ratio: ratio <= claim.limit, _range(found.values(), "x"))
+
+
+def _memory_of_packing(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for model, rows in _sharing(tables, claim, "packing").items():
+        fits = rows[~rows["is_over"]]
+        share = (number(fits, "peak_mem_mib") / fits["k"]).to_numpy()
+        if len(share) > 1:
+            found[model] = _Value(float(min(share[1:]) / share[0]))
+    return _verdict(found, lambda ratio: ratio >= claim.limit, _range(found.values(), "x k"))
+
+
+def _out_of_memory(tables: Tables, claim: Claim) -> Finding | None:
+    (model,) = _named(claim)
+    packing, shared = (_sharing(tables, claim, method).get(model) for method in ("packing", "easyscale"))
+    if packing is None or shared is None:
+        return None
+    largest = int(packing["k"].max())
+    if shared["is_over"].any():
+        return Finding(f"EasyScale from {int(shared['k'][shared['is_over']].min())}", False)
+    if not packing["is_over"].any():
+        return Finding(
+            "", None, f"packed processes fit the device up to {largest}, the most that was measured"
+        )
+    first = int(packing["k"][packing["is_over"]].min())
+    note = "" if first < largest else "packed processes exceed it at the largest number that was tried alone"
+    return Finding(f"packing from {first}, EasyScale never up to {largest}", None if note else True, note)
+
+
+def _micro_batches(rows: pd.DataFrame) -> dict[int, _Value]:
+    fits = rows[~rows["is_over"]]
+    return dict(zip(fits["k"].astype(int), _values(fits, "micro_batch_s", "micro_batch_iqr_s"), strict=True))
+
+
+@_on_quiet_cores("fig10")
+def _throughput_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
+    packing, found = _sharing(tables, claim, "packing"), {}
+    for model, rows in _sharing(tables, claim, "easyscale").items():
+        packed = _micro_batches(packing[model])
+        for k, own in _micro_batches(rows).items():
+            if k in packed:
+                found[f"{model} k={k}"] = packed[k].over(own)
+    return _verdict(found, lambda ratio: ratio >= claim.limit, _range(found.values(), "x"))
+
+
+@_on_quiet_cores("fig10")
+def _flat_throughput(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for model, rows in _sharing(tables, claim, "easyscale").items():
+        several = [one for k, one in _micro_batches(rows).items() if k >= 2]
+        if len(several) > 1:
+            found[model] = max(several, key=lambda one: one.value).over(
+                min(several, key=lambda one: one.value)
+            )
+    return _verdict(found, lambda ratio: ratio <= claim.limit, _range(found.values(), "x"))
+
+
+# --- Fig. 11 --------------------------------------------------------------------------------------------
+
+
+def _switching(tables: Tables, claim: Claim) -> tuple[dict[str, _Value], float]:
+    """Return time with over time without context switches by model, and the shortest micro-batch [s]."""
+    table = _table(tables, claim, "fig11")
+    disable = number(table, "disable_s")
+    if _source(claim) == _OVERHEAD_CELLS:
+        table = table.assign(ratio=number(table, "enable_s") / disable)
+    return dict(zip(table["model"], _values(table, "ratio", "ratio_iqr"), strict=True)), float(disable.min())
+
+
+def _long_enough(claim: Claim, shortest_s: float, found: Finding | None) -> Finding | None:
+    if found is None or _source(claim) == _OVERHEAD_CELLS or shortest_s >= _SHORTEST_S:
+        return found
+    what = f"micro-batches of {1e3 * shortest_s:.0f} ms; only {1e3 * _SHORTEST_S:.0f} ms or more decide"
+    return Finding(found.reproduced, None, what)
+
+
+@_on_quiet_cores("fig11")
+def _switch_median(tables: Tables, claim: Claim) -> Finding | None:
+    ratios, shortest_s = _switching(tables, claim)
+    if not ratios:
+        return None
+    medians = (float(pd.Series([getattr(one, name) for one in ratios.values()]).median()) for name in _FIELDS)
+    one = _Value(*medians)
+    found = _verdict({"median": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.4f}")
+    return _long_enough(claim, shortest_s, found)
+
+
+@_on_quiet_cores("fig11")
+def _switch_largest(tables: Tables, claim: Claim) -> Finding | None:
+    ratios, shortest_s = _switching(tables, claim)
+    shown = f"{max((one.value for one in ratios.values()), default=0.0):.4f}"
+    return _long_enough(claim, shortest_s, _verdict(ratios, lambda ratio: ratio <= claim.limit, shown))
+
+
+_FIELDS = ("value", "half")
+
+
+# --- Fig. 12 --------------------------------------------------------------------------------------------
+
+
+def _levels(tables: Tables, claim: Claim, level: str) -> dict[str, list[_Value]]:
+    """Return time under a level over the baseline by model, on all GPUs that are compared."""
+    table = _table(tables, claim, "fig12")
+    if _source(claim) == _OVERHEAD_CELLS:
+        table = table.assign(**{f"{level}_norm": number(table, f"{level}_s") / number(table, "baseline_s")})
+    else:
+        table = table[table["device"].isin(_COMPARED)]
+    found: dict[str, list[_Value]] = {}
+    for model, one in zip(table["model"], _values(table, f"{level}_norm", f"{level}_norm_iqr"), strict=True):
+        found.setdefault(str(model), []).append(one)
+    return found
+
+
+def _of_kind(found: Mapping[str, list[_Value]], *, convolutions: bool) -> list[_Value]:
+    """Return the values of models of convolutions, or of those without any."""
+    kept = [name for name in found if (name in _CONVOLUTIONS if convolutions else name not in _COSTLY)]
+    return [one for name in kept for one in found[name]]
+
+
+@_on_quiet_cores("fig12")
+def _d1_nearly_free(tables: Tables, claim: Claim) -> Finding | None:
+    values = [one for some in _levels(tables, claim, "d1").values() for one in some]
+    if not values:
+        return None
+    one = _Value(*(float(pd.Series([getattr(one, name) for one in values]).median()) for name in _FIELDS))
+    return _verdict({"median": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.3f}")
+
+
+@_on_quiet_cores("fig12")
+def _d2_costly(tables: Tables, claim: Claim) -> Finding | None:
+    values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=True)
+    if not values:
+        return None
+    one = _mean(values)
+    return _verdict({"mean": one}, lambda ratio: ratio > claim.limit, f"{one.value:.2f}x")
+
+
+@_on_quiet_cores("fig12")
+def _d2_order(tables: Tables, claim: Claim) -> Finding | None:
+    levels = _levels(tables, claim, "d1d2")
+    both = [_of_kind(levels, convolutions=convolutions) for convolutions in (True, False)]
+    if not all(both):
+        return None
+    costly, others = map(_mean, both)
+    text = f"{costly.value:.2f}x and {others.value:.2f}x"
+    return _verdict({"ratio": costly.over(others)}, lambda ratio: ratio > 1.0, text)
+
+
+def _d2_free_for_others(tables: Tables, claim: Claim) -> Finding | None:
+    values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=False)
+    if not values:
+        return None
+    one = _mean(values)
+    if _source(claim) == _MEASURED:
+        why = "kernels that every kind of CPU has lack vector instructions and slow down all models"
+        return Finding(f"{one.value:.2f}x", None, why)
+    return _verdict({"mean": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.3f}x")
+
+
+def _d2_scan(tables: Tables, claim: Claim) -> Finding | None:
+    table = _table(tables, claim, "fig12")
+    cheap = dict(zip(table["model"], table["d2_cheap"].astype(str).str.lower() == "true", strict=True))
+    wrong = [model for model, is_cheap in cheap.items() if is_cheap == (model in _COSTLY)]
+    if not cheap:
+        return None
+    return Finding(f"{len(cheap) - len(wrong)} of {len(cheap)} models", not wrong, ", ".join(wrong))
+
+
+# --- Fig. 13 --------------------------------------------------------------------------------------------
+
+
+def _copying(tables: Tables, claim: Claim) -> tuple[dict[str, tuple[_Value, _Value]], int, bool]:
+    """Return first and last logical workers over a stock step by model, how many, and if cores sufficed."""
+    table = _table(tables, claim, "fig13")
+    n, has_cores = _N_PRINTED, True
+    if _source(claim) == _OVERHEAD_CELLS:
+        ddp = number(table, "ddp_s")
+        norms = {f"{name}_norm": number(table, f"est_{name}_s") / ddp for name in ("first", "last")}
+        table = table.assign(**norms)
+    elif len(table):
+        n = int(number(table, "logical_workers").max())
+        has_cores = bool((number(table, "cores") >= number(table, "logical_workers")).all())
+    pairs = zip(
+        *(_values(table, f"{name}_norm", f"{name}_norm_iqr") for name in ("first", "last")), strict=True
+    )
+    return dict(zip(table["model"], pairs, strict=True)), n, has_cores
+
+
+@_on_quiet_cores("fig13")
+def _last_synchronises(tables: Tables, claim: Claim) -> Finding | None:
+    pairs, _, _ = _copying(tables, claim)
+    found = {model: last.over(first) for model, (first, last) in pairs.items()}
+    return _verdict(found, lambda ratio: ratio > 1.0, _range(found.values(), "x"))
+
+
+@_on_quiet_cores("fig13")
+def _below_stock(tables: Tables, claim: Claim) -> Finding | None:
+    pairs, n, has_cores = _copying(tables, claim)
+    if not pairs:
+        return None
+    one = _mean(_mean([first] * (n - 1) + [last]) for first, last in pairs.values())
+    if not has_cores:
+        why = "there are fewer cores than stock processes, which then wait for each other"
+        return Finding(f"{one.value:.3f}x", None, why)
+    return _verdict({"mean": one}, lambda ratio: ratio < claim.limit, f"{one.value:.3f}x")
+
+
+def _last_above_stock(tables: Tables, claim: Claim) -> Finding | None:
+    pairs, _, _ = _copying(tables, claim)
+    above = [model for model, (_, last) in pairs.items() if last.value > 1.0]
+    return Finding(", ".join(above), set(above) == set(_named(claim))) if pairs else None
+
+
+CHECKS: tuple[Check, ...] = (
+    *(_memory_of_sharing, _memory_of_packing, _out_of_memory, _throughput_of_sharing, _flat_throughput),
+    *(_switch_median, _switch_largest),
+    *(_d1_nearly_free, _d2_costly, _d2_order, _d2_free_for_others, _d2_scan),
+    *(_last_synchronises, _below_stock, _last_above_stock),
+)
+"""By the names of these functions without the underscore, as in ``claims.csv``."""
+
+
+# ------------------------------------------------------------------------------------------------
+# The ledger of the paper: how each statement is checked against result tables.
+#
+# The subject of a statement names policies, in the order that it states, shortest first.
+
+_JCT, _MAKESPAN = "avg_jct_s", "makespan_from_zero_s"
+_BUSY_S = (720.0, 5400.0)  # the window over which the paper's allocation is averaged
+_COMPARED_UNTIL_S = 5460.0
+
+
+def _of_policies(table: pd.DataFrame, column: str, policies: list[str]) -> dict[str, float] | None:
+    """Return a column by policy, in the order of the names, or None if one is missing."""
+    values = dict(zip(table["policy"], number(table, column), strict=True))
+    return {name: float(values[name]) for name in policies} if set(policies) <= set(values) else None
+
+
+def _is_ordered(values: Mapping[str, float], *, may_tie: bool) -> bool:
+    """Whether values grow; the first two may be equal if ``may_tie``."""
+    pairs = list(itertools.pairwise(values.values()))
+    first = pairs[0][0] <= pairs[0][1] if may_tie else pairs[0][0] < pairs[0][1]
+    return first and all(one < other for one, other in pairs[1:])
+
+
+def _shorter(tables: Tables, claim: Claim, column: str, *, may_tie: bool) -> Finding | None:
+    values = _of_policies(tables["fig14"], column, claim.subject.split())
+    if values is None:
+        return None
+    return Finding(
+        " and ".join(f"{value:.0f}" for value in values.values()) + " s", _is_ordered(values, may_tie=may_tie)
+    )
+
+
+def _jct_order(tables: Tables, claim: Claim) -> Finding | None:
+    return _shorter(tables, claim, _JCT, may_tie=False)
+
+
+def _makespan_order(tables: Tables, claim: Claim) -> Finding | None:
+    return _shorter(tables, claim, _MAKESPAN, may_tie=True)
+
+
+def _jct_gain(tables: Tables, claim: Claim) -> Finding | None:
+    values = _of_policies(tables["fig14"], _JCT, claim.subject.split())
+    if values is None:
+        return None
+    own, other = values.values()
+    return Finding(f"{other / own:.2f}x", other / own >= claim.limit)
+
+
+def _held(tables: Tables, policies: list[str], low_s: float, high_s: float) -> list[pd.Series] | None:
+    """Return the GPUs that policies hold in each round of a window [s]; 0 after their last job."""
+    table = tables["fig15"]
+    times = number(table, "time_s")
+    rows = table[(times >= low_s) & (times <= high_s)]
+    wide = rows.assign(gpus=number(rows, "gpus")).pivot_table(
+        index="time_s", columns="policy", values="gpus", fill_value=0
+    )
+    return [wide[name] for name in policies] if set(policies) <= set(wide.columns) else None
+
+
+def _largest_allocation(tables: Tables, claim: Claim) -> Finding | None:
+    held = _held(tables, [claim.subject], 0.0, float("inf"))
+    return None if held is None else Finding(f"{held[0].max():.0f} GPUs", bool(held[0].max() >= claim.limit))
+
+
+def _busy_allocation(tables: Tables, claim: Claim) -> Finding | None:
+    held = _held(tables, claim.subject.split(), *_BUSY_S)
+    if held is None:
+        return None
+    own, other = (float(series.mean()) for series in held)
+    return Finding(f"{own:.1f} and {other:.1f} GPUs", own >= claim.limit * other)
+
+
+def _rounds_with_more(tables: Tables, claim: Claim) -> Finding | None:
+    held = _held(tables, claim.subject.split(), 0.0, _COMPARED_UNTIL_S)
+    if held is None:
+        return None
+    share = float((held[0] >= held[1]).mean())
+    return Finding(f"{100 * share:.0f} % of the rounds", share >= claim.limit)
+
+
+def _order_in_all_settings(tables: Tables, claim: Claim) -> Finding | None:
+    policies, exceptions, n_settings = claim.subject.split(), [], 0
+    for key, rows in tables["sensitivity"].groupby(["parameter", "value"], sort=False):
+        jct, makespan = (_of_policies(rows, column, policies) for column in (_JCT, _MAKESPAN))
+        if jct is None or makespan is None:
+            return None
+        n_settings += 1
+        for what, values, may_tie in (("JCT", jct, False), ("makespan", makespan, True)):
+            if not _is_ordered(values, may_tie=may_tie):
+                exceptions.append(f"not the {what} with {' '.join(map(str, key)).strip()}")
+    found = f"{2 * n_settings - len(exceptions)} of {2 * n_settings} orders"
+    return Finding(found, not exceptions and n_settings > 0, ", ".join(exceptions))
+
+
+def _serving_gain(tables: Tables, claim: Claim) -> Finding | None:
+    gains = _of_policies(tables["serving"], "gain_pct", [claim.subject])
+    if gains is None:
+        return None
+    return Finding(f"{gains[claim.subject]:.1f} %", gains[claim.subject] > claim.limit)
+
+
+def _serving_undisturbed(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["serving"]
+    if table.empty:
+        return None
+    delayed, lost = (int(number(table, name).sum()) for name in ("delayed_rounds", "interruptions"))
+    return Finding(f"{delayed} rounds and {lost} interruptions", delayed == lost == 0)
+
+
+_CHECKS: tuple[Check, ...] = (
+    *(_jct_order, _makespan_order, _jct_gain, _order_in_all_settings),
+    *(_largest_allocation, _busy_allocation, _rounds_with_more, _serving_gain, _serving_undisturbed),
+)
+_TRAINED = {"fig9": FIG9, "gap": GAP, "gap_spread": GAP_SPREAD, "gap_curves": GAP_CURVES}
+_PRINTED = {f"{name}_published": PUBLISHED[name] for name in OVERHEADS}
+_SIMULATED = {"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING}
+LEDGER = Ledger(
+    paper="EasyScale",
+    package="makespan.papers.easyscale",
+    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *ACCURACY_CHECKS, *CHECKS)},
+    tables=_TRAINED | OVERHEADS | _PRINTED | _SIMULATED,
+)
+"""What the paper states of its scheduler, and of training: bits and accuracy, memory and time."""

@@ -1,0 +1,375 @@
+"""The ledger of the paper: how each statement is checked against result tables."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
+from makespan.papers.morphling.cluster import CHOSEN, RECONFIGURING, REQUESTED, paired, threads_worth
+from makespan.papers.morphling.performance import MORPHLING, OTHER_SEED, SWITCHING
+from makespan.papers.morphling.tables import PUBLISHED, SCHEMAS, TABLE4
+from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
+
+_OURS, _AS_IGNORANT = "morphling", "morphling-lookahead"
+_LISTS = 10  # that a mean must be of to decide what knowledge is worth
+_GPUS = 64  # of the paper's testbed
+_LISTS_SETTING = ("trace", "gpus", "restart_delay_s")
+_Row = Mapping[str, Any]
+_PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
+
+
+def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["table2"]
+    own = table[(table["model"] == claim.subject) & (table["form"] == claim.options["form"])]
+    judged = own.assign(error=number(own, "avg_error_pct")).dropna(subset=["error"])
+    if judged.empty:
+        return None
+    worst = judged.iloc[int(judged["error"].argmax())]
+    unmeasured = sorted(set(own["plan_family"]) - set(judged["plan_family"]))
+    note = f"no held-out rows: {', '.join(unmeasured)}" if unmeasured else ""
+    text = f"worst {worst['error']:.3f} % ({worst['plan_family']}, {len(judged)} families)"
+    return Finding(text, bool(worst["error"] <= claim.limit), note)
+
+
+def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
+    curves, families = tables["sensitivity"], tables["sensitivity_families"]
+    used = curves[number(curves, "throughput_samples_per_s") > 0]
+    names = families.set_index(["model", "plan"])["plan_family"].to_dict()
+    pairs = zip(used["model"], used["best_plan"], strict=True)
+    found = pd.DataFrame({"model": model, "family": names.get((model, plan), plan)} for model, plan in pairs)
+    if found.empty:
+        return None
+    counts = found.groupby("model")["family"].nunique()
+    changing = int((counts > 1).sum())
+    return Finding(f"{changing} of {len(counts)} models", changing >= claim.limit * len(counts))
+
+
+def _throughputs(tables: Tables) -> dict[str, dict[str, float]]:
+    """Throughput [samples/s] by strategy and stage, both in order."""
+    values: dict[str, dict[str, float]] = {}
+    columns = (tables["fig7"][name] for name in ("strategy", "stage"))
+    numbers = number(tables["fig7"], "throughput_samples_per_s")
+    for strategy, stage, value in zip(*columns, numbers, strict=True):
+        values.setdefault(str(strategy), {})[str(stage)] = float(value)
+    return values
+
+
+def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
+    values = _throughputs(tables)
+    own = values.pop(MORPHLING)
+    best = {stage: max(other[stage] for other in values.values()) for stage in own}
+    slower = [stage for stage in own if own[stage] < best[stage]]
+    note = ", ".join(f"{stage}: {own[stage] / best[stage]:.3f} of the best" for stage in slower)
+    return Finding(f"{len(own) - len(slower)} of {len(own)} stages", not slower, note)
+
+
+def _fig7_always_runs(tables: Tables, claim: Claim) -> Finding | None:
+    own = _throughputs(tables)[MORPHLING]
+    running = [stage for stage, value in own.items() if value > 0]
+    return Finding(f"{len(running)} of {len(own)} stages", len(running) == len(own))
+
+
+def _fig7_plan_changes(tables: Tables, claim: Claim) -> Finding | None:
+    own = tables["fig7"][tables["fig7"]["strategy"] == MORPHLING]
+    changes = sum(first != second for first, second in itertools.pairwise(own["plan"]))
+    names = " -> ".join(plan or "none" for plan in own["plan"])
+    return Finding(f"{changes} changes", changes >= claim.limit, names)
+
+
+def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig7"]
+    own = table[(table["strategy"] == MORPHLING) & (number(table, "gpus") == 1)]
+    ordered = own.assign(threads=number(own, "cpu_threads")).sort_values("threads")
+    values = number(ordered, "throughput_samples_per_s").tolist()
+    if len(values) != 2 or values[0] <= 0:
+        return None
+    ratio = values[1] / values[0]
+    return Finding(f"{ratio:.2f}x", ratio >= claim.limit)
+
+
+def _fig7_equals_published(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig7"]
+    return _equal_cells(number(table, "iter_time_s"), number(table, "published_iter_time_s"), 0.0)
+
+
+def _equal_cells(found: pd.Series, wanted: pd.Series, tolerance: float) -> Finding:
+    cells = wanted.notna()
+    equal = (found[cells] - wanted[cells]).abs() <= tolerance
+    return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
+
+
+def _fig8_more_gpus(tables: Tables, claim: Claim) -> Finding | None:
+    more, fewer = claim.subject.split("/")
+    table = tables["fig8"]
+    own = table[table["scheduler"] == MORPHLING].set_index("job")["gpus"].astype(int)
+    if more not in own.index or fewer not in own.index:
+        return None
+    return Finding(f"{own[more]} and {own[fewer]}", bool(own[more] > own[fewer]))
+
+
+def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig8"]
+    totals = table.assign(value=number(table, claim.subject)).groupby("scheduler")["value"]
+    sums = totals.sum(min_count=int(totals.size().max()))
+    own, simple = float(sums[MORPHLING]), float(sums["Simple"])
+    if math.isnan(own) or math.isnan(simple):
+        return None
+    return Finding(f"{own / simple:.2f}x ({own:.2f} against {simple:.2f})", own >= claim.limit * simple)
+
+
+def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig8"]
+    return _equal_cells(number(table, "speedup"), number(table, "published_speedup"), claim.limit)
+
+
+def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig9"]
+    differences = table.assign(value=number(table, "abs_difference")).groupby("run", sort=False)["value"]
+    if not {SWITCHING, OTHER_SEED} <= set(differences.groups):
+        return None
+    other = float(differences.mean()[OTHER_SEED])
+    largest = differences.max().drop(OTHER_SEED)
+    worst, plans = float(largest.max()), len(largest) - 1
+    note = f"{plans} plans and a run that switches; largest in run {largest.idxmax()!r}"
+    return Finding(f"{worst:.2g}, other seed {other:.2g}", worst < claim.limit * other, note)
+
+
+def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["live"]
+    differences = number(table, claim.subject).abs()
+    if differences.empty:
+        return None
+    late = int((table["predicted_at"] >= table["began_at"]).sum())
+    afterwards = number(table, "retrodiction_jct_difference_pct").abs()
+    note = (
+        f"{len(table)} runs under {', '.join(dict.fromkeys(table['policy']))}; "
+        f"worst {differences.max():.1f} %; by the profiles before and after {afterwards.mean():.1f} %"
+    )
+    if late:
+        note = f"{late} prediction(s) not written before the first job; {note}"
+    holds = bool(differences.mean() <= claim.limit) and not late
+    return Finding(f"{differences.mean():.1f} %", holds, note)
+
+
+def _leads_on_lists(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy, trace, ratio, and ``keeping`` where only rivals that keep all guarantees count."""
+    policy, trace, ratio, *only = claim.subject.split()
+    pairs = _of_rivals(tables["lists_pairs"], policy)
+    pairs = pairs[(pairs["trace"] == trace) & (pairs["gpus"] == _GPUS)]
+    if only:
+        pairs = pairs[pairs["rival_sla_attainment"].fillna(1.0) == 1.0]
+    return _lead(pairs, ratio, claim.limit, _at_delay)
+
+
+def _wins_on_other_sizes(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy and trace; of rivals that break guarantees nothing is asked."""
+    policy, trace = claim.subject.split()
+    pairs = _of_rivals(tables["lists_pairs"], policy)
+    pairs = pairs[(pairs["trace"] == trace) & (pairs["gpus"] != _GPUS)]
+    pairs = pairs[pairs["rival_sla_attainment"].fillna(1.0) == 1.0]
+    n_cases = int(pairs["lists"].sum())
+    if not n_cases:
+        return None
+    n_wins = int(pairs["jct_wins"].sum())
+    lost = _records(pairs[pairs["jct_wins"] < pairs["lists"]])
+    note = ", ".join(
+        f"{row['rival']} on {row['gpus']} GPUs {_at_delay(row)}: {row['jct_wins']} of {row['lists']}"
+        for row in lost
+    )
+    found = f"{n_wins} of {n_cases} cases ({100 * n_wins / n_cases:.1f} %)"
+    return Finding(found, n_wins >= claim.limit * n_cases, note)
+
+
+def _of_rivals(pairs: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """Select the comparisons of a policy with those of other authors."""
+    return pairs[(pairs["policy"] == policy) & ~pairs["rival"].str.startswith(_OURS)]
+
+
+def _lead(
+    pairs: pd.DataFrame, ratio: str, least_lists: float, setting: Callable[[_Row], str]
+) -> Finding | None:
+    """Judge the ratio of every rival by its interval: ahead above 1, behind below it, else undecided."""
+    if pairs.empty:
+        return None
+    n_lists = int(pairs["lists"].min())
+    means, low, high = (number(pairs, f"{ratio}_{end}") for end in ("mean", "low", "high"))
+    ahead, behind = low > 1, high < 1
+    found = (
+        f"{means.min():.2f}x to {means.max():.2f}x, ahead in {int(ahead.sum())} of {len(pairs)} comparisons"
+    )
+    found += f" on {n_lists} lists each"
+    notes = [f"at least {least_lists:g} lists decide"] if n_lists < least_lists else []
+    for row in _records(pairs[~ahead]):
+        ends = f"{row[f'{ratio}_mean']:.2f}x ({row[f'{ratio}_low']:.2f} to {row[f'{ratio}_high']:.2f})"
+        kept = row.get("rival_sla_attainment", math.nan)
+        broken = f", keeps {100 * kept:.1f} % of guarantees" if kept < 1 else ""
+        notes.append(f"{row['rival']} {ends} {setting(row)}{broken}")
+    if n_lists < least_lists:
+        holds = None
+    elif behind.any():
+        holds = False
+    else:
+        holds = True if ahead.all() else None
+    return Finding(found, holds, "; ".join(notes))
+
+
+def _records(table: pd.DataFrame) -> list[_Row]:
+    return [{str(name): cell for name, cell in row.items()} for row in table.to_dict("records")]
+
+
+def _at_delay(row: _Row) -> str:
+    return f"at {row['restart_delay_s']:g} s"
+
+
+def _rivals_at_their_best(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: how many simulations decide; the limit is a ratio to what is shipped."""
+    table = tables["rivals"]
+    varied = table[table["parameter"].fillna("") != ""]
+    if varied.empty:
+        return None
+    n_runs, least_runs = int(varied["runs"].min()), int(claim.subject)
+    better = varied[number(varied, "ratio_high") < claim.limit].sort_values("ratio_mean")
+    notes = [f"at least {least_runs} simulations decide"] if n_runs < least_runs else []
+    notes += [
+        f"{row['policy']} with {row['parameter']} {row['value']}: {row['ratio_mean']:.3f}x"
+        for row in _records(better)
+    ]
+    found = f"{len(better)} of {len(varied)} other values are better, {n_runs} simulations each"
+    return Finding(found, better.empty if n_runs >= least_runs else None, "; ".join(notes))
+
+
+def _threads_pay(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy and share of jobs that offload."""
+    policy, share = claim.subject.split()
+    table = tables["threads"]
+    own = table[(table["policy"] == policy) & (number(table, "offload_share") == float(share))]
+    if own.empty:
+        return None
+    pairs = threads_worth(own)
+    judged = _lead(
+        pairs.assign(rival=REQUESTED, lists=pairs["n"]), "ratio", claim.limit, lambda row: "threads"
+    )
+    mean = float(pairs["ratio_mean"].iloc[0])
+    held = own.groupby("threads")["threads_per_gpu"].mean()
+    text = f"{mean:.2f}x with {held[CHOSEN]:.1f} threads a GPU for {held[REQUESTED]:.1f}"
+    return None if judged is None else replace(judged, reproduced=text)
+
+
+def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
+    kept: list[float] = []
+    for name in ("table4", "lists"):
+        rows = tables[name][tables[name]["policy"].str.startswith(_OURS)]
+        kept += number(rows, "sla_attainment").dropna().tolist()
+    if not kept:
+        return None
+    return Finding(f"{100 * min(kept):.1f} % at least, {len(kept)} schedules", min(kept) >= claim.limit)
+
+
+def _identical(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["table4"]
+    repeats, same = number(table, "n_repeats"), number(table, "n_identical")
+    if not repeats.sum():
+        return None
+    return Finding(f"{int(same.sum())} of {int(repeats.sum())} repetitions", bool((same == repeats).all()))
+
+
+def _no_idle_devices(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: a policy; limit: how long half of the devices may lie idle beside its jobs [s]."""
+    table = tables["table4"]
+    rows = table[table["policy"] == claim.subject]
+    rows = rows.assign(idle_s=number(rows, "idle_s")).dropna(subset=["idle_s"])
+    if rows.empty:
+        return None
+    worst = rows.iloc[int(rows["idle_s"].argmax())]
+    found = f"{worst['idle_s'] / 60:.0f} min at most, {len(rows)} schedules"
+    return Finding(found, bool(worst["idle_s"] <= claim.limit), f"longest on {worst['trace']}")
+
+
+def _leads(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: study and policy."""
+    study, policy = claim.subject.split()
+    parameter = _PARAMETERS[study]
+    pairs = _of_rivals(paired(tables[study], [parameter], ["seed"]), policy)
+    return _lead(pairs, "jct_ratio", claim.limit, lambda row: f"at {row[parameter]:g}")
+
+
+def _worth_of_reconfiguring(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: a policy; beside it the best that changes neither plans nor resources, and its ablations."""
+    lists, pairs = tables["lists"], _of_rivals(tables["lists_pairs"], claim.subject)
+    ablated = {f"{claim.subject}-{ending}": ending.upper() for ending in "sern"}
+    rows = lists[lists["policy"].isin([claim.subject, *ablated])]
+    settings = rows[rows["policy"].isin(ablated)][list(_LISTS_SETTING)].drop_duplicates()
+    if len(settings) != 1:
+        return None
+    own = paired(rows.merge(settings), _LISTS_SETTING, ["draw", "seed"])
+    own = own[own["policy"] == claim.subject]
+    fixed = pairs.merge(settings)
+    fixed = fixed[~fixed["rival"].isin(RECONFIGURING)].sort_values("jct_ratio_mean").head(1)
+    if fixed.empty:
+        return None
+    parts = [f"-{ablated[row['rival']]} {row['jct_ratio_mean']:.2f}x" for row in _records(own)]
+    judged = _lead(fixed, "jct_ratio", claim.limit, _at_delay)
+    text = f"{fixed['jct_ratio_mean'].iloc[0]:.2f}x over {fixed['rival'].iloc[0]}; {', '.join(parts)}"
+    return None if judged is None else replace(judged, reproduced=text)
+
+
+def _knowledge(tables: Tables, claim: Claim) -> Finding | None:
+    """Judge what more knowledge costs, or what less of it costs against knowing everything."""
+    table = tables["knowledge"]
+    rows = table[table["mode"] == "exact"] if claim.subject == "less" else table[table["mode"] != "sampled"]
+    if rows.empty:
+        return None
+    ratios = number(rows, "jct_ratio_mean") ** (-1 if claim.subject == "less" else 1)
+    worst, lists = rows.iloc[int(ratios.argmax())], int(number(rows, "lists").min())
+    where = f"{worst['policy']} on {worst['trace']}, mode {worst['mode']}"
+    holds = bool(ratios.max() <= claim.limit) if lists >= _LISTS else None
+    needed = "" if lists >= _LISTS else f"; a verdict takes {_LISTS}"
+    note = f"{where}; {len(rows)} means over {lists} lists{needed}"
+    return Finding(f"{ratios.max():.3f}x at worst", holds, note)
+
+
+def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
+    cells = tables["table4_published"]
+    printed = cells[cells["trace"] == claim.subject]
+    own = tables["getting_started" if claim.subject == "naive" else "table4"]
+    if printed.empty:
+        return None
+    delay_s, interval_s = (float(printed[name].iloc[0]) for name in ("restart_delay_s", "interval_s"))
+    rows = own[
+        (own["trace"] == claim.subject)
+        & (number(own, "restart_delay_s") == delay_s)
+        & (number(own, "interval_s") == interval_s)
+    ]
+    columns = (number(rows, name) for name in ("avg_jct_s", "makespan_s"))
+    found = {
+        str(name): (float(jct_s), float(makespan_s))
+        for name, jct_s, makespan_s in zip(rows["policy"], *columns, strict=True)
+    }
+    if _AS_IGNORANT not in found:
+        return None
+    texts = {name: f"{jct_s:.1f} s and {span_s / 1000:.1f} ks" for name, (jct_s, span_s) in found.items()}
+    note = f"{_OURS}: {texts[_OURS]}" if _OURS in found else ""
+    limit_s = float(printed["published_avg_jct_s"].iloc[0])
+    return Finding(texts[_AS_IGNORANT], found[_AS_IGNORANT][0] <= limit_s, note)
+
+
+_CHECKS: tuple[Check, ...] = (
+    *(_worst_family_error, _best_family_changes, _live_fidelity),
+    *(_fig7_never_slower, _fig7_always_runs, _fig7_plan_changes, _fig7_cpu_speedup, _fig7_equals_published),
+    *(_fig8_more_gpus, _fig8_gain, _fig8_equals_published, _fig9_reconfiguration),
+    *(_leads_on_lists, _wins_on_other_sizes, _worth_of_reconfiguring, _guarantees),
+    *(_rivals_at_their_best, _threads_pay),
+    *(_identical, _no_idle_devices, _leads, _knowledge, _undercuts_released),
+)
+LEDGER = Ledger(
+    paper="Morphling",
+    package="makespan.papers.morphling",
+    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
+    tables={schema.name: schema for schema in (*SCHEMAS, SENSITIVITY, SENSITIVITY_FAMILIES, LIVE)}
+    | {"getting_started": TABLE4, "table4_published": PUBLISHED["table4"]},
+)
+"""What the paper states; checks know the form of the performance model as the option ``form``."""

@@ -1,0 +1,584 @@
+"""Figures of the cluster experiments: each function goes from paths of tables to a figure and its table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
+
+from makespan.errors import TraceError
+from makespan.hardware import cluster
+from makespan.papers.morphling.cluster import RECONFIGURING, paired, threads_worth
+from makespan.papers.morphling.tables import (
+    ALLOCATION,
+    FIG7,
+    FIG8,
+    FIG9,
+    FIG9_SUMMARY,
+    JCT,
+    KNOWLEDGE,
+    LARGE_MODELS,
+    LISTS,
+    LISTS_SUMMARY,
+    LOAD,
+    RIVALS,
+    ROUNDS,
+    SCALE,
+    TABLE2,
+    TABLE2_ROWS,
+    TABLE4,
+    THREADS,
+    read_published,
+)
+from makespan.plans import PlanFamily
+from makespan.plots import (
+    ENVELOPE,
+    MODEL_TITLES,
+    ONE_COLUMN_IN,
+    PALETTE,
+    POLICIES,
+    TWO_COLUMNS_IN,
+    Look,
+    cannot_run,
+    cannot_run_handle,
+    finished,
+    job_spans,
+    limit as limit_line,
+    limit_handle,
+    name_coincident,
+    new_figure,
+    ordered,
+    plain_numbers,
+    plot_allocation,
+    plot_bands,
+    plot_cdf,
+    plot_costs,
+    plot_cpu_sensitivity,
+    plot_error_bars,
+    plot_gantt,
+    plot_grouped_bars,
+    plot_intervals,
+    plot_prediction,
+    plot_ratio_bars,
+    plot_sensitivity,
+    plot_variants,
+    published,
+    published_handle,
+    require_columns,
+    styled,
+)
+from makespan.tables import EVENTS, SENSITIVITY, SENSITIVITY_FAMILIES, read_csv
+from makespan.units import MINUTE
+from makespan.workloads import workload
+
+# ------------------------------------------------------------------------------------------------
+# Figures of the cluster experiments: each function goes from paths of tables to a figure and its table.
+
+Paths = Mapping[str, str]
+Drawn = tuple[Figure, pd.DataFrame]
+_TRACES = {"base": "Base", "bp": "best plan (BP)", "mt": "multi-tenant (MT)"}
+_METRICS = [
+    ("avg_jct_s", "jct_ratio_to_lookahead", "average JCT [h]"),
+    ("makespan_s", "makespan_ratio_to_lookahead", "makespan [h]"),
+]
+_SHORT = {"base": "Base", "bp": "BP", "mt": "MT"}
+_FIXED = "fixed"
+_PARTS = {
+    "": Look("plans and resources", PALETTE["black"], "o"),
+    "-s": Look("both, no sharing", PALETTE["black"], "d", (0, (6, 1)), 0.8),
+    "-e": Look("plans only", PALETTE["black"], "^", (0, (4, 2)), 0.65),
+    "-r": Look("resources only", PALETTE["black"], "v", (0, (5, 1, 1, 1)), 0.4),
+    "-n": Look("neither", PALETTE["black"], "x", (0, (1, 1)), 0.2),
+    _FIXED: Look("the best policy that reconfigures nothing", PALETTE["vermilion"], "D"),
+}
+"""What a policy whose name ends like this may still change, and the best of others that changes nothing."""
+_WHOLE = {
+    "morphling-work": Look("Morphling-work", PALETTE["blue"], "o"),
+    "morphling-lookahead": Look("Morphling-lookahead", PALETTE["sky"], "s"),
+    "morphling": Look("Morphling", PALETTE["black"], "P"),
+}
+_ABLATED = {
+    f"{name}{ending}": replace(
+        look, title=f"{look.title}{ending.upper()}", marker=part.marker, line=part.line, strength=0.55
+    )
+    for name, look in _WHOLE.items()
+    for ending, part in _PARTS.items()
+    if ending.startswith("-")
+}
+_MODES = {
+    "sampled": Look("sampled rows", PALETTE["blue"], "o", strength=0.25),
+    "requests": Look("requests too", PALETTE["blue"], "s", strength=0.55),
+    "exact": Look("all times", PALETTE["blue"], "^", strength=1.0),
+}
+"""What policies know beforehand."""
+LOOKS = _WHOLE | _ABLATED | POLICIES
+_OBJECTIVES = {
+    "gavel-ftf": replace(POLICIES["gavel"], title="Gavel, finish-time fairness"),
+    "gavel-makespan": replace(POLICIES["gavel"], title="Gavel, makespan"),
+}
+_TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
+
+
+def at_delay(table: pd.DataFrame, delay_s: float) -> pd.DataFrame:
+    """Select the rows of one restart delay [s]."""
+    rows = table[table["restart_delay_s"] == delay_s]
+    if rows.empty:
+        raise TraceError(f"table4 has no rows with a restart delay of {delay_s:g} s")
+    return rows
+
+
+def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
+    """Average completion time and makespan of every policy, with what the released simulator prints."""
+    rows = read_csv(paths["table4"], TABLE4)
+    cells = read_published("table4", paths["published_table4"])
+    marks = cells.rename(columns=lambda name: name.removeprefix("published_"))
+    note = f"restart delay {delay_s:g} s; number before a bar: ratio to Morphling-lookahead"
+    label = "printed by the released simulator"
+    figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, LOOKS, _TRACES, marks, label)
+    return figure, rows
+
+
+def lists(paths: Paths, source: str) -> Drawn:
+    """Means and intervals of completion time and makespan over many job lists, at the first restart delay."""
+    rows = read_csv(paths["lists_summary"], LISTS_SUMMARY)
+    shown = rows[rows["restart_delay_s"] == rows["restart_delay_s"].iloc[0]]
+    shown = shown[~shown["policy"].isin(_ABLATED)]
+    parts = [
+        pd.DataFrame(
+            {
+                "panel": f"{_SHORT[str(trace)]}, {n_gpus} GPUs\n{what}",
+                "policy": own["policy"],
+                **{end: own[f"{name}_{end}_s"] for end in ("mean", "low", "high")},
+                "is_hollow": own["sla_attainment"] < 1,
+            }
+        )
+        for (n_gpus, trace), own in shown.groupby(["gpus", "trace"])
+        for name, what in (("jct", "average JCT"), ("makespan", "makespan"))
+    ]
+    n_lists = f"{shown['lists'].min()} lists"
+    heading = f"geometric mean, {n_lists}, restart delay {shown['restart_delay_s'].iloc[0]:g} s"
+    hollow, spread_label = "breaks guarantees", "95 % interval"
+    figure = plot_intervals(pd.concat(parts), source, heading, hollow, spread_label, LOOKS | _OBJECTIVES)
+    return figure, rows
+
+
+def rivals(paths: Paths, source: str) -> Drawn:
+    """Every other value of one parameter of each rival, beside what is shipped."""
+    rows = read_csv(paths["rivals"], RIVALS)
+    varied = rows[rows["parameter"].fillna("") != ""]
+    values = varied["parameter"].str.removesuffix("_gpu_s") + " " + varied["value"].str.replace(" ", ", ")
+    shown = pd.DataFrame(
+        {"policy": varied["policy"], "variant": values}
+        | {end: varied[f"ratio_{end}"] for end in ("mean", "low", "high")}
+    )
+    n_runs = rows["runs"].min()
+    many = "one run each" if n_runs == 1 else f"{n_runs} runs each"
+    heading = f"average JCT, or makespan where that is the aim, over that of shipped values; {many}"
+    return plot_variants(shown, source, heading, "as shipped", LOOKS | _OBJECTIVES), rows
+
+
+def threads(paths: Paths, source: str) -> Drawn:
+    """Worth of choosing CPU threads to each policy at each share of jobs that offload."""
+    rows = read_csv(paths["threads"], THREADS)
+    worth = threads_worth(rows)
+    variants = [f"{100 * share:g} % offload" for share in worth["offload_share"]]
+    shown = pd.DataFrame(
+        {"policy": worth["policy"], "variant": variants}
+        | {end: worth[f"ratio_{end}"] for end in ("mean", "low", "high")}
+    )
+    heading = f"average JCT with requested over that with chosen CPU threads, {worth['n'].min()} lists"
+    return plot_variants(shown, source, heading, "no difference", LOOKS), rows
+
+
+def ablation(paths: Paths, source: str) -> Drawn:
+    """Average completion time of Morphling without some of its parts, over that of the whole policy."""
+    rows = read_csv(paths["lists"], LISTS)
+    label = "average JCT\n[× that of the whole policy]"
+    worth = parts_worth(rows)
+    return plot_grouped_bars(worth, source, _PARTS, label, _TITLES, LOOKS), worth
+
+
+def parts_worth(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what every ablation takes of the time of the whole policy, and the best that changes nothing.
+
+    Geometric means over the lists on which the ablations ran.
+    """
+    setting, lists = ["trace", "gpus", "restart_delay_s"], ["draw", "seed"]
+    ablated = rows[rows["policy"].isin(_ABLATED)][setting].drop_duplicates()
+    pairs = paired(rows.merge(ablated), setting, lists)
+    parts = []
+    for name in (one for one in _WHOLE if f"{one}-n" in set(rows["policy"])):
+        own = pairs[pairs["policy"] == name].set_index("rival")["jct_ratio_mean"]
+        fixed = own[[rival for rival in own.index if rival in POLICIES and rival not in RECONFIGURING]]
+        trace = str(ablated["trace"].iloc[0])
+        parts.append((name, trace, "", 1.0))
+        parts += [(name, trace, end, float(own[f"{name}{end}"])) for end in _PARTS if f"{name}{end}" in own]
+        if len(fixed):
+            parts.append((name, trace, _FIXED, float(fixed.min())))
+    return pd.DataFrame(parts, columns=["panel", "group", "series", "value"])
+
+
+def jct_cdf(paths: Paths, source: str, policies: Sequence[str]) -> Drawn:
+    """Distribution of completion times under all policies but the ablations."""
+    jobs = read_csv(paths["jct"], JCT)
+    shown = jobs[jobs["policy"].isin(set(policies) - set(_ABLATED))]
+    return plot_cdf(shown, source, LOOKS, _TRACES), shown
+
+
+def allocation(paths: Paths, source: str, cluster_name: str) -> Drawn:
+    """GPUs by plan family over time."""
+    wide = allocation_by_family(read_csv(paths["allocation"], ALLOCATION))
+    return plot_allocation(wide, source, cluster(cluster_name).n_gpus, _TITLES), wide
+
+
+def allocation_by_family(table: pd.DataFrame) -> pd.DataFrame:
+    """Give every plan family a column, 0 where a policy never uses it; policies keep their order."""
+    parts = []
+    for policy, rows in table.groupby("policy", sort=False):
+        wide = rows.pivot_table(index="time_s", columns="plan_family", values="gpus", aggfunc="last")
+        parts.append(wide.reset_index().assign(policy=policy))
+    joined = pd.concat(parts, ignore_index=True)
+    families = sorted(str(name) for name in joined.columns if name not in ("policy", "time_s"))
+    return joined[["policy", "time_s", *families]].fillna(0)
+
+
+def gantt(paths: Paths, source: str) -> Drawn:
+    """Who held which GPU when."""
+    events = read_csv(paths["schedule"], EVENTS)
+    spans = job_spans(events.assign(time_s=events["time_s"] - events["time_s"].min()))
+    return plot_gantt(spans, source), spans
+
+
+def knowledge(paths: Paths, source: str) -> Drawn:
+    """Completion time by what policies know, with the share of starts whose time was known."""
+    rows = read_csv(paths["knowledge"], KNOWLEDGE)
+    shown = rows[["trace", "policy", "mode"]].set_axis(["panel", "group", "series"], axis=1)
+    for column, end in (("value", "mean"), ("low", "low"), ("high", "high")):
+        shown[column] = rows[f"jct_{end}_s"] / MINUTE
+    shown["text"] = [f"{100 * share:.0f}" for share in rows["known_starts"]]
+    label = "average JCT [min];\nnumbers: known starts [%]"
+    titles = {name: title.replace("-", "-\n") for name, title in _TITLES.items()} | _TRACES
+    return plot_grouped_bars(shown, source, _MODES, label, titles, spread_label="95 % interval"), rows
+
+
+def load(paths: Paths, source: str) -> Drawn:
+    """Completion time against the arrival rate."""
+    rows = read_csv(paths["load"], LOAD)
+    return plot_bands(rows, source, "load_factor", "arrival rate [× that of the trace]", LOOKS), rows
+
+
+def large_models(paths: Paths, source: str) -> Drawn:
+    """Completion time against the share of large models."""
+    rows = read_csv(paths["large_models"], LARGE_MODELS)
+    percent = rows.assign(large_share=100.0 * rows["large_share"])
+    return plot_bands(percent, source, "large_share", "jobs with large models [%]", LOOKS), rows
+
+
+def rounds(paths: Paths, source: str) -> Drawn:
+    """Completion time against the length of a round."""
+    rows = read_csv(paths["rounds"], ROUNDS)
+    filled = rows.assign(interval_s=rows["interval_s"].fillna(0.0))
+    return plot_bands(filled, source, "interval_s", "length of a round [s], 0: at every event", LOOKS), rows
+
+
+def scale(paths: Paths, source: str) -> Drawn:
+    """Cost of scheduling against size."""
+    rows = read_csv(paths["scale"], SCALE)
+    metrics = [
+        ("wall_s", "fastest_wall_s", "slowest_wall_s", 1.0, "wall time of a trace [s]"),
+        (
+            "decision_wall_s",
+            "fastest_decision_wall_s",
+            "slowest_decision_wall_s",
+            1e3,
+            "wall time of a decision [ms]",
+        ),
+    ]
+    heading, spread_label = "median of repeated simulations", "fastest to slowest"
+    return plot_costs(rows, source, metrics, heading, spread_label, LOOKS), rows
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures of single jobs: each function goes from paths of tables to a figure and its table.
+
+_OFFLOAD = (PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title)
+_CPU_FIGURE_GPUS = (1, 2, 4, 8)
+_STRATEGY_COLOURS = ("blue", "vermilion", "green", "purple", "orange")
+_JOB_COLOURS = ("sky", "orange", "green", "purple")
+_BAR_WIDTH = 0.26
+_LABEL_SHARE = 0.17  # of the largest stack: height of a label of two lines
+_SPECIAL_RUNS = {"switching": PALETTE["vermilion"], "other seed": PALETTE["black"]}
+_RUN_COLOURS = ("blue", "sky", "green", "orange", "purple", "brown", "grey")
+_RUN_LINES = ("-", "--", ":")
+_SMALLEST_DIFFERENCE = 1e-8
+
+
+def table2(paths: Paths, source: str, forms: Sequence[str], shown: str) -> Drawn:
+    """Prediction error by model and plan family; the other form is outlined."""
+    errors = read_csv(paths["table2"], TABLE2)
+    other = next((form for form in forms if form != shown), shown)
+    return plot_error_bars(errors, source, shown, other), errors
+
+
+def prediction(paths: Paths, source: str, form: str) -> Drawn:
+    """Predicted against measured iteration times."""
+    rows = read_csv(paths["table2_rows"], TABLE2_ROWS)
+    return plot_prediction(rows, source, form), rows[rows["form"] == form]
+
+
+def sensitivity(paths: Paths, source: str) -> Drawn:
+    """Throughput against GPUs, family by family, and the envelope."""
+    curves = read_csv(paths["sensitivity"], SENSITIVITY)
+    table = family_curves(curves, read_csv(paths["sensitivity_families"], SENSITIVITY_FAMILIES))
+    return plot_sensitivity(table, source), table
+
+
+def family_curves(curves: pd.DataFrame, families: pd.DataFrame) -> pd.DataFrame:
+    """Join family curves and envelope; offload plans have the CPU threads that all plans share."""
+    columns = ["model", "plan_family", "gpus", "plan", "throughput_samples_per_s"]
+    shown = families[families["cpu_threads"] == _default_threads(families)]
+    best = curves.rename(columns={"best_plan": "plan"}).assign(plan_family=ENVELOPE)
+    return pd.concat([shown[columns], best[columns]], ignore_index=True)
+
+
+def _default_threads(families: pd.DataFrame) -> int:
+    """Threads of the rows that do not offload; they are computed at the even share only."""
+    plain = families[~families["plan_family"].isin(_OFFLOAD)]
+    return int((plain if len(plain) else families)["cpu_threads"].mode().iloc[0])
+
+
+def sensitivity_cpu(paths: Paths, source: str) -> Drawn:
+    """Throughput of offload plans against CPU threads."""
+    table = offload_curves(read_csv(paths["sensitivity_families"], SENSITIVITY_FAMILIES))
+    return plot_cpu_sensitivity(table, source), table
+
+
+def offload_curves(families: pd.DataFrame) -> pd.DataFrame:
+    """Select the best offload plan for each number of CPU threads at 1, 2, 4 and 8 GPUs."""
+    offload = families[families["plan_family"].isin(_OFFLOAD) & families["gpus"].isin(_CPU_FIGURE_GPUS)]
+    key = ["model", "gpus", "cpu_threads"]
+    ordered = offload.sort_values("throughput_samples_per_s", ascending=False, kind="stable")
+    best = ordered.drop_duplicates(key)
+    positions = {model: number for number, model in enumerate(dict.fromkeys(families["model"]))}
+    ranked = best.assign(_model=best["model"].map(positions)).sort_values(["_model", "gpus", "cpu_threads"])
+    return ranked[[*key, "plan", "throughput_samples_per_s"]].reset_index(drop=True)
+
+
+def fig7(paths: Paths, source: str, workload_key: str, stage_duration_s: float) -> Drawn:
+    """Adaptation of one job to changing limits."""
+    stages = read_csv(paths["fig7"], FIG7)
+    batch = workload(workload_key).global_batch_size
+    return plot_adaptation(stages, source, stage_duration_s / MINUTE, batch), stages
+
+
+@styled
+def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, global_batch_size: int) -> Figure:
+    """Draw throughput over time by strategy, with published values and stages that cannot run."""
+    needed = ("strategy", "stage", "gpus", "plan", "throughput_samples_per_s", "published_iter_time_s")
+    require_columns(table, *needed, figure="fig7")
+    figure = new_figure(TWO_COLUMNS_IN, 2.7)
+    axes = figure.subplots()
+    stages, strategies = (list(dict.fromkeys(table[name])) for name in ("stage", "strategy"))
+    running = table.loc[table["throughput_samples_per_s"] > 0, "throughput_samples_per_s"]
+    floor = float(running.min()) / 2.0 if len(running) else 0.1
+    for number, strategy in enumerate(strategies):
+        rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
+        offset = 0.12 + 0.76 * (number + 1) / (len(strategies) + 1)
+        _draw_strategy(axes, rows, strategy, number, (offset, stage_minutes, floor, global_batch_size))
+    unit = "device" if source == "measured" else "GPU"
+    _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes, unit)
+    axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
+    axes.set_xlim(0, stage_minutes * len(stages))
+    axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 3.6)
+    axes.xaxis.set_major_locator(FixedLocator([stage_minutes * k for k in range(len(stages) + 1)]))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(plain_numbers())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=False, axis="x")
+    kinds = {
+        "published value": (table["published_iter_time_s"] > 0).any(),
+        "cannot run": not (table["throughput_samples_per_s"] > 0).all(),
+    }
+    handles = _strategy_handles(strategies, {kind for kind, is_there in kinds.items() if is_there})
+    finished(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
+    name_coincident(figure)
+    return figure
+
+
+def _strategy_line(number: int) -> dict[str, Any]:
+    """Colour and width of a strategy: each is narrower than those before, which stay visible behind it."""
+    colour = PALETTE[_STRATEGY_COLOURS[number % len(_STRATEGY_COLOURS)]]
+    broad = {"lw": 3.6, "alpha": 0.4, "zorder": 2}
+    return {"color": colour, **(broad if number == 0 else {"lw": max(2.6 - 0.5 * number, 0.8), "zorder": 3})}
+
+
+def _draw_strategy(
+    axes: Axes, rows: pd.DataFrame, name: str, number: int, frame: tuple[float, float, float, int]
+) -> None:
+    offset, minutes, floor, batch = frame
+    values = rows["throughput_samples_per_s"].to_numpy(dtype=float)
+    published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
+    edges = minutes * np.arange(len(values) + 1)
+    steps = np.repeat(np.where(values > 0, values, np.nan), 2)
+    style = _strategy_line(number)
+    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=name, **style)
+    x = edges[:-1] + offset * minutes
+    has_failed = ~(values > 0)
+    cannot_run(axes, x[has_failed], np.full(has_failed.sum(), floor), style["color"])
+    ran = published_s > 0
+    published(axes, x[ran], batch / published_s[ran], style["color"])
+
+
+def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
+    place: dict[str, Any] = {"ha": "center", "va": "top"}
+    place["transform"] = axes.get_xaxis_transform()
+    for number, row in enumerate(first.to_dict("records")):
+        if number:
+            axes.axvline(number * minutes, color="#c4c4c4", lw=0.6, zorder=1)
+        middle = (number + 0.5) * minutes
+        axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit}{'s' * (row['gpus'] != 1)})", **place)
+        axes.text(middle, 0.915, row["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **place)
+
+
+def _strategy_handles(strategies: list[str], kinds: set[str]) -> list[Line2D]:
+    handles = [Line2D([], [], label=name, **_strategy_line(number)) for number, name in enumerate(strategies)]
+    if "published value" in kinds:
+        handles.append(published_handle("published value"))
+    if "cannot run" in kinds:
+        handles.append(cannot_run_handle())
+    return handles
+
+
+def fig8(paths: Paths, source: str) -> Drawn:
+    """Throughput of two jobs that share GPUs."""
+    shares = read_csv(paths["fig8"], FIG8)
+    return plot_sharing(shares, source), shares
+
+
+@styled
+def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
+    """Draw speed-ups stacked for each scheduler, with labels beside the bars.
+
+    Marks on the left are the published values, stacked alike, each with its number.
+    """
+    require_columns(table, "scheduler", "job", "gpus", "plan", "speedup", "published_speedup", figure="fig8")
+    figure = new_figure(1.2 * ONE_COLUMN_IN, 2.6)
+    axes = figure.subplots()
+    schedulers = list(dict.fromkeys(table["scheduler"]))
+    jobs = ordered(table["job"], MODEL_TITLES)
+    largest = float(table.groupby("scheduler")[["speedup", "published_speedup"]].sum().to_numpy().max())
+    colours = {job: PALETTE[_JOB_COLOURS[number % len(_JOB_COLOURS)]] for number, job in enumerate(jobs)}
+    for x, scheduler in enumerate(schedulers):
+        rows = table[table["scheduler"] == scheduler].set_index("job").loc[jobs]
+        _stack(axes, x, rows, colours, _LABEL_SHARE * largest)
+    axes.set_xticks(range(len(schedulers)), schedulers)
+    axes.set_xlim(-0.4, len(schedulers) - 0.35)
+    axes.set_ylim(0, 1.15 * largest)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("speed-up\n[× the job alone on all GPUs]")
+    boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
+    return finished(figure, source, [*boxes, published_handle("published, with its value")], ncols=3)
+
+
+def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str], room: float) -> None:
+    values, printed = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
+    tops, marks = np.cumsum(values), np.cumsum(printed)
+    left, right = x - _BAR_WIDTH / 2, x + _BAR_WIDTH / 2
+    axes.bar(
+        x,
+        values,
+        _BAR_WIDTH,
+        bottom=tops - values,
+        color=[colours[job] for job in rows.index],
+        lw=0,
+        zorder=2,
+    )
+    places = _apart(tops - values / 2, room)
+    for place, value, gpus, plan in zip(places, values, rows["gpus"], rows["plan"], strict=True):
+        text = f"{value:.2f}: {gpus} GPU{'s' * (gpus != 1)},\n{plan}"
+        axes.text(right + 0.03, place, text, va="center", linespacing=1.0)
+    for place, mark in zip(_apart(marks, room / 2), marks, strict=True):
+        published(axes, left - 0.03, mark)
+        axes.text(left - 0.08, place, f"{mark:.2f}", ha="right", va="center")
+    axes.text(
+        x, tops[-1] + room / 10, f"{tops[-1]:.2f}", ha="center", va="bottom", fontweight="bold", zorder=6
+    )
+
+
+def _apart(places: np.ndarray, room: float) -> np.ndarray:
+    """Move rising places upwards where they are closer than labels need."""
+    moved = places.astype(float)
+    for number in range(1, len(moved)):
+        moved[number] = max(moved[number], moved[number - 1] + room)
+    return moved
+
+
+def fig9(paths: Paths, source: str, limit: float) -> Drawn:
+    """Accuracy under reconfiguration."""
+    losses = read_csv(paths["fig9"], FIG9)
+    return plot_accuracy(losses, read_csv(paths["fig9_summary"], FIG9_SUMMARY), limit, source), losses
+
+
+@styled
+def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, source: str) -> Figure:
+    """Draw the losses of all runs, and their distance to the first one where it is not zero."""
+    require_columns(table, "run", "step", "loss", "abs_difference", figure="fig9")
+    require_columns(summary, "run", "kind", "mean_abs_difference", "max_abs_difference", figure="fig9")
+    figure = new_figure(TWO_COLUMNS_IN, 3.0)
+    left, right = figure.subplots(1, 2, width_ratios=[0.8, 1.2])
+    runs, same = list(dict.fromkeys(table["run"])), list[str]()
+    plain = [run for run in runs if run not in _SPECIAL_RUNS]
+    for run in runs:
+        rows = table[table["run"] == run]
+        colour, line = _run_look(run, plain)
+        width = 1.3 if run in _SPECIAL_RUNS else 0.8
+        left.plot(rows["step"], rows["loss"], line, color=colour, lw=width, label=run)
+        seen = rows[rows["abs_difference"] > _SMALLEST_DIFFERENCE]
+        right.plot(seen["step"], seen["abs_difference"], line, color=colour, lw=width, marker=".", ms=1.5)
+        if seen.empty and run != runs[0]:
+            same.append(run)
+    _limits(right, summary, limit)
+    right.set_yscale("log")
+    left.set_ylabel("loss [nat]")
+    right.set_ylabel(f"|loss $-$ loss of {runs[0]}| [nat]")
+    for axes in (left, right):
+        axes.set_xlabel("optimiser step")
+    handles = left.get_legend_handles_labels()[0]
+    if summary["kind"].str.startswith("published").any():
+        handles.append(published_handle("published: mean and largest, black: other seed", PALETTE["grey"]))
+    if (summary["kind"] == "other seed").any():
+        handles.append(limit_handle(f"{limit:g} × mean of other seed"))
+    finished(figure, source, handles, strip=False, ncols=5)
+    name_coincident(figure)
+    if same:
+        right.set_title(f"no difference: {', '.join(same)}")
+    return figure
+
+
+def _run_look(run: str, plain: list[str]) -> tuple[str, str]:
+    if run in _SPECIAL_RUNS:
+        return _SPECIAL_RUNS[run], "-"
+    number = plain.index(run)
+    colour = PALETTE[_RUN_COLOURS[number % len(_RUN_COLOURS)]]
+    return colour, _RUN_LINES[number // len(_RUN_COLOURS) % len(_RUN_LINES)]
+
+
+def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
+    """Draw what the claim allows, and the paper's means and largest values at the right edge."""
+    other = summary[summary["kind"] == "other seed"]["mean_abs_difference"]
+    if len(other):
+        limit_line(axes, limit * float(other.iloc[0]))
+    paper = summary[summary["kind"].str.startswith("published")]
+    for number, (_, row) in enumerate(paper.iterrows()):
+        spot = 1.03 + 0.03 * number
+        colour = PALETTE["black" if str(row["kind"]).endswith("other seed") else "grey"]
+        span = [row["mean_abs_difference"], row["max_abs_difference"]]
+        outside: dict[str, Any] = {"clip_on": False, "transform": axes.get_yaxis_transform()}
+        published(axes, [spot, spot], span, colour, is_joined=True, **outside)

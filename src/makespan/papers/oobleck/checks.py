@@ -1,0 +1,896 @@
+"""Checks of what was trained and timed."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
+from makespan.numerics import half_widths
+from makespan.papers.oobleck.reconfiguration import ENDS
+from makespan.papers.oobleck.studies import burst_table
+from makespan.papers.oobleck.tables import (
+    EXECUTED,
+    HYBRID,
+    HYBRID_KILLS,
+    HYBRID_SUMMARY,
+    PLANNED,
+    PUBLISHED,
+    RECONFIGURATION,
+    SIMULATED,
+)
+
+# ------------------------------------------------------------------------------------------------
+# Checks of what was trained and timed.
+
+
+def _predictions_rank(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: the column of predictions."""
+    table = tables["predictions"]
+    if len(table) < 2:
+        return None
+    ranks = number(table, claim.subject).rank()
+    found = ranks.corr(number(table, "iter_wall_s").rank())
+    text = f"{found:.2f} over {len(table)} plans on {table['n_cores'].iloc[0]} cores"
+    return Finding(text, bool(found >= claim.limit))
+
+
+EXECUTION_CHECKS: tuple[Check, ...] = (_predictions_rank,)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of the studies of steady losses.
+
+
+def _wide(tables: Tables, study: str) -> pd.DataFrame:
+    """Return the quantities of a study, one row a case."""
+    table = tables["studies"]
+    rows = table[table["study"] == study]
+    return rows.assign(value=number(rows, "value")).pivot(index="case", columns="quantity", values="value")
+
+
+def _analytic_near(tables: Tables, claim: Claim) -> Finding | None:
+    wide = _wide(tables, "analytic model")
+    if wide.empty:
+        return None
+    off = wide["difference_pct"].abs()
+    n_near = int((off <= claim.limit).sum())
+    text = f"{n_near} of {len(off)}, at most {off.max():.1f} % off"
+    return Finding(text, n_near == len(off), f"furthest: {off.idxmax()}")
+
+
+def _by_model(tables: Tables) -> pd.DataFrame:
+    wide = _wide(tables, "checkpoint intervals")
+    return wide.dropna(subset=["best_share"]) if "best_share" in wide else wide.iloc[:0]
+
+
+def _young_daly_near(tables: Tables, claim: Claim) -> Finding | None:
+    wide = _by_model(tables)
+    if wide.empty:
+        return None
+    lost = 1.0 - wide["young_daly_share"] / wide["best_share"]
+    pairs = zip(wide["young_daly_steps"], wide["best_steps"], strict=True)
+    steps = ", ".join(f"{theirs:.0f} and {best:.0f}" for theirs, best in pairs)
+    text = f"{100 * lost.max():.2f} % lost at most"
+    return Finding(text, bool((lost <= claim.limit).all()), f"steps, theirs and the best: {steps}")
+
+
+def _oobleck_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
+    wide = _by_model(tables)
+    if wide.empty:
+        return None
+    pairs = zip(wide["oobleck_share"], wide["best_share"], strict=True)
+    text = ", ".join(f"{own:.3f} and {theirs:.3f}" for own, theirs in pairs)
+    return Finding(text, bool((wide["oobleck_share"] > wide["best_share"]).all()))
+
+
+INTERVAL_CHECKS: tuple[Check, ...] = (_analytic_near, _young_daly_near, _oobleck_keeps_more)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of what came of training whose nodes were killed; the subject of a table's rows is a system.
+
+
+def _of(table: pd.DataFrame, system: str) -> pd.DataFrame:
+    return table[table["run"].str.endswith(f", {system}")]
+
+
+def _state_is_equal(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether all state has the bits of one process that repeats the plans."""
+    table = _of(tables["hybrid_summary"], claim.subject)
+    if table.empty:
+        return None
+    kills, n_equal = int(number(table, "kills").sum()), int(table["equal"].sum())
+    largest = number(_of(tables["hybrid"], claim.subject), "abs_difference").max()
+    text = f"{n_equal} of {len(table)} jobs after {kills} kills, losses {largest:g} apart"
+    return Finding(text, n_equal == len(table) and largest == 0)
+
+
+def _one_iteration_is_lost(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether no more iterations were done again than processes were killed."""
+    table = _of(tables["hybrid_summary"], claim.subject)
+    if table.empty:
+        return None
+    kills, repeated = int(number(table, "kills").sum()), int(number(table, "repeated").sum())
+    return Finding(f"{repeated} iterations after {kills} kills", repeated <= kills)
+
+
+def _nobody_starts_again(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether all who were not killed kept their processes and read no checkpoint."""
+    table = _of(tables["hybrid_summary"], claim.subject)
+    if table.empty:
+        return None
+    kept, reads = int(table["pids_kept"].sum()), int(number(table, "checkpoint_reads").sum())
+    return Finding(f"{kept} of {len(table)} jobs, {reads} checkpoints read", kept == len(table) and not reads)
+
+
+def _kinds_of_kills(tables: Tables, claim: Claim) -> Finding | None:
+    """Whether every phase was struck, as announced by the victim itself."""
+    table = _of(tables["hybrid_kills"], claim.subject)
+    if table.empty:
+        return None
+    counts = table["kind"].value_counts()
+    struck = ", ".join(
+        f"{counts.get(kind, 0)} {kind}" for kind in ("compute", "reduction", "commit", "recovery")
+    )
+    return Finding(struck, len(counts) == 4)
+
+
+def _pause(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: system and column; the limit is that of the longest."""
+    system, column = claim.subject.split()
+    times = number(_of(tables["hybrid_kills"], system), column).dropna()
+    if times.empty:
+        return None
+    return Finding(
+        f"median {times.median():.2f} s, worst {times.max():.2f} s", bool(times.max() < claim.limit)
+    )
+
+
+def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: a column that should be larger, or, with a minus before it, smaller."""
+    column = claim.subject.removeprefix("-")
+    table = tables["hybrid_summary"].assign(job=lambda rows: rows["run"].str.split(",").str[0])
+    ours, theirs = (_of(table, system).set_index("job")[column] for system in ("oobleck", "relaunch"))
+    both = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
+    if both.empty:
+        return None
+    is_ahead = both["ours"] < both["theirs"] if claim.subject != column else both["ours"] > both["theirs"]
+    pairs = "; ".join(f"{one:.3g} and {other:.3g}" for one, other in both.to_numpy())
+    return Finding(pairs, bool(is_ahead.all()))
+
+
+LIVE_CHECKS: tuple[Check, ...] = (
+    _state_is_equal,
+    _one_iteration_is_lost,
+    _nobody_starts_again,
+    _kinds_of_kills,
+    _pause,
+    _ahead_of_relaunch,
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of templates and plans.
+
+_LAYER_S = 0.15e-3  # forward and backward pass of a uniform layer
+_CLOSE = 1e-9
+_PICOSECOND = 1e-12
+
+
+def _template_count(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: f and n0."""
+    f, n0 = map(int, claim.subject.split())
+    table = tables["templates"]
+    rows = table[(table["f"] == f) & (table["n0"] == n0) & (table["profile"] == "uniform24")]
+    sizes = sorted(set(rows["n_nodes"]))
+    if not sizes:
+        return None
+    holds = sizes == list(range(n0, n0 + int(claim.limit)))
+    return Finding(f"{len(sizes)}, of {sizes[0]} to {sizes[-1]} nodes", holds)
+
+
+def _one_stage_a_node(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["templates"]
+    equal = number(table, "n_stages") == number(table, "n_nodes")
+    return Finding(f"{int(equal.sum())} of {len(table)} templates", bool(equal.all())) if len(table) else None
+
+
+def _exact_is_best(tables: Tables, claim: Claim) -> Finding | None:
+    keys = ["profile", "n_nodes"]
+    table = tables["templates"].drop_duplicates([*keys, "mode"])
+    times = table.pivot(index=keys, columns="mode", values="iter_time_s")
+    if not {"exact", "dc"} <= set(times):
+        return None
+    both = times.dropna()
+    ratio = number(both, "dc") / number(both, "exact")
+    n_equal, most = int((ratio <= 1 + _CLOSE).sum()), 100 * (ratio.max() - 1)
+    text = f"{n_equal} of {len(ratio)} equal, at most {most:.2g} % off"
+    return Finding(text, bool((ratio >= 1 - _CLOSE).all()))
+
+
+def _uniform_costs(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["templates"]
+    rows = table[table["profile"].str.startswith("uniform")].drop_duplicates(["profile", "mode", "n_nodes"])
+    if rows.empty:
+        return None
+    off = []
+    for row in rows.to_dict("records"):
+        n_layers, n_nodes = int(str(row["profile"]).removeprefix("uniform")), int(row["n_nodes"])
+        slowest = math.ceil(n_layers / n_nodes)
+        layers = 2 * n_layers + (2 * n_nodes + 1) * slowest if n_nodes > 1 else 4 * n_layers
+        off.append(abs(float(row["iter_time_s"]) - layers * _LAYER_S) > _PICOSECOND)
+    return Finding(f"{len(off) - sum(off)} of {len(off)} templates", not any(off))
+
+
+def _imbalance(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: nodes of the templates."""
+    nodes = list(map(int, claim.subject.split()))
+    table = tables["templates"]
+    rows = table[table["profile"].str.startswith("random") & table["n_nodes"].isin(nodes)]
+    worst = number(rows[rows["mode"] == "exact"], "imbalance").max()
+    return None if rows.empty else Finding(f"at most {worst:.3f}", bool(worst <= claim.limit))
+
+
+def _search_time(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: layers of the model."""
+    table = tables["templates"]
+    rows = table[(table["mode"] == "exact") & table["profile"].str.endswith(claim.subject)]
+    if rows.empty:
+        return None
+    longest_s = float(number(rows, "wall_s").max())
+    return Finding(f"at most {1000 * longest_s:.0f} ms", longest_s < claim.limit)
+
+
+def _only_plan(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: nodes, and the counts."""
+    nodes, counts = claim.subject.split(" ", 1)
+    rows = tables["instantiation"]
+    rows = rows[(rows["n_nodes"] == int(nodes)) & (rows["profile"] != "printed")]
+    if rows.empty:
+        return None
+    holds = (rows["n_plans"] == 1) & (rows["counts"] == counts)
+    return Finding(f"{int(holds.sum())} of {len(rows)} choices", bool(holds.all()))
+
+
+def _printed(tables: Tables, mode: str) -> pd.Series | None:
+    rows = tables["instantiation"]
+    rows = rows[(rows["profile"] == "printed") & (rows["batch_mode"] == mode)]
+    return None if rows.empty else rows.iloc[0]
+
+
+def _printed_plan(tables: Tables, claim: Claim) -> Finding | None:
+    row, cells = _printed(tables, "per_template"), tables["instantiation_published"]
+    if row is None:
+        return None
+    counts = " ".join(f"{one['n_pipelines']}x{one['n_nodes']}" for one in cells.to_dict("records"))
+    batches = " ".join(
+        str(one["microbatches"]) for one in cells.to_dict("records") for _ in range(int(one["n_pipelines"]))
+    )
+    holds = row["counts"] == counts and row["microbatches"] == batches
+    return Finding(f"{row['counts']}, {row['microbatches']}", bool(holds))
+
+
+def _own_batches(tables: Tables, claim: Claim) -> Finding | None:
+    ours, theirs = _printed(tables, "per_pipeline"), _printed(tables, "per_template")
+    if ours is None or theirs is None:
+        return None
+    gain = 1.0 - float(ours["iter_time_s"]) / float(theirs["iter_time_s"])
+    return Finding(f"{100 * gain:.1f} % with {ours['counts']}", gain >= claim.limit)
+
+
+def _gap(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: batch mode and estimator of the choice that ours is compared with."""
+    mode, estimator = claim.subject.split()
+    rows = tables["instantiation"]
+    rows = rows[
+        (rows["batch_mode"] == mode) & (rows["estimator"] == estimator) & (rows["profile"] != "printed")
+    ]
+    gaps = number(rows, "gap_pct")
+    if rows.empty:
+        return None
+    text = f"{gaps.min():.2f} to {gaps.max():.2f} %, mean {gaps.mean():.2f} %"
+    return Finding(text, bool(gaps.min() >= claim.limit))
+
+
+def _same_plan(tables: Tables, claim: Claim) -> Finding | None:
+    keys = ["profile", "n_nodes", "global_microbatches", "counts"]
+    rows = tables["instantiation"]
+    rows = rows[rows["profile"] != "printed"]
+    ours = rows[(rows["batch_mode"] == "per_pipeline") & (rows["estimator"] == "1f1b")]
+    theirs = rows[rows["batch_mode"] == "per_template"]
+    both = ours.merge(theirs, on=keys, suffixes=("", "_template"))
+    if both.empty:
+        return None
+    slower = number(both, "iter_time_s") > number(both, "iter_time_s_template") * (1 + _CLOSE)
+    return Finding(f"{len(both) - int(slower.sum())} of {len(both)} pairs", not slower.any())
+
+
+def _by_program(tables: Tables, claim: Claim) -> Finding | None:
+    rows = tables["instantiation"]
+    rows = rows[number(rows, "program_time_s").notna()]
+    if rows.empty:
+        return None
+    off = (number(rows, "estimated_time_s") / number(rows, "program_time_s") - 1.0).abs()
+    return Finding(f"{int((off <= _CLOSE).sum())} of {len(rows)} plans", bool((off <= _CLOSE).all()))
+
+
+def _estimate(tables: Tables, claim: Claim) -> Finding | None:
+    rows = tables["instantiation"]
+    rows = rows[rows["estimator"] == "1f1b"]
+    if rows.empty:
+        return None
+    off = (number(rows, "estimated_time_s") / number(rows, "iter_time_s") - 1.0).abs()
+    return Finding(f"at most {100 * off.max():.2f} %", bool(off.max() <= claim.limit))
+
+
+def _guarantee(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["studies"]
+    rows = table[table["study"] == "guarantee"].pivot(index="case", columns="quantity", values="value")
+    if rows.empty:
+        return None
+    equal = number(rows, "least_templates") == number(rows, "formula_templates")
+    return Finding(f"{int(equal.sum())} of {len(rows)} pairs of n0 and f", bool(equal.all()))
+
+
+PLANNING_CHECKS: tuple[Check, ...] = (
+    *(_template_count, _one_stage_a_node, _exact_is_best, _uniform_costs, _imbalance, _search_time),
+    *(_only_plan, _printed_plan, _own_batches, _gap, _same_plan, _by_program, _estimate, _guarantee),
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of statements about pipelines after losses.
+
+_BEYOND = "beyond"
+
+
+def _losses(tables: Tables, claim: Claim) -> pd.DataFrame | None:
+    """Return losses of up to f nodes, or beyond, with n0, f and the number of nodes and of lost ones."""
+    table = tables["reconfiguration"]
+    numbers = table["case"].str.extract(r"^n0=(\d+) f=(\d+) N=(\d+)").astype(float)
+    rows = table.assign(n0=numbers[0], f=numbers[1], nodes=numbers[2])[numbers[0].notna()]
+    is_beyond = rows["case"].str.endswith(_BEYOND)
+    rows = rows[is_beyond if claim.subject == _BEYOND else ~is_beyond]
+    if rows.empty:
+        return None
+    left = rows["nodes"] - rows["lost_nodes"].str.count(" ") - 1
+    return rows.assign(left=left, is_enough=left >= (rows["f"] + 1) * rows["n0"])
+
+
+def _sizes(counts: str) -> list[int]:
+    """Return the nodes of each pipeline of counts such as ``2x3 1x4``."""
+    pairs = [one.split("x") for one in counts.split()]
+    return [int(size) for times, size in pairs for _ in range(int(times))]
+
+
+def _worked_cases(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["reconfiguration"]
+    rows = table[table["case"].str.startswith("worked")]
+    expected = claim.subject.split()
+    if len(rows) != len(expected):
+        return None
+    return Finding(", ".join(rows["action"]), rows["action"].tolist() == expected)
+
+
+def _state_kept(tables: Tables, claim: Claim) -> Finding | None:
+    rows = _losses(tables, claim)
+    if rows is None:
+        return None
+    n_lost = int((rows["action"] == "state-lost").sum())
+    return Finding(f"{n_lost} of {len(rows)} losses", n_lost == 0)
+
+
+def _no_idle_node(tables: Tables, claim: Claim) -> Finding | None:
+    rows = _losses(tables, claim)
+    if rows is None:
+        return None
+    going = rows[~rows["action"].isin(ENDS)]
+    n_idle = int((going["counts_after"].map(lambda text: sum(_sizes(text))) != going["left"]).sum())
+    return Finding(f"{n_idle} of {len(going)} losses leave idle nodes", n_idle == 0)
+
+
+def _enough_pipelines(tables: Tables, claim: Claim) -> Finding | None:
+    rows = _losses(tables, claim)
+    if rows is None:
+        return None
+    going = rows[~rows["action"].isin(ENDS)]
+    n_pipelines = going["counts_after"].map(lambda text: len(_sizes(text)))
+    n_few = int((n_pipelines <= going["f"]).sum())
+    return Finding(f"{n_few} of {len(going)} losses leave fewer than f + 1", n_few == 0)
+
+
+def _ends_where_it_must(tables: Tables, claim: Claim) -> Finding | None:
+    rows = _losses(tables, claim)
+    if rows is None:
+        return None
+    ended = rows["action"] == "insufficient-nodes"
+    n_wrong = int((ended & rows["is_enough"]).sum() + (~rows["is_enough"] & ~rows["action"].isin(ENDS)).sum())
+    return Finding(f"{int(ended.sum())} of {len(rows)} losses leave too few", n_wrong == 0)
+
+
+def _below_grows(tables: Tables, claim: Claim) -> Finding | None:
+    table = burst_table(tables["studies"])
+    if table.empty:
+        return None
+    below = table.pivot_table(index=["nodes", "shape"], columns="f", values="below_share")
+    last = below.iloc[:, -1]
+    text = f"{last.min():.2f} to {last.max():.2f} at f = {below.columns[-1]}"
+    return Finding(text, bool((below.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)))
+
+
+def _spread_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
+    table = burst_table(tables["studies"])
+    if table.empty:
+        return None
+    lost = table.pivot_table(index=["f", "nodes"], columns="shape", values="state_lost_share")
+    gain = lost["rack"] - lost["rack, spread"]
+    text = f"{lost['rack, spread'].max():.2f} of bursts at most, {lost['rack'].max():.2f} otherwise"
+    return Finding(text, bool((gain >= 0).all() and (gain > 0).any()))
+
+
+def _singles_keep_state(tables: Tables, claim: Claim) -> Finding | None:
+    table = burst_table(tables["studies"])
+    singles = table[table["nodes"] == 1] if len(table) else table
+    if singles.empty:
+        return None
+    worst = float(singles["state_lost_share"].max())
+    return Finding(f"{worst:.2f} of losses", worst == 0)
+
+
+RECONFIGURATION_CHECKS: tuple[Check, ...] = (
+    _worked_cases,
+    _state_kept,
+    _no_idle_node,
+    _enough_pipelines,
+    _ends_where_it_must,
+    _below_grows,
+    _spread_keeps_more,
+    _singles_keep_state,
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of what the simulators say; averages over seeds are compared.
+#
+# A subject begins with the mode, and may name a model behind it.
+
+_FREQUENCIES = ("6h", "3h", "1h", "30m", "10m")
+_UNSTABLE = ("10m", "GPT-3 6.7B", "varuna")  # a restart takes nearly as long as failures are apart
+_SLOW_LOSS = {"BERT-Large": 0.03, "GPT-2": 0.03}
+_LARGEST_LOSS = 0.25
+_AT_10M = {"BERT-Large": 1.5, "GPT-2": 1.05, "GPT-3 Medium": 1.3, "GPT-3 2.7B": 2.0, "GPT-3 6.7B": 3.0}
+Means = dict[tuple[str, str, str], float]
+
+
+def _means(table: pd.DataFrame, mode: str, column: str = "throughput_samples_per_s") -> Means:
+    """Return means over seeds by trace, model and system, of those that fit and what is printed of them."""
+    rows = table[(table["mode"] == mode) & (table["defects"] == "") & table["feasible"]]
+    values = rows.assign(value=number(rows, column)).dropna(subset=["value"])
+    means = values.groupby(["trace", "model", "system"], sort=False)["value"].mean().reset_index()
+    return {(row["trace"], row["model"], row["system"]): row["value"] for row in means.to_dict("records")}
+
+
+def _models(means: Means) -> list[str]:
+    return list(dict.fromkeys(model for _, model, _ in means))
+
+
+def _frequencies(means: Means) -> list[str]:
+    there = {trace for trace, _, _ in means}
+    return [trace for trace in _FREQUENCIES if trace in there]
+
+
+def _ratio(means: Means, trace: str, model: str, other: str = "varuna") -> float:
+    """Return Oobleck over another system; infinite where that makes no progress."""
+    theirs = means[trace, model, other]
+    return means[trace, model, "oobleck"] / theirs if theirs > 0 else float("inf")
+
+
+def _text(ratio: float) -> str:
+    return "–" if ratio == float("inf") else f"{ratio:.2f}"
+
+
+def _printed_averages(tables: Tables, claim: Claim) -> Finding | None:
+    artifact, system = claim.subject.split()
+    found = _means(tables[artifact], "compat")
+    printed = _means(tables[artifact], "compat", "published_samples_per_s")
+    off = {
+        key: abs(found[key] / value - 1.0) if value > 0 else found[key]
+        for key, value in printed.items()
+        if key[2] == system and key != _UNSTABLE
+    }
+    if not off:
+        return None
+    worst = max(off, key=lambda key: off[key])
+    n_near = sum(value <= claim.limit for value in off.values())
+    text = f"{n_near} of {len(off)}, at most {100 * off[worst]:.2g} % off"
+    return Finding(text, n_near == len(off), f"furthest: {worst[1]} at {worst[0]}")
+
+
+def _losses_of_oobleck(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    traces = _frequencies(means)
+    if len(traces) < 2:
+        return None
+    losses, wrong = {}, []
+    for model in _models(means):
+        values = [means[trace, model, "oobleck"] for trace in traces]
+        losses[model] = 1.0 - values[-1] / values[0]
+        if losses[model] > _SLOW_LOSS.get(model, _LARGEST_LOSS):
+            wrong.append(f"{model} loses {100 * losses[model]:.1f} %")
+        if any(later > earlier for earlier, later in itertools.pairwise(values)):
+            wrong.append(f"{model} does not fall with every frequency")
+    text = " ".join(f"{100 * loss:.1f}" for loss in losses.values())
+    return Finding(f"{text} %", not wrong, ", ".join(wrong))
+
+
+def _varuna_loses_more(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    traces = _frequencies(means)
+    if len(traces) < 2:
+        return None
+    first, last = traces[0], traces[-1]
+    kept = {
+        model: [means[last, model, system] / means[first, model, system] for system in ("varuna", "oobleck")]
+        for model in _models(means)
+    }
+    wrong = [model for model, (varuna, oobleck) in kept.items() if varuna >= oobleck]
+    text = " ".join(f"{100 * (1 - varuna):.0f}" for varuna, _ in kept.values())
+    return Finding(f"{text} %", not wrong, ", ".join(wrong))
+
+
+def _over_varuna(tables: Tables, claim: Claim) -> Finding | None:
+    mode, _, only = claim.subject.partition(" ")
+    means = _means(tables["fig9"], mode)
+    ratios = [
+        _ratio(means, trace, model)
+        for trace in _frequencies(means)
+        for model in _models(means)
+        if only in ("", model)
+    ]
+    if not ratios:
+        return None
+    return Finding(f"{_text(min(ratios))} to {_text(max(ratios))}", min(ratios) >= claim.limit)
+
+
+def _varuna_ahead(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    cases = [(trace, model) for trace in ("6h", "3h") for model in ("GPT-2", "GPT-3 Medium")]
+    if any((*case, "varuna") not in means for case in cases):
+        return None
+    ratios = [_ratio(means, trace, model) for trace, model in cases]
+    return Finding(" ".join(f"{ratio:.3f}" for ratio in ratios), max(ratios) < claim.limit)
+
+
+def _at_10m(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    if any(("10m", model, "varuna") not in means for model in _AT_10M):
+        return None
+    ratios = {model: _ratio(means, "10m", model) for model in _AT_10M}
+    wrong = [model for model, least in _AT_10M.items() if ratios[model] < least]
+    return Finding(" ".join(map(_text, ratios.values())), not wrong, ", ".join(wrong))
+
+
+def _ratio_grows(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    traces, wrong = _frequencies(means), []
+    if len(traces) < 2:
+        return None
+    for model in _models(means):
+        is_exempt = claim.subject == "compat" and (traces[-1], model, "varuna") == _UNSTABLE
+        ratios = [_ratio(means, trace, model) for trace in traces[: -1 if is_exempt else None]]
+        wrong += [model for one, other in itertools.pairwise(ratios) if other < one]
+    n_models = len(_models(means))
+    return Finding(f"{n_models - len(set(wrong))} of {n_models} models", not wrong, ", ".join(wrong))
+
+
+def _over_bamboo(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    ratios = {
+        (trace, model): _ratio(means, trace, model, "bamboo")
+        for trace, model, system in means
+        if system == "bamboo"
+    }
+    if not ratios:
+        return None
+    least = min(ratios, key=lambda key: ratios[key])
+    text = f"{_text(ratios[least])} to {_text(max(ratios.values()))}"
+    return Finding(text, ratios[least] >= claim.limit, f"least: {least[1]} at {least[0]}")
+
+
+def _bamboo_does_not_fit(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables["fig9"]
+    fits = table[table["system"] == "bamboo"].groupby("model", sort=False)["feasible"].any()
+    large = {str(model): bool(value) for model, value in fits.items() if str(model).startswith("GPT-3")}
+    if not large:
+        return None
+    return Finding(f"{sum(not fit for fit in large.values())} of {len(large)}", not any(large.values()))
+
+
+def _largest_ratio(tables: Tables, claim: Claim) -> Finding | None:
+    means = _means(tables["fig9"], claim.subject)
+    ratios = {
+        (trace, model, system): _ratio(means, trace, model, system)
+        for trace, model, system in means
+        if system != "oobleck" and trace in _FREQUENCIES
+    }
+    if not ratios:
+        return None
+    most = max(ratios, key=lambda key: ratios[key])
+    where = f"{most[2].capitalize()}, {most[1]} at {most[0]}"
+    return Finding(f"{ratios[most]:.1f}", round(ratios[most], 1) >= claim.limit, where)
+
+
+SIMULATION_CHECKS: tuple[Check, ...] = (
+    *(_printed_averages, _losses_of_oobleck, _varuna_loses_more, _over_varuna, _varuna_ahead, _at_10m),
+    *(_ratio_grows, _over_bamboo, _bamboo_does_not_fit, _largest_ratio),
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of what the simulators say on spot traces, and of where time goes.
+#
+# A single spot trace can say anything, so only the authors' own is judged alone. Over generated ones the
+# mean is judged, and where its 95 % interval holds both answers the statement is undecided.
+
+Floats = npt.NDArray[np.float64]
+_SCALED = ("gcp_scaled", "p3_scaled")
+_REPAIRED = {"BERT-Large": 1.15, "GPT-2": 1.03, "GPT-3 Medium": 1.03, "GPT-3 2.7B": 2.0, "GPT-3 6.7B": 3.0}
+_LARGEST = "GPT-3 6.7B"
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What one comparison says, and in which way it was decided."""
+
+    text: str
+    holds: bool | None
+
+
+def _joined(found: Mapping[str, _Judged]) -> Finding | None:
+    """Join comparisons: all must hold, and one that fails decides."""
+    if not found:
+        return None
+    failing = [name for name, one in found.items() if one.holds is False]
+    open_ones = [name for name, one in found.items() if one.holds is None]
+    notes = [f"not {', '.join(failing)}"] if failing else []
+    if open_ones:
+        notes.append(f"within the interval over seeds: {', '.join(open_ones)}")
+    verdict = False if failing else None if open_ones else True
+    return Finding(" ".join(one.text for one in found.values()), verdict, "; ".join(notes))
+
+
+def _seeds(table: pd.DataFrame, trace: str, model: str, system: str, defects: str) -> Floats:
+    """Return averages by seed, as released but for these defects."""
+    rows = table[
+        (table["trace"] == trace)
+        & (table["model"] == model)
+        & (table["system"] == system)
+        & (table["mode"] == "compat")
+        & (table["defects"] == defects)
+        & table["feasible"]
+    ]
+    return np.asarray(number(rows.sort_values("seed"), "throughput_samples_per_s"), dtype=np.float64)
+
+
+def _interval(values: Floats) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the mean; of one value the value itself."""
+    series = pd.Series(values)
+    half = float(half_widths(series.groupby(np.zeros(len(values))))[0]) if len(values) > 1 else 0.0
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def _above_zero(values: Floats) -> bool | None:
+    """Tell whether a mean is above 0; None if its interval holds both."""
+    low, high = _interval(values)
+    return True if low > 0 else False if high <= 0 else None
+
+
+def _ratio_text(one: Floats, other: Floats) -> str:
+    return f"{one.mean() / other.mean():.2f}" if other.mean() > 0 else "–"
+
+
+def _against(
+    table: pd.DataFrame, trace: str, model: str, other: str, limit: float, defects: str = ""
+) -> _Judged | None:
+    """Judge whether Oobleck is more than so many times as fast as another system."""
+    own, theirs = (_seeds(table, trace, model, system, defects) for system in ("oobleck", other))
+    if not len(own) or len(own) != len(theirs):
+        return None
+    return _Judged(_ratio_text(own, theirs), _above_zero(own - limit * theirs))
+
+
+def _spot_ahead(tables: Tables, claim: Claim) -> Finding | None:
+    """Judge the ratio to another system: ``<trace or both> <system> <models separated by commas or all>``."""
+    trace, other, models = claim.subject.split(" ", 2)
+    table, found = tables["fig10"], dict[str, _Judged]()
+    for name, model in itertools.product(_traces(trace), _spot_models(table, models)):
+        judged = _against(table, name, model, other, claim.limit)
+        if judged is not None:
+            found[f"{model} on {name}"] = judged
+    return _joined(found)
+
+
+def _traces(name: str) -> Sequence[str]:
+    return _SCALED if name == "both" else (name,)
+
+
+def _spot_models(table: pd.DataFrame, names: str) -> list[str]:
+    return list(dict.fromkeys(table["model"])) if names == "all" else names.split(",")
+
+
+def _spot_near(tables: Tables, claim: Claim) -> Finding | None:
+    """Judge whether Oobleck and Varuna are as far apart as the limit at most, on GCP."""
+    trace, models = claim.subject.split(" ", 1)
+    found = {}
+    for model in models.split(","):
+        own, theirs = (_seeds(tables["fig10"], trace, model, name, "") for name in ("oobleck", "varuna"))
+        if not len(own) or not theirs.any():
+            continue
+        low, high = _interval((own - theirs) / theirs.mean())
+        inside = -claim.limit <= low and high <= claim.limit
+        outside = high < -claim.limit or low > claim.limit
+        found[f"{model} on {trace}"] = _Judged(
+            _ratio_text(own, theirs), True if inside else False if outside else None
+        )
+    return _joined(found)
+
+
+def _varuna_stuck(tables: Tables, claim: Claim) -> Finding | None:
+    found = {}
+    for trace in _SCALED:
+        values = _seeds(tables["fig10"], trace, _LARGEST, "varuna", "")
+        if len(values):
+            found[trace] = _Judged(f"{values.mean():.3f}", _above_zero(claim.limit - values))
+    return _joined(found)
+
+
+def _ahead_when_repaired(tables: Tables, claim: Claim) -> Finding | None:
+    table, found = tables["ablation"], dict[str, _Judged]()
+    for trace, (model, least) in itertools.product(_SCALED, _REPAIRED.items()):
+        judged = _against(table, trace, model, "varuna", least, claim.subject)
+        if judged is not None:
+            found[f"{model} on {trace}"] = judged
+    return _joined(found)
+
+
+def _repair_raises(tables: Tables, claim: Claim) -> Finding | None:
+    table, found = tables["ablation"], dict[str, _Judged]()
+    for trace, model, system in itertools.product(_SCALED, _spot_models(table, "all"), ("oobleck", "varuna")):
+        before, after = (_seeds(table, trace, model, system, defects) for defects in ("", claim.subject))
+        if len(before) and len(before) == len(after):
+            found[f"{system} {model} on {trace}"] = _Judged(
+                _ratio_text(after, before), _above_zero(after - before)
+            )
+    return _joined(found)
+
+
+def _repair_lowers_varuna(tables: Tables, claim: Claim) -> Finding | None:
+    table, found = tables["ablation"], dict[str, _Judged]()
+    for trace, model in itertools.product(_SCALED, _spot_models(table, "all")):
+        kept = {}
+        for system in ("oobleck", "varuna"):
+            before, after = (_seeds(table, trace, model, system, defects) for defects in ("", claim.subject))
+            if len(before) and len(before) == len(after) and before.mean() > 0:
+                kept[system] = after / before.mean()
+        if len(kept) == 2 and model != _LARGEST:
+            text = f"{kept['varuna'].mean():.2f}/{kept['oobleck'].mean():.2f}"
+            found[f"{model} on {trace}"] = _Judged(text, _above_zero(kept["oobleck"] - kept["varuna"]))
+    return _joined(found)
+
+
+def _shares(tables: Tables, model: str, category: str) -> dict[tuple[str, str], float]:
+    """Return the share of a category as released, by trace and system."""
+    table = tables["fig12"]
+    wanted = (table["mode"] == "compat") & (table["model"] == model) & (table["category"] == category)
+    rows = table[wanted & table["trace"].isin(_FREQUENCIES)]
+    values = zip(rows["trace"], rows["system"], number(rows, "share"), strict=True)
+    return {(str(trace), str(system)): share for trace, system, share in values}
+
+
+def _printed_times(tables: Tables, claim: Claim) -> Finding | None:
+    printed, table = tables["fig12_published"], tables["fig12"]
+    keys = ["trace", "model", "system", "category"]
+    pairs = printed.merge(table[table["mode"] == "compat"], on=keys)
+    pairs = pairs[pairs["system"].isin(claim.subject.split())]
+    if pairs.empty:
+        return None
+    own, theirs = number(pairs, "time_s"), number(pairs, "published_time_s")
+    if claim.limit < 1e-2:  # a time [s]; else a share
+        off = (own - theirs).abs()
+    else:
+        totals = theirs.groupby(pairs["system"]).transform("sum")
+        off = (number(pairs, "share") - theirs / totals).abs()
+    n_near = int((off <= claim.limit).sum())
+    return Finding(f"{n_near} of {len(off)}, largest difference {off.max():.3g}", n_near == len(off))
+
+
+def _oobleck_useful(tables: Tables, claim: Claim) -> Finding | None:
+    least, others = {}, []
+    for model in dict.fromkeys(tables["fig12"]["model"]):
+        shares = _shares(tables, model, "useful")
+        own = {trace: share for (trace, system), share in shares.items() if system == "oobleck"}
+        least[model] = min(own.values(), default=0.0)
+        others += [f"{model} at {trace}" for (trace, _), share in shares.items() if share > own[trace]]
+    if claim.subject not in least:
+        return None
+    notes = [f"another system has more: {', '.join(others)}"] if others else []
+    holds = least[claim.subject] >= claim.limit and not others
+    return Finding(f"at least {least[claim.subject]:.3f}", holds, ", ".join(notes))
+
+
+def _varuna_useful_falls(tables: Tables, claim: Claim) -> Finding | None:
+    wrong, told = [], []
+    for model in dict.fromkeys(tables["fig12"]["model"]):
+        shares = _shares(tables, str(model), "useful")
+        values = [shares[trace, "varuna"] for trace in _FREQUENCIES if (trace, "varuna") in shares]
+        if len(values) > 1:
+            told.append(" ".join(f"{value:.2f}" for value in values))
+            wrong += [str(model) for one, other in itertools.pairwise(values) if other >= one]
+    return Finding("; ".join(told), not wrong, ", ".join(wrong)) if told else None
+
+
+def _bamboo_redundant(tables: Tables, claim: Claim) -> Finding | None:
+    shares = [
+        share
+        for model in dict.fromkeys(tables["fig12"]["model"])
+        for (_, system), share in _shares(tables, str(model), "redundant").items()
+        if system == "bamboo"
+    ]
+    return Finding(f"{min(shares):.2f} and more", min(shares) > claim.limit) if shares else None
+
+
+def _without_checkpoints(tables: Tables, claim: Claim) -> Finding | None:
+    """Judge the ratio of two systems of Fig. 13: ``<one> <other> <traces separated by commas>``."""
+    one, other, names = claim.subject.split()
+    table = tables["fig13"]
+    rows = table[(table["mode"] == "compat") & table["trace"].isin(names.split(","))]
+    means = (
+        rows.assign(value=number(rows, "throughput_samples_per_s"))
+        .groupby(["trace", "system"])["value"]
+        .mean()
+    )
+    traces = [trace for trace in names.split(",") if (trace, one) in means.index]
+    if not traces:
+        return None
+    ratios = [float(means[trace, one] / means[trace, other]) for trace in traces]
+    return Finding(" ".join(f"{ratio:.2f}" for ratio in ratios), min(ratios) >= claim.limit)
+
+
+SPOT_CHECKS: tuple[Check, ...] = (
+    *(_spot_ahead, _spot_near, _varuna_stuck, _ahead_when_repaired, _repair_raises, _repair_lowers_varuna),
+    *(_printed_times, _oobleck_useful, _varuna_useful_falls, _bamboo_redundant, _without_checkpoints),
+)
+
+
+# ------------------------------------------------------------------------------------------------
+# The ledger of the paper: how each statement is checked against result tables.
+
+_CHECKS: tuple[Check, ...] = (
+    *PLANNING_CHECKS,
+    *RECONFIGURATION_CHECKS,
+    *EXECUTION_CHECKS,
+    *LIVE_CHECKS,
+    *SIMULATION_CHECKS,
+    *SPOT_CHECKS,
+    *INTERVAL_CHECKS,
+)
+_PRINTED = {f"{name}_published": PUBLISHED[name] for name in ("instantiation", "fig12")}
+LEDGER = Ledger(
+    paper="Oobleck",
+    package="makespan.papers.oobleck",
+    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
+    tables={
+        **PLANNED,
+        **EXECUTED,
+        **SIMULATED,
+        **{schema.name: schema for schema in (HYBRID, HYBRID_KILLS, HYBRID_SUMMARY)},
+        "reconfiguration": RECONFIGURATION,
+        **_PRINTED,
+    },
+)
+"""What the paper states of systems that lose nodes."""

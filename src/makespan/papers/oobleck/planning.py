@@ -1,0 +1,375 @@
+"""Templates of made-up layers: what both searches find, and how long they take."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pandas as pd
+
+from makespan.hardware import cluster
+from makespan.oobleck.instantiation import (
+    BatchMode,
+    Estimator,
+    Instantiation,
+    PlanChoice,
+    choose_plan,
+    distribute,
+    enumerate_plans,
+    event_time_s,
+    least_time_by_program,
+    microbatches,
+    schedule_times_s,
+)
+from makespan.oobleck.plan import PipelineTemplate, Stage
+from makespan.oobleck.profile import (
+    LayerProfile,
+    ModelProfile,
+    layer_times,
+    paper_model,
+    pipeline_workload,
+    random32,
+    uniform24,
+)
+from makespan.oobleck.templates import (
+    MemoryLimit,
+    TemplateSearch,
+    TemplateSet,
+    covering_templates,
+    make_templates,
+    smallest_node_count,
+    template_sizes,
+)
+from makespan.papers.oobleck.tables import INSTANTIATION, LAYER_THROUGHPUT, TEMPLATES
+from makespan.units import MS
+
+# ------------------------------------------------------------------------------------------------
+# Templates of made-up layers: what both searches find, and how long they take.
+
+_FORWARD_MS, _BACKWARD_MS = 0.05, 0.10  # of each layer of the artifact's uniform profile
+_STEEPEST = 4.0  # the last of skewed layers over the first
+_Found = tuple[PipelineTemplate, float]
+
+
+def artifact_profiles(n_seeds: int) -> list[ModelProfile]:
+    """Return the profiles of the artifact's tests: equal layers, and random ones of so many seeds."""
+    return [uniform24(), *(random32(seed) for seed in range(n_seeds))]
+
+
+def _scaled_profiles(n_layers: int) -> tuple[ModelProfile, ModelProfile]:
+    """Return equal layers, and layers that grow evenly with a head as long as four of them behind."""
+    growth = [1.0 + (_STEEPEST - 1.0) * index / max(n_layers - 1, 1) for index in range(n_layers)]
+    growth[-1] *= _STEEPEST
+    weights = {"uniform": [1.0] * n_layers, "skewed": growth}
+    equal, skewed = (
+        ModelProfile(
+            f"{name}{n_layers}",
+            tuple(LayerProfile(one * _FORWARD_MS * MS, one * _BACKWARD_MS * MS) for one in values),
+        )
+        for name, values in weights.items()
+    )
+    return equal, skewed
+
+
+def joined(values: Any) -> str:
+    """Return a list as text."""
+    return " ".join(f"{value:.9g}" if isinstance(value, float) else str(value) for value in values)
+
+
+def template_experiment(
+    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
+) -> dict[str, pd.DataFrame]:
+    """Search templates by both ways, one GPU a node.
+
+    Parameters
+    ----------
+    cells
+        Printed cells, none of which is read.
+    options
+        ``random_seeds, n_nodes, f, n0, scaled_layers``, see the configuration.
+
+    Returns
+    -------
+    dict
+        ``templates``. Sizes go up to ``n_nodes - f``, as in the artifact, which is more than a job needs;
+        further models are searched by the exact way alone.
+    """
+    thresholds, least = list(options["f"]), list(options["n0"])
+    sizes = range(min(least), options["n_nodes"] - min(thresholds) + 1)
+    rows: list[dict[str, Any]] = []
+    for profile in artifact_profiles(options["random_seeds"]):
+        for mode in ("exact", "dc"):
+            found = _timed(profile, sizes, mode)
+            for f, n0 in product(thresholds, least):
+                rows += _template_rows(profile.name, f, n0, mode, found, options["n_nodes"])
+    known = {str(row["profile"]) for row in rows}
+    for n_layers in options["scaled_layers"]:
+        for profile in _scaled_profiles(n_layers):
+            if profile.name not in known:
+                found = _timed(profile, sizes, "exact")
+                rows += _template_rows(
+                    profile.name, thresholds[0], least[0], "exact", found, options["n_nodes"]
+                )
+    return {"templates": TEMPLATES.validate(pd.DataFrame(rows), where="templates")}
+
+
+def _timed(profile: ModelProfile, sizes: range, mode: Any) -> dict[int, _Found]:
+    search = TemplateSearch(profile, mode=mode)
+    found = {}
+    for n_nodes in sizes:
+        started = time.perf_counter()
+        template = search.template(n_nodes)
+        if template is not None:
+            found[n_nodes] = template, time.perf_counter() - started
+    return found
+
+
+def _template_rows(
+    name: str, f: int, n0: int, mode: str, found: Mapping[int, _Found], n_nodes: int
+) -> Iterator[dict[str, Any]]:
+    needed = template_sizes(n0, f, n_nodes)
+    for size in template_sizes(n0, f, n_nodes, largest=n_nodes - f):
+        if size not in found:
+            continue
+        template, wall_s = found[size]
+        latencies = [stage.latency_s for stage in template.stages]
+        yield {
+            "profile": name,
+            "f": f,
+            "n0": n0,
+            "n_nodes": size,
+            "gpus_per_node": template.gpus_per_node,
+            "mode": mode,
+            "n_stages": template.n_stages,
+            "layers_per_stage": joined(len(stage.layers) for stage in template.stages),
+            "stage_latency_s": joined(latencies),
+            "iter_time_s": template.time_s,
+            "imbalance": template.imbalance,
+            "wall_s": wall_s,
+            "is_needed": size in needed,
+        }
+
+
+# ------------------------------------------------------------------------------------------------
+# Plans of templates: the published choice and ours, both priced by the simulated schedule.
+
+_WAYS: tuple[tuple[BatchMode, Estimator], ...] = (
+    ("per_pipeline", "1f1b"),
+    ("per_template", "compat"),
+    ("per_template", "1f1b"),
+    ("per_pipeline", "compat"),
+)
+"""Ours, which the others are compared with, the published one, and the two between them."""
+
+
+def instantiation_experiment(
+    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
+) -> dict[str, pd.DataFrame]:
+    """Choose plans in each way for made-up layers, and from printed times.
+
+    Parameters
+    ----------
+    cells
+        ``instantiation``: the plan that the artifact prints.
+    options
+        ``random_seeds, n_nodes, global_microbatches, f, n0, n_templates``, see the configuration.
+
+    Returns
+    -------
+    dict
+        ``instantiation``, one row a choice.
+    """
+    sizes = range(options["n0"], options["n0"] + options["n_templates"])
+    rows: list[dict[str, Any]] = []
+    for profile in artifact_profiles(options["random_seeds"]):
+        templates = make_templates(profile, sizes)
+        for n_nodes in options["n_nodes"]:
+            for count in options["global_microbatches"]:
+                rows += _choices(profile, templates, n_nodes, options, count)
+    rows += _printed(cells["instantiation"], options["f"])
+    return {"instantiation": INSTANTIATION.validate(pd.DataFrame(rows), where="instantiation")}
+
+
+def _choices(
+    profile: ModelProfile,
+    templates: Mapping[int, PipelineTemplate],
+    n_nodes: int,
+    options: Mapping[str, Any],
+    count: int,
+) -> Iterator[dict[str, Any]]:
+    ours_s = 0.0
+    for mode, estimator in _WAYS:
+        started = time.perf_counter()
+        choice = choose_plan(templates, n_nodes, options["f"], count, mode, estimator, profile)
+        wall_s = time.perf_counter() - started
+        best = choice.best
+        each_s = schedule_times_s(best.templates, best.n_microbatches, profile)
+        iter_time_s = event_time_s(best.templates, best.n_microbatches, profile)
+        ours_s = ours_s or iter_time_s
+        yield {
+            "profile": profile.name,
+            "n_nodes": n_nodes,
+            "f": options["f"],
+            "n0": options["n0"],
+            "n_templates": len(templates),
+            **_row(choice, mode, estimator, each_s),
+            "iter_time_s": iter_time_s,
+            "optimal_iter_time_s": ours_s,
+            "gap_pct": 100.0 * (iter_time_s / ours_s - 1.0),
+            "wall_s": wall_s,
+            "program_time_s": _by_program(best, profile) if (mode, estimator) == _WAYS[0] else math.nan,
+        }
+
+
+def _by_program(plan: Instantiation, profile: ModelProfile) -> float:
+    """Return the time of a plan with the batches of an integer program [s]."""
+    least_s = least_time_by_program(plan.templates, sum(plan.n_microbatches))
+    return least_s + profile.sync_time_s(len(plan.templates))
+
+
+def _row(
+    choice: PlanChoice, mode: BatchMode, estimator: Estimator, each_s: Sequence[float]
+) -> dict[str, Any]:
+    best = choice.best
+    return {
+        "global_microbatches": sum(best.n_microbatches),
+        "batch_mode": mode,
+        "estimator": estimator,
+        "counts": joined(f"{count}x{size}" for size, count in best.counts.items()),
+        "microbatches": joined(best.n_microbatches),
+        "pipeline_time_s": joined(each_s),
+        "spread": 1.0 - min(each_s) / max(each_s),
+        "estimated_time_s": best.iter_time_s,
+        "n_plans": choice.n_plans,
+        "n_infeasible": choice.n_infeasible,
+    }
+
+
+# --- printed times ----------------------------------------------------------------------------------
+
+
+def _shown_s(templates: Sequence[PipelineTemplate], counts: Sequence[int]) -> list[float]:
+    """Return times of pipelines as the artifact shows them [s]."""
+    return [one.time_s / one.n_stages * count for one, count in zip(templates, counts, strict=True)]
+
+
+def _printed(cells: pd.DataFrame, f: int) -> Iterator[dict[str, Any]]:
+    """Yield the plan that is chosen from the printed times, and the best with a batch for each pipeline."""
+    templates = {
+        row["n_nodes"]: _template(row["n_nodes"], row["published_time_s"] / row["microbatches"])
+        for row in cells.to_dict("records")
+    }
+    n_nodes = int((cells["n_nodes"] * cells["n_pipelines"]).sum())
+    count = int((cells["n_pipelines"] * cells["microbatches"]).sum())
+    started = time.perf_counter()
+    choice = choose_plan(templates, n_nodes, f, count, "per_template", "compat")
+    chosen_s = time.perf_counter() - started
+    ours = _own_batches(templates, n_nodes, f, count)
+    both: tuple[tuple[BatchMode, PlanChoice], ...]
+    both = (("per_pipeline", PlanChoice(ours, (), choice.n_plans, 0)), ("per_template", choice))
+    for mode, found in both:
+        each_s = _shown_s(found.best.templates, found.best.n_microbatches)
+        optimal_s = max(_shown_s(ours.templates, ours.n_microbatches))
+        yield {
+            "profile": "printed",
+            "n_nodes": n_nodes,
+            "f": f,
+            "n0": min(templates),
+            "n_templates": len(templates),
+            **_row(found, mode, "compat", each_s),
+            "iter_time_s": max(each_s),
+            "optimal_iter_time_s": optimal_s,
+            "gap_pct": 100.0 * (max(each_s) / optimal_s - 1.0),
+            "wall_s": chosen_s,
+            "program_time_s": math.nan,
+        }
+
+
+def _template(n_nodes: int, each_s: float) -> PipelineTemplate:
+    """Return a template of which only the shown time of a microbatch is known."""
+    stages = tuple(Stage(index, index + 1, 1, each_s) for index in range(n_nodes))
+    return PipelineTemplate(n_nodes, 1, stages, each_s * n_nodes)
+
+
+def _own_batches(
+    templates: Mapping[int, PipelineTemplate], n_nodes: int, f: int, count: int
+) -> Instantiation:
+    """Return the plan with the least shown time where each pipeline has its own batch."""
+    sizes = sorted(templates)
+    found = []
+    for counts in enumerate_plans(sizes, n_nodes, f):
+        each = tuple(templates[size] for size, n in zip(sizes, counts, strict=True) for _ in range(n))
+        batches = distribute(each, count, "per_pipeline", "compat")
+        if batches is not None:
+            found.append(Instantiation(each, batches, max(_shown_s(each, batches))))
+    return min(found, key=lambda one: one.iter_time_s)
+
+
+# ------------------------------------------------------------------------------------------------
+# Throughput from emulated times of layers, beside what the artifact has for its nodes.
+
+_SETS: tuple[TemplateSet, ...] = ("full", "minimal")
+
+
+def layer_throughput_experiment(
+    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
+) -> dict[str, pd.DataFrame]:
+    """Plan every model on every number of nodes from emulated times of its layers.
+
+    Parameters
+    ----------
+    cells
+        ``throughput``: the printed throughput.
+    options
+        ``cluster, f, least_nodes, most_nodes, state_factor, micro_batch_sizes``, see the configuration, and
+        ``samples_per_step`` by model.
+
+    Returns
+    -------
+    dict
+        ``layer_throughput``, of the numbers of nodes that can hold the model f + 1 times.
+    """
+    printed = cells["throughput"]
+    own = printed[printed["system"] == "oobleck"].set_index(["model", "n_nodes"])["published_samples_per_s"]
+    rows = [row for model in options["micro_batch_sizes"] for row in _throughput_rows(model, options)]
+    table = pd.DataFrame(rows)
+    keys = zip(table["model"], table["n_nodes"], strict=True)
+    found = pd.Series([own.get(key, float("nan")) for key in keys], dtype=float)
+    table["published_samples_per_s"] = found.where(found > 0)
+    table["ratio"] = table["throughput_samples_per_s"] / table["published_samples_per_s"]
+    return {"layer_throughput": LAYER_THROUGHPUT.validate(table, where="layer_throughput")}
+
+
+def _throughput_rows(model: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    place = cluster(options["cluster"])
+    node = replace(place.node, n_gpus=1)
+    batch, size = options["samples_per_step"][model], options["micro_batch_sizes"][model]
+    count = microbatches(batch, size)
+    profile = layer_times(pipeline_workload(paper_model(model), batch), node, place.network, size)
+    memory = MemoryLimit(node.gpu.usable_bytes, options["state_factor"])
+    n0 = smallest_node_count(profile, memory, options["most_nodes"])
+    full, few = (
+        covering_templates(profile, options["most_nodes"], options["f"], n0, 1, template_set, memory=memory)
+        for template_set in _SETS
+    )
+    for n_nodes in range(options["most_nodes"], options["least_nodes"] - 1, -1):
+        if n_nodes < (options["f"] + 1) * n0:
+            return
+        best, least = (
+            choose_plan(templates, n_nodes, options["f"], count, profile=profile).best
+            for templates in (full, few)
+        )
+        yield {
+            "model": model,
+            "n_nodes": n_nodes,
+            "f": options["f"],
+            "n0": n0,
+            "counts": joined(f"{n}x{nodes}" for nodes, n in best.counts.items()),
+            "iter_time_s": best.iter_time_s,
+            "throughput_samples_per_s": batch / best.iter_time_s,
+            "n_templates": len(full),
+            "least_templates": len(few),
+            "lost_pct": 100.0 * (1.0 - best.iter_time_s / least.iter_time_s),
+        }

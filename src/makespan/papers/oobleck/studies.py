@@ -1,0 +1,413 @@
+"""Several nodes lost at once: what is lost with them, and how long fewer nodes are left than f asks for.
+
+Bursts come at random times; what is lost comes back after a while as new nodes. The job goes on degraded
+below ``(f + 1) n0`` nodes, waits below ``n0``, and starts from a checkpoint where all copies of a layer are
+gone.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from makespan.oobleck.instantiation import choose_plan, estimated_time_s
+from makespan.oobleck.plan import HybridPlan, PipelineTemplate
+from makespan.oobleck.profile import ModelProfile, uniform24
+from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
+from makespan.oobleck.simulator import (
+    SYSTEMS,
+    Costs,
+    Systems,
+    expected_share,
+    repairs,
+    simulate,
+    young_daly_steps,
+)
+from makespan.oobleck.templates import (
+    TemplateSet,
+    check_guarantee,
+    least_template_count,
+    make_templates,
+    template_sizes,
+)
+from makespan.oobleck.traces import generate_steady
+from makespan.papers.oobleck.planning import artifact_profiles
+from makespan.papers.oobleck.tables import STUDIES
+from makespan.units import MS
+
+# ------------------------------------------------------------------------------------------------
+# Several nodes lost at once: what is lost with them, and how long fewer nodes are left than f asks for.
+#
+# Bursts come at random times; what is lost comes back after a while as new nodes. The job goes on degraded
+# below ``(f + 1) n0`` nodes, waits below ``n0``, and starts from a checkpoint where all copies of a layer
+# are gone.
+
+Shape = Literal["anywhere", "rack", "rack, spread"]
+_SHAPES: tuple[Shape, ...] = ("anywhere", "rack", "rack, spread")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A model on nodes in racks; whether the racks are known when nodes are placed."""
+
+    templates: Mapping[int, PipelineTemplate]
+    n0: int
+    f: int
+    n_microbatches: int
+    is_spread: bool
+
+    def plan(
+        self, old: HybridPlan | None, lost: Sequence[int], joined: Sequence[int], racks: Mapping[int, int]
+    ) -> HybridPlan:
+        """Return the pipelines that go on, degraded if need be."""
+        pipelines = old.pipelines if old else ()
+        layer_bytes = [1] * next(iter(self.templates.values())).n_layers
+        found = reconfigure(
+            pipelines, lost, joined, self.templates, self.f, self.n0, self.n_microbatches,
+            layer_bytes=layer_bytes, hosts=racks if self.is_spread else None, policy="degrade",
+        )  # fmt: skip
+        return found.plan
+
+
+@dataclass(slots=True)
+class _Run:
+    """Nodes and pipelines over time, and what was counted."""
+
+    job: _Job
+    racks: dict[int, int]
+    plan: HybridPlan | None
+    lost_state: int = 0
+    below_s: float = 0.0
+    microbatches: float = 0.0
+    safe_microbatches: float = 0.0
+
+    def pass_time(self, time_s: float) -> None:
+        """Train for a while."""
+        is_below = len(self.racks) < (self.job.f + 1) * self.job.n0
+        self.below_s += time_s if is_below else 0.0
+        if self.plan is None:
+            return
+        shares = [one.n_microbatches for one in self.plan.pipelines]
+        iteration_s = estimated_time_s([one.template for one in self.plan.pipelines], shares, "1f1b")
+        done = time_s / iteration_s * self.job.n_microbatches
+        self.microbatches += done
+        self.safe_microbatches += 0.0 if is_below else done
+
+    def lose(self, victims: Sequence[int]) -> None:
+        """Go on without some nodes, from a checkpoint where state is lost with them."""
+        for node in victims:
+            del self.racks[node]
+        try:
+            used = set(self.plan.nodes) if self.plan else set[int]()
+            self.plan = self.job.plan(self.plan, [node for node in victims if node in used], (), self.racks)
+        except StateLost:
+            self.lost_state += 1
+            self.start()
+        except InsufficientNodes:
+            self.plan = None
+
+    def gain(self, racks: Mapping[int, int]) -> None:
+        """Take nodes in."""
+        self.racks |= racks
+        if self.plan is None:
+            self.start()
+        else:
+            self.plan = self.job.plan(self.plan, (), sorted(racks), self.racks)
+
+    def start(self) -> None:
+        """Start from a checkpoint on the nodes that there are, if they are enough."""
+        try:
+            self.plan = self.job.plan(None, (), sorted(self.racks), self.racks)
+        except InsufficientNodes:
+            self.plan = None
+
+
+def burst_study(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each f keeps over bursts of so many nodes, anywhere, in one rack, or with copies spread.
+
+    Work is a share of what all nodes would do in that time without losses; safe is what is done on
+    ``(f + 1) n0`` nodes or more. Times and victims are the same for every f.
+
+    Parameters
+    ----------
+    options
+        ``bursts``: ``n_nodes, rack_size, n0, f, burst_nodes, n_bursts, gap_s, repair_s, n_microbatches,
+        seed``, see the configuration.
+    """
+    how = options["bursts"]
+    n_nodes, n0 = how["n_nodes"], how["n0"]
+    templates = make_templates(uniform24(), range(n0, n_nodes + 1))
+    for f, burst, shape in product(how["f"], how["burst_nodes"], _SHAPES):
+        job = _Job(templates, n0, f, how["n_microbatches"], shape == "rack, spread")
+        run, time_s = _simulated(job, burst, shape, how)
+        whole = _Run(job, _racks(how), None)
+        whole.start()
+        whole.pass_time(time_s)
+        found = {
+            "state_lost_share": run.lost_state / how["n_bursts"],
+            "below_share": run.below_s / time_s,
+            "work_share": run.microbatches / whole.microbatches,
+            "safe_work_share": run.safe_microbatches / whole.microbatches,
+        }
+        case = f"f={f} nodes={burst} {shape}"
+        for quantity, value in found.items():
+            yield {"study": "bursts", "case": case, "quantity": quantity, "value": value}
+
+
+def burst_table(studies: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of studies that are of bursts, one a case, with a column a quantity."""
+    rows = studies[studies["study"] == "bursts"]
+    parts = rows["case"].str.extract(r"f=(?P<f>\d+) nodes=(?P<nodes>\d+) (?P<shape>.*)")
+    rows = rows.join(parts.astype({"f": int, "nodes": int}))
+    keys = ["f", "nodes", "shape"]
+    return rows.pivot_table(index=keys, columns="quantity", values="value").reset_index()
+
+
+def _racks(how: Mapping[str, Any]) -> dict[int, int]:
+    return {node: node // how["rack_size"] for node in range(how["n_nodes"])}
+
+
+def _simulated(job: _Job, burst: int, shape: Shape, how: Mapping[str, Any]) -> tuple[_Run, float]:
+    """Return a run through all bursts and the time that it took."""
+    n_bursts = how["n_bursts"]
+    rng = np.random.default_rng([how["seed"], burst, shape == "anywhere"])
+    run = _Run(job, _racks(how), None)
+    run.start()
+    times_s = np.cumsum(rng.exponential(how["gap_s"], n_bursts + 1))
+    # A burst brings no nodes; what is repaired brings racks.
+    events: list[tuple[float, int, list[int]]] = [(t, order, []) for order, t in enumerate(times_s.tolist())]
+    now_s, next_node = 0.0, how["n_nodes"]
+    while events[0][1] != n_bursts:
+        time_s, order, racks = heapq.heappop(events)
+        run.pass_time(time_s - now_s)
+        now_s = time_s
+        if racks:
+            run.gain(dict(enumerate(racks, next_node)))
+            next_node += len(racks)
+            continue
+        victims = _victims(run.racks, burst, shape, rng)
+        if victims:
+            back = (time_s + how["repair_s"], n_bursts + 1 + order, [run.racks[node] for node in victims])
+            heapq.heappush(events, back)
+            run.lose(victims)
+    run.pass_time(events[0][0] - now_s)
+    return run, events[0][0]
+
+
+def _victims(racks: Mapping[int, int], burst: int, shape: Shape, rng: np.random.Generator) -> list[int]:
+    """Draw the nodes of a burst, at most all there are."""
+    nodes = sorted(racks)
+    if shape != "anywhere" and nodes:
+        rack = racks[nodes[int(rng.integers(len(nodes)))]]
+        nodes = [node for node in nodes if racks[node] == rack]
+    return sorted(int(node) for node in rng.choice(nodes, min(burst, len(nodes)), replace=False))
+
+
+# ------------------------------------------------------------------------------------------------
+# Which templates are needed at least, and what it costs to have only these.
+
+_Row = dict[str, Any]
+
+
+def guarantee_map(options: Mapping[str, Any]) -> Iterator[_Row]:
+    """Yield the least number of template sizes for every n0 and f, counted and by the formula.
+
+    Parameters
+    ----------
+    options
+        ``most_n0, most_f, most_nodes``, see the configuration.
+    """
+    for n0 in range(1, options["most_n0"] + 1):
+        for f in range(options["most_f"] + 1):
+            found = {
+                "least_templates": _least(n0, f, options["most_nodes"]),
+                "formula_templates": least_template_count(n0, f),
+                "full_templates": options["most_nodes"] - (f + 1) * n0 + 1,
+            }
+            for quantity, value in found.items():
+                yield {"study": "guarantee", "case": f"n0={n0} f={f}", "quantity": quantity, "value": value}
+
+
+def _least(n0: int, f: int, n_nodes: int) -> int:
+    """Return the least number of consecutive sizes that leaves no hole up to so many nodes, by trial."""
+    count = 1
+    while check_guarantee(range(n0, n0 + count), n0, f, n_nodes) is not None:
+        count += 1
+    return count
+
+
+def template_sets(options: Mapping[str, Any]) -> Iterator[_Row]:
+    """Yield how much throughput is lost with as few templates as are needed, while nodes are lost one by one.
+
+    Parameters
+    ----------
+    options
+        ``compared_nodes, compared_microbatches, random_seeds, f, n0``, see the configuration.
+    """
+    for f in options["f"]:
+        for n0 in options["n0"]:
+            found: dict[str, list[float]] = {}
+            for profile in artifact_profiles(options["random_seeds"]):
+                for quantity, values in _compared(profile, f, n0, options).items():
+                    found.setdefault(quantity, []).extend(values)
+            case = f"n0={n0} f={f}"
+            lost = found["lost_pct"]
+            summary = {
+                "mean_lost_pct": sum(lost) / len(lost),
+                "most_lost_pct": max(lost),
+                "full_templates": max(found["full_templates"]),
+                "minimal_templates": max(found["minimal_templates"]),
+                "full_wall_s": sum(found["full_wall_s"]) / len(found["full_wall_s"]),
+                "minimal_wall_s": sum(found["minimal_wall_s"]) / len(found["minimal_wall_s"]),
+            }
+            for quantity, value in summary.items():
+                yield {"study": "template sets", "case": case, "quantity": quantity, "value": value}
+
+
+def _compared(profile: ModelProfile, f: int, n0: int, options: Mapping[str, Any]) -> dict[str, list[float]]:
+    full, full_s = _timed(profile, f, n0, options["compared_nodes"], "full")
+    minimal, minimal_s = _timed(profile, f, n0, options["compared_nodes"], "minimal")
+    lost = []
+    for n_nodes in range((f + 1) * n0, options["compared_nodes"] + 1):
+        best, least = (
+            choose_plan(one, n_nodes, f, options["compared_microbatches"], profile=profile).best.iter_time_s
+            for one in (full, minimal)
+        )
+        lost.append(100.0 * (1.0 - best / least))
+    return {
+        "lost_pct": lost,
+        "full_templates": [float(len(full))],
+        "minimal_templates": [float(len(minimal))],
+        "full_wall_s": [full_s],
+        "minimal_wall_s": [minimal_s],
+    }
+
+
+def _timed(
+    profile: ModelProfile, f: int, n0: int, n_nodes: int, template_set: TemplateSet
+) -> tuple[dict[int, PipelineTemplate], float]:
+    started = time.perf_counter()
+    sizes = template_sizes(n0, f, n_nodes, template_set, most_possible=profile.n_layers)
+    return make_templates(profile, sizes), time.perf_counter() - started
+
+
+# ------------------------------------------------------------------------------------------------
+# Studies of steady losses: intervals between checkpoints, and the analytic model beside the simulation.
+
+Cells = Mapping[str, pd.DataFrame]
+INTERVALS = "checkpoint intervals"
+_ANALYTIC = "analytic model"
+_RARE = 20.0  # losses are so many times rarer than what each costs
+
+
+def _flat(costs: Costs, n_nodes: int) -> Costs:
+    """Let throughput not depend on the number of nodes, so that only the cost of losses counts."""
+    rates = dict.fromkeys(costs.throughput, costs.throughput[n_nodes])
+    plain = dict.fromkeys(rates, (costs.plain_throughput or rates)[n_nodes])
+    return replace(costs, throughput=rates, plain_throughput=plain, restart_by_nodes_ms=None)
+
+
+def _share(
+    system: str, costs: Costs, n_nodes: int, mtbf_s: float, n_losses: int, seeds: Sequence[int]
+) -> float:
+    """Return the simulated share of full throughput, mean over seeds, all defects repaired."""
+    full = costs.throughput[n_nodes]
+    found = [
+        simulate(system, generate_steady(n_nodes, mtbf_s, n_losses, seed), costs, repairs("fixed"))
+        for seed in seeds
+    ]
+    return float(np.mean([one.throughput_samples_per_s for one in found])) / full
+
+
+def interval_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Vary the steps between Varuna's checkpoints, and find the best beside Young and Daly's and Oobleck.
+
+    ``options``: ``systems``, ``models``, ``n_nodes``, ``mtbf_s``, ``n_losses``, ``seeds`` and ``every``.
+    """
+    systems, seeds = Systems(cells["throughput"], **options["systems"]), range(1, options["seeds"] + 1)
+    n_nodes, n_losses, mtbf_s = options["n_nodes"], options["n_losses"], options["mtbf_s"]
+    for model in options["models"]:
+        base = _flat(systems.costs("varuna", model), n_nodes)
+        estimate = young_daly_steps(base, n_nodes, mtbf_s)
+        shares = {}
+        for every in sorted({*options["every"], estimate}):
+            costs = replace(base, checkpoint_every=every)
+            shares[every] = _share("varuna", costs, n_nodes, mtbf_s, n_losses, seeds)
+            case = f"{model}, every {every} steps"
+            yield _row(INTERVALS, case, "simulated_share", shares[every])
+            yield _row(INTERVALS, case, "expected_share", expected_share("varuna", costs, n_nodes, mtbf_s))
+        oobleck = _flat(systems.costs("oobleck", model), n_nodes)
+        own = _share("oobleck", oobleck, n_nodes, mtbf_s, n_losses, seeds)
+        yield _row(INTERVALS, model, "best_steps", max(shares, key=lambda every: shares[every]))
+        yield _row(INTERVALS, model, "best_share", max(shares.values()))
+        yield _row(INTERVALS, model, "young_daly_steps", estimate)
+        yield _row(INTERVALS, model, "young_daly_share", shares[estimate])
+        yield _row(INTERVALS, model, "oobleck_share", own)
+
+
+def analytic_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Compare the analytic model with the simulation where losses are rare; options as there."""
+    systems, seeds = Systems(cells["throughput"], **options["systems"]), range(1, options["seeds"] + 1)
+    n_nodes = options["n_nodes"]
+    for system in SYSTEMS:
+        for model in systems.models:
+            costs = systems.costs(system, model)
+            if not costs.throughput:
+                continue
+            costs = _flat(costs, n_nodes)
+            mtbf_s = _RARE * _cost_s(system, costs, n_nodes)
+            found = _share(system, costs, n_nodes, mtbf_s, options["n_losses"], seeds)
+            expected = expected_share(system, costs, n_nodes, mtbf_s)
+            case = f"{system}, {model}, a loss every {mtbf_s:.0f} s"
+            yield _row(_ANALYTIC, case, "simulated_share", found)
+            yield _row(_ANALYTIC, case, "expected_share", expected)
+            yield _row(_ANALYTIC, case, "difference_pct", 100.0 * (found / expected - 1.0))
+
+
+def _cost_s(system: str, costs: Costs, n_nodes: int) -> float:
+    """Return what a loss costs at the most: recovering, and the work since the last safe state [s]."""
+    step_s = costs.samples_per_step / costs.throughput[n_nodes]
+    if system == "varuna":
+        return (costs.restart_ms - costs.checkpoint_ms) * MS + costs.checkpoint_every * step_s
+    return (costs.global_ms if system == "oobleck" else costs.local_ms) * MS + step_s
+
+
+def _row(study: str, case: str, quantity: str, value: float) -> dict[str, Any]:
+    return {"study": study, "case": case, "quantity": quantity, "value": float(value)}
+
+
+# ------------------------------------------------------------------------------------------------
+# Further studies, one table of all.
+
+_STUDIES: tuple[Callable[[Mapping[str, Any]], Iterator[dict[str, Any]]], ...] = (
+    guarantee_map,
+    template_sets,
+    burst_study,
+)
+
+
+def studies_experiment(
+    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
+) -> dict[str, pd.DataFrame]:
+    """Make every study.
+
+    Parameters
+    ----------
+    cells
+        Printed cells: ``throughput``.
+    options
+        Of all studies, see the configuration.
+
+    Returns
+    -------
+    dict
+        ``studies``, one row a quantity.
+    """
+    rows = [row for study in _STUDIES for row in study(options)]
+    rows += [row for study in (interval_study, analytic_study) for row in study(cells, options["intervals"])]
+    return {"studies": STUDIES.validate(pd.DataFrame(rows), where="studies")}

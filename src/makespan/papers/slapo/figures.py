@@ -1,0 +1,386 @@
+"""Figures of what is counted and measured of schedules: each function goes from paths to a figure."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from makespan.papers.slapo.tables import FIG7, FIG8, FIG9, FIG10, FIG10_FIT, TABLE4, TUNER
+from makespan.plots import (
+    ONE_COLUMN_IN,
+    PALETTE,
+    TWO_COLUMNS_IN,
+    Look,
+    cannot_run,
+    cannot_run_handle,
+    compared,
+    compared_handle,
+    finished,
+    look_of,
+    new_figure,
+    ordered,
+    published,
+    published_handle,
+    reference,
+    reference_handle,
+    spread,
+    spread_handle,
+    styled,
+)
+from makespan.tables import read_csv
+
+# ------------------------------------------------------------------------------------------------
+# Figures of what is counted and measured of schedules: each function goes from paths to a figure.
+
+Drawn = tuple[Figure, pd.DataFrame]
+_COUNTS = {"helpers": "blue", "listing": "sky"}
+_MIB = float(1 << 20)
+_PROCESSES = ("blue", "orange", "green", "purple")
+
+
+def table4(paths: Mapping[str, str], source: str) -> Drawn:
+    """Lines of every schedule, and those of the authors as marks."""
+    table = read_csv(paths["table4"], TABLE4)
+    return _lines(table, source), table
+
+
+@styled
+def _lines(table: pd.DataFrame, source: str) -> Figure:
+    figure = new_figure(TWO_COLUMNS_IN, 2.2)
+    axes = figure.subplots()
+    for number, (column, colour) in enumerate(_COUNTS.items()):
+        x = np.arange(len(table)) + 0.4 * (number - 0.5)
+        axes.bar(x, table[column].to_numpy(float), 0.36, color=PALETTE[colour], lw=0, zorder=2)
+    published(axes, np.arange(len(table)), table["published_lines"].to_numpy(float))
+    axes.set_xticks(np.arange(len(table)), table["family"].tolist())
+    axes.set_ylabel("lines of a schedule")
+    handles = [
+        Patch(color=PALETTE["blue"], label="statements, a helper is one"),
+        Patch(color=PALETTE["sky"], label='lines without "for"'),
+        published_handle("published, of the authors' schedule"),
+    ]
+    return finished(figure, source, handles, ncols=3)
+
+
+def fig9_steps(paths: Mapping[str, str], source: str) -> Drawn:
+    """Throughput after each step of a schedule, and what a process keeps in memory."""
+    table = read_csv(paths["fig9"], FIG9)
+    rows = table[table["oracle"] == "measured"].reset_index(drop=True)
+    return _steps(rows, source), rows
+
+
+@styled
+def _steps(rows: pd.DataFrame, source: str) -> Figure:
+    figure = new_figure(TWO_COLUMNS_IN, 2.4)
+    left, right = figure.subplots(1, 2, sharey=True)
+    steps, numbers = list(dict.fromkeys(rows["step"])), sorted(set(rows["n_gpus"]))
+    colours = dict(zip(numbers, (PALETTE[name] for name in _PROCESSES), strict=False))
+    places = _places(rows, steps)
+    colour = [colours.get(number, PALETTE["grey"]) for number in rows["n_gpus"]]
+    rate = rows["throughput_samples_per_s"].to_numpy(float)
+    half = rows["throughput_iqr_samples_per_s"].to_numpy(float) / 2
+    left.barh(places, rate, 0.22, color=colour, lw=0, zorder=2)
+    spread(left, places, rate - half, rate + half, is_across=True)
+    parameters, kept = (rows[f"{name}_bytes"].to_numpy(float) / _MIB for name in ("parameter", "saved"))
+    right.barh(places, parameters, 0.22, color=colour, lw=0, alpha=0.45, zorder=2)
+    right.barh(places, kept, 0.22, left=parameters, color=colour, lw=0, zorder=2)
+    left.set_yticks(range(len(steps)), steps)
+    left.invert_yaxis()
+    left.set_xlabel("samples/s on CPU cores")
+    right.set_xlabel("parameters (pale) and kept tensors of a process [MiB]")
+    handles: list[Patch | Line2D] = [
+        Patch(color=colours[number], label=f"{number} process{'es' if number > 1 else ''}")
+        for number in numbers
+        if number in colours
+    ]
+    handles.append(spread_handle("± half the inter-quartile range"))
+    return finished(figure, source, handles, ncols=len(handles))
+
+
+def _places(rows: pd.DataFrame, steps: list[str]) -> list[float]:
+    """Return the height of each bar: those of a step around its number."""
+    found = []
+    for name, number in zip(rows["step"], rows["n_gpus"], strict=True):
+        own = sorted(rows[rows["step"] == name]["n_gpus"])
+        found.append(steps.index(name) + 0.26 * (own.index(number) - (len(own) - 1) / 2))
+    return found
+
+
+def tuner(paths: Mapping[str, str], source: str) -> Drawn:
+    """Measured throughput over batch size and share of recomputed layers, with what searches tried."""
+    table = read_csv(paths["tuner"], TUNER)
+    return _search(table, source), table
+
+
+@styled
+def _search(table: pd.DataFrame, source: str) -> Figure:
+    figure = new_figure(ONE_COLUMN_IN * 1.3, 2.8)
+    axes = figure.subplots()
+    points = table[table["strategy"] == "exhaustive"]
+    wide = points.pivot_table(
+        "throughput_samples_per_s", "global_batch_size", "ckpt_ratio", dropna=False, observed=False
+    )
+    ratios, batches = (list(labels) for labels in (wide.columns, wide.index))
+    axes.set_facecolor("#d9d9d9")
+    image = axes.imshow(wide.to_numpy(float), origin="lower", aspect="auto", cmap="viridis", zorder=1)
+    figure.colorbar(image, ax=axes, label="samples/s")
+    for strategy, marker in (("frontier", "*"), ("coordinate_descent", "o")):
+        tried = table[table["strategy"] == strategy]
+        axes.plot(
+            [ratios.index(one) for one in tried["ckpt_ratio"]],
+            [batches.index(one) for one in tried["global_batch_size"]],
+            ls="none", marker=marker, ms=7 if marker == "*" else 10, mew=0.9, zorder=4,
+            mfc=PALETTE["vermilion"] if marker == "*" else "none", mec="white",
+        )  # fmt: skip
+    axes.set_xticks(range(len(ratios)), [f"{one:g}" for one in ratios])
+    axes.set_yticks(range(len(batches)), [f"{one}" for one in batches])
+    axes.grid(visible=False)
+    axes.set_xlabel("share of recomputed layers")
+    axes.set_ylabel("batch size")
+    handles = [
+        Line2D([], [], ls="none", marker="*", color=PALETTE["vermilion"], label="frontier"),
+        Line2D([], [], ls="none", marker="o", mfc="none", mec="black", label="coordinate descent"),
+        Patch(color="#d9d9d9", label="beyond the budget"),
+    ]
+    return finished(figure, source, handles, ncols=3)
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures 7 to 9 and of the fit: each function goes from paths of tables to a figure and its table.
+
+Paths = Mapping[str, str]
+LOOKS = {
+    "megatron": Look("Megatron-LM", PALETTE["grey"], "s"),
+    "slapo-tp": Look("Slapo-TP", PALETTE["blue"], "o"),
+    "deepspeed": Look("DeepSpeed", PALETTE["orange"], "^"),
+    "slapo-zero3": Look("Slapo-ZeRO3", PALETTE["green"], "D"),
+}
+SOURCES = {"published": "hardware model fitted to Fig. 10", "emulated": "emulator, untuned"}
+_STEPS = {
+    "vanilla": "vanilla, 1 GPU",
+    "kernels": "+ kernels, 1 GPU",
+    "layers-tp": "+ tensor parallelism, 8 GPUs",
+    "embedding-tp": "+ sharded embedding, 8 GPUs",
+}
+_EITHER = ["slapo-tp", "slapo-zero3"]
+_WIDTH, _RATE = 0.2, "throughput_samples_per_s"
+
+
+def _grouped(axes: Axes, rows: pd.DataFrame, names: Sequence[str], groups: Sequence[int]) -> None:
+    """Draw a group of bars for each number of GPUs, a cross where an implementation has no setting."""
+    rates = rows.set_index(["implementation", "n_gpus"])[_RATE].to_dict()
+    for index, name in enumerate(names):
+        x = np.arange(len(groups)) + (index - (len(names) - 1) / 2) * _WIDTH
+        for position, group in zip(x, groups, strict=True):
+            if (name, group) in rates:
+                height = rates[name, group]
+                axes.bar(position, height, _WIDTH * 0.92, color=look_of(LOOKS, name).colour, lw=0, zorder=2)
+            else:
+                cannot_run(axes, position, 0.05, ms=3.5, transform=axes.get_xaxis_transform())
+    axes.set_xticks(range(len(groups)), [str(group) for group in groups])
+    axes.set_xlim(-0.55, len(groups) - 0.45)
+    axes.set_title(str(rows["model"].iloc[0]))
+    axes.grid(visible=False, axis="x")
+
+
+def _has_gaps(rows: pd.DataFrame, n_bars: int) -> bool:
+    """Tell whether a model lacks some of its bars."""
+    return bool((rows.groupby("model").size() < n_bars).any())
+
+
+@styled
+def _nodes(rows: pd.DataFrame, source: str) -> Figure:
+    models = list(dict.fromkeys(rows["model"]))
+    figure = new_figure(TWO_COLUMNS_IN, 3.9)
+    panels = figure.subplots(2, 3).ravel()
+    names, groups = ordered(rows["implementation"], LOOKS), sorted(set(rows["n_gpus"]))
+    for axes, model in zip(panels, models, strict=False):
+        own = rows[rows["model"] == model]
+        _grouped(axes, own[own["kind"] == "published"], names, groups)
+        tuned = own[own["kind"] == "tuned"]
+        for index, name in enumerate(names):
+            best = tuned[tuned["implementation"] == name].sort_values("n_gpus")
+            x = [groups.index(group) + (index - (len(names) - 1) / 2) * _WIDTH for group in best["n_gpus"]]
+            compared(axes, x, best["throughput_samples_per_s"])
+        axes.set_ylim(0, 1.05 * float(own.loc[own["kind"].isin(["published", "tuned"]), _RATE].max()))
+    for axes in panels[len(models) :]:
+        axes.set_visible(False)
+    for axes in panels[3 : len(models)]:
+        axes.set_xlabel("GPUs")
+    for axes in panels[::3]:
+        axes.set_ylabel("samples/s")
+    handles: list[Patch | Line2D] = [
+        Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names
+    ]
+    if "tuned" in set(rows["kind"]):
+        handles.append(compared_handle("tuned"))
+    if _has_gaps(rows[rows["kind"] == "published"], len(names) * len(groups)):
+        handles.append(cannot_run_handle("no printed setting"))
+    return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
+
+
+def fig7(paths: Paths, source: str) -> Drawn:
+    """Throughput inside one node at the printed settings, and at those that the tuner finds."""
+    table = read_csv(paths["fig7"], FIG7)
+    rows = table[table["kind"].isin(["published", "tuned"])]
+    return _nodes(rows, source), rows
+
+
+@styled
+def _clusters(table: pd.DataFrame, source: str) -> Figure:
+    own = table[table["oracle"] != "published"]
+    models, groups = list(dict.fromkeys(own["model"])), sorted(set(own["n_gpus"]))
+    names = ordered(own["implementation"], LOOKS)
+    figure = new_figure(TWO_COLUMNS_IN, 2.5)
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    printed = table[table["oracle"] == "published"]
+    for axes, model in zip(panels, models, strict=True):
+        _grouped(axes, own[own["model"] == model], names, groups)
+        axes.set_ylim(0, None)
+        marks = printed[printed["model"] == model]
+        for row in marks.itertuples():
+            # The printed bar of Slapo is of either schedule, so both have its mark, and a line joins them.
+            schedules = _EITHER if row.implementation == "slapo" else [str(row.implementation)]
+            shifts = [names.index(name) - (len(names) - 1) / 2 for name in schedules if name in names]
+            x = [groups.index(row.n_gpus) + shift * _WIDTH for shift in shifts]
+            published(axes, x, [row.throughput_samples_per_s] * len(x), is_joined=True)
+        axes.set_xlabel("GPUs")
+    panels[0].set_ylabel("samples/s")
+    handles: list[Patch | Line2D] = [
+        Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names
+    ]
+    if len(printed):
+        handles.append(published_handle("published, joined where of either schedule", "black"))
+    if _has_gaps(own, len(names) * len(groups)):
+        handles.append(cannot_run_handle("no setting"))
+    return finished(figure, SOURCES.get(source, source), handles, ncols=3)
+
+
+def fig8(paths: Paths, source: str) -> Drawn:
+    """Throughput on two to eight nodes, with the printed values of an earlier version of the figure."""
+    table = read_csv(paths["fig8"], FIG8)
+    return _clusters(table, source), table
+
+
+@styled
+def _ablation(rows: pd.DataFrame, source: str) -> Figure:
+    figure = new_figure(ONE_COLUMN_IN * 1.5, 1.9)
+    axes = figure.subplots()
+    rates = rows["throughput_samples_per_s"].to_numpy(float)
+    axes.barh(range(len(rows)), rates, 0.7, color=PALETTE["blue"], lw=0, zorder=2)
+    for y, (rate, ratio) in enumerate(zip(rates, rows["speedup"], strict=True)):
+        axes.text(rate * 1.02, y, f"{rate:.1f} ({ratio:.2f}x)", va="center")
+    axes.set_yticks(range(len(rows)), [_STEPS.get(step, step) for step in rows["step"]])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1.3 * float(rates.max()))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("samples/s")
+    return finished(figure, SOURCES.get(source, source), [])
+
+
+def fig9(paths: Paths, source: str) -> Drawn:
+    """Throughput as BERT-1B is optimised step by step."""
+    rows = read_csv(paths["fig9"], FIG9)
+    return _ablation(rows, source), rows
+
+
+@styled
+def _predictions(rows: pd.DataFrame, source: str) -> Figure:
+    protocols = list(dict.fromkeys(rows["protocol"]))
+    figure = new_figure(TWO_COLUMNS_IN if len(protocols) > 1 else ONE_COLUMN_IN, 2.9)
+    panels = figure.subplots(1, len(protocols), sharex=True, sharey=True, squeeze=False)[0]
+    fits = rows.dropna(subset=["published_samples_per_s"])
+    values = fits[["published_samples_per_s", "predicted_samples_per_s"]].to_numpy(float)
+    low, high = values.min() - 3, values.max() + 3
+    for axes, protocol in zip(panels, protocols, strict=True):
+        own = fits[fits["protocol"] == protocol]
+        reference(axes, [low, high], [low, high])
+        points = axes.scatter(
+            own["published_samples_per_s"], own["predicted_samples_per_s"], s=9, c=own["ckpt_ratio"],
+            cmap="viridis", zorder=3, vmin=0.25, vmax=1.0,
+        )  # fmt: skip
+        axes.set(xlim=(low, high), ylim=(low, high), xlabel="printed [samples/s]", title=protocol)
+    panels[0].set_ylabel("predicted [samples/s]")
+    figure.colorbar(points, ax=list(panels), label="share of recomputed layers")
+    return finished(figure, SOURCES.get(source, source), [reference_handle("as printed")])
+
+
+def fig10_fit(paths: Paths, source: str) -> Drawn:
+    """Predicted against printed throughput of the tuning grid."""
+    rows = read_csv(paths["fig10_fit"], FIG10_FIT)
+    return _predictions(rows, source), rows
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures of searches: each function goes from paths of tables to a figure and its table.
+
+_STEP = 5.0  # samples/s between two colours, as in the paper
+_ORACLES = {
+    "published": "printed cells",
+    "model": "hardware model",
+    "emulator": "emulator, untuned",
+    "measured": "measured",
+}
+_SOURCES = {
+    "published": "printed cells, and a hardware model fitted to them",
+    "emulated": "emulator, untuned",
+}
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, levels: Sequence[float]) -> None:
+    grid = rows[rows["strategy"] == "exhaustive"]
+    wide = grid.pivot_table("throughput_samples_per_s", "global_batch_size", "ckpt_ratio", dropna=False)
+    x, y, z = wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy(float)
+    axes.set_facecolor("#d9d9d9")
+    filled = axes.contourf(x, y, z, levels=levels, cmap="viridis", zorder=1)
+    axes.figure.colorbar(filled, ax=axes, label="samples/s", ticks=levels[::2])
+    tried = rows[rows["strategy"] == "frontier"]
+    tried_look: dict[str, Any] = {
+        "marker": "*",
+        "ms": 5,
+        "mew": 0.4,
+        "mfc": PALETTE["vermilion"],
+        "mec": "white",
+    }
+    axes.plot(tried["ckpt_ratio"], tried["global_batch_size"], ls="none", clip_on=False, **tried_look)
+    best = grid.nlargest(1, "throughput_samples_per_s")
+    best_look: dict[str, Any] = {"marker": "o", "ms": 8, "mew": 1.4, "mfc": "none", "mec": PALETTE["black"]}
+    axes.plot(best["ckpt_ratio"], best["global_batch_size"], ls="none", clip_on=False, **best_look)
+    axes.set_xticks(x, [f"{ratio:g}" for ratio in x])
+    axes.set_yticks(y[::2])
+    axes.tick_params(axis="x", labelrotation=90)
+    axes.grid(visible=False)
+    axes.set_xlabel("share of recomputed layers")
+    axes.set_title(_ORACLES[str(rows["oracle"].iloc[0])])
+
+
+@styled
+def _contours(table: pd.DataFrame, source: str) -> Figure:
+    oracles = [name for name in _ORACLES if name in set(table["oracle"])]
+    rates = table["throughput_samples_per_s"].dropna()
+    levels = [_STEP * step for step in range(floor(rates.min() / _STEP), ceil(rates.max() / _STEP) + 1)]
+    figure = new_figure(TWO_COLUMNS_IN if len(oracles) > 1 else ONE_COLUMN_IN * 1.3, 2.9)
+    panels = figure.subplots(1, len(oracles), sharey=True, squeeze=False)[0]
+    for axes, oracle in zip(panels, oracles, strict=True):
+        _panel(axes, table[table["oracle"] == oracle], levels)
+    panels[0].set_ylabel("global batch size")
+    handles = [
+        Line2D([], [], ls="none", marker="*", color=PALETTE["vermilion"], label="tried by the frontier"),
+        Line2D([], [], ls="none", marker="o", mfc="none", mec=PALETTE["black"], label="best of all"),
+        Patch(color="#d9d9d9", label="out of memory"),
+    ]
+    return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
+
+
+def fig10(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+    """Throughput over batch size and share of recomputed layers, with the points that a search tries."""
+    table = read_csv(paths["fig10"], FIG10)
+    rows = table[table["strategy"].isin(["exhaustive", "frontier"])]
+    return _contours(rows, source), rows

@@ -1,0 +1,245 @@
+"""Search for the fastest feasible plan, on one placement and against GPUs and CPU threads."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InfeasiblePlanError, InputError
+from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.perf.fitting import Fit
+from makespan.perf.forms import points_from_plans
+from makespan.plans import (
+    ExecutionPlan,
+    Placement,
+    PlanFamily,
+    enumerate_plans,
+    memory_estimate,
+    resolve_micro_batch,
+    write_exec_plan,
+)
+from makespan.tables import SENSITIVITY, SENSITIVITY_FAMILIES
+from makespan.workloads import Workload
+
+_OFFLOAD = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlan:
+    """A feasible plan and its predicted iteration time [s]."""
+
+    plan: ExecutionPlan
+    placement: Placement
+    iter_time_s: float
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Predicted throughput."""
+        return self.plan.global_batch_size / self.iter_time_s
+
+
+def feasible_plans(
+    workload: Workload, placement: Placement, node: NodeSpec, cpu_threads: int | None = None
+) -> list[ExecutionPlan]:
+    """Return the plans of a workload that fit in memory on a placement, with resolved micro-batches."""
+    plans = enumerate_plans(
+        placement.n_gpus,
+        global_batch_size=workload.global_batch_size,
+        families=workload.families,
+        n_layers=workload.model.n_layers,
+        heads=workload.model.heads,
+        max_tp=node.n_gpus,
+        cpu_threads=cpu_threads or node.cpu_threads_per_gpu,
+    )
+    return _that_fit(plans, workload, placement, node)
+
+
+def _that_fit(
+    plans: Iterable[ExecutionPlan], workload: Workload, placement: Placement, node: NodeSpec
+) -> list[ExecutionPlan]:
+    resolved = (resolve_micro_batch(plan, workload, node) for plan in plans)
+    return [plan for plan in resolved if memory_estimate(plan, workload, node, placement).feasible]
+
+
+def rank_plans(
+    fit: Fit,
+    placement: Placement,
+    cluster: ClusterSpec,
+    cpu_threads: int | None = None,
+    plans: Iterable[ExecutionPlan] | None = None,
+) -> list[RankedPlan]:
+    """Rank the feasible plans on a placement by predicted iteration time.
+
+    Parameters
+    ----------
+    cluster
+        Decides memory; its nodes must be of one kind.
+    cpu_threads
+        CPU threads a GPU; the node's threads divided by its GPUs if not given. Ignored for
+        ``plans``, which carry their own.
+    plans
+        Candidates, of which those that fit in memory are ranked; all plans of the workload's
+        families if not given.
+
+    Returns
+    -------
+    list of RankedPlan
+        Fastest first; of equally fast plans the one that partitions more.
+    """
+    workload, node = fit.points.workload, cluster.node
+    if plans is None:
+        candidates = feasible_plans(workload, placement, node, cpu_threads)
+    else:
+        candidates = _that_fit(plans, workload, placement, node)
+    if not candidates:
+        return []
+    pairs = [(plan, placement) for plan in candidates]
+    times = fit.predict(points_from_plans(pairs, workload, fit.environment))
+    ranked = [RankedPlan(plan, placement, float(time)) for plan, time in zip(candidates, times, strict=True)]
+    return sorted(ranked, key=lambda entry: (entry.iter_time_s, -entry.plan.zero_stage))
+
+
+def best_plan(
+    fit: Fit, placement: Placement, cluster: ClusterSpec, cpu_threads: int | None = None
+) -> RankedPlan:
+    """Return the fastest feasible plan on a placement; arguments as for `rank_plans`.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        No plan of the workload fits in memory there.
+    """
+    ranked = rank_plans(fit, placement, cluster, cpu_threads)
+    if not ranked:
+        families = ", ".join(fit.points.workload.families)
+        raise InfeasiblePlanError(
+            f"no plan of {fit.workload!r} fits on placement {placement.text} of {cluster.name!r}; "
+            f"families searched: {families}"
+        )
+    return ranked[0]
+
+
+def sensitivity_families(
+    fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int], cpu_threads: Iterable[int] = ()
+) -> pd.DataFrame:
+    """Predict the best plan of each family at each number of GPUs.
+
+    Parameters
+    ----------
+    cluster, gpu_counts
+        Nodes of one kind, and how many of their GPUs to use exactly, on as few nodes as possible.
+    cpu_threads
+        Further CPU threads a GPU at which the offload families are predicted, beside the
+        node's threads divided by its GPUs; numbers for which a node lacks threads are left out.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.SENSITIVITY_FAMILIES`, one row a family, number of GPUs and number of
+        CPU threads for which a feasible plan exists.
+
+    Raises
+    ------
+    InputError
+        A number of GPUs or threads is below 1, or the cluster has fewer GPUs.
+    """
+    counts = _checked_counts(gpu_counts, cluster)
+    threads = sorted(set(cpu_threads))
+    if threads and threads[0] < 1:
+        raise InputError(f"cpu_threads {threads[0]}; accepted: at least 1 a GPU")
+    pairs = [pair for count in counts for pair in _candidates(fit, cluster, count, threads)]
+    schema = SENSITIVITY_FAMILIES
+    if not pairs:
+        return schema.validate(pd.DataFrame(columns=schema.names), where="sensitivity")
+    times = fit.predict(points_from_plans(pairs, fit.points.workload, fit.environment))
+    frame = pd.DataFrame(
+        {
+            "model": fit.workload,
+            "plan_family": [plan.plan_family.title for plan, _ in pairs],
+            "order": [list(PlanFamily).index(plan.plan_family) for plan, _ in pairs],
+            "gpus": [plan.n_gpus for plan, _ in pairs],
+            "cpu_threads": [plan.cpu_threads for plan, _ in pairs],
+            "plan": [write_exec_plan(plan) for plan, _ in pairs],
+            "throughput_samples_per_s": fit.points.workload.global_batch_size / times,
+        }
+    )
+    keys = ["order", "gpus", "cpu_threads"]
+    by = [*keys, "throughput_samples_per_s"]
+    frame = frame.sort_values(by, ascending=[True, True, True, False], kind="stable")
+    return schema.validate(frame.drop_duplicates(keys)[schema.names], where="sensitivity")
+
+
+def _checked_counts(gpu_counts: Iterable[int], cluster: ClusterSpec) -> list[int]:
+    counts = sorted(set(gpu_counts))
+    if not counts or counts[0] < 1 or counts[-1] > cluster.n_gpus:
+        raise InputError(
+            f"GPU counts {counts}; accepted: one or more, each from 1 to the {cluster.n_gpus} GPUs of "
+            f"{cluster.name!r}"
+        )
+    return counts
+
+
+def _candidates(
+    fit: Fit, cluster: ClusterSpec, count: int, threads: Sequence[int]
+) -> list[tuple[ExecutionPlan, Placement]]:
+    node, workload = cluster.node, fit.points.workload
+    placement = Placement.packed(count, node.n_gpus)
+    plans = feasible_plans(workload, placement, node)
+    seen, most = node.cpu_threads_per_gpu, node.cpu_threads // placement.gpus_per_node[-1]
+    others = [number for number in threads if number != seen and number <= most]
+    for plan in [plan for plan in plans if plan.plan_family in _OFFLOAD]:
+        plans += [plan.with_cpu_threads(number) for number in others]
+    return [(plan, placement) for plan in plans]
+
+
+def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) -> pd.DataFrame:
+    """Find the best plan with at most g GPUs.
+
+    Parameters
+    ----------
+    families
+        Result of `sensitivity_families`; rows with further CPU threads are left out.
+    gpu_counts
+        Limits g; all from 1 to the largest number of GPUs in the table if not given.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.SENSITIVITY`; throughput never falls with g. Where nothing can run
+        the plan is empty and the throughput 0.
+    """
+    usual = _usual_threads(families)
+    largest = int(usual["gpus"].max()) if len(usual) else 0
+    limits = sorted(set(gpu_counts)) if gpu_counts is not None else list(range(1, largest + 1))
+    records = []
+    for model, part in usual.groupby("model", sort=False):
+        columns = ["gpus", "throughput_samples_per_s"]
+        part = part.sort_values(columns, ascending=[True, False], kind="stable")
+        gpus, rate, plans = (part[name].to_numpy() for name in (*columns, "plan"))
+        best = np.maximum.accumulate(rate)
+        for limit in limits:
+            end = int(np.searchsorted(gpus, limit, side="right"))
+            winner = int(np.argmax(rate[:end])) if end else -1
+            records.append((model, limit, plans[winner] if end else "", best[end - 1] if end else 0.0))
+    return SENSITIVITY.validate(pd.DataFrame(records, columns=SENSITIVITY.names), where="sensitivity")
+
+
+def _usual_threads(families: pd.DataFrame) -> pd.DataFrame:
+    """Rows of plans on the device, and of offload plans with the threads that those come with."""
+    on_device = families[~families["plan_family"].isin([family.title for family in _OFFLOAD])]
+    usual = on_device["cpu_threads"] if len(on_device) else families["cpu_threads"]
+    return families[families["cpu_threads"] == usual.max()] if len(families) else families
+
+
+def sensitivity_curve(fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int]) -> pd.DataFrame:
+    """Return the envelope over all families; arguments as for `sensitivity_families`.
+
+    A model that fits on none of the GPU counts has throughput 0 everywhere.
+    """
+    counts = sorted(set(gpu_counts))
+    families = sensitivity_families(fit, cluster, counts)
+    if families.empty:
+        nothing = [(fit.workload, count, "", 0.0) for count in counts]
+        return SENSITIVITY.validate(pd.DataFrame(nothing, columns=SENSITIVITY.names), where="sensitivity")
+    return envelope(families, counts)

@@ -1,0 +1,270 @@
+"""Text of execution plans: one notation that loses nothing, and all plans for a number of devices.
+
+A text starts with a word or three degrees. ``ga``, ``gc``, ``zero-dp``, ``zero-offload`` and ``tp+ga`` take
+their degree from the number of devices; ``abc`` is pipeline degree a, tensor degree b, data degree c,
+joined by ``-`` above nine (``1-8-16``). Whatever differs from the plain plan of that text follows:
+
+| suffix | meaning |
+| --- | --- |
+| ``+zero3`` | ZeRO stage; 2 for the ``zero`` words, 0 elsewhere |
+| ``+offload`` | optimiser on the host, for plans written by degrees or ``tp+ga`` |
+| ``+gc``, ``+gc0.5`` | activation checkpointing of all layers, or of that share |
+| ``+selective``, ``+selective0.5`` | the same, selective |
+| ``+gpipe``, ``+interleaved2`` | pipeline schedule, with the model chunks a stage |
+| ``+layers1-3`` | layers of each model chunk |
+| ``+sp`` | sequence parallelism |
+| ``+a4`` | gradient accumulation steps (micro-batches in flight) |
+| ``+cpu4`` | CPU threads a GPU, where they are not the usual ones |
+
+Devices, global batch size and usual CPU threads stand beside the text. The notation of published traces is
+that of plain plans, whose micro-batch the rule of the workload chooses (`resolve_micro_batch`).
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from makespan.errors import NotationError, PlanError
+from makespan.plans.plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
+
+_WORDS = tuple(family.word for family in PlanFamily if family.word)
+PLAN_TEXTS = "three degrees PP, TP, DP such as 244 (1-8-16 above nine) that multiply to the GPUs, "
+PLAN_TEXTS += ", ".join(_WORDS)
+"""What a text may start with, for messages."""
+_DEGREES = re.compile(r"[1-9][1-9][1-9]|[1-9]\d*-[1-9]\d*-[1-9]\d*", re.ASCII)
+_SUFFIX = re.compile(
+    r"zero(?P<zero_stage>[0-3])|(?P<offload>offload)"
+    r"|(?P<method>gc|selective)(?P<fraction>\d[\d.e-]*)?"
+    r"|(?P<gpipe>gpipe)|interleaved(?P<interleave>\d+)|layers(?P<partition>\d+(-\d+)*)"
+    r"|(?P<sequence_parallel>sp)|a(?P<grad_accum_steps>\d+)|cpu(?P<cpu_threads>\d+)",
+    re.ASCII,
+)
+_METHODS = {"gc": "full", "selective": "selective"}
+_ZERO_STAGE = 2  # of the words zero-dp and zero-offload, as in the published traces
+_OFFLOADED = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
+
+
+def read_plan(
+    text: str, *, n_gpus: int, global_batch_size: int | None, cpu_threads: int = DEFAULT_CPU_THREADS
+) -> ExecutionPlan:
+    """Read a plan.
+
+    Without ``+a`` the plan comes back with the whole batch of a replica as one micro-batch; how
+    much of it fits in memory is decided by the micro-batch rule of the workload.
+
+    Parameters
+    ----------
+    text
+        The notation, for example ``"244"``, ``"zero-dp"`` or ``"122+zero1+gc+a2"``.
+    n_gpus, global_batch_size
+        Devices of the placement beside it, and samples an optimiser step; None for one sample per replica
+        and pass, where only the form of the plan matters.
+    cpu_threads
+        CPU threads a GPU, unless the text says otherwise.
+
+    Raises
+    ------
+    NotationError, PlanError
+        The text is not a plan; the degrees do not multiply to ``n_gpus``, the batch cannot be split over the
+        replicas and their passes, or the options contradict each other.
+    """
+    start, options = _parse(text)
+    fields: dict[str, Any] = {"cpu_threads": cpu_threads, **_start_fields(start, n_gpus), **options}
+    pp, tp, dp = (fields[name] for name in ("pp", "tp", "dp"))
+    if pp * tp * dp != n_gpus:
+        raise PlanError(
+            f"execution plan {text!r} needs PP {pp} x TP {tp} x DP {dp} = {pp * tp * dp} GPUs, "
+            f"but the placement has {n_gpus}"
+        )
+    steps = fields.get("grad_accum_steps", 1)
+    if global_batch_size is None:
+        global_batch_size = dp * max(steps, 1)
+    if steps < 1 or global_batch_size % (dp * steps):
+        passes = f" in {steps} passes" if steps != 1 else ""
+        raise PlanError(
+            f"execution plan {text!r}: global batch of {global_batch_size} samples cannot be "
+            f"split over {dp} replicas{passes}; accepted: a data-parallel degree that divides it, "
+            f"at most {global_batch_size}"
+        )
+    micro_batch_size = global_batch_size // (dp * steps)
+    return ExecutionPlan(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, **fields)
+
+
+def stated_cpu_threads(text: str) -> int | None:
+    """Return the CPU threads per GPU that the text of a plan states by ``+cpu``, None if it does not."""
+    threads: int | None = _parse(text)[1].get("cpu_threads")
+    return threads
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split a text into its start and the fields that its suffixes set, which nobody may change."""
+    start, *suffixes = text.strip().lower().split("+")
+    if start == "tp" and suffixes[:1] == ["ga"]:
+        start, suffixes = "tp+ga", suffixes[1:]
+    if start == "gc":
+        start, suffixes = "ga", ["gc", *suffixes]
+    if start not in _WORDS and not _DEGREES.fullmatch(start):
+        raise _unreadable(text)
+    fields: dict[str, Any] = {}
+    for suffix in suffixes:
+        match = _SUFFIX.fullmatch(suffix)
+        found = _suffix_field(match) if match else {}
+        if not found or found.keys() & fields.keys():
+            raise _unreadable(text)
+        fields |= found
+    return start, fields
+
+
+def _unreadable(text: str) -> NotationError:
+    return NotationError(
+        f"execution plan {text!r} cannot be read; accepted: {PLAN_TEXTS}, each with suffixes such as "
+        "+zero1, +gc, +interleaved2, +layers1-3, +a4"
+    )
+
+
+def _start_fields(start: str, n_gpus: int) -> dict[str, Any]:
+    if start == PlanFamily.TP_GA.word:
+        return {"pp": 1, "tp": n_gpus, "dp": 1, "family": PlanFamily.TP_GA}
+    if _DEGREES.fullmatch(start):
+        pp, tp, dp = (int(part) for part in (start.split("-") if "-" in start else start))
+        return {"pp": pp, "tp": tp, "dp": dp, "family": _degrees_family(dp)}
+    offload = start == PlanFamily.ZERO_OFFLOAD.word
+    stage = _ZERO_STAGE if offload or start == PlanFamily.ZERO_DP.word else 0
+    return {"pp": 1, "tp": 1, "dp": n_gpus, "zero_stage": stage, "offload": offload}
+
+
+def _degrees_family(dp: int) -> PlanFamily:
+    return PlanFamily.TP_PP if dp == 1 else PlanFamily.DP_TP_PP
+
+
+def _suffix_field(match: re.Match[str]) -> dict[str, Any]:
+    given = {name: value for name, value in match.groupdict().items() if value is not None}
+    if "method" in given:
+        try:
+            fraction = float(given.get("fraction", "1"))
+        except ValueError:
+            return {}
+        return {"checkpoint_method": _METHODS[given["method"]], "checkpoint_fraction": fraction}
+    if "gpipe" in given:
+        return {"schedule": "gpipe"}
+    if "interleave" in given:
+        return {"schedule": "interleaved", "interleave": int(given["interleave"])}
+    if "partition" in given:
+        return {"partition": tuple(int(count) for count in given["partition"].split("-"))}
+    ((name, value),) = given.items()
+    return {name: int(value) if value.isdecimal() else True}
+
+
+def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -> str:
+    """Write a plan so that reading the text beside its devices and global batch gives it back.
+
+    ``cpu_threads`` stand beside the text, as in `read_plan`; others are written.
+
+    Examples
+    --------
+    >>> write_plan(ExecutionPlan(dp=4, tp=4, pp=2, global_batch_size=16, micro_batch_size=4))
+    '244'
+    >>> write_plan(ExecutionPlan(dp=2, pp=2, zero_stage=1, global_batch_size=16, micro_batch_size=8))
+    '212+zero1'
+    """
+    start = _start(plan)
+    usual = _start_fields(start, plan.n_gpus)
+    parts = [start]
+    if plan.zero_stage != usual.get("zero_stage", 0):
+        parts.append(f"zero{plan.zero_stage}")
+    if plan.offload != usual.get("offload", False):
+        parts.append("offload")
+    parts += _checkpoint_suffix(plan) + _pipeline_suffixes(plan)
+    if plan.sequence_parallel:
+        parts.append("sp")
+    if plan.grad_accum_steps > 1:
+        parts.append(f"a{plan.grad_accum_steps}")
+    if plan.cpu_threads != cpu_threads:
+        parts.append(f"cpu{plan.cpu_threads}")
+    return "+".join(parts[1:] if parts[:2] == ["ga", "gc"] else parts)
+
+
+def _start(plan: ExecutionPlan) -> str:
+    family = plan.plan_family
+    if family in (PlanFamily.TP_PP, PlanFamily.DP_TP_PP):
+        degrees = (plan.pp, plan.tp, plan.dp)
+        return ("" if max(degrees) <= 9 else "-").join(str(degree) for degree in degrees)
+    if family is PlanFamily.GC:
+        return PlanFamily.DP.word
+    return PlanFamily.ZERO_OFFLOAD.word if family in _OFFLOADED else family.word
+
+
+def _checkpoint_suffix(plan: ExecutionPlan) -> list[str]:
+    fraction, is_full = plan.checkpoint_fraction, plan.checkpoint_method == "full"
+    if is_full and fraction == 0:
+        return []
+    return [("gc" if is_full else "selective") + ("" if fraction == 1 else repr(float(fraction)))]
+
+
+def _pipeline_suffixes(plan: ExecutionPlan) -> list[str]:
+    parts = {"1f1b": [], "gpipe": ["gpipe"], "interleaved": [f"interleaved{plan.interleave}"]}[plan.schedule]
+    if plan.partition is not None:
+        parts.append("layers" + "-".join(str(count) for count in plan.partition))
+    return parts
+
+
+def write_exec_plan(plan: ExecutionPlan) -> str:
+    """Write a plan as tables name it in ``exec_plan``: without micro-batches and CPU threads.
+
+    The rule of the workload chooses the one, the other has a column.
+    """
+    return write_plan(plan.with_micro_batch(plan.replica_batch_size), cpu_threads=plan.cpu_threads)
+
+
+def enumerate_plans(
+    n_gpus: int,
+    *,
+    global_batch_size: int,
+    families: Iterable[PlanFamily | str],
+    n_layers: int,
+    heads: int,
+    max_tp: int,
+    cpu_threads: int = DEFAULT_CPU_THREADS,
+) -> list[ExecutionPlan]:
+    """Return every plan of the given families whose structure is valid; memory is not looked at.
+
+    Each has the whole batch of a replica as one micro-batch; they come in the order of the families, then by
+    pipeline and tensor degree.
+
+    Parameters
+    ----------
+    n_gpus, global_batch_size
+        Devices that each plan must use, and samples an optimiser step, which the data-parallel degree must
+        divide.
+    n_layers, heads, max_tp
+        Bounds: layers and attention heads of the model (a multiple of the tensor-parallel degree), and the
+        largest tensor-parallel degree, usually the devices of a node.
+
+    """
+    texts: list[str] = []
+    for family in dict.fromkeys(PlanFamily(family) for family in families):
+        if family.word:
+            if family is not PlanFamily.TP_GA or (n_gpus <= max_tp and heads % n_gpus == 0):
+                texts.append(family.word)
+        else:
+            texts += _degree_texts(n_gpus, family, n_layers, heads, max_tp)
+    plans = []
+    for text in texts:
+        try:
+            plans.append(
+                read_plan(text, n_gpus=n_gpus, global_batch_size=global_batch_size, cpu_threads=cpu_threads)
+            )
+        except PlanError:
+            continue  # the batch cannot be split over so many replicas
+    return plans
+
+
+def _degree_texts(n_gpus: int, family: PlanFamily, n_layers: int, heads: int, max_tp: int) -> list[str]:
+    return [
+        f"{pp}-{tp}-{n_gpus // (pp * tp)}"
+        for pp in range(1, min(n_gpus, n_layers) + 1)
+        for tp in range(1, min(n_gpus // pp, max_tp) + 1)
+        if n_gpus % (pp * tp) == 0 and heads % tp == 0 and _degrees_family(n_gpus // (pp * tp)) is family
+    ]

@@ -1,0 +1,1032 @@
+"""Lines of policies: means with confidence bands, costs on logarithmic axes, distributions."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+
+from makespan.numerics import half_widths
+from makespan.plots.style import (
+    FAMILIES,
+    MODEL_TITLES,
+    ONE_COLUMN_IN,
+    PALETTE,
+    POLICIES,
+    TWO_COLUMNS_IN,
+    Look,
+    beyond,
+    beyond_handle,
+    finished,
+    limit,
+    limit_handle,
+    look_of,
+    model_panels,
+    name_coincident,
+    new_figure,
+    ordered,
+    pale,
+    patches,
+    plain_numbers,
+    published,
+    published as published_marks,
+    published_handle,
+    reference,
+    reference_handle,
+    require_columns,
+    spread,
+    spread_handle,
+    styled,
+)
+from makespan.units import HOUR
+
+# ------------------------------------------------------------------------------------------------
+# Lines of policies: means with confidence bands, costs on logarithmic axes, distributions.
+
+_MARGIN = 1.25
+_PANELS_IN_ROW, _LINE_IN = 4, 0.15
+_VARIANTS_IN_ROW, _MOST_RATIO, _WIDE_RATIO = 3, 4.0, 2.0
+_COARSE_RANGE, _COARSE_IN_ROW = (
+    12.0,
+    6.0,
+)  # from where on few ticks have room, and in one panel of a row of four
+_LEGEND_COLUMNS = 6
+_TOGETHER = 3  # policies whose bands can be told apart in one panel
+_CONTEXT = "#C4C4C4"
+_LETTER_PT = 4.5  # of a number at a tick
+_TIMES = (("avg_jct_s", "average JCT [h]"), ("makespan_s", "makespan [h]"))
+Floats = npt.NDArray[np.float64]
+
+
+@styled
+def plot_bands(
+    table: pd.DataFrame, source: str, parameter: str, label: str, looks: Mapping[str, Look] = POLICIES
+) -> Figure:
+    """Draw average JCT and makespan against a parameter: geometric means over seeds with 95 % confidence.
+
+    Three policies at most share a panel, where the means of the others are light grey.
+
+    Parameters
+    ----------
+    table
+        One row a simulation: ``policy, seed, avg_jct_s, makespan_s`` and the parameter.
+    parameter, label
+        Column of the parameter, and what it is.
+    """
+    require_columns(table, "policy", parameter, "seed", "avg_jct_s", "makespan_s", figure="bands")
+    policies = ordered(table["policy"], looks)
+    groups = np.array_split(policies, math.ceil(len(policies) / _TOGETHER))
+    single = len(groups) == 1
+    figure = new_figure(TWO_COLUMNS_IN, 2.8 if single else 4.3)
+    panels = figure.subplots(*((1, 2) if single else (2, len(groups))), squeeze=False)
+    panels = panels.T if single else panels
+    for number, group in enumerate(groups):
+        for axes, (column, title) in zip(panels[:, number], _TIMES, strict=True):
+            _draw_bands(axes, table.assign(x=table[parameter], hours=table[column] / HOUR), set(group), looks)
+            _parameter_ticks(axes, np.unique(table[parameter].to_numpy(float)), panels.size // 2)
+            axes.set_ylabel("" if number else title)
+            axes.tick_params(axis="y", labelleft=not number)
+    n_seeds = int(table.groupby(["policy", parameter])["seed"].nunique().max())
+    heading = [f"geometric mean and 95 % confidence band over {n_seeds} seeds"] if n_seeds > 1 else []
+    heading += [] if single else ["light grey: the means of the other policies"]
+    heading += ["bands end where the panel does"] if any(map(_is_cut, panels.flat)) else []
+    figure.suptitle("; ".join(heading))
+    figure.supxlabel(label)
+    finished(figure, source, strip=False)
+    name_coincident(figure)
+    for axes, group in zip(panels[0], groups, strict=True):
+        _legend_above(axes, _handles(group, looks))
+    return figure
+
+
+def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], looks: Mapping[str, Look]) -> None:
+    for policy in ordered(table["policy"], looks):
+        rows = table[table["policy"] == policy]
+        groups = np.log(rows["hours"]).groupby(rows["x"])
+        if policy in shown:
+            _band(axes, groups, look_of(looks, policy))
+        else:
+            axes.plot(groups.mean().index, np.exp(groups.mean()), color=_CONTEXT, lw=0.7, zorder=1)
+    _log_hours(axes)
+
+
+def _parameter_ticks(axes: Axes, points: Floats, n_columns: int) -> None:
+    """Put a tick at every point, with its number where there is room."""
+    scale = 0.75 * 72 * TWO_COLUMNS_IN / n_columns / max(float(np.ptp(points)), 1e-9)
+    end, labels = -math.inf, []
+    for point in points:
+        half = _LETTER_PT * len(f"{point:g}") / 2
+        fits = scale * point - half > end
+        labels.append(f"{point:g}" if fits else "")
+        end = scale * point + half if fits else end
+    axes.set_xticks(points, labels)
+
+
+def _legend_above(axes: Axes, handles: list[Line2D]) -> None:
+    """Put a legend above a panel and what is written there."""
+    title = axes.title.get_window_extent()
+    above = axes.transAxes.inverted().transform((0.0, title.y1))[1] if axes.get_title() else 1.0
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, above), labelspacing=0.3)
+
+
+def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bool = True) -> list[Line2D]:
+    def line(look: Look) -> Line2D:
+        marker = look.marker if with_marker else ""
+        return Line2D([], [], color=look.colour, ls=look.line, marker=marker, label=look.title)
+
+    return [line(look_of(looks, name)) for name in ordered(policies, looks)]
+
+
+def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look: Look) -> None:
+    """Draw means and band of one policy; in logarithms, because times are positive and skewed."""
+    x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
+    half = np.nan_to_num(half_widths(groups))
+    mark: dict[str, Any] = {"marker": look.marker, "ms": 3, "label": look.title}
+    axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, zorder=3, **mark)
+    if half.any():
+        low, high = np.exp(mean - half), np.exp(mean + half)
+        axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
+
+
+def _is_cut(axes: Axes) -> bool:
+    """Tell whether a band goes on beyond its panel, which holds all lines but not all of wide bands."""
+    low, high = axes.get_ylim()
+    ends = [np.asarray(path.vertices)[:, 1] for band in axes.collections for path in band.get_paths()]
+    return any(bool((end < low).any() or (end > high).any()) for end in ends)
+
+
+def _log_hours(axes: Axes) -> None:
+    """Use a logarithmic axis that holds all lines, if not all of wide bands, with plain numbers."""
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    low, high = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
+    axes.set_yscale("log")
+    _log_ticks(axes.yaxis, low, high)
+    axes.set_ylim(low, high)
+
+
+def _log_ticks(
+    axis: Axis,
+    low: float,
+    high: float,
+    fine: Sequence[float] = (1, 1.5, 2, 3, 4, 5, 6, 8),
+    coarse_range: float = _COARSE_RANGE,
+) -> None:
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low > coarse_range else fine
+    axis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(plain_numbers())
+
+
+@styled
+def plot_intervals(
+    table: pd.DataFrame,
+    source: str,
+    heading: str,
+    hollow: str,
+    spread_label: str,
+    looks: Mapping[str, Look] = POLICIES,
+) -> Figure:
+    """Draw a mean with its interval for every policy, one panel a ``panel``, four in a row.
+
+    Panels hold all means; an interval that goes on beyond a panel ends in an arrow with the value of its end.
+
+    Parameters
+    ----------
+    table
+        Columns ``panel, policy, mean, low, high`` [s] and ``is_hollow``; missing ends have no interval.
+    heading, hollow, spread_label
+        What the means are, what a hollow mark says, and what the intervals are, for the legend.
+    """
+    columns = ("panel", "policy", "mean", "low", "high", "is_hollow")
+    require_columns(table, *columns, figure="intervals")
+    names, policies = list(dict.fromkeys(table["panel"])), ordered(table["policy"], looks)
+    n_columns = min(len(names), _PANELS_IN_ROW)
+    n_rows = math.ceil(len(names) / n_columns)
+    figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.6 + _LINE_IN * len(policies)))
+    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
+    is_beyond = []
+    for axes, name in zip(panels.flat, names, strict=False):
+        is_beyond.append(_intervals(axes, table[table["panel"] == name], policies, looks))
+        axes.set_yticks(range(len(policies)), [look_of(looks, one).title for one in policies])
+        axes.set_title(name)
+    for axes in panels.flat[len(names) :]:
+        axes.remove()
+    figure.supxlabel("time [h]")
+    mark: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 4, "color": PALETTE["grey"]}
+    handles = [Line2D([], [], label=heading, **mark)]
+    if table["is_hollow"].any():
+        handles.append(Line2D([], [], label=hollow, mfc="white", **mark))
+    if table[["low", "high"]].notna().all(axis=1).any():
+        handles.append(spread_handle(spread_label, PALETTE["grey"]))
+    if any(is_beyond):
+        handles.append(beyond_handle())
+    return finished(figure, source, handles, strip=False, ncols=2)
+
+
+def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mapping[str, Look]) -> bool:
+    """Draw one panel, and return whether something lies beyond it."""
+    hours = rows[["mean", "low", "high"]].to_numpy(float) / HOUR
+    for name, (mean, low, high), is_hollow in zip(rows["policy"], hours, rows["is_hollow"], strict=True):
+        look, y = look_of(looks, str(name)), policies.index(str(name))
+        spread(axes, y, low, high, look.colour, is_across=True)
+        face = "white" if is_hollow else look.colour
+        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=5)
+    means, ends = hours[:, 0], np.where(np.isfinite(hours[:, 1:]), hours[:, 1:], hours[:, :1])
+    least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
+    most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
+    axes.set_xscale("log")
+    _log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6), _COARSE_IN_ROW)
+    axes.set_xlim(least, most)
+    axes.set_ylim(len(policies) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    spans = zip(rows["policy"], hours, strict=True)
+    return _mark_beyond(
+        axes,
+        ((policies.index(str(name)), span, look_of(looks, str(name))) for name, span in spans),
+        (least, most),
+    )
+
+
+def _mark_beyond(axes: Axes, spans: Iterable[tuple[int, Floats, Look]], limits: tuple[float, float]) -> bool:
+    """Mark means, or else ends of intervals, beyond the limits of a panel; return whether there are any."""
+    found = False
+    for y, (mean, low, high), look in spans:
+        is_inside = limits[0] <= mean <= limits[1]
+        for value in (low, high) if is_inside else (mean,):
+            found |= beyond(axes, y, value, limits, look.colour)
+    return found
+
+
+@styled
+def plot_variants(
+    table: pd.DataFrame, source: str, heading: str, reference_label: str, looks: Mapping[str, Look] = POLICIES
+) -> Figure:
+    """Draw how far every variant of a policy is from what it varies, one panel a policy, three in a row.
+
+    Ratios of less than a quarter or more than four lie beyond the axis, and are written at its ends.
+
+    Parameters
+    ----------
+    table
+        Columns ``policy, variant, mean, low, high``, ratios to the policy; missing ends have no interval.
+    heading, reference_label
+        What the ratios are, and what a ratio of 1 is, for the legend.
+    """
+    require_columns(table, "policy", "variant", "mean", "low", "high", figure="variants")
+    names = ordered(table["policy"], looks)
+    n_columns = min(len(names), _VARIANTS_IN_ROW)
+    rows = [names[k : k + n_columns] for k in range(0, len(names), n_columns)]
+    heights = [
+        table["policy"].isin(row).pipe(lambda own: table[own].groupby("policy").size().max()) for row in rows
+    ]
+    figure = new_figure(TWO_COLUMNS_IN, 0.5 + sum(0.4 + _LINE_IN * height for height in heights))
+    grid = figure.add_gridspec(len(rows), n_columns, height_ratios=[height + 2 for height in heights])
+    ends = table[["mean", "low", "high"]].clip(1 / _MOST_RATIO, _MOST_RATIO)
+    limits = 0.97 * float(np.nanmin(ends.to_numpy(float))), 1.03 * float(np.nanmax(ends.to_numpy(float)))
+    is_beyond = False
+    for number, name in enumerate(names):
+        axes = figure.add_subplot(grid[number // n_columns, number % n_columns])
+        own, look = table[table["policy"] == name], look_of(looks, name)
+        spans = own[["mean", "low", "high"]].to_numpy(float)
+        for y, (mean, low, high) in enumerate(spans):
+            spread(axes, y, low, high, look.colour, is_across=True)
+            axes.plot([mean], [y], look.marker, color=look.colour, ms=3.5, zorder=5)
+        axes.set_yticks(range(len(own)), own["variant"].tolist())
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(own) - 0.5, -0.5)
+        reference(axes, [1.0, 1.0], [len(own) - 0.5, -0.5])
+        if limits[1] > _WIDE_RATIO * limits[0]:
+            axes.set_xscale("log")
+            _log_ticks(axes.xaxis, *limits)
+        axes.set_xlim(*limits)
+        is_beyond |= _mark_beyond(axes, ((y, span, look) for y, span in enumerate(spans)), limits)
+        axes.set_title(look.title)
+    mark: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3.5, "color": PALETTE["grey"]}
+    handles = [Line2D([], [], label="mean", **mark), reference_handle(reference_label)]
+    if table[["low", "high"]].notna().all(axis=1).any():
+        handles.insert(1, spread_handle("95 % interval", PALETTE["grey"]))
+    if is_beyond:
+        handles.append(beyond_handle())
+    figure.supxlabel("ratio")
+    return finished(figure, source, handles, strip=False, ncols=len(handles), title=heading)
+
+
+@styled
+def plot_costs(
+    table: pd.DataFrame,
+    source: str,
+    metrics: Sequence[tuple[str, str, str, float, str]],
+    heading: str,
+    spread_label: str,
+    looks: Mapping[str, Look] = POLICIES,
+) -> Figure:
+    """Draw what scheduling costs against the number of jobs, with the GPUs below it, on logarithmic axes.
+
+    Lines with caps go from the smallest to the largest value that was measured.
+
+    Parameters
+    ----------
+    table
+        One row a simulation: ``policy, jobs, gpus`` and the columns of the metrics.
+    metrics
+        One panel each: columns of the median, smallest and largest value, factor to the unit shown, label.
+    heading, spread_label
+        What was repeated and how the values are shown; what the lines with caps are, for the legend.
+    """
+    require_columns(
+        table, "policy", "jobs", "gpus", *(name for one in metrics for name in one[:3]), figure="costs"
+    )
+    figure = new_figure(TWO_COLUMNS_IN, 2.7)
+    for axes, (*columns, unit, label) in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
+        for policy in ordered(table["policy"], looks):
+            rows = table[table["policy"] == policy].sort_values("jobs")
+            look = look_of(looks, policy)
+            y, low, high = (unit * rows[column].to_numpy(float) for column in columns)
+            style: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 3}
+            axes.plot(rows["jobs"], y, label=look.title, **style)
+            spread(axes, rows["jobs"], low, high, look.colour)
+        axes.set(xscale="log", yscale="log", xlabel="jobs in the trace, GPUs of the cluster", ylabel=label)
+        axes.yaxis.set_major_formatter(plain_numbers())
+        _size_ticks(axes, table)
+    handles = [*_handles(table["policy"], looks), spread_handle(spread_label, PALETTE["grey"])]
+    finished(figure, source, handles, ncols=_LEGEND_COLUMNS, title=heading)
+    name_coincident(figure)
+    return figure
+
+
+def _size_ticks(axes: Axes, table: pd.DataFrame) -> None:
+    gpus = table.groupby("jobs")["gpus"].agg(lambda counts: ", ".join(f"{n:g}" for n in sorted(set(counts))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    jobs = [float(str(count)) for count in gpus.index]
+    axes.set_xticks(jobs, [f"{count:,.0f}\n{text}" for count, text in zip(jobs, gpus, strict=True)])
+    axes.margins(x=0.08)
+
+
+@styled
+def plot_cdf(
+    table: pd.DataFrame,
+    source: str,
+    looks: Mapping[str, Look] = POLICIES,
+    titles: Mapping[str, str] | None = None,
+) -> Figure:
+    """Draw the share of jobs that completed within a time, one line a policy, one panel a trace.
+
+    Parameters
+    ----------
+    table
+        One row a job: columns ``policy, jct_s`` and, for several panels, ``trace``.
+    """
+    require_columns(table, "policy", "jct_s", figure="cdf")
+    traces = list(dict.fromkeys(table["trace"])) if "trace" in table.columns else [""]
+    single = len(traces) == 1
+    figure = new_figure(ONE_COLUMN_IN * 1.35 if single else TWO_COLUMNS_IN, 2.9)
+    panels = figure.subplots(1, len(traces), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, trace in zip(panels, traces, strict=True):
+        rows = table[table["trace"] == trace] if trace else table
+        for name in ordered(rows["policy"], looks):
+            look = look_of(looks, name)
+            times = np.sort(rows.loc[rows["policy"] == name, "jct_s"].to_numpy(float))
+            share = np.arange(1, len(times) + 1) / len(times)
+            style: dict[str, Any] = {"color": look.colour, "ls": look.line, "label": look.title}
+            axes.step(times, share, where="post", lw=1.0, **style)
+        axes.set_xscale("log")
+        axes.set_title((titles or {}).get(str(trace), str(trace)))
+        axes.set_xlabel("job completion time [s]")
+    panels[0].set_ylabel("share of jobs completed [%]")
+    panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
+    panels[0].set_ylim(0, 1.01)
+    handles = _handles(table["policy"], looks, with_marker=False)
+    if single:
+        finished(figure, source, handles, strip=False, loc="outside right center")
+    else:
+        finished(figure, source, handles, ncols=_LEGEND_COLUMNS)
+    name_coincident(figure)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------
+# Bars: values of many policies with their ratios and published marks, and groups of bars side by side.
+
+_ROW_HEIGHT_IN = 0.145
+_BROKEN = 1.12  # where a broken bar ends, over the longest of the others
+_ROOM = 1.05
+_NUMBER_PT = 22.0  # between bars and names: room for the ratios
+_MOST_BARS = 15  # of a panel that stands beside another one
+_LONGEST = 3.0  # times the median: bars that are longer are broken, to leave the others room
+
+
+@styled
+def plot_ratio_bars(
+    table: pd.DataFrame,
+    source: str,
+    metrics: Sequence[tuple[str, str, str]],
+    note: str,
+    looks: Mapping[str, Look] = POLICIES,
+    titles: Mapping[str, str] | None = None,
+    published: pd.DataFrame | None = None,
+    published_label: str = "published",
+) -> Figure:
+    """Draw times of every policy on every trace as bars behind their ratios, one column of panels a trace.
+
+    Ratios stand before the bars, where no published mark comes between a number and its bar. A bar of more
+    than three times the median is broken and holds its length.
+
+    Parameters
+    ----------
+    table
+        One row a trace and policy: columns ``trace, policy`` and those that the metrics name.
+    metrics
+        One row of panels each: column of the time [s], column of the ratio, label.
+    note, published_label
+        What the numbers and the marks are, for the legend.
+    published
+        Reference marks: ``trace, policy`` and the columns of times; missing values are left out.
+    """
+    require_columns(table, "trace", "policy", *(name for one in metrics for name in one[:2]), figure="bars")
+    traces, policies = list(dict.fromkeys(table["trace"])), ordered(table["policy"], looks)
+    shown = None if published is None else published[published["policy"].isin(policies)]
+    figure = new_figure(TWO_COLUMNS_IN, 0.75 + len(metrics) * (0.35 + _ROW_HEIGHT_IN * len(policies)))
+    panels = figure.subplots(len(metrics), len(traces), squeeze=False, sharey=True)
+    for column, trace in enumerate(traces):
+        rows = table[table["trace"] == trace].set_index("policy")
+        marks = None if shown is None else shown[shown["trace"] == trace]
+        for axes, (value, ratio, label) in zip(panels[:, column], metrics, strict=True):
+            _ratio_bars(axes, rows, policies, looks, value, ratio, marks)
+            names = [look_of(looks, name).title for name in policies]
+            axes.set_yticks(range(len(policies)), names)
+            axes.tick_params(axis="y", length=0, pad=_NUMBER_PT)
+            axes.set_xlabel(label)
+        panels[0, column].set_title((titles or {}).get(str(trace), str(trace)))
+    handles: list[Patch | Line2D] = [Patch(color=PALETTE["grey"], label=note)]
+    if any(text.get_bbox_patch() for axes in panels.flat for text in axes.texts):
+        handles.append(Patch(fc="white", ec=PALETTE["grey"], label="bar cut short, with its length"))
+    if published is not None:
+        handles.append(published_handle(published_label))
+    return finished(figure, source, handles, ncols=3)
+
+
+def _ratio_bars(
+    axes: Axes,
+    rows: pd.DataFrame,
+    policies: list[str],
+    looks: Mapping[str, Look],
+    value: str,
+    ratio: str,
+    marks: pd.DataFrame | None,
+) -> None:
+    positions = [policies.index(str(name)) for name in rows.index]
+    hours = rows[value].to_numpy(float) / HOUR
+    colours = [pale(look_of(looks, str(name))) for name in rows.index]
+    limit = float(hours[hours <= _LONGEST * np.median(hours)].max())
+    ends = np.where(hours > limit, _BROKEN * limit, hours)
+    axes.barh(positions, ends, 0.74, color=colours, lw=0, zorder=2)
+    for y, length in zip(positions, hours, strict=True):
+        if length > limit:
+            gap: dict[str, Any] = {"bbox": {"fc": "white", "lw": 0, "pad": 1.4}, "ha": "center", "zorder": 3}
+            axes.text(0.75 * limit, y, f"{length:.1f} h", va="center_baseline", **gap)
+    for y, factor in zip(positions, rows[ratio].to_numpy(float), strict=True):
+        if np.isfinite(factor):
+            left: dict[str, Any] = {"ha": "right", "va": "center", "annotation_clip": False}
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(f"{factor:.2f}", (0.0, y), (-2.5, 0.0), **place, **left)
+    furthest = [float(ends.max())]
+    if marks is not None:
+        at, shown = [policies.index(name) for name in marks["policy"]], marks[value].to_numpy(float) / HOUR
+        published_marks(axes, shown, at)
+        furthest += shown[np.isfinite(shown)].tolist()
+    axes.set_ylim(len(policies) - 0.4, -0.6)
+    axes.set_xlim(0, _ROOM * max(furthest))
+    axes.grid(visible=False, axis="y")
+
+
+@styled
+def plot_grouped_bars(
+    table: pd.DataFrame,
+    source: str,
+    series: Mapping[str, Look],
+    label: str,
+    titles: Mapping[str, str] | None = None,
+    looks: Mapping[str, Look] = POLICIES,
+    spread_label: str = "",
+) -> Figure:
+    """Draw groups of bars side by side, one bar a series, with values above them, one panel a ``panel``.
+
+    Panels stand side by side, or one above the other where they have many bars.
+
+    Parameters
+    ----------
+    table
+        Columns ``panel, group, series, value``; combinations without a row have no bar. With ``text`` that
+        stands above the bars instead of the values, with ``low, high`` bars have whiskers, NaN for none.
+    series
+        Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
+        its colour in the strength of the series.
+    label, spread_label
+        What the values are, and what the whiskers are, for the legend.
+    """
+    require_columns(table, "panel", "group", "series", "value", figure="groups")
+    names, groups = (list(dict.fromkeys(table[column])) for column in ("panel", "group"))
+    shown = dict(titles or {})
+    n_rows = len(names) if len(groups) * len(series) > _MOST_BARS else 1
+    figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3 * n_rows)
+    panels = figure.subplots(n_rows, len(names) // n_rows, sharey=True, squeeze=False)
+    for axes, name in zip(panels.flat, names, strict=True):
+        panel = looks.get(name)
+        own = {
+            key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
+            for key, look in series.items()
+        }
+        _bar_groups(axes, table[table["panel"] == name], groups, own)
+        axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
+        axes.margins(x=0.02, y=0.12)
+        axes.set_title(shown.get(name, name))
+    for axes in panels[:, 0]:
+        axes.set_ylabel(label)
+    handles: list[Patch | Line2D] = [
+        Patch(fc=pale(look), ec=look.colour, lw=0.5, label=look.title) for look in series.values()
+    ]
+    if {"low", "high"} <= set(table.columns) and table[["low", "high"]].notna().all(axis=1).any():
+        handles.append(spread_handle(spread_label))
+    return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
+
+
+def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mapping[str, Look]) -> None:
+    width, keys = 0.88 / len(series), list(series)
+    for row in rows.to_dict("records"):
+        value, look = float(row["value"]), series[row["series"]]
+        offset = (keys.index(row["series"]) - (len(keys) - 1) / 2) * width
+        x = groups.index(row["group"]) + offset
+        axes.bar(x, value, 0.92 * width, fc=pale(look), ec=look.colour, lw=0.5, zorder=2)
+        low, high = (float(row.get(end, np.nan)) for end in ("low", "high"))
+        spread(axes, x, low, high)
+        end = np.nanmax([value, high])
+        axes.text(x, end, str(row.get("text", f"{value:.2f}")), ha="center", va="bottom")
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures of the performance model: errors, predictions, and throughput against resources.
+
+ENVELOPE = "best plan"
+"""Name of the envelope in the column ``plan_family``."""
+_Array = npt.NDArray[Any]
+_PUBLISHED_COLUMNS = ("published_avg_error_pct", "published_max_error_pct")
+_LOW_IN = 2.5  # a figure too low for a label in one line
+_GROUP_GAP = 1.7
+_CLAIM_PCT = 10.0
+_TICKS_PCT = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 70.0, 100.0, 150.0, 200.0)
+_TICK_GAP = 0.12  # of the height of a panel
+_OTHER = "#555555"
+_ENVELOPE_COLOUR = "#C9C9C9"
+
+
+@styled
+def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str) -> Figure:
+    """Draw average and largest prediction error of each model and plan family, on a square-root scale.
+
+    Parameters
+    ----------
+    table
+        Columns ``model, plan_family, form, avg_error_pct, max_error_pct, published_avg_error_pct,
+        published_max_error_pct`` [%]; a row without held-out rows shows the published mark only.
+    form, other_form
+        Forms of the performance model shown as filled bars and as outlines.
+    """
+    needed = ("model", "plan_family", "form", "avg_error_pct", "max_error_pct", *_PUBLISHED_COLUMNS)
+    require_columns(table, *needed, figure="table2")
+    table = table.assign(**{name: pd.to_numeric(table[name]) for name in _PUBLISHED_COLUMNS})
+    seen = table[["avg_error_pct", *_PUBLISHED_COLUMNS]].notna().any(axis=1)
+    table = table[seen.groupby([table["model"], table["plan_family"]]).transform("any")]
+    require_columns(table, figure="table2")
+    figure = new_figure(TWO_COLUMNS_IN, 3.7)
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    positions = _bar_positions(table)
+    for axes, kind in ((top, "avg"), (bottom, "max")):
+        _error_panel(axes, table, positions, (form, other_form), kind)
+        axes.tick_params(axis="x", length=0)
+    top.set_ylabel("average error [%],\nsquare-root axis")
+    bottom.set_ylabel("largest error [%],\nsquare-root axis")
+    models = ordered(table["model"], MODEL_TITLES)
+    centres = [np.mean([x for (model, _), x in positions.items() if model == name]) for name in models]
+    bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
+    bottom.set_xlim(min(positions.values()) - 1.0, max(positions.values()) + 1.0)
+    handles = patches(ordered(table["plan_family"], FAMILIES), FAMILIES)
+    if other_form != form and other_form in set(table["form"]):
+        handles.append(Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"))
+    if table[list(_PUBLISHED_COLUMNS)].notna().any(axis=None):
+        handles.append(published_handle("printed in the paper"))
+    handles.append(limit_handle("claimed bound of the average"))
+    return finished(figure, source, handles, ncols=min(len(handles), 5))
+
+
+def _ticks_pct(largest: float) -> list[float]:
+    """Choose ticks that are far enough apart on the square-root scale."""
+    ticks = [0.0]
+    for tick in _TICKS_PCT:
+        if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
+            ticks.append(tick)
+    return ticks
+
+
+def _bar_positions(table: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """Position of each bar, (model, family) to x."""
+    positions: dict[tuple[str, str], float] = {}
+    x = 0.0
+    for model in ordered(table["model"], MODEL_TITLES):
+        for family in ordered(table.loc[table["model"] == model, "plan_family"], FAMILIES):
+            positions[model, family] = x
+            x += 1.0
+        x += _GROUP_GAP
+    return positions
+
+
+def _error_panel(
+    axes: Axes,
+    table: pd.DataFrame,
+    positions: dict[tuple[str, str], float],
+    forms: tuple[str, str],
+    kind: str,
+) -> None:
+    for row in table.to_dict("records"):
+        x, value = positions[row["model"], row["plan_family"]], row[f"{kind}_error_pct"]
+        if row["form"] == forms[0]:
+            axes.bar(x, value, 0.8, color=look_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
+            published(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
+        elif row["form"] == forms[1]:
+            axes.bar(x, value, 0.8, fill=False, edgecolor=_OTHER, lw=0.6, zorder=3)
+    if kind == "avg":
+        limit(axes, _CLAIM_PCT)
+    axes.grid(visible=False, axis="x")
+    signed_sqrt = (lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: np.sign(y) * np.square(y))
+    axes.set_yscale("function", functions=signed_sqrt)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(plain_numbers())
+    axes.set_yticks(_ticks_pct(axes.get_ylim()[1]))
+
+
+@styled
+def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
+    """Draw predicted against measured (or emulated) iteration time, one panel a model.
+
+    Held-out rows are filled, flagged rows hollow, and rows used in the fit plus signs.
+
+    Parameters
+    ----------
+    table
+        Columns ``model, plan_family, form, fitted, clean, measured_s, predicted_s``.
+    form
+        Form of the performance model to show.
+    """
+    needed = ("model", "plan_family", "form", "fitted", "clean", "measured_s", "predicted_s")
+    require_columns(table, *needed, figure="prediction")
+    shown = table[table["form"] == form]
+    require_columns(shown, figure="prediction")
+    figure, free = model_panels(
+        ordered(shown["model"], MODEL_TITLES),
+        1.75,
+        lambda axes, model: _prediction_panel(axes, shown[shown["model"] == model]),
+    )
+    free.legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
+    made = {"emulated": "emulated", "published": "measured", "measured": "measured"}.get(source, "given")
+    gap = "\n" if figure.get_figheight() < _LOW_IN else " "
+    label = f"predicted iteration time [s],{gap}{form} form"
+    return _labelled(figure, source, f"{made} iteration time [s]", label)
+
+
+def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
+    times = rows[["measured_s", "predicted_s"]].to_numpy(dtype=float)
+    middle = math.sqrt(times.min() * times.max())
+    reach = max(1.25 * math.sqrt(times.max() / times.min()), 2.0)  # wide enough for two ticks
+    low, high = middle / reach, middle * reach
+    reference(axes, [low, high], [low, high])
+    for family in ordered(rows["plan_family"], FAMILIES):
+        part, look = rows[rows["plan_family"] == family], look_of(FAMILIES, family)
+        hollow = {"marker": look.marker, "ms": 3.2, "mfc": "white", "mec": look.colour, "mew": 0.7}
+        filled = {"marker": look.marker, "ms": 3.4, "mfc": look.colour, "mec": "white", "mew": 0.25}
+        cross = {"marker": "+", "ms": 4.2, "mew": 0.9, "color": look.colour}
+        kinds = [~part["fitted"] & ~part["clean"], ~part["fitted"] & part["clean"], part["fitted"]]
+        marks: list[dict[str, Any]] = [hollow, filled, cross]
+        for number, (kept, mark) in enumerate(zip(kinds, marks, strict=True)):
+            points = part[kept]
+            axes.plot(points["measured_s"], points["predicted_s"], ls="none", zorder=2 + number, **mark)
+    _log_axes(axes, low, high)
+    axes.text(0.04, 0.96, _error_note(rows), transform=axes.transAxes, va="top")
+
+
+def _error_note(rows: pd.DataFrame) -> str:
+    validated = rows[~rows["fitted"] & rows["clean"]]
+    if validated.empty:
+        return "no held-out rows"
+    error = 100.0 * (validated["predicted_s"] / validated["measured_s"] - 1.0).abs()
+    return f"mean {error.mean():.1f} %\nn = {len(error)}"
+
+
+def _log_axes(axes: Axes, low: float, high: float) -> None:
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    few = math.log10(high / low) < 1.7
+    for axis in (axes.xaxis, axes.yaxis):
+        _decades(axis, few)
+
+
+def _decades(axis: Axis, few: bool) -> None:
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axis.set_major_formatter(plain_numbers())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
+    point: dict[str, Any] = {"ls": "none"}
+    looks = [look_of(FAMILIES, name) for name in ordered(rows["plan_family"], FAMILIES)]
+    handles = [Line2D([], [], marker=one.marker, color=one.colour, label=one.title, **point) for one in looks]
+    if rows["fitted"].any():
+        handles.append(Line2D([], [], marker="+", color=_OTHER, label="used in the fit", **point))
+    if not rows["clean"].all():
+        hollow: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": _OTHER}
+        handles.append(Line2D([], [], label="flagged anomaly", **hollow, **point))
+    handles.append(reference_handle("prediction without error"))
+    return handles
+
+
+@styled
+def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
+    """Draw throughput against GPUs, one panel a model, one line a plan family.
+
+    The envelope is the broad line behind the others. Lines join the counts at which a family is faster than
+    with fewer GPUs; the other counts are left out.
+
+    Parameters
+    ----------
+    table
+        Columns ``model, plan_family, gpus, throughput_samples_per_s``; the rows of family `ENVELOPE` are the
+        best plan with at most that many GPUs. Rows of no throughput are left out.
+    """
+    require_columns(table, "model", "plan_family", "gpus", "throughput_samples_per_s", figure="sensitivity")
+    shown = table[table["throughput_samples_per_s"] > 0]
+    figure, free = model_panels(
+        ordered(table["model"], MODEL_TITLES),
+        1.55,
+        lambda axes, model: _curve_panel(axes, shown[shown["model"] == model]),
+    )
+    handles = [_family_line(name) for name in ordered(shown["plan_family"], FAMILIES) if name != ENVELOPE]
+    handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
+    free.legend(handles=handles, loc="center", labelspacing=0.4)
+    _labelled(figure, source, "GPUs", "throughput [samples/s]")
+    name_coincident(figure)
+    return figure
+
+
+def _labelled(figure: Figure, source: str, across: str, upwards: str) -> Figure:
+    figure.supxlabel(across)
+    figure.supylabel(upwards)
+    return finished(figure, source, strip=False)
+
+
+def _family_line(family: str) -> Line2D:
+    look = look_of(FAMILIES, family)
+    return Line2D([], [], color=look.colour, marker=look.marker, ms=3, lw=1, label=family)
+
+
+def _curve_panel(axes: Axes, rows: pd.DataFrame) -> None:
+    for family in reversed(ordered(rows["plan_family"], FAMILIES)):
+        part = rows[rows["plan_family"] == family].sort_values("gpus")
+        x, y = part["gpus"].to_numpy(), part["throughput_samples_per_s"].to_numpy()
+        if family == ENVELOPE:
+            axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=3.2, drawstyle="steps-post", zorder=1)
+        else:
+            _draw_family(axes, x, y, family)
+    _log2_axes(axes, int(rows["gpus"].max()) if len(rows) else 1)
+
+
+def _draw_family(axes: Axes, gpus: _Array, throughput: _Array, family: str) -> None:
+    """Join the counts at which more GPUs are faster than all fewer."""
+    look = look_of(FAMILIES, family)
+    gains = throughput > np.maximum.accumulate(np.concatenate([[0.0], throughput[:-1]]))
+    axes.plot(
+        gpus[gains], throughput[gains], color=look.colour, marker=look.marker, ms=2.8, lw=0.9,
+        mec="white", mew=0.2, zorder=3, label=look.title,
+    )  # fmt: skip
+
+
+def _log2_axes(axes: Axes, largest: int) -> None:
+    """Use powers of two up to a largest one across, and a logarithmic axis upwards."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([2**k for k in range(int(math.log2(max(largest, 2))) + 1)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(plain_numbers())
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    _decades(axes.yaxis, math.log10(high / low) < 2.0)
+
+
+@styled
+def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
+    """Draw throughput of offload plans against CPU threads, one panel a model, one line a number of GPUs.
+
+    Parameters
+    ----------
+    table
+        Columns ``model, gpus, cpu_threads, throughput_samples_per_s``, of the best plan.
+    """
+    needed = ("model", "gpus", "cpu_threads", "throughput_samples_per_s")
+    require_columns(table, *needed, figure="sensitivity_cpu")
+    counts = sorted(set(table["gpus"]))
+    colours = dict(zip(counts, PALETTE.values(), strict=False))
+
+    def draw(axes: Axes, model: str) -> None:
+        for gpus in counts:
+            part = table[(table["model"] == model) & (table["gpus"] == gpus)].sort_values("cpu_threads")
+            x, y, colour = part["cpu_threads"], part["throughput_samples_per_s"], colours.get(gpus, "grey")
+            axes.plot(x, y, color=colour, marker="o", ms=2.6, mec="white", mew=0.2, lw=0.9)
+        _log2_axes(axes, int(table["cpu_threads"].max()))
+
+    figure, free = model_panels(ordered(table["model"], MODEL_TITLES), 1.55, draw)
+    line: dict[str, Any] = {"marker": "o", "ms": 3, "lw": 1}
+    titles = {gpus: f"{gpus} GPU{'s' * (gpus != 1)}" for gpus in counts}
+    handles = [Line2D([], [], color=colours.get(n, "grey"), label=titles[n], **line) for n in counts]
+    free.legend(handles=handles, loc="center", labelspacing=0.4)
+    return _labelled(figure, source, "CPU threads a GPU", "offload throughput [samples/s]")
+
+
+# ------------------------------------------------------------------------------------------------
+# One simulation as a picture: GPUs by plan family over time, and who held which GPU when.
+
+_BINS = 600
+_RESTART_COLOUR = "#C4C4C4"
+_HELD = {"started", "reconfigured", "sharing"}
+_LOST = {"suspended", "interrupted", "finished"}
+_SPAN_COLUMNS = ["job_id", "plan_family", "node", "gpu", "start_s", "ready_s", "end_s"]
+_TRACKED = [*sorted(_HELD), *sorted(_LOST), "ready"]
+_TIME_LABEL = "time since the first submission [h]"
+
+
+@styled
+def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[str, str]) -> Figure:
+    """Draw the GPUs that jobs hold over time, stacked by plan family, one panel a policy.
+
+    Parameters
+    ----------
+    table
+        ``time_s`` and one column a plan family with the GPUs that its plans hold from then on; for
+        several panels also ``policy``. The mean of each of many equal spans of time is drawn.
+    n_gpus
+        GPUs of the cluster, drawn as a line.
+    """
+    families = ordered((str(name) for name in table.columns if name not in ("time_s", "policy")), FAMILIES)
+    require_columns(table, "time_s", *(families or ["plan families"]), figure="allocation")
+    panels = list(dict.fromkeys(table["policy"])) if "policy" in table.columns else [""]
+    figure = new_figure(TWO_COLUMNS_IN, 0.55 + 1.35 * len(panels))
+    axes_list = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(axes_list, panels, strict=True):
+        _stack_families(axes, table[table["policy"] == panel] if panel else table, families, n_gpus)
+        axes.set_ylabel("GPUs held")
+        axes.set_title(titles.get(panel, panel), loc="left")
+    axes_list[-1].set_xlabel(_TIME_LABEL)
+    axes_list[-1].set_xlim(0, float(table["time_s"].max()) / HOUR)
+    handles = [*patches(families, FAMILIES), limit_handle("all GPUs")]
+    return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
+
+
+def _stack_families(axes: Axes, rows: pd.DataFrame, families: list[str], n_gpus: int) -> None:
+    end_s = float(rows["time_s"].max())
+    edges = np.linspace(0.0, end_s, _BINS + 1) if end_s > 0 else np.array([0.0, 1.0])
+    base = np.zeros(len(edges) - 1)
+    for family in families:
+        held = rows[family].fillna(0.0).to_numpy(float)
+        mean = _bin_means(rows["time_s"].to_numpy(float), held, edges)
+        colour = look_of(FAMILIES, family).colour
+        axes.stairs(base + mean, edges / HOUR, baseline=base, fill=True, color=colour, lw=0)
+        base = base + mean
+    limit(axes, n_gpus, zorder=3)
+    axes.set_ylim(0, 1.08 * max(n_gpus, float(base.max(initial=0.0))))
+
+
+def _bin_means(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Average a step function, zero before its first time, over the spans between edges."""
+    if not len(times):
+        return np.zeros(len(edges) - 1)
+    area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
+    at = np.searchsorted(times, edges, side="right") - 1
+    integral = np.where(at >= 0, area[at] + values[at] * (edges - times[at]), 0.0)
+    return np.asarray(np.diff(integral) / np.diff(edges))
+
+
+@styled
+def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
+    """Draw who held which GPU when, as `job_spans` returns it: one line a GPU, one colour a plan family.
+
+    Restart delays are light grey, and lines separate the nodes.
+    """
+    require_columns(table, "plan_family", "node", "gpu", "start_s", "ready_s", "end_s", figure="gantt")
+    nodes, width = range(int(table["node"].max()) + 1), int(table["gpu"].max()) + 1
+    figure = new_figure(TWO_COLUMNS_IN, min(1.0 + 0.045 * width * len(nodes), 6.5))
+    axes = figure.subplots()
+    rows = table["node"].to_numpy() * width + table["gpu"].to_numpy()
+    start, ready, end = (table[name].to_numpy(float) / HOUR for name in ("start_s", "ready_s", "end_s"))
+    families = ordered(table["plan_family"], FAMILIES)
+    _bars(axes, rows, start, ready, _RESTART_COLOUR)
+    for family in families:
+        mine = (table["plan_family"] == family).to_numpy()
+        _bars(axes, rows[mine], ready[mine], end[mine], look_of(FAMILIES, family).colour)
+    axes.set_yticks([(node + 0.5) * width for node in nodes], [f"node {node}" for node in nodes])
+    axes.hlines([node * width for node in nodes[1:]], 0, float(end.max()), color="white", lw=1.2, zorder=3)
+    axes.hlines([node * width for node in nodes[1:]], 0, float(end.max()), color="black", lw=0.4, zorder=4)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_ylim(width * len(nodes), 0)
+    axes.set_xlim(0, float(end.max()))
+    axes.set_xlabel(_TIME_LABEL)
+    handles = [*patches(families, FAMILIES), Patch(color=_RESTART_COLOUR, label="restarting")]
+    if len(nodes) > 1:
+        handles.append(Line2D([], [], color="black", lw=0.4, label="border of nodes"))
+    return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
+
+
+def _bars(axes: Axes, rows: np.ndarray, start: np.ndarray, end: np.ndarray, colour: str) -> None:
+    """Draw horizontal bars one line high; many at once."""
+    shown = end > start
+    low, left, right = rows[shown].astype(float), start[shown], end[shown]
+    edges = ((left, low), (right, low), (right, low + 0.92), (left, low + 0.92))
+    corners = np.stack([np.stack(corner, axis=-1) for corner in edges], axis=1)
+    bars = PolyCollection(list(corners), facecolors=colour, edgecolors="white", linewidths=0.1, zorder=2)
+    axes.add_collection(bars)
+
+
+def job_spans(events: pd.DataFrame) -> pd.DataFrame:
+    """Return who held which GPU of which node, from when until when.
+
+    The simulation allocates numbers of GPUs on nodes; which ones they are is chosen here, the
+    lowest free ones first.
+
+    Takes the events of a simulation. Returns ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``:
+    restarting until ``ready_s``, running afterwards. Guests, which hold no GPUs, are left out.
+    """
+    require_columns(events, "time_s", "seq", "kind", "job_id", "nodes", "family", figure="gantt")
+    rows = events[events["kind"].isin(_TRACKED)].sort_values(["time_s", "seq"])
+    spans: dict[str, _Span] = {}
+    ready: set[str] = set()
+    busy: dict[int, set[int]] = {}
+    closed: list[tuple[object, ...]] = []
+    for time, group in rows.groupby("time_s", sort=False):
+        columns = (group[name].astype(str) for name in ("kind", "job_id", "nodes", "family"))
+        records = list(zip(*columns, strict=True))
+        for kind, job, _, _ in records:
+            if kind == "ready":
+                ready.add(job)
+            elif kind != "sharing":
+                ready.discard(job)
+            if job in spans and kind == "ready":
+                spans[job].ready_s = float(str(time))
+            elif job in spans:
+                closed += _close(spans.pop(job), float(str(time)), busy)
+        for kind, job, nodes, family in records:
+            if kind in _HELD:
+                now_s = float(str(time))
+                spans[job] = _Span(
+                    job, family, now_s, _take(nodes, busy), now_s if job in ready else math.inf
+                )
+    for span in spans.values():
+        closed += _close(span, float(rows["time_s"].max()), busy)
+    table = pd.DataFrame(closed, columns=_SPAN_COLUMNS)
+    return table.sort_values(["start_s", "node", "gpu"], ignore_index=True)
+
+
+@dataclass(slots=True)
+class _Span:
+    """GPUs held by a job since its last change."""
+
+    job_id: str
+    family: str
+    start_s: float
+    gpus: list[tuple[int, int]]
+    ready_s: float = math.inf
+
+
+def _take(nodes: str, busy: dict[int, set[int]]) -> list[tuple[int, int]]:
+    """Choose the lowest free GPUs of each node."""
+    taken: list[tuple[int, int]] = []
+    for part in nodes.split():
+        node, count = (int(value) for value in part.split(":"))
+        used = busy.setdefault(node, set())
+        free = [gpu for gpu in range(len(used) + count) if gpu not in used][:count]
+        used.update(free)
+        taken += [(node, gpu) for gpu in free]
+    return taken
+
+
+def _close(span: _Span, end_s: float, busy: dict[int, set[int]]) -> list[tuple[object, ...]]:
+    ready_s = min(span.ready_s, end_s)
+    for node, gpu in span.gpus:
+        busy[node].discard(gpu)
+    return [(span.job_id, span.family, node, gpu, span.start_s, ready_s, end_s) for node, gpu in span.gpus]

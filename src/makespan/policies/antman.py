@@ -1,0 +1,189 @@
+"""AntMan: guaranteed jobs get what they asked for, best-effort jobs use what is left over."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.base import Queue, acceptable, preempt
+from makespan.policies.placing import GuestRoom, Places
+from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
+
+Options = tuple[Configuration, ...]
+_Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # the first of a group in the queue, as what, the group
+
+
+@dataclass(frozen=True, slots=True)
+class AntMan:
+    """Run guaranteed jobs as requested and best-effort jobs on left-overs, first come first served.
+
+    A best-effort job in the way, latest start first, becomes a guest on its devices: it computes while these
+    are idle, and has them to itself again once nobody else holds them. One that finds no devices begins
+    as a guest, where it is fastest, if that is ``least_pace`` of how fast it is alone or more. Best-effort
+    jobs accept more nodes up to ``max_slowdown`` times the predicted step.
+
+    Reading: a guest moves to free devices elsewhere once it has been where it is for as long as a restart
+    takes. Deviation: a guest must fit into what memory others leave, where the original moves some of it to
+    the host. One that does not, or needs host memory, is suspended, as all are where devices are not shared.
+    """
+
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which best-effort jobs accept more nodes
+    shares: bool = True  # devices, where the engine lets jobs be guests
+    least_pace: float = 0.0  # with which a job begins as a guest, of the progress that it makes alone
+    name: str = "antman"
+    title: str = "AntMan"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = True
+    references: tuple[str, ...] = (
+        "W. Xiao et al. AntMan: dynamic scaling on GPU clusters for deep learning. OSDI 2020.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue(Places.on(cluster, catalogue))
+
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
+        """Serve guaranteed jobs, then the others, each by submission."""
+        requested = view.catalogue.as_requested
+
+        def order(job: JobView) -> tuple[bool, float]:
+            return (not job.spec.is_guaranteed, job.spec.submit_time_s)
+
+        def options(job: JobView) -> Options:
+            if job.spec.is_guaranteed:
+                return requested(job.spec)[:1] * 2  # twice, so that nobody else has the same options
+            return acceptable(job, requested(job.spec), 1.0, 0.0, self.max_slowdown)
+
+        least = self.least_pace if self.shares and view.shares_devices else None
+        draft = _Draft(view, least, state)
+        draft.end_sharing()
+        state.update(view, order, options)
+        started: dict[Options, int] = {}
+        groups = [(group[0], choices, group) for choices, group in state.groups(view.n_gpus)]
+        _serve([one for one in groups if one[0][-1].spec.is_guaranteed], draft.start_guaranteed, started)
+        draft.make_memory(range(view.n_nodes))
+        others: list[_Waiting] = [one for one in groups if not one[0][-1].spec.is_guaranteed]
+        delay_s = view.restart_delay_s
+        restless = [job for job, _ in draft.guests() if job.held_since_s + delay_s <= view.time_s]
+        others += [((*order(job), job.index, job), options(job), []) for job in draft.displaced + restless]
+        _serve(others, draft.start, started)
+        state.note(started, draft.displaced)
+        return Decision(draft.changes, draft.next_move_s()), state
+
+
+def _serve(
+    waiting: list[_Waiting], start: Callable[[JobView, Options], bool], started: dict[Options, int]
+) -> None:
+    """Start jobs in order, the first of each group first; one that is refused stands for all like it."""
+    heapify(waiting)
+    refused: set[Options] = set()
+    while waiting:
+        entry, choices, group = heappop(waiting)
+        if choices in refused:
+            continue
+        if not start(entry[-1], choices):
+            refused.add(choices)
+        elif group:
+            position = started[choices] = started.get(choices, 0) + 1
+            if position < len(group):
+                heappush(waiting, (group[position], choices, group))
+
+
+class _Draft:
+    """Who will have what, and be guest where."""
+
+    def __init__(self, view: ClusterView, least_pace: float | None, queue: Queue) -> None:
+        self.changes: dict[str, Allocation | None] = {}
+        self.displaced: list[JobView] = []
+        self._view = view
+        self._shares = least_pace is not None
+        self._least = least_pace or 0.0
+        self._free = queue.room(view)
+        self._guests = GuestRoom(view, self._free.places)
+        self._held = {job.index: (job, job.allocation) for job in view.running if job.allocation is not None}
+
+    def guests(self) -> list[tuple[JobView, Allocation]]:
+        """Return the guests, by submission."""
+        return [entry for _, entry in sorted(self._held.items()) if entry[1].is_guest]
+
+    def next_move_s(self) -> float | None:
+        """Return when the next guest has been where it is for long enough to move [s]."""
+        now_s, delay_s = self._view.time_s, self._view.restart_delay_s
+        since_s = [now_s if job.spec.job_id in self.changes else job.held_since_s for job, _ in self.guests()]
+        return min((one + delay_s for one in since_s if one + delay_s > now_s), default=None)
+
+    def end_sharing(self) -> None:
+        """Let guests have the devices where they are to themselves, if nobody holds them."""
+        for job, held in self.guests():
+            if self._free.take_if_free(held.configuration, held.nodes[::-1]):
+                self._give(job, held.beside(is_guest=False))
+
+    def start_guaranteed(self, job: JobView, options: Options) -> bool:
+        """Start a job on free devices, or on those of best-effort jobs, which become guests there."""
+        found = self._free.first_fit(options)
+        if found is None:
+            holders = [(other, held) for other, held in self._held.values() if not held.is_guest]
+            yielding = [other for other, _ in holders if not other.spec.is_guaranteed]
+            yielding.sort(key=lambda other: (-other.held_since_s, other.index))
+            preempted = preempt(self._free, options, yielding)
+            if preempted is None:
+                return False
+            self._free, found, gone = preempted
+            for other in gone:
+                self._yield(other)
+        self._free.take(*found)
+        self._give(job, found[0].on(found[1]))
+        return True
+
+    def make_memory(self, nodes: Iterable[int]) -> None:
+        """Displace guests of nodes where not all find a device with memory for them, the latest first."""
+        for node in nodes:
+            while self._guests.is_crowded(node):
+                there = [(job.held_since_s, job.index) for job, held in self.guests() if node in held.nodes]
+                self._displace(self._held[max(there)[1]][0])
+
+    def start(self, job: JobView, options: Options) -> bool:
+        """Start a best-effort job on free devices, else as a guest; one that is a guest moves or stays."""
+        found = self._free.first_fit(options)
+        if found is not None:
+            self._free.take(*found)
+            self._give(job, found[0].on(found[1]))
+            self.make_memory(found[1])
+            return True
+        return job.index in self._held or self._start_as_guest(job, options)
+
+    def _start_as_guest(self, job: JobView, options: Options) -> bool:
+        for item in options:
+            place = self._guests.fastest(item, self._least) if self._shares else None
+            if place is not None:
+                self._give(job, item.on(place[1]).beside(is_guest=True))
+                return True
+        return False
+
+    def _yield(self, job: JobView) -> None:
+        """Let a job be a guest where it has devices, or displace it."""
+        _, held = self._held[job.index]
+        if self._shares and self._guests.has_devices(held):
+            self._give(job, held.beside(is_guest=True))
+        else:
+            self._displace(job)
+
+    def _give(self, job: JobView, allocation: Allocation) -> None:
+        self._remove(job)
+        self._held[job.index] = job, allocation
+        self._guests.add(job.index, allocation)
+        self.changes[job.spec.job_id] = allocation
+
+    def _displace(self, job: JobView) -> None:
+        self._remove(job)
+        self.changes[job.spec.job_id] = None
+        self.displaced.append(job)
+
+    def _remove(self, job: JobView) -> None:
+        if job.index in self._held:
+            self._guests.remove(job.index, self._held.pop(job.index)[1])
+
+
+POLICIES = (AntMan(),)

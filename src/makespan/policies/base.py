@@ -1,0 +1,335 @@
+"""Every policy by its name, imported when it is asked for, and policies in files of the user."""
+
+from __future__ import annotations
+
+import re
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from makespan.errors import short_path, unknown_name
+from makespan.policies.placing import Fit, Places, Room
+from makespan.sim import (
+    Allocation,
+    ClusterView,
+    Configuration,
+    Decision,
+    JobView,
+    Policy,
+    PolicyError,
+    check_policy,
+)
+from makespan.user_code import load_file, load_module, user_file
+
+# ------------------------------------------------------------------------------------------------
+# Every policy by its name, imported when it is asked for, and policies in files of the user.
+
+_MODULES = {
+    "antman": "makespan.policies.antman",
+    "easyscale-heter": "makespan.policies.easyscale",
+    "easyscale-heter-growth": "makespan.policies.easyscale",
+    "easyscale-homo": "makespan.policies.easyscale",
+    "fifo": "makespan.policies.queues",
+    "fifo-serial": "makespan.policies.queues",
+    "gavel": "makespan.policies.gavel",
+    "gavel-ftf": "makespan.policies.gavel",
+    "gavel-makespan": "makespan.policies.gavel",
+    "morphling": "makespan.policies.morphling",
+    "morphling-e": "makespan.policies.morphling",
+    "morphling-lookahead": "makespan.policies.lookahead",
+    "morphling-lookahead-e": "makespan.policies.lookahead",
+    "morphling-lookahead-n": "makespan.policies.lookahead",
+    "morphling-lookahead-r": "makespan.policies.lookahead",
+    "morphling-lookahead-s": "makespan.policies.lookahead",
+    "morphling-n": "makespan.policies.morphling",
+    "morphling-r": "makespan.policies.morphling",
+    "morphling-work": "makespan.policies.lookahead",
+    "morphling-work-e": "makespan.policies.lookahead",
+    "morphling-work-n": "makespan.policies.lookahead",
+    "morphling-work-r": "makespan.policies.lookahead",
+    "morphling-work-s": "makespan.policies.lookahead",
+    "sia": "makespan.policies.sia",
+    "sjf": "makespan.policies.queues",
+    "srtf": "makespan.policies.queues",
+    "synergy": "makespan.policies.queues",
+    "tiresias": "makespan.policies.queues",
+}
+
+
+@cache
+def _load(name: str) -> Policy:
+    """Policy of that name in the tuple ``POLICIES`` of its module."""
+    return policy_in_module(_MODULES[name], name)
+
+
+class _Registry(Mapping[str, "Policy"]):
+    """Names that are known without importing a policy: quickly, and whether it can be imported or not."""
+
+    def __getitem__(self, name: str) -> Policy:
+        return _load(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _MODULES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+REGISTRY: Mapping[str, Policy] = _Registry()
+"""Every policy by its name, sorted."""
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return the names of all policies, sorted."""
+    return tuple(REGISTRY)
+
+
+def policy(name: str | Path) -> Policy:
+    """Return a policy by its name, or from a file: ``mine.py``, or ``mine.py:NAME`` if it has several.
+
+    Raises
+    ------
+    UnknownNameError
+        No policy has that name.
+    PolicyError
+        Its file is broken; says where and why. Other policies are not concerned.
+    """
+    from makespan.sim import PolicyError
+
+    text = str(name)
+    if text in REGISTRY:
+        return REGISTRY[text]
+    if not (isinstance(name, Path) or is_file_name(text)):
+        raise unknown_name("policy", text, (*REGISTRY, "FILE.py"))
+    found = policy_in_file(text)
+    if found.name in REGISTRY:
+        raise PolicyError(f"{text}: name {found.name!r} belongs to another policy; accepted: a new one")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# Policies from modules and from files of the user, and what is wrong where there are none.
+
+_FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^/:]+))?", re.DOTALL)
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text stands for a file, maybe with the name of one of its policies behind a colon."""
+    return "/" in text or _FILE.fullmatch(text) is not None
+
+
+def policy_in_module(module: str, name: str) -> Policy:
+    """Return a policy from the tuple ``POLICIES`` of a module, imported by its dotted name."""
+    found, file = load_module(module, PolicyError)
+    return _chosen(found, file, name)
+
+
+def policy_in_file(text: str) -> Policy:
+    """Return the policy of a file, ``FILE.py``, or one of several, ``FILE.py:NAME``."""
+    match = _FILE.fullmatch(text)
+    if match is None:
+        raise PolicyError(f"{text}: accepted: a policy file with the ending .py")
+    path = user_file(match["path"], "a policy file", PolicyError)
+    stat = path.stat()
+    file = str(path.resolve())
+    return _chosen(_loaded(file, stat.st_mtime_ns, stat.st_size), file, match["name"])
+
+
+@cache
+def _loaded(file: str, mtime_ns: int, size: int) -> ModuleType:
+    """Run a file as a module; again when it has changed, and without leaving compiled code beside it."""
+    return load_file(file, PolicyError)
+
+
+def _chosen(module: ModuleType, file: str, name: str | None) -> Policy:
+    where, listed = short_path(file), getattr(module, "POLICIES", None)
+    if not isinstance(listed, tuple) or not listed:
+        found = "no POLICIES" if listed is None else f"POLICIES is {type(listed).__name__} {listed!r:.80}"
+        raise PolicyError(f"{where}: {found}; accepted: a tuple of policies, POLICIES = (MyPolicy(),)")
+    by_name = {getattr(entry, "name", None): entry for entry in listed}
+    if name is None and len(listed) > 1:
+        accepted = " or ".join(f"{where}:{key}" for key in by_name)
+        raise PolicyError(f"{where}: has {len(listed)} policies; accepted: {accepted}")
+    if name is not None and name not in by_name:
+        accepted = ", ".join(map(str, by_name))
+        raise PolicyError(f"{where}: no policy in POLICIES has the name {name!r}; found: {accepted}")
+    entry: Policy = listed[0] if name is None else by_name[name]
+    check_policy(entry)
+    return entry
+
+
+# ------------------------------------------------------------------------------------------------
+# The queue of policies that keep what users asked for and only choose the order, and its preemption.
+
+Key = tuple[Any, ...]
+Order = Callable[[JobView], Key]
+Options = tuple[Configuration, ...]
+
+
+def acceptable(job: JobView, options: Options, steps: float, delay_s: float, max_stretch: float) -> Options:
+    """Options on which a run, restart delay included, takes at most ``max_stretch`` times the first's."""
+    limit_s = max_stretch * (delay_s + steps * job.step_s(options[0]))
+    chosen = tuple(item for item in options if delay_s + steps * job.step_s(item) <= limit_s)
+    return options if len(chosen) == len(options) else chosen
+
+
+class Queue:
+    """Waiting jobs grouped by what they may run as, each group in the order of a policy.
+
+    A policy may keep one in its state if neither order nor options of a job change while it waits. It has
+    the places on the cluster, if the policy keeps them.
+    """
+
+    __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs", "places")
+
+    def __init__(self, places: Places | None = None) -> None:
+        self.places = places
+        self._groups: dict[Options, list[Key]] = {}  # of each job its key, its index and itself
+        self._displaced: list[JobView] = []
+        self._last_index = -1
+        self._n_jobs = 0
+
+    def room(self, view: ClusterView, kept_threads: int = 0) -> Room:
+        """Return what is free now, see `Room`."""
+        if self.places is None:
+            return Room.of(view, is_tight=True, kept_threads=kept_threads)
+        return self.places.room(view, kept_threads)
+
+    def update(self, view: ClusterView, order: Order, options: Callable[[JobView], Options]) -> None:
+        """Take in who has come since the last decision, or everybody if others came or went as well."""
+        new = [job for job in self._displaced if job.allocation is None]
+        new += view.waiting_after(self._last_index)
+        self._displaced = []
+        is_partial = self._n_jobs + len(new) == len(view.pending)
+        if not is_partial:
+            self._groups.clear()
+            new = list(view.pending)
+        for job in new:
+            entry = (*order(job), job.index, job)
+            if is_partial:
+                insort(self._groups.setdefault(options(job), []), entry)
+            else:
+                self._groups.setdefault(options(job), []).append(entry)
+            self._last_index = max(self._last_index, job.index)
+        if not is_partial:
+            for group in self._groups.values():
+                group.sort()
+        self._n_jobs = len(view.pending)
+
+    def groups(self, n_gpus: int) -> Iterator[tuple[Options, list[Key]]]:
+        """Yield the groups that could run on so many devices."""
+        for choices, group in self._groups.items():
+            if any(item.n_gpus <= n_gpus for item in choices):
+                yield choices, group
+
+    def note(self, started: Mapping[Options, int], displaced: Iterable[JobView]) -> None:
+        """Forget how many of each group start now, and expect who is suspended."""
+        for choices, number in started.items():
+            del self._groups[choices][:number]
+            if not self._groups[choices]:
+                del self._groups[choices]
+            self._n_jobs -= number
+        self._displaced.extend(displaced)
+
+
+def serve(
+    view: ClusterView,
+    order: Order,
+    options: Callable[[JobView], Options],
+    victims: Callable[[JobView], Iterable[JobView]] | None = None,
+    queue: Queue | None = None,
+    kept_threads: int = 0,
+) -> Decision:
+    """Give devices to waiting jobs in order, skipping those that do not fit.
+
+    A refused job makes later ones with the same options refused.
+
+    Parameters
+    ----------
+    order
+        Sorting key of a job, smallest first; must put victims behind those they yield to.
+    options
+        Configurations that a job may run as, best first.
+    victims
+        Running jobs that a job may displace, first to go first; None for no preemption.
+    queue, kept_threads
+        What the policy keeps between decisions, if order and options of a waiting job stay; see `Room`.
+    """
+    queue = Queue() if queue is None else queue
+    room = queue.room(view, kept_threads)
+    if not (room.n_gpus or victims is not None):
+        return Decision()
+    queue.update(view, order, options)
+    most = room.n_gpus if victims is None else view.n_gpus
+    waiting = [(group[0], choices, group) for choices, group in queue.groups(most)]
+    heapify(waiting)
+    changes: dict[str, Allocation | None] = {}
+    started, displaced = dict[Options, int](), list[JobView]()
+    refused: set[Options] = set()
+    while waiting and (room.n_gpus or victims is not None):
+        entry, choices, group = heappop(waiting)
+        if choices in refused:
+            continue
+        job: JobView = entry[-1]
+        found = room.first_fit(choices)
+        if found is None and victims is not None:
+            unchanged = (other for other in victims(job) if other.spec.job_id not in changes)
+            preempted = preempt(room, choices, unchanged)
+            if preempted is not None:
+                room, found, gone = preempted
+                for victim in gone:
+                    changes[victim.spec.job_id] = None
+                    heappush(waiting, ((*order(victim), victim.index, victim), options(victim), []))
+                displaced += gone
+        if found is None:
+            refused.add(choices)
+            continue
+        room.take(*found)
+        changes[job.spec.job_id] = found[0].on(found[1])
+        if group:
+            position = started[choices] = started.get(choices, 0) + 1
+            if position < len(group):
+                heappush(waiting, (group[position], choices, group))
+    queue.note(started, displaced)
+    return Decision(changes)
+
+
+def preempt(
+    room: Room, options: tuple[Configuration, ...], victims: Iterable[JobView]
+) -> tuple[Room, Fit, list[JobView]] | None:
+    """Room after running jobs lost their devices, what then fits, and who they are; None if all are too few.
+
+    Victims are given up in order until an option fits, then spared again if not needed, the last first.
+    """
+    held = [(job, job.allocation) for job in victims if job.allocation is not None]
+    if not held:
+        return None
+    trial = room.copy()
+    for _, allocation in held:
+        trial.give(allocation.configuration, allocation.nodes[::-1])
+    if trial.first_fit(options) is None:
+        return None
+    trial = room.copy()
+    found, n_gone = trial.first_fit(options), 0
+    while found is None:
+        allocation = held[n_gone][1]
+        trial.give(allocation.configuration, allocation.nodes[::-1])
+        n_gone += 1
+        found = trial.first_fit(options)
+    gone = [job for job, _ in held[:n_gone]]
+    for victim, allocation in held[:n_gone][::-1]:
+        trial.take(allocation.configuration, allocation.nodes[::-1])
+        nodes = trial.fit(found[0])
+        if nodes is None:
+            trial.give(allocation.configuration, allocation.nodes[::-1])
+        else:
+            found = (found[0], nodes)
+            gone.remove(victim)
+    return trial, found, gone

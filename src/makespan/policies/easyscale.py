@@ -1,0 +1,302 @@
+"""EasyScale: a job starts on one GPU and grows while free GPUs make it faster, on one type or on several.
+
+A job has as many logical workers as it asks for GPUs; those that share a GPU run one after another, as with
+gradient accumulation. In each round a waiting job gets one GPU, of the slowest type on which it may run, and
+each running job offers for every type the growth that speeds it up most for each added GPU, and perhaps one
+exchange of GPUs for those of another type; the best offers that free GPUs allow are taken. Jobs shrink only
+where capacity is announced to be withdrawn.
+
+Equal offers, and jobs that wait for the same GPU, are served in the order of submission. Jobs submitted at
+the same time are served in the order of their names, in which numbers compare by value, so that the order of
+the rows of a job list changes nothing.
+
+Deviation: a job without a configuration on one GPU starts as requested once that fits, and stays so.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.placing import Fit, Room, fastest_by_placement
+from makespan.sim import (
+    Allocation,
+    Catalogue,
+    ClusterView,
+    Configuration,
+    Decision,
+    Devices,
+    JobView,
+    NodeEventKind,
+)
+
+_REFERENCES = (
+    "Li et al., EasyScale: Elastic Training with Consistent Accuracy and Improved Utilization on GPUs, "
+    "SC 2023",
+)
+_ROUNDING = 1e-9
+_DIGITS = 9  # of a score: offers that are equal but for rounding are ties
+Options = tuple[Configuration, ...]
+_Turn = tuple[float, tuple[tuple[int, str], ...], str]
+_NUMBERS = re.compile(r"(\d+)")
+
+
+class _Offer(NamedTuple):
+    """A change that a job offers: its score, the GPUs that it needs, and what it may run as then."""
+
+    score: float
+    n_gpus: int
+    gpu_type: str
+    options: Options
+
+
+class _Menu:
+    """What jobs may run as and would offer, by the devices that they hold; keeps what was asked before."""
+
+    def __init__(self, catalogue: Catalogue, cluster: ClusterSpec, policy: "EasyScale") -> None:
+        self._catalogue, self._policy = catalogue, policy
+        self._cluster_types = ("", *cluster.gpu_types)
+        self._types: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
+        self._options: dict[tuple[str, Devices], Options] = {}
+        self._offers: dict[tuple[Configuration, int, tuple[str, ...]], tuple[_Offer, ...]] = {}
+        self._turns: dict[str, _Turn] = {}
+
+    def turn(self, job: JobView) -> _Turn:
+        """Return a job's place among those that are otherwise equal: time of submission, then name."""
+        spec = job.spec
+        if spec.job_id not in self._turns:
+            parts = _NUMBERS.split(spec.job_id)  # text and digits alternate
+            key = tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
+            self._turns[spec.job_id] = (spec.submit_time_s, key, spec.job_id)
+        return self._turns[spec.job_id]
+
+    def options(self, workload: str, devices: Devices) -> Options:
+        """Return what a workload may run as on just these devices, one a placement."""
+        key = (workload, devices)
+        if key not in self._options:
+            held = self._catalogue.holding(workload, devices)
+            self._options[key] = tuple(
+                fastest_by_placement(item for item in held if item.plan == self._policy.plan)
+            )
+        return self._options[key]
+
+    def types(self, job: JobView) -> tuple[str, ...]:
+        """Return the types of GPU on which a job may run, slowest first; none if it cannot run on one GPU."""
+        workload = job.spec.workload
+        home = () if self._policy.mixes_types else self._catalogue.requested(job.spec).gpu_types or ("",)
+        key = (workload, home)
+        if key not in self._types:
+            allowed = [name for name in self._cluster_types if not home or name in home]
+            able = [name for name in allowed if self.options(workload, ((name, 1),))]
+            self._types[key] = tuple(sorted(able, key=lambda name: self._rate(workload, ((name, 1),))))
+        return self._types[key]
+
+    def offers(self, job: JobView) -> tuple[_Offer, ...]:
+        """Return what a running job offers."""
+        types = self.types(job)
+        if job.allocation is None or not types:
+            return ()
+        held, most = job.allocation.configuration, job.spec.n_gpus
+        key = (held, most, types)
+        if key not in self._offers:
+            ordered = [name for name in self._cluster_types if name in types]
+            growth = [self._best_growth(held, most, name) for name in ordered]
+            swap = self._best_swap(held, ordered) if self._policy.swaps else None
+            self._offers[key] = tuple(offer for offer in (*growth, swap) if offer is not None)
+        return self._offers[key]
+
+    def _best_growth(self, held: Configuration, most: int, gpu_type: str) -> _Offer | None:
+        counts = range(1, min(held.n_gpus, most - held.n_gpus) + 1)
+        return _best(self._offer(held, {gpu_type: count}, count, gpu_type, 0.0) for count in counts)
+
+    def _best_swap(self, held: Configuration, types: Iterable[str]) -> _Offer | None:
+        return _best(
+            self._offer(held, {new: count, old: -count}, count, new, self._policy.min_swap_gain)
+            for new in types
+            for old, owned in held.devices
+            if old != new
+            for count in range(1, owned + 1)
+        )
+
+    def _offer(
+        self, held: Configuration, change: Mapping[str, int], n_gpus: int, gpu_type: str, least_gain: float
+    ) -> _Offer | None:
+        """Return a change as an offer, or None if it gains or uses too little."""
+        devices = changed(held.devices, change)
+        options = self.options(held.workload, devices)
+        if not options:
+            return None
+        rate = self._rate(held.workload, devices)
+        gain = rate * held.predicted_iter_time_s - 1.0
+        capability = sum(count * self._rate(held.workload, ((name, 1),)) for name, count in devices)
+        if gain <= _ROUNDING or gain < least_gain - _ROUNDING or not capability:
+            return None
+        if 1.0 - rate / capability > self._policy.max_waste + _ROUNDING:
+            return None
+        return _Offer(round(gain / n_gpus, _DIGITS), n_gpus, gpu_type, options)
+
+    def _rate(self, workload: str, devices: Devices) -> float:
+        """Return steps a second on the placement of these devices that is predicted fastest, 0 if on none."""
+        times = [item.predicted_iter_time_s for item in self.options(workload, devices)]
+        return 1.0 / min(times) if times else 0.0
+
+
+def _best(offers: Iterable[_Offer | None]) -> _Offer | None:
+    """Return the offer of the highest score, of equal ones the largest, of these the first."""
+    found = [offer for offer in offers if offer is not None]
+    return max(found, key=lambda offer: offer[:2], default=None)
+
+
+def changed(devices: Devices, change: Mapping[str, int]) -> Devices:
+    """Add numbers of devices by type, or take them away where they are negative."""
+    totals = dict(devices)
+    for name, count in change.items():
+        totals[name] = totals.get(name, 0) + count
+    return tuple(sorted((name, count) for name, count in totals.items() if count > 0))
+
+
+@dataclass(frozen=True, slots=True)
+class EasyScale:
+    """Elastic jobs on equal or on mixed GPUs.
+
+    Parameters
+    ----------
+    mixes_types, swaps
+        Whether a job uses all types on which it has configurations, or only that of its request; whether it
+        exchanges GPUs for those of another type.
+    max_waste, min_swap_gain
+        Share of the capability of its GPUs that a job may leave unused after a change, and the least
+        speed-up for which it exchanges GPUs.
+    plan
+        Plan of its configurations, in trace notation.
+    """
+
+    name: str
+    title: str
+    mixes_types: bool
+    swaps: bool
+    interval_s: float = 60.0
+    max_waste: float = 0.3
+    min_swap_gain: float = 0.1
+    plan: str = "ga"
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = _REFERENCES
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> _Menu:
+        """Return what jobs may run as."""
+        return _Menu(catalogue, cluster, self)
+
+    def decide(self, view: ClusterView, state: _Menu) -> tuple[Decision, _Menu]:
+        """Give back what is withdrawn, start waiting jobs, then accept the best offers."""
+        round_ = _Round(view, state)
+        round_.give_back()
+        if round_.free[""] > 0:
+            round_.start()
+            round_.accept()
+        # Without a change the next round would find the same; after one, jobs may go on growing.
+        again_s = view.time_s + (view.interval_s or self.interval_s)
+        return Decision(round_.changes, again_s if round_.changes else None), state
+
+
+class _Round:
+    """One decision in the making; ``free`` counts the GPUs that may be given away now, by type and in all."""
+
+    def __init__(self, view: ClusterView, menu: _Menu) -> None:
+        self._view, self._menu = view, menu
+        self._room = Room.of(view, is_tight=True)
+        self.changes: dict[str, Allocation | None] = {}
+        self.free = {"": view.n_free_gpus}
+        for name, count in zip(view.gpu_types, view.free_gpus, strict=True):
+            self.free[name] = self.free.get(name, 0) + count
+
+    def give_back(self) -> None:
+        """Shrink jobs where devices are announced to be withdrawn, those that started last first."""
+        gone: dict[int, int] = {}
+        for event in self._view.announced:
+            if event.kind is NodeEventKind.WITHDRAWN and event.n_gpus:
+                gone[event.node_id] = gone.get(event.node_id, 0) + event.n_gpus
+        for node, n_gpus in sorted(gone.items()):
+            name, missing = self._view.gpu_types[node], n_gpus - self._view.free_gpus[node]
+            for job in reversed(list(self._view.running)):
+                if missing > 0 and job.spec.job_id not in self.changes and job.allocation is not None:
+                    missing -= self._shrink(job, job.allocation, node, missing)
+            for kind in ("", name):
+                self.free[kind] = max(self.free[kind] - n_gpus, 0)
+
+    def _shrink(self, job: JobView, held: Allocation, node: int, missing: int) -> int:
+        """Take devices of a node from a job, all it has if it cannot run on the rest; return how many."""
+        share, configuration = dict(held.shares).get(node, 0), held.configuration
+        if not share:
+            return 0
+        name = dict(zip(held.nodes, configuration.gpu_types, strict=False)).get(node, "")
+        self._room.give(configuration, held.nodes[::-1])
+        for count in range(min(missing, share), share + 1):
+            devices = changed(configuration.devices, {name: -count})
+            found = self._room.first_fit(self._menu.options(job.spec.workload, devices)) if devices else None
+            if found is not None:
+                self._room.take(*found)
+                self.changes[job.spec.job_id] = found[0].on(found[1])
+                return count
+        self.changes[job.spec.job_id] = None
+        return share
+
+    def start(self) -> None:
+        """Give one GPU to each waiting job, of the slowest type that is free; others start as requested."""
+        for job in sorted(self._view.pending, key=self._menu.turn):
+            types = self._menu.types(job)
+            wanted = [self._menu.options(job.spec.workload, ((name, 1),)) for name in types]
+            if not types:
+                wanted = [self._view.catalogue.as_requested(job.spec)]
+            for options in wanted:
+                found = self._fit(options)
+                if found is not None:
+                    self._take(job, found)
+                    self._spend(found[0].devices)
+                    break
+
+    def accept(self) -> None:
+        """Take offers of jobs that ran before, the best first, at most one of each."""
+        types = {name: rank for rank, name in enumerate(("", *self._view.cluster.gpu_types))}
+        offers = [
+            (-offer.score, -offer.n_gpus, self._menu.turn(job), types[offer.gpu_type], number, offer, job)
+            for job in self._view.running
+            if job.spec.job_id not in self.changes
+            for number, offer in enumerate(self._menu.offers(job))
+        ]
+        for *_, offer, job in sorted(offers, key=lambda entry: entry[:5]):
+            held = job.allocation
+            if job.spec.job_id in self.changes or held is None or self.free[offer.gpu_type] < offer.n_gpus:
+                continue
+            self._room.give(held.configuration, held.nodes[::-1])
+            found = self._room.first_fit(offer.options)
+            if found is None:
+                self._room.take(held.configuration, held.nodes[::-1])
+                continue
+            self._take(job, found)
+            self._spend(((offer.gpu_type, offer.n_gpus),))
+
+    def _fit(self, options: Options) -> Fit | None:
+        """Return what fits into what may be given away."""
+        affordable = tuple(
+            item for item in options if all(self.free[name] >= count for name, count in item.devices)
+        )
+        return self._room.first_fit(affordable) if affordable else None
+
+    def _take(self, job: JobView, found: Fit) -> None:
+        self._room.take(*found)
+        self.changes[job.spec.job_id] = found[0].on(found[1])
+
+    def _spend(self, devices: Devices) -> None:
+        """Count devices as given; what an exchange releases is not given away before the next round."""
+        for name, count in devices:
+            for kind in {"", name}:
+                self.free[kind] -= count
+
+
+POLICIES = (
+    EasyScale("easyscale-heter", "EasyScale-heter", mixes_types=True, swaps=True),
+    EasyScale("easyscale-heter-growth", "EasyScale-heter without swaps", mixes_types=True, swaps=False),
+    EasyScale("easyscale-homo", "EasyScale-homo", mixes_types=False, swaps=False),
+)

@@ -1,0 +1,317 @@
+"""Gavel: shares of each type of device's time by one of three objectives, realised round by round."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.base import Queue, acceptable, serve
+from makespan.policies.placing import Places
+from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.workloads import JobSpec
+
+Objective = Literal["max-min", "finish-time-fairness", "makespan"]
+Floats = NDArray[np.float64]
+_HALVINGS = 40  # of the interval in which the best level lies
+_LEAST_STEPS = 1e-9  # left of a job that ends just now
+
+
+def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
+    """Share of time that each job of a size should run, from the number of jobs by size: water filling."""
+    if sum(size * number for size, number in sizes.items()) <= n_gpus:  # nothing to share out
+        return dict.fromkeys(sizes, 1.0)
+    levels, numbers = (np.array(values) for values in zip(*sorted(sizes.items()), strict=True))
+    rising = np.cumsum(numbers[::-1])[::-1]
+    heights = np.diff(levels, prepend=0)
+    used = np.cumsum(heights * rising)
+    left = np.maximum(n_gpus - (used - heights * rising), 0)
+    level = float(np.minimum(heights, left / rising).sum())
+    return {size: min(level / size, 1.0) for size in sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Throughput of jobs by type of device, zero where a job cannot run [steps/s], and what there is of each.
+
+    Shares of time have the shape of ``rates``, ``(n_jobs, n_types)``; a job's add up to 1 at the most.
+    """
+
+    rates: Floats
+    sizes: Floats  # devices of each job
+    n_gpus: Floats  # devices of each type
+
+    @property
+    def fastest(self) -> Floats:
+        """Rate of each job where it runs all the time on its best type."""
+        fastest: Floats = self.rates.max(axis=1)
+        return fastest
+
+    @property
+    def equal(self) -> Floats:
+        """Rate of each job where it runs on every type in proportion to the number of devices."""
+        rates: Floats = np.sum(self.rates * (self.n_gpus / max(self.n_gpus.sum(), 1.0)), axis=1)
+        return rates
+
+    def shares(self, needed: Floats) -> Floats | None:
+        """Shares that give each job a rate, or None if the devices do not suffice."""
+        n_jobs, n_types = self.rates.shape
+        if n_types == 1:
+            only: Floats = needed / self.rates[:, 0]
+            return only[:, None] if np.sum(only * self.sizes) <= self.n_gpus[0] else None
+        # Variables are shares, job by job; the cost prefers the type on which a job is fastest. Rates are
+        # relative to the best of the job, so that the solver sees the same numbers in any unit of time.
+        fastest = self.fastest
+        jobs = np.repeat(np.arange(n_jobs), n_types)
+        types = np.tile(np.arange(n_types), n_jobs)
+        columns = np.arange(n_jobs * n_types)
+        limits = np.zeros((2 * n_jobs + n_types, n_jobs * n_types))
+        limits[jobs, columns] = -(self.rates / fastest[:, None]).ravel()
+        limits[n_jobs + jobs, columns] = 1.0
+        limits[2 * n_jobs + types, columns] = self.sizes[jobs]
+        bounds = np.concatenate([-needed / fastest, np.ones(n_jobs), self.n_gpus])
+        found = linprog(np.where(self.rates.ravel() > 0, self.sizes[jobs], 1e6), A_ub=limits, b_ub=bounds)
+        if found.x is None:
+            return None
+        return np.maximum(found.x.reshape(n_jobs, n_types), 0.0)
+
+
+def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats:
+    """Shares at the highest level from 0 to 1 at which all rates that it needs can be had.
+
+    A job that would need more than it can have on its best type all the time needs just that.
+    """
+    low, high = 0.0, 1.0
+    best = matrix.shares(np.minimum(rates_at(high), matrix.fastest))
+    if best is not None:
+        return best
+    best = np.zeros_like(matrix.rates)
+    for _ in range(_HALVINGS):
+        level = (low + high) / 2
+        found = matrix.shares(np.minimum(rates_at(level), matrix.fastest))
+        if found is None:
+            high = level
+        else:
+            low, best = level, found
+    return best
+
+
+@dataclass(slots=True)
+class Turns:
+    """What jobs may run as by type of device, computed once a kind, and what each has received of it [s]."""
+
+    places: Places
+    time_s: float = 0.0
+    received_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    _known: dict[tuple[str, str, int], dict[str, tuple[Configuration, ...]]] = field(default_factory=dict)
+
+    def update(self, view: ClusterView) -> None:
+        """Credit running jobs with the time since the last decision, and forget who is gone."""
+        kept: dict[str, dict[str, float]] = {}
+        for job in (*view.pending, *view.running):
+            received = kept[job.spec.job_id] = self.received_s.get(job.spec.job_id, {})
+            if job.allocation is not None:
+                since_s = max(self.time_s, job.held_since_s)
+                held = _type_of(job.allocation.configuration)
+                received[held] = received.get(held, 0.0) + view.time_s - since_s
+        self.time_s, self.received_s = view.time_s, kept
+
+    def options(self, spec: JobSpec, catalogue: Catalogue) -> Mapping[str, tuple[Configuration, ...]]:
+        """Return what a job may run as by type of device."""
+        key = (spec.workload, spec.plan, spec.n_gpus)
+        if key not in self._known:
+            groups: dict[str, list[Configuration]] = {}
+            for item in catalogue.as_requested(spec):
+                groups.setdefault(_type_of(item), []).append(item)
+            self._known[key] = {name: tuple(items) for name, items in groups.items()}
+        return self._known[key]
+
+
+def _type_of(item: Configuration) -> str:
+    """Type of the devices of a configuration, all of those that it mixes, or nothing if any will do."""
+    return "+".join(dict.fromkeys(item.types_by_count))
+
+
+@dataclass(frozen=True, slots=True)
+class Gavel:
+    """Give every job its share of the time of each type of device, by an objective.
+
+    Max-min makes the least device time large; finish-time fairness the worst ratio of a job's completion time
+    to that with an equal part of the cluster small; makespan the last completion early. The latter two know
+    the steps left. Deviations: a job is displaced only after a turn of ``turn_s`` or ``turn_delays`` restart
+    delays, the larger, by one with ``advantage`` times its priority; idle devices are given to anybody.
+    """
+
+    objective: Objective = "max-min"
+    turn_s: float = 360.0  # least time with devices before a job can be displaced
+    turn_delays: float = 3.0  # the same in restart delays; the larger of both counts
+    advantage: float = 2.0  # least ratio of priorities at which a job displaces another
+    max_slowdown: float = 1.5  # ratio of steps up to which a job accepts more nodes
+    name: str = "gavel"
+    title: str = "Gavel"
+    interval_s: float | None = 360.0
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "D. Narayanan et al. Heterogeneity-aware cluster scheduling policies for deep learning workloads. "
+        "OSDI 2020.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Turns:
+        """Return what jobs have received: nothing."""
+        return Turns(Places.on(cluster, catalogue))
+
+    def decide(self, view: ClusterView, state: Turns) -> tuple[Decision, Turns]:
+        """Compute the shares, then serve jobs by how far behind their share they are."""
+        state.update(view)
+        now_s = view.time_s
+        jobs = (*view.pending, *view.running)
+        choices = {job: state.options(job.spec, view.catalogue) for job in jobs}
+        by_type = {
+            job: _behind(job, part, state.received_s[job.spec.job_id], view)
+            for job, part in zip(jobs, self._shares(jobs, choices, view), strict=True)
+        }
+        turn_s = max(self.turn_s, self.turn_delays * view.restart_delay_s)
+        priority = {job: _priority(job, by_type[job]) for job in jobs}
+        over = sorted(
+            (job for job in view.running if now_s - job.held_since_s >= turn_s),
+            key=lambda job: (priority[job], job.index),
+        )
+
+        def order(job: JobView) -> tuple[float, float]:
+            return (-priority[job], job.spec.submit_time_s)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            ranked = sorted(by_type[job], key=lambda name: -by_type[job][name])
+            parts = [acceptable(job, choices[job][name], 1.0, 0.0, self.max_slowdown) for name in ranked]
+            return parts[0] if len(parts) == 1 else tuple(item for part in parts for item in part)
+
+        def victims(job: JobView) -> list[JobView]:
+            return [other for other in over if priority[other] * self.advantage <= priority[job]]
+
+        decision = serve(view, order, options, victims, Queue(state.places))
+        return Decision(decision.changes, _next_turn_s(view, turn_s)), state
+
+    def _shares(
+        self,
+        jobs: Sequence[JobView],
+        choices: Mapping[JobView, Mapping[str, tuple[Configuration, ...]]],
+        view: ClusterView,
+    ) -> Sequence[Mapping[str, float]]:
+        """Return the share of time of each job on each type."""
+        types = sorted({name for job in jobs for name in choices[job]})
+        if len(types) == 1 and self.objective == "max-min":
+            shares = fair_shares(Counter(job.spec.n_gpus for job in jobs), view.n_gpus)
+            return [{types[0]: shares[job.spec.n_gpus]} for job in jobs]
+        matrix = _matrix(jobs, choices, types, view)
+        rates_at = {
+            "max-min": _least_service,
+            "finish-time-fairness": _finish_times,
+            "makespan": _last_completion,
+        }[self.objective]
+        found = needed_shares(matrix, rates_at(jobs, matrix, view))
+        return [
+            {name: found[row, column] for column, name in enumerate(types) if name in choices[job]}
+            for row, job in enumerate(jobs)
+        ]
+
+
+def _matrix(
+    jobs: Sequence[JobView],
+    choices: Mapping[JobView, Mapping[str, tuple[Configuration, ...]]],
+    types: Sequence[str],
+    view: ClusterView,
+) -> Matrix:
+    rates = np.zeros((len(jobs), len(types)))
+    for row, job in enumerate(jobs):
+        for column, name in enumerate(types):
+            if name in choices[job]:
+                rates[row, column] = 1.0 / min(job.step_s(item) for item in choices[job][name])
+    n_gpus = Counter[str]()
+    for gpu_type, count in zip(view.gpu_types, view.gpus_per_node, strict=True):
+        n_gpus[gpu_type] += count
+    present = [float(n_gpus.get(name, view.n_gpus)) for name in types]
+    return Matrix(rates, np.array([float(job.spec.n_gpus) for job in jobs]), np.array(present))
+
+
+def _least_service(jobs: Sequence[JobView], matrix: Matrix, _: ClusterView) -> Callable[[float], Floats]:
+    unit = matrix.equal / matrix.sizes
+    most = float(np.max(matrix.fastest / unit, initial=0.0))
+    return lambda level: level * most * unit
+
+
+def _finish_times(jobs: Sequence[JobView], matrix: Matrix, view: ClusterView) -> Callable[[float], Floats]:
+    left, age_s = _left(jobs), np.array([view.time_s - job.spec.submit_time_s for job in jobs])
+    done = np.array([job.running_time_s for job in jobs]) * matrix.fastest
+    part = np.minimum(view.n_gpus / (len(jobs) * matrix.sizes), 1.0)  # of its time with an equal part
+    alone_s = (done + left) / (matrix.equal * part)
+    least = float(np.min((age_s + left / matrix.fastest) / alone_s, initial=np.inf))
+
+    def rates_at(level: float) -> Floats:
+        until_s = alone_s * least / level - age_s
+        needed: Floats = np.full(len(left), np.inf)
+        np.divide(left, until_s, out=needed, where=until_s > 0)
+        return needed
+
+    return rates_at
+
+
+def _last_completion(jobs: Sequence[JobView], matrix: Matrix, _: ClusterView) -> Callable[[float], Floats]:
+    left = _left(jobs)
+    least_s = float(np.min(left / matrix.fastest, initial=np.inf))
+    return lambda level: level / least_s * left
+
+
+def _left(jobs: Sequence[JobView]) -> Floats:
+    return np.maximum([job.steps_left for job in jobs], _LEAST_STEPS)
+
+
+def _behind(
+    job: JobView, shares: Mapping[str, float], received_s: Mapping[str, float], view: ClusterView
+) -> dict[str, float]:
+    """Return by type the share of a job over the part of its time that it held such devices, a round more."""
+    round_s = view.interval_s or 1.0
+    age_s = view.time_s - job.spec.submit_time_s + round_s
+    return {name: share * age_s / (received_s.get(name, 0.0) + round_s) for name, share in shares.items()}
+
+
+def _priority(job: JobView, by_type: Mapping[str, float]) -> float:
+    """Return how far a job is behind: with the devices that it holds, or where it is most."""
+    if job.allocation is None:
+        return max(by_type.values())
+    return by_type.get(_type_of(job.allocation.configuration), 0.0)
+
+
+def _next_turn_s(view: ClusterView, turn_s: float) -> float | None:
+    """Return when to look again although nothing happened [s]: shares shift while jobs wait."""
+    if not view.pending:
+        return None
+    ends = (job.held_since_s + turn_s for job in view.running)
+    return min((end for end in ends if end > view.time_s), default=view.time_s + turn_s)
+
+
+POLICIES = (
+    Gavel(),
+    Gavel(
+        "finish-time-fairness",
+        advantage=8.0,
+        max_slowdown=1.0,
+        name="gavel-ftf",
+        title="Gavel, finish-time fairness",
+        is_clairvoyant=True,
+    ),
+    Gavel(
+        "makespan",
+        turn_s=1440.0,
+        turn_delays=12.0,
+        advantage=8.0,
+        max_slowdown=1.0,
+        name="gavel-makespan",
+        title="Gavel, makespan",
+        is_clairvoyant=True,
+    ),
+)

@@ -1,0 +1,701 @@
+"""What each job may run as, by how much a policy may change of the request and what is known of its times."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Literal
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.placing import Fit, Places, Room, keeps_plan
+from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# What each job may run as, by how much a policy may change of the request and what is known of its times.
+
+_Request = tuple[str | int | bool, ...]
+# How often what a job holds has changed, whether it has run as now, and its options since then.
+_Known = tuple[int, bool, "Options"]
+Times = tuple[list[tuple[float, int]], float]  # time [s] and devices by option, and the least area [GPU s]
+Upgrades = tuple[list[tuple[float, Configuration]], float]  # steps [s] and options, and the least step
+Choices = tuple[tuple[Configuration, ...], int]  # some options, and the fewest devices of any
+_MAX_TIMES = 1024  # numbers of steps for which the times of a kind of job are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What a policy may choose for a job; the ablations take one or both away.
+
+    Parameters
+    ----------
+    plan
+        Its execution plan; otherwise the kind asked for, data-parallel degree following the devices.
+    resources
+        Its devices; otherwise as many as asked for.
+    """
+
+    plan: bool = True
+    resources: bool = True
+
+
+FULL_FREEDOM = Freedom()
+"""Plan and resources."""
+LESS = {
+    "-e": (Freedom(resources=False), "plan only"),
+    "-r": (Freedom(plan=False), "resources only"),
+    "-n": (Freedom(plan=False, resources=False), "neither"),
+}
+"""Endings of the ablations' names, with what is left to each."""
+
+
+def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Configuration, ...]:
+    """Return what a job may run as if no more of its request is changed than a policy is free to."""
+    if not freedom.plan and not freedom.resources:
+        return tuple(catalogue.as_requested(job))
+    reference = catalogue.requested(job)
+    return tuple(
+        item
+        for item in catalogue.all(job.workload)
+        if (freedom.plan or keeps_plan(reference, item)) and (freedom.resources or item.n_gpus == job.n_gpus)
+    )
+
+
+class Options:
+    """Options of a job by devices, nodes and counts, and the time of a step in each of them [s]."""
+
+    __slots__ = ("_by_step", "_choices", "_faster", "_times", "items", "step_s")
+
+    def __init__(self, items: tuple[Configuration, ...], step_s: Mapping[Configuration, float]) -> None:
+        self.items = items
+        self.step_s = step_s
+        self._by_step: list[tuple[float, Configuration]] | None = None
+        self._faster: dict[tuple[int, float], Upgrades] = {}
+        self._times: dict[tuple[float, float], Times] = {}
+        self._choices: dict[tuple[int, ...], Choices] = {}
+
+    @property
+    def by_step(self) -> list[tuple[float, Configuration]]:
+        """Return the time of a step [s] in each option, with the option, the fastest first."""
+        if self._by_step is None:
+            times = [(self.step_s[item], order, item) for order, item in enumerate(self.items)]
+            self._by_step = [(step_s, item) for step_s, _, item in sorted(times, key=lambda it: it[:2])]
+        return self._by_step
+
+    def times(self, steps: float, delay_s: float) -> Times:
+        """Return how long so many steps take after a delay [s], and on how many devices, in each option.
+
+        The least product of the two comes with it.
+        """
+        found = self._times.get((steps, delay_s))
+        if found is None:
+            if len(self._times) > _MAX_TIMES:
+                self._times.clear()
+            pairs = [(delay_s + steps * self.step_s[item], item.n_gpus) for item in self.items]
+            found = self._times[steps, delay_s] = pairs, min([time_s * n_gpus for time_s, n_gpus in pairs])
+        return found
+
+    def choices(self, ranks: tuple[int, ...]) -> Choices:
+        """Return the options at some positions, always the same tuple, and the fewest devices of any."""
+        found = self._choices.get(ranks)
+        if found is None:
+            items = tuple([self.items[rank] for rank in ranks])
+            found = self._choices[ranks] = items, min([item.n_gpus for item in items])
+        return found
+
+    def upgrades(self, item: Configuration, step_s: float) -> Upgrades:
+        """Return the options that are faster than a step [s] of a configuration, on no fewer devices.
+
+        Each comes with its step [s], and all with the least of these, infinite if there are none.
+        """
+        key = (item.n_gpus, step_s)
+        found = self._faster.get(key)
+        if found is None:
+            larger = [(self.step_s[other], other) for other in self.items if other.n_gpus >= item.n_gpus]
+            faster = [pair for pair in larger if pair[0] < step_s]
+            found = self._faster[key] = faster, min([pair[0] for pair in faster], default=inf)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """Options of jobs, looked up in the catalogue once a kind of request and what such a job has shown."""
+
+    catalogue: Catalogue
+    freedom: Freedom
+    _known: dict[tuple[_Request, frozenset[Configuration]], Options] = field(default_factory=dict)
+    _of_job: dict[int, _Known] = field(default_factory=dict)
+    _menus: dict[_Request, "_Menu"] = field(default_factory=dict)
+
+    def of(self, job: JobView) -> Options:
+        """Return the options of a job; never none."""
+        known, held = self._of_job.get(job.index), job.allocation
+        is_old = known is None or known[0] != job.generation
+        if known is None or is_old or not (known[1] or held is None or not job.has_run(held.configuration)):
+            has_run = held is not None and job.has_run(held.configuration)
+            known = self._of_job[job.index] = job.generation, has_run, self._of_kind(job)
+        return known[2]
+
+    def _of_kind(self, job: JobView) -> Options:
+        news = frozenset([item for item in job.observed if not item.is_known])
+        key = (self._request(job.spec, job.spec.is_guaranteed), news)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._look_up(job)
+        return found
+
+    def _look_up(self, job: JobView) -> Options:
+        menu, observed = self._menu(job.spec), job.observed
+        step_s = {item: item.predicted_iter_time_s for item in menu.items}
+        step_s |= {item: job.step_s(item) for item in observed if item in step_s}
+        if job.spec.is_guaranteed:
+            step_s = {item: time_s for item, time_s in step_s.items() if job.assures(item)}
+        return Options(menu.best(step_s, by_room=self.freedom.resources), step_s)
+
+    def _menu(self, spec: JobSpec) -> "_Menu":
+        key = self._request(spec)
+        found = self._menus.get(key)
+        if found is None:
+            found = self._menus[key] = _Menu(allowed(self.catalogue, spec, self.freedom))
+        return found
+
+    def _request(self, spec: JobSpec, is_guaranteed: bool = False) -> _Request:
+        """Return what of a request its options depend on."""
+        if self.freedom == FULL_FREEDOM and not is_guaranteed:
+            return (spec.workload,)
+        return spec.workload, spec.plan, spec.n_gpus, spec.n_cpus, is_guaranteed
+
+
+class _Menu:
+    """What kinds of requests may run as, by placement, and which placements are parts of which."""
+
+    def __init__(self, items: tuple[Configuration, ...]) -> None:
+        self.items = items
+        groups: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Configuration]] = {}
+        for item in items:
+            groups.setdefault((item.counts, item.types_by_count), []).append(item)
+        self._groups = list(groups.values())
+        firsts = [group[0] for group in self._groups]
+        self._parts = [
+            [rank for rank, one in enumerate(firsts) if one is not other and _is_part(one, other)]
+            for other in firsts
+        ]
+
+    def best(self, step_s: Mapping[Configuration, float], *, by_room: bool) -> tuple[Configuration, ...]:
+        """Return the fastest on each placement of those with a time [s], in the order of placements.
+
+        ``by_room`` leaves out what another one beats: as fast or faster in part of its room.
+        """
+        groups = ([item for item in group if item in step_s] for group in self._groups)
+        found = [min(group, key=step_s.__getitem__) if group else None for group in groups]
+        kept = []
+        for item, ranks in zip(found, self._parts, strict=True):
+            if item is not None:
+                smaller = [found[rank] for rank in ranks] if by_room else []
+                if not any(it and step_s[it] <= step_s[item] and _is_lean(it, item) for it in smaller):
+                    kept.append(item)
+        return tuple(kept)
+
+
+def _is_part(one: Configuration, other: Configuration) -> bool:
+    """Whether a configuration has no more devices than another one on any node, and of the same types."""
+    return (
+        one.n_nodes <= other.n_nodes
+        and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
+        and all(a in ("", b) for a, b in zip(one.types_by_count, other.types_by_count, strict=False))
+    )
+
+
+def _is_lean(one: Configuration, other: Configuration) -> bool:
+    """Whether a configuration needs no more CPU threads and host memory than another one for a device."""
+    has_threads = one.cpu_threads <= other.cpu_threads
+    return has_threads and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
+
+
+# ------------------------------------------------------------------------------------------------
+# Morphling as published: five rules on sensitivity curves, and how they are read where they leave room.
+#
+# A curve is the speed of a job over its speed as requested, by number of GPUs, on its best plan for each
+# shape.
+#
+# Each reading has its ground: the paper (P), the released scheduler (R), or a choice of ours (O). Those
+# with a name in parentheses are fields of `Morphling`; ``readings.csv`` has what the alternatives cost.
+#
+# - A starving job takes from every job with a lower slope, not only from the queue before it: past the age
+#   limit its slope counts as the largest (R; ``starving_takes``). Among starving jobs the oldest is served
+#   first (O; ``starving_order``). Age counts from submission, whatever the job has run since (R;
+#   ``age_since``). The paper names no limit and that of the release, 200,000 s, never binds on its own
+#   lists; ours is an hour (O; ``age_limit_s``).
+# - Room is forced for smaller sizes of a waiting job too, in the order of their slopes, where the steepest
+#   cannot be reached (R; ``forces_smaller``).
+# - N of the gate counts the changes that reconfigured a job for its own gain; a restart because others
+#   stopped or shrank the job is not its own (P: the gate bounds what a job spends on its own
+#   reconfigurations; ``gate_counts``). T is the time with GPUs so far, restarts included (O;
+#   ``gate_time``).
+# - Best-effort jobs take from jobs whose slope is lower and whose gate would be open for one change more
+#   (O; ``victim_counts``), starving ones included (O; ``starving_passes_gates``), and a job that is itself
+#   past the age limit yields like any other (O; ``old_yield``). The minimum of a best-effort job is
+#   nothing, so it may be stopped.
+# - The slope of a waiting job is its gain per GPU from nothing to the size at which that is steepest, of a
+#   guaranteed job to its minimum; it starts with that size, and rule 4 makes it larger (P). The slope of a
+#   running job is what it would lose per GPU at the smaller size that costs least (P).
+# - Steps go from size to size, because not every number of GPUs has a plan (O).
+# - Fewest nodes first means the fewest for one number of GPUs, then the fastest shape (P; ``shape_order``);
+#   a share goes to the node that it fills best. A plan with fewer CPU threads or less host memory is taken
+#   where a node lacks what the faster one wants (O).
+# - What turns out not to be needed is given back (O; ``gives_back``). Stopped jobs may start again in the
+#   same decision on what is free, without taking from others (O; ``restarts_stopped``).
+# - A job that has never run, or that changes in this decision already, has no gate to pass. A decision
+#   follows when a gate opens or a job starts to starve (O).
+# - A plan that the job has run counts with the time that was observed; a guarantee rests on known times
+#   alone, so the minimum of a guaranteed job is its request until more is known (O).
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A size that a job could change to, the change of its speed a device, and the shapes of that size."""
+
+    slope: float
+    n_gpus: int
+    items: tuple[Configuration, ...]
+
+
+class Curve:
+    """Sensitivity curve: speeds relative to the request, and the steps up and down from each."""
+
+    __slots__ = ("_by_speed", "_down", "_options", "_up", "least_gpus", "speeds", "starts")
+
+    def __init__(
+        self,
+        job: JobView,
+        items: Iterable[Configuration],
+        reference: Configuration,
+        *,
+        by_speed: bool = False,
+    ) -> None:
+        self._by_speed = by_speed
+        requested_s = job.step_s(reference)
+        self.speeds = {item: requested_s / job.step_s(item) for item in items}
+        is_guaranteed = job.spec.is_guaranteed
+        sure = [item for item in self.speeds if job.assures(item)] if is_guaranteed else list(self.speeds)
+        self._options = self._worth_it(sure)
+        self.least_gpus = min(item.n_gpus for item in self._options) if is_guaranteed else 0
+        self.starts = self._steps(self._options, 0, 0.0)
+        if is_guaranteed:
+            self.starts = tuple(sorted(self.starts, key=lambda step: step.n_gpus))
+        self._up: dict[Configuration, tuple[Step, ...]] = {}
+        self._down: dict[Configuration, tuple[Step, ...]] = {}
+
+    def up(self, item: Configuration) -> tuple[Step, ...]:
+        """Return the larger sizes on which the job is faster, the steepest first."""
+        if item not in self._up:
+            speed = self.speeds[item]
+            better = [o for o in self._options if o.n_gpus > item.n_gpus and self.speeds[o] > speed]
+            self._up[item] = self._steps(better, item.n_gpus, speed)
+        return self._up[item]
+
+    def down(self, item: Configuration) -> tuple[Step, ...]:
+        """Return the smaller sizes down to the minimum, the one that costs least a device first."""
+        if item not in self._down:
+            speed = self.speeds[item]
+            smaller = [o for o in self._options if o.n_gpus < item.n_gpus]
+            steps = self._steps(smaller, item.n_gpus, speed)
+            if not self.least_gpus:
+                steps = (*steps, Step(speed / item.n_gpus, 0, ()))
+            self._down[item] = tuple(sorted(steps, key=lambda step: (step.slope, -step.n_gpus)))
+        return self._down[item]
+
+    def _steps(self, items: Iterable[Configuration], n_gpus: int, speed: float) -> tuple[Step, ...]:
+        sizes: dict[int, list[Configuration]] = {}
+        for item in items:
+            sizes.setdefault(item.n_gpus, []).append(item)
+        steps = []
+        for size, group in sizes.items():
+            group.sort(key=lambda item: (item.n_nodes, -self.speeds[item], item.cpu_threads))
+            if self._by_speed:
+                group.sort(key=lambda item: -self.speeds[item])
+            slope = (max(self.speeds[item] for item in group) - speed) / (size - n_gpus)
+            steps.append(Step(slope, size, tuple(group)))
+        return tuple(sorted(steps, key=lambda step: (-step.slope, step.n_gpus)))
+
+    def _worth_it(self, items: Iterable[Configuration]) -> list[Configuration]:
+        """Leave out what needs no less than a faster configuration on the same shape."""
+        shapes: dict[object, list[Configuration]] = {}
+        for item in sorted(items, key=lambda item: (-self.speeds[item], item.cpu_threads)):
+            others = shapes.setdefault((item.counts, item.types_by_count), [])
+            if all(
+                item.cpu_threads < other.cpu_threads
+                or item.host_memory_bytes_per_gpu < other.host_memory_bytes_per_gpu
+                for other in others
+            ):
+                others.append(item)
+        return [item for others in shapes.values() for item in others]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Curves by what they depend on: a kind of request, and what a job of it has run."""
+
+    catalogue: Catalogue
+    freedom: Freedom
+    by_speed: bool = False
+    _of_kind: dict[object, Curve] = field(default_factory=dict)
+    _of_job: dict[str, tuple[object, Curve]] = field(default_factory=dict)
+
+    def of(self, job: JobView) -> Curve:
+        """Return the curve of a job by what is known of it now."""
+        held = job.allocation
+        moment = (job.generation, held is not None and job.has_run(held.configuration))
+        found = self._of_job.get(job.spec.job_id)
+        if found is None or found[0] != moment:
+            found = self._of_job[job.spec.job_id] = (moment, self._look_up(job))
+        return found[1]
+
+    def _look_up(self, job: JobView) -> Curve:
+        spec = job.spec
+        items = allowed(self.catalogue, spec, self.freedom)
+        observed = frozenset(item for item in items if job.has_run(item))
+        key = (spec.workload, spec.plan, spec.n_gpus, spec.is_guaranteed, observed)
+        if key not in self._of_kind:
+            self._of_kind[key] = Curve(job, items, self.catalogue.requested(spec), by_speed=self.by_speed)
+        return self._of_kind[key]
+
+
+class Task:
+    """A job in one decision: its curve, what it holds, and what the gate and its age allow.
+
+    ``is_open`` is whether it may be reconfigured for its own gain, ``yields`` whether best-effort jobs may
+    take from it.
+    """
+
+    __slots__ = ("curve", "held", "index", "is_guaranteed", "is_open", "is_starving", "job", "yields")
+
+    def __init__(
+        self, job: JobView, curve: Curve, *, is_open: bool, yields: bool = True, is_starving: bool = False
+    ) -> None:
+        self.job = job
+        self.curve = curve
+        self.index = job.index
+        self.is_guaranteed = job.spec.is_guaranteed
+        self.is_open = is_open
+        self.yields = yields
+        self.is_starving = is_starving
+        held = job.allocation
+        self.held: Fit | None = None if held is None else (held.configuration, held.nodes[::-1])
+
+
+class Draft:
+    """What every job would hold; copied where victims are tried."""
+
+    __slots__ = ("room", "slots")
+
+    def __init__(self, room: Room, slots: dict[Task, Fit]) -> None:
+        self.room = room
+        self.slots = slots
+
+    def place(self, task: Task, fit: Fit) -> None:
+        """Let a job that has nothing hold something."""
+        self.room.take(*fit)
+        self.slots[task] = fit
+
+    def remove(self, task: Task) -> Fit | None:
+        """Take everything from a job and return what it was."""
+        fit = self.slots.pop(task, None)
+        if fit is not None:
+            self.room.give(*fit)
+        return fit
+
+    def start(self, task: Task) -> bool:
+        """Place a job on what is free at the steepest step of its curve that fits, if any does."""
+        for step in task.curve.starts:
+            found = self.room.first_fit(step.items) if step.n_gpus <= self.room.n_gpus else None
+            if found is not None:
+                self.place(task, found)
+                return True
+        return False
+
+    def make_room(self, task: Task, how: "Morphling") -> bool:
+        """Start a job by shrinking the lowest slopes; change nothing where no size can be reached."""
+        takes_all = task.is_guaranteed or (task.is_starving and how.starving_takes)
+        ignores_gates = task.is_guaranteed or (task.is_starving and how.starving_passes_gates)
+        victims = [
+            other
+            for other, fit in self.slots.items()
+            if fit[0].n_gpus > other.curve.least_gpus
+            and (ignores_gates or other.yields)
+            and (how.old_yield or task.is_guaranteed or not other.is_starving)
+        ]
+        most = self.room.n_gpus
+        most += sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
+        steps = task.curve.starts if how.forces_smaller else task.curve.starts[:1]
+        for step in steps:
+            limit = inf if takes_all else step.slope
+            if step.n_gpus <= most and self._force(task, step, victims, limit, gives_back=how.gives_back):
+                return True
+        return False
+
+    def _force(
+        self, task: Task, wanted: Step, victims: Iterable[Task], limit: float, *, gives_back: bool
+    ) -> bool:
+        """Shrink jobs below a slope, the lowest first, until a step fits; change nothing if in vain."""
+        trial = Draft(self.room.copy(), self.slots.copy())
+        shrunk: dict[Task, None] = {}
+        while trial.room.first_fit(wanted.items) is None:
+            victim = trial.shrink_lowest(victims, limit)
+            if victim is None:
+                return False
+            shrunk[victim] = None
+        if gives_back:
+            trial.spare(shrunk, self.slots, wanted.items)
+        found = trial.room.first_fit(wanted.items)
+        if found is None:
+            return False
+        trial.place(task, found)
+        self.room, self.slots = trial.room, trial.slots
+        return True
+
+    def shrink_lowest(self, victims: Iterable[Task], limit: float) -> Task | None:
+        """Take the cheapest step down of all victims below a slope; return whose it was."""
+        steps = [
+            (step.slope, -task.index, order, task, step)
+            for task in victims
+            if task in self.slots
+            for order, step in enumerate(task.curve.down(self.slots[task][0]))
+            if step.slope < limit
+        ]
+        for _, _, _, task, step in sorted(steps, key=lambda entry: entry[:3]):
+            fit = self.slots[task]
+            self.room.give(*fit)
+            smaller = self.room.first_fit(step.items)
+            if smaller is not None or not step.items:
+                del self.slots[task]
+                if smaller is not None:
+                    self.place(task, smaller)
+                return task
+            self.room.take(*fit)
+        return None
+
+    def spare(
+        self,
+        shrunk: Iterable[Task],
+        before: dict[Task, Fit],
+        items: tuple[Configuration, ...],
+    ) -> None:
+        """Give back what was taken from jobs, the last first, where a newcomer fits all the same."""
+        for task in reversed(list(shrunk)):
+            smaller = self.remove(task)
+            if self.room.take_if_free(*before[task]):
+                if self.room.first_fit(items) is not None:
+                    self.slots[task] = before[task]
+                    continue
+                self.room.give(*before[task])
+            if smaller is not None:
+                self.place(task, smaller)
+
+    def grow(self) -> None:
+        """Hand free devices to the steepest curves, one step at a time, until no job gains."""
+        while self.room.n_gpus:
+            best: tuple[float, Task, Fit] | None = None
+            for task, fit in self.slots.items():
+                if fit is not task.held or task.is_open:
+                    found = self._larger(task, fit, 0.0 if best is None else best[0])
+                    best = best if found is None else (found[0], task, found[1])
+            if best is None:
+                return
+            self.remove(best[1])
+            self.place(best[1], best[2])
+
+    def _larger(self, task: Task, fit: Fit, above: float) -> tuple[float, Fit] | None:
+        """Return the first step up, steeper than a bound, that fits once a job gives back what it holds."""
+        most = self.room.n_gpus + fit[0].n_gpus
+        steps = [step for step in task.curve.up(fit[0]) if above < step.slope and step.n_gpus <= most]
+        if not steps:
+            return None
+        self.room.give(*fit)
+        found = None
+        for step in steps:
+            larger = self.room.first_fit(step.items)
+            if larger is not None:
+                found = (step.slope, larger)
+                break
+        self.room.take(*fit)
+        return found
+
+    def decision(self, tasks: Iterable[Task], wake_up_s: float) -> Decision:
+        """Return what must change for the jobs to hold what the draft says."""
+        changes: dict[str, Allocation | None] = {}
+        for task in tasks:
+            fit = self.slots.get(task)
+            if fit != task.held:
+                changes[task.job.spec.job_id] = None if fit is None else fit[0].on(fit[1])
+        return Decision(changes, wake_up_s if wake_up_s < inf else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RulesState:
+    """Curves, what fits where, and how often each job was reconfigured for its own gain."""
+
+    curves: Curves
+    places: Places
+    own_changes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Morphling:
+    """Choose GPUs and plans together by the five rules of the paper.
+
+    Parameters
+    ----------
+    gate_share
+        Share of its time with GPUs that a running job must not spend on restarts, the next one included.
+    age_limit_s
+        Age from which a waiting job starves [s].
+    starving_takes
+        Whether a starving job takes from every lower slope, or only moves up the queue.
+    age_since
+        Whether age counts from submission, or from when the job last lost its GPUs.
+    starving_order
+        Whether starving jobs are served by age or by slope.
+    forces_smaller
+        Whether room is forced for smaller sizes too, or for the steepest alone.
+    gate_counts
+        Whether N of the gate counts the changes for the job's own gain, or all of its restarts.
+    gate_time
+        Whether T of the gate is the time with GPUs, or the time with progress.
+    victim_counts
+        Whether the gate of a job that others take from counts that change.
+    starving_passes_gates
+        Whether starving jobs take from jobs whose gate is closed.
+    old_yield
+        Whether jobs past the age limit yield to best-effort jobs.
+    gives_back
+        Whether jobs get back what was taken from them and is not needed.
+    restarts_stopped
+        Whether stopped jobs may start again in the same decision.
+    shape_order
+        Whether shapes of one size are tried by number of nodes or by speed.
+    """
+
+    freedom: Freedom = FULL_FREEDOM
+    gate_share: float = 0.97
+    age_limit_s: float = 3600.0
+    starving_takes: bool = True
+    age_since: Literal["submission", "waiting"] = "submission"
+    starving_order: Literal["age", "slope"] = "age"
+    forces_smaller: bool = True
+    gate_counts: Literal["own", "all"] = "own"
+    gate_time: Literal["held", "progress"] = "held"
+    victim_counts: bool = True
+    starving_passes_gates: bool = False
+    old_yield: bool = True
+    gives_back: bool = True
+    restarts_stopped: bool = True
+    shape_order: Literal["nodes", "speed"] = "nodes"
+    name: str = "morphling"
+    title: str = "Morphling"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = True
+    references: tuple[str, ...] = (
+        "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> RulesState:
+        """Return no curves yet."""
+        fitting = catalogue.on(cluster)
+        curves = Curves(fitting, self.freedom, by_speed=self.shape_order == "speed")
+        return RulesState(curves, Places.on(cluster, fitting))
+
+    def decide(self, view: ClusterView, state: RulesState) -> tuple[Decision, RulesState]:
+        """Start waiting jobs, at the cost of others where they may, and hand out what is left."""
+        waiting, running = (
+            [self._task(job, view, state) for job in jobs] for jobs in (view.pending, view.running)
+        )
+        held = {task: task.held for task in running if task.held is not None}
+        draft = Draft(state.places.room(view), held)
+        refused: set[tuple[Curve, bool]] = set()
+        for task in sorted(waiting, key=self.rank):
+            kind = task.curve, task.is_starving
+            if kind not in refused and not (draft.start(task) or draft.make_room(task, self)):
+                refused.add(kind)
+        if self.restarts_stopped:
+            for task in sorted((task for task in running if task not in draft.slots), key=self.rank):
+                draft.start(task)
+        draft.grow()
+        state = replace(state, own_changes=_own_changes(running, draft, state.own_changes))
+        return draft.decision([*running, *waiting], self._wake_up_s(draft, waiting, view, state)), state
+
+    def _task(self, job: JobView, view: ClusterView, state: RulesState) -> Task:
+        return Task(
+            job,
+            state.curves.of(job),
+            is_open=self.opens_s(job, view, state) <= view.time_s,
+            yields=self.opens_s(job, view, state, n_more=int(self.victim_counts)) <= view.time_s,
+            is_starving=self.starves_from_s(job, view) <= view.time_s,
+        )
+
+    def starves_from_s(self, job: JobView, view: ClusterView) -> float:
+        """When a job that gets no GPUs reaches the age limit [s]."""
+        if self.age_since == "submission":
+            return job.spec.submit_time_s + self.age_limit_s
+        since_s = view.time_s if job.allocation is not None else job.waiting_since_s
+        return since_s + self.age_limit_s
+
+    def rank(self, task: Task) -> tuple[bool, bool, float, float, int]:
+        """Order in which jobs are served: guaranteed first, then starving, then steep ones."""
+        job, by_age = task.job, task.is_starving and self.starving_order == "age"
+        since_s = job.spec.submit_time_s if self.age_since == "submission" else job.waiting_since_s
+        slope = task.curve.starts[0].slope
+        return (
+            not task.is_guaranteed, not task.is_starving, since_s if by_age else 0.0, -slope, task.index
+        )  # fmt: skip
+
+    def opens_s(self, job: JobView, view: ClusterView, state: RulesState, n_more: int = 1) -> float:
+        """When ``(T - N delay) / T`` of a job reaches the gate if it keeps its GPUs until then [s].
+
+        N counts so many changes more than there were.
+        """
+        if job.first_start_s is None:
+            return view.time_s
+        is_own = self.gate_counts == "own"
+        n_before = state.own_changes.get(job.spec.job_id, 0) if is_own else job.restart_count
+        lost_s = (n_before + n_more) * view.restart_delay_s
+        spent_s = job.running_time_s + (job.restart_time_s if self.gate_time == "held" else 0.0)
+        missing_s = lost_s - (1.0 - self.gate_share) * spent_s
+        return (
+            view.time_s if missing_s <= 1e-9 * spent_s else view.time_s + missing_s / (1.0 - self.gate_share)
+        )
+
+    def _wake_up_s(
+        self, draft: Draft, waiting: Iterable[Task], view: ClusterView, state: RulesState
+    ) -> float:
+        """When the next gate opens or the next job starts to starve [s]; infinity if never."""
+        # A change that this decision makes is counted in `own_changes` already, but not yet as a restart.
+        is_counted = self.gate_counts == "own"
+        moments = [
+            self.opens_s(task.job, view, state, 1 if is_counted or fit == task.held else 2)
+            for task, fit in draft.slots.items()
+        ]
+        moments += [self.starves_from_s(task.job, view) for task in waiting if task not in draft.slots]
+        return min((moment for moment in moments if moment > view.time_s), default=inf)
+
+
+def _own_changes(running: Iterable[Task], draft: Draft, before: Mapping[str, int]) -> Mapping[str, int]:
+    """Count the changes of running jobs that make them faster; a job that others shrink does not count."""
+    gained = [
+        task.job.spec.job_id
+        for task in running
+        if task.held is not None
+        and (fit := draft.slots.get(task, task.held)) != task.held
+        and task.curve.speeds[fit[0]] > task.curve.speeds[task.held[0]]
+    ]
+    return {**before, **{job_id: before.get(job_id, 0) + 1 for job_id in gained}} if gained else before
+
+
+POLICIES = (
+    Morphling(),
+    *(
+        Morphling(freedom, name=f"morphling{suffix}", title=f"Morphling ({title})")
+        for suffix, (freedom, title) in LESS.items()
+    ),
+)
+"""The policy, and what it loses with less to choose."""

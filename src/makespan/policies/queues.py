@@ -1,0 +1,307 @@
+"""FIFO: first in, first out, the plainest policy."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.base import Queue, acceptable, serve
+from makespan.policies.placing import Places
+from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# FIFO: first in, first out, the plainest policy.
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """Jobs start in the order of submission, as requested; one that does not fit stops all behind it.
+
+    With ``is_serial`` each has the whole cluster to itself.
+    """
+
+    name: str = "fifo"
+    title: str = "FIFO"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = ()
+    is_serial: bool = False
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Places:
+        """Return where what fits, which does not change."""
+        return Places.on(cluster, catalogue)
+
+    def decide(self, view: ClusterView, state: Places) -> tuple[Decision, Places]:
+        """Start jobs from the head of the queue until one does not fit."""
+        changes: dict[str, Allocation | None] = {}
+        head = next(iter(view.pending), None)
+        if head is None or (self.is_serial and view.running):
+            return Decision(changes), state
+        if view.catalogue.as_requested(head.spec)[0].n_gpus > view.n_free_gpus:
+            return Decision(changes), state
+        room = state.room(view)
+        for job in view.pending:
+            found = room.first_fit(view.catalogue.as_requested(job.spec))
+            if found is None:
+                break
+            room.take(*found)
+            changes[job.spec.job_id] = found[0].on(found[1])
+            if self.is_serial:
+                break
+        return Decision(changes), state
+
+
+_FIFO = (Fifo(), Fifo("fifo-serial", "FIFO, one job at a time", is_serial=True))
+
+
+# ------------------------------------------------------------------------------------------------
+# SJF and SRTF: the job that ends soonest first, without and with preemption.
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestJobFirst:
+    """Start waiting jobs in the order of their run time as requested; short ones may pass others."""
+
+    max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
+    name: str = "sjf"
+    title: str = "SJF"
+    interval_s: float | None = None
+    is_clairvoyant: bool = True
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "W. E. Smith. Various optimizers for single-stage production. Naval Research Logistics "
+        "Quarterly 3, 1956.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue(Places.on(cluster, catalogue))
+
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
+        """Serve the queue by run time."""
+        catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
+
+        def order(job: JobView) -> tuple[float]:
+            return (job.steps_left * job.step_s(catalogue.requested(job.spec)),)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(job, catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+
+        return serve(view, order, options, queue=state), state
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestRemainingTimeFirst:
+    """Serve jobs by remaining time, and displace running ones that have more left."""
+
+    min_advantage: float = 6.0  # restart delays that a displaced job must have left more
+    max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
+    name: str = "srtf"
+    title: str = "SRTF"
+    interval_s: float | None = None
+    is_clairvoyant: bool = True
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "L. Schrage. A proof of the optimality of the shortest remaining processing time discipline. "
+        "Operations Research 16(3), 1968.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue(Places.on(cluster, catalogue))
+
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
+        """Serve the queue by remaining time; the longest running job is displaced first."""
+        catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
+        left_s = {job: _remaining_time_s(job, view) for job in view.running}
+        longest_first = sorted(view.running, key=lambda job: (-left_s[job], job.index))
+        advantage_s = self.min_advantage * delay_s
+
+        def order(job: JobView) -> tuple[float]:
+            return (_remaining_time_s(job, view),)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(job, catalogue.as_requested(job.spec), job.steps_left, delay_s, stretch)
+
+        def victims(job: JobView) -> list[JobView]:
+            limit_s = _remaining_time_s(job, view) + advantage_s
+            return list(takewhile(lambda other: left_s[other] > limit_s, longest_first))
+
+        return serve(view, order, options, victims, state), state
+
+
+def _remaining_time_s(job: JobView, view: ClusterView) -> float:
+    """How long a job still holds devices if it starts now as requested, or goes on, as predicted [s]."""
+    if job.allocation is None:
+        step_s = job.step_s(view.catalogue.requested(job.spec))
+        return view.restart_delay_s + job.steps_left * step_s
+    step_s = job.step_s(job.allocation.configuration)
+    return max(job.ready_time_s - view.time_s, 0.0) + job.steps_left * step_s
+
+
+_SHORTEST = (ShortestJobFirst(), ShortestRemainingTimeFirst())
+
+
+# ------------------------------------------------------------------------------------------------
+# Tiresias: least attained service with discretised queues, for jobs of unknown length.
+
+
+@dataclass(frozen=True, slots=True)
+class Tiresias:
+    """Serve the jobs that have received the least device time, in a few queues.
+
+    A job sinks a queue at each of ``thresholds_gpu_s``, and returns to the first once it has waited
+    ``promotion`` times as long as it has run; None never promotes.
+    """
+
+    thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)  # ascending
+    promotion: float | None = None
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
+    name: str = "tiresias"
+    title: str = "Tiresias"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "J. Gu et al. Tiresias: a GPU cluster manager for distributed deep learning. NSDI 2019.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
+        """Return the queue, still empty."""
+        return Queue(Places.on(cluster, catalogue))
+
+    def queue(self, job: JobView) -> int:
+        """Return the queue of a job, 0 for the one that is served first."""
+        level = bisect_right(self.thresholds_gpu_s, job.attained_service_gpu_s)
+        if level and self.promotion is not None and job.allocation is None:
+            held_s = job.running_time_s + job.restart_time_s
+            if job.waiting_time_s > self.promotion * held_s:
+                return 0
+        return level
+
+    def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
+        """Serve queue after queue, first started first."""
+        catalogue = view.catalogue
+        queues = {job: self.queue(job) for job in view.running}
+        candidates = sorted(
+            (job for job in view.running if queues[job]),
+            key=lambda job: (-queues[job], -_since_s(job), job.index),
+        )
+
+        def order(job: JobView) -> tuple[int, float]:
+            return (self.queue(job), _since_s(job))
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            return acceptable(job, catalogue.as_requested(job.spec), 1.0, 0.0, self.max_slowdown)
+
+        def victims(job: JobView) -> list[JobView]:
+            level = self.queue(job)
+            return list(takewhile(lambda other: queues[other] > level, candidates))
+
+        kept = state if self.promotion is None else Queue(state.places)  # promotion comes with time alone
+        return serve(view, order, options, victims, kept), state
+
+
+def _since_s(job: JobView) -> float:
+    return job.spec.submit_time_s if job.first_start_s is None else job.first_start_s
+
+
+_TIRESIAS = (Tiresias(),)
+
+
+# ------------------------------------------------------------------------------------------------
+# Synergy: devices as requested, CPU threads by how much a job gains from them, in FIFO order.
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDemands:
+    """What each kind of request may run as, most wanted first; ``fair_threads`` belong to each GPU."""
+
+    fair_threads: int
+    _known: dict[tuple[str, str, int], tuple[Configuration, ...]] = field(default_factory=dict)
+
+    def options(self, spec: JobSpec, catalogue: Catalogue, policy: "Synergy") -> tuple[Configuration, ...]:
+        """Return the options of a job: fewest nodes first, on each placement first its demand."""
+        key = (spec.workload, spec.plan, spec.n_gpus)
+        if key not in self._known:
+            reference = catalogue.requested(spec)
+            variants = [
+                item
+                for item in catalogue.all(spec.workload)
+                if item.n_gpus == reference.n_gpus and item.plan == reference.plan
+            ]
+            by_placement = groupby(variants, key=lambda item: item.counts)
+            tuned = [list(self._tuned(list(group), policy.tolerance)) for _, group in by_placement]
+            fastest_s = tuned[0][0].predicted_iter_time_s
+            self._known[key] = tuple(
+                item
+                for group in tuned
+                if group[0].predicted_iter_time_s <= policy.max_slowdown * fastest_s
+                for item in group
+            )
+        return self._known[key]
+
+    def _tuned(self, variants: Sequence[Configuration], tolerance: float) -> Iterator[Configuration]:
+        """Yield the demand of one placement, then what is below it, down to what a fair share pays for."""
+        limit_s = (1 + tolerance) * min(item.predicted_iter_time_s for item in variants)
+        enough = [item for item in variants if item.predicted_iter_time_s <= limit_s]
+        demand = min(enough, key=lambda item: item.cpu_threads)
+        yield demand
+        fair = [item.cpu_threads for item in variants if item.cpu_threads <= self.fair_threads]
+        floor = max(fair, default=min(item.cpu_threads for item in variants))
+        for item in sorted(variants, key=lambda item: -item.cpu_threads):
+            if floor <= item.cpu_threads < demand.cpu_threads:
+                yield item
+
+
+@dataclass(frozen=True, slots=True)
+class Synergy:
+    """Start jobs in the order of submission, guaranteed ones first, with the fewest CPU threads that suffice.
+
+    Deviations: the original takes threads back from running jobs at no cost; here any change costs a restart,
+    so a job keeps what it started with, and takes more than a fair share only of what others left of theirs.
+    It knows no guarantees; here a guaranteed job runs only as what is sure to be as fast as its request.
+    """
+
+    tolerance: float = 0.05  # loss of speed at which a job counts as running at its best
+    max_slowdown: float = 1.25  # ratio of predicted steps up to which a job accepts more nodes
+    name: str = "synergy"
+    title: str = "Synergy"
+    interval_s: float | None = None
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = True
+    references: tuple[str, ...] = (
+        "J. Mohan et al. Looking beyond GPUs for DNN scheduling on multi-tenant clusters. OSDI 2022.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> tuple[CpuDemands, Queue]:
+        """Return the table of demands and the queue, still empty."""
+        fair_threads = min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes)
+        return CpuDemands(fair_threads), Queue(Places.on(cluster, catalogue))
+
+    def decide(
+        self, view: ClusterView, state: tuple[CpuDemands, Queue]
+    ) -> tuple[Decision, tuple[CpuDemands, Queue]]:
+        """Serve the queue by submission."""
+        demands, queue = state
+
+        def order(job: JobView) -> tuple[bool, float]:
+            return (not job.spec.is_guaranteed, job.spec.submit_time_s)
+
+        def options(job: JobView) -> tuple[Configuration, ...]:
+            tuned = demands.options(job.spec, view.catalogue, self)
+            if not job.spec.is_guaranteed:
+                return tuned
+            sure = tuple(item for item in tuned if job.assures(item))
+            return sure or (view.catalogue.requested(job.spec),)
+
+        return serve(view, order, options, queue=queue, kept_threads=demands.fair_threads), state
+
+
+_SYNERGY = (Synergy(),)
+
+
+POLICIES = (*_FIFO, *_SHORTEST, *_TIRESIAS, *_SYNERGY)

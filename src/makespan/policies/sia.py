@@ -1,0 +1,426 @@
+"""The multiple-choice knapsack of adaptive scheduling: one size a job, no more devices than there are.
+
+A greedy solution is taken where it is within the accepted gap of the linear relaxation. Elsewhere most
+choices are settled by the price of a device in the relaxation: one whose reduced cost exceeds the distance
+between the bound and a known solution cannot be part of a better one. What is left is solved exactly, by
+dynamic programming over the devices, so that schedules do not depend on the version of a solver.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from makespan.hardware import ClusterSpec
+from makespan.policies.placing import Room, fastest_by_placement, keeps_plan
+from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# The multiple-choice knapsack of adaptive scheduling: one size a job, no more devices than there are.
+#
+# A greedy solution is taken where it is within the accepted gap of the linear relaxation. Elsewhere most
+# choices are settled by the price of a device in the relaxation: one whose reduced cost exceeds the
+# distance between the bound and a known solution cannot be part of a better one. What is left is solved
+# exactly, by dynamic programming over the devices, so that schedules do not depend on the version of a
+# solver.
+
+_ROUNDING = 1e-9  # of sums of costs, absolute
+_Costs = NDArray[np.float64]  # least cost of so many devices, exactly; infinite where they cannot be given
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """What each of ``n_jobs`` equal jobs may be given: devices, ascending, and cost relative to nothing."""
+
+    n_jobs: int
+    sizes: tuple[int, ...]
+    costs: tuple[float, ...]
+
+
+def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
+    """How many jobs of each menu take each choice, at the least total cost up to a relative gap."""
+    counts = _greedy(menus, n_gpus)
+    cost = _cost(menus, counts)
+    price = _price(menus, n_gpus)
+    least = [min(0.0, *(c + price * g for g, c in _choices(menu))) for menu in menus]
+    bound = sum(menu.n_jobs * value for menu, value in zip(menus, least, strict=True)) - price * n_gpus
+    slack = cost - bound - gap * abs(cost)
+    if slack <= _ROUNDING:
+        return counts
+    kept = [
+        [k for k, (g, c) in enumerate(_choices(menu)) if c + price * g - value <= slack]
+        for menu, value in zip(menus, least, strict=True)
+    ]
+    certain = [-value > slack for value in least]
+    better = _solve(menus, kept, certain, n_gpus)
+    return counts if better is None or _cost(menus, better) >= cost else better
+
+
+def _choices(menu: Menu) -> Iterator[tuple[int, float]]:
+    return zip(menu.sizes, menu.costs, strict=True)
+
+
+def _cost(menus: Sequence[Menu], counts: Sequence[Sequence[int]]) -> float:
+    return sum(
+        number * cost
+        for menu, numbers in zip(menus, counts, strict=True)
+        for number, cost in zip(numbers, menu.costs, strict=True)
+    )
+
+
+def _hull(menu: Menu) -> list[tuple[int, float]]:
+    """Choices that a linear programme would mix, by size, beginning with nothing."""
+    hull = [(0, 0.0)]
+    for g, c in _choices(menu):
+        if c >= hull[-1][1]:
+            continue
+        while len(hull) > 1:
+            (g0, c0), (g1, c1) = hull[-2:]
+            if (c1 - c0) * (g - g1) < (c - c1) * (g1 - g0):
+                break
+            hull.pop()
+        hull.append((g, c))
+    return hull
+
+
+def _price(menus: Sequence[Menu], n_gpus: int) -> float:
+    """Cost that one more device would save in the linear relaxation."""
+    steps = []
+    for menu in menus:
+        for (g0, c0), (g1, c1) in pairwise(_hull(menu)):
+            steps.append(((c0 - c1) / (g1 - g0), (g1 - g0) * menu.n_jobs))
+    left = n_gpus
+    for saving, devices in sorted(steps, reverse=True):
+        left -= devices
+        if left < 0:
+            return saving
+    return 0.0
+
+
+def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
+    """Solution that always takes the step next that saves most a device and still fits."""
+    # Place 0 of each row counts the jobs that are given nothing.
+    counts = [[menu.n_jobs, *(0 for _ in menu.sizes)] for menu in menus]
+    left = n_gpus
+    steps = [step for i in range(len(menus)) for step in _steps(menus, i, 0)]
+    heapify(steps)
+    while steps and left > 0:
+        _, i, old, new = heappop(steps)
+        new = -new
+        more = menus[i].sizes[new - 1] - (menus[i].sizes[old - 1] if old else 0)
+        number = min(counts[i][old], left // more)
+        if not number:  # what does not fit now never will, and jobs that come later bring their own steps
+            continue
+        if not counts[i][new]:
+            for step in _steps(menus, i, new):
+                heappush(steps, step)
+        counts[i][old] -= number
+        counts[i][new] += number
+        left -= number * more
+    return [row[1:] for row in counts]
+
+
+def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int, int, int]]:
+    """Next steps of the jobs of a menu: negated saving a device, menu, place, negated new place."""
+    menu = menus[i]
+    g0, c0 = (menu.sizes[old - 1], menu.costs[old - 1]) if old else (0, 0.0)
+    for new in range(old + 1, len(menu.sizes) + 1):
+        saved = c0 - menu.costs[new - 1]
+        if saved > 0:
+            yield -saved / (menu.sizes[new - 1] - g0), i, old, -new
+
+
+def _solve(
+    menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int
+) -> list[list[int]] | None:
+    """Best solution of the choices that are left, with the fewest devices; None if there is none."""
+    counts = [[0] * len(menu.sizes) for menu in menus]
+    left, open_menus = n_gpus, []
+    for i, (menu, choices) in enumerate(zip(menus, kept, strict=True)):
+        if certain[i] and len(choices) == 1:
+            counts[i][choices[0]] = menu.n_jobs
+            left -= menu.n_jobs * menu.sizes[choices[0]]
+        elif choices:
+            open_menus.append(i)
+    if left < 0:
+        return None
+    tables: list[_Costs] = [_nothing(left)]
+    doubled: list[list[_Costs]] = []
+    for i in open_menus:
+        doubled.append(_doubled(_one_job(menus[i], kept[i], certain[i], left), menus[i].n_jobs))
+        for j in _bits(menus[i].n_jobs):
+            tables.append(_sum(tables[-1], doubled[-1][j]))
+    used = int(np.argmin(tables[-1]))
+    if not np.isfinite(tables[-1][used]):
+        return None
+    for i, powers in zip(reversed(open_menus), reversed(doubled), strict=True):
+        choice_of = {menus[i].sizes[k]: k for k in kept[i]}
+        for j in reversed(_bits(menus[i].n_jobs)):
+            tables.pop()
+            share = _split(tables[-1], powers[j], used)
+            used -= share
+            for size in _shares(powers, j, share):
+                counts[i][choice_of[size]] += 1
+    return counts
+
+
+def _nothing(n_gpus: int) -> _Costs:
+    """No job: no devices, no cost."""
+    costs = np.full(n_gpus + 1, np.inf)
+    costs[0] = 0.0
+    return costs
+
+
+def _one_job(menu: Menu, choices: Sequence[int], is_certain: bool, n_gpus: int) -> _Costs:
+    costs = np.full(n_gpus + 1, np.inf) if is_certain else _nothing(n_gpus)
+    for k in choices:
+        if menu.sizes[k] <= n_gpus:
+            costs[menu.sizes[k]] = menu.costs[k]
+    return costs
+
+
+def _bits(number: int) -> list[int]:
+    """Places of the ones of a number in base two, lowest first."""
+    return [j for j in range(number.bit_length()) if number >> j & 1]
+
+
+def _doubled(one: _Costs, n_jobs: int) -> list[_Costs]:
+    """Costs of 1, 2, 4 ... equal jobs, as many as there are."""
+    powers = [one]
+    while len(powers) < n_jobs.bit_length():
+        powers.append(_sum(powers[-1], powers[-1]))
+    return powers
+
+
+def _sum(a: _Costs, b: _Costs) -> _Costs:
+    """Least cost of two sets of jobs together."""
+    total = np.full_like(a, np.inf)
+    for devices in np.flatnonzero(np.isfinite(b)):
+        np.minimum(total[devices:], a[: len(a) - devices] + b[devices], out=total[devices:])
+    return total
+
+
+def _split(a: _Costs, b: _Costs, devices: int) -> int:
+    """How many of so many devices the second set of jobs has where the cost of both is least."""
+    return int(np.argmin(a[devices::-1] + b[: devices + 1]))
+
+
+def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
+    """Devices of each job that is given any."""
+    if not devices:
+        return
+    if j == 0:
+        yield devices
+        return
+    second = _split(powers[j - 1], powers[j - 1], devices)
+    yield from _shares(powers, j - 1, devices - second)
+    yield from _shares(powers, j - 1, second)
+
+
+# ------------------------------------------------------------------------------------------------
+# Sia: how many devices each job gets is one multiple-choice knapsack, solved anew whenever jobs change.
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One device count of a kind of job: its configurations, fewest nodes first, and normalised speed."""
+
+    n_gpus: int
+    options: tuple[Configuration, ...]
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """All sizes of each kind of request, computed once a kind.
+
+    Inside a node, counts are powers of two; beyond, whole nodes; what the job asked for is always among them.
+    Left out are counts that bring no speed, and placements slower than ``max_slowdown`` allows.
+    """
+
+    gpus_per_node: int
+    max_slowdown: float
+    _known: dict[tuple[str, str, int], tuple[Size, ...]] = field(default_factory=dict)
+
+    def of(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
+        """Return the sizes of a job, smallest first, each faster than the one before."""
+        key = (spec.workload, spec.plan, spec.n_gpus)
+        if key not in self._known:
+            self._known[key] = self._look_up(spec, catalogue)
+        return self._known[key]
+
+    def _look_up(self, spec: JobSpec, catalogue: Catalogue) -> tuple[Size, ...]:
+        reference = catalogue.requested(spec)
+        by_count: dict[int, list[Configuration]] = {}
+        for item in fastest_by_placement(
+            item for item in catalogue.all(reference.workload) if keeps_plan(reference, item)
+        ):
+            if item.n_gpus == reference.n_gpus or self._is_regular(item.n_gpus):
+                by_count.setdefault(item.n_gpus, []).append(item)
+        sizes: list[Size] = []
+        for n_gpus, items in sorted(by_count.items()):
+            step_s = items[0].predicted_iter_time_s
+            base = sizes[0].options[0] if sizes else items[0]
+            speed = base.n_gpus * base.predicted_iter_time_s / step_s
+            if sizes and speed <= sizes[-1].speed:
+                continue
+            limit_s = self.max_slowdown * step_s
+            options = tuple(item for item in items if item.predicted_iter_time_s <= limit_s)
+            sizes.append(Size(n_gpus, options, speed))
+        return tuple(sizes)
+
+    def _is_regular(self, n_gpus: int) -> bool:
+        if n_gpus >= self.gpus_per_node:
+            return n_gpus % self.gpus_per_node == 0
+        return n_gpus & (n_gpus - 1) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that are alike, and the cost of each size less that of none; a running job is alone."""
+
+    jobs: tuple[JobView, ...]
+    sizes: tuple[Size, ...]
+    costs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sia:
+    """Adapt the devices of all jobs to each other; the kind of plan stays as requested.
+
+    Minimises the sum over jobs of worth to the power *p* < 0; with age *T* and *N* restarts of *D* s each, a
+    restart damps the worth by (T - N D) / (T + D). A job starts with ``start_factor`` times its least devices
+    and grows to ``growth`` times what it holds in a round, or to the next size; None sets no limit.
+    Deviation: jobs keep their batch size, so worth is throughput and not goodput. In the original
+    ``queueing_penalty`` is 1.1, ``start_factor`` 1 and ``growth`` 2; here restart delays are long.
+    """
+
+    power: float = -0.5  # exponent of fairness; the more negative, the more the slowest jobs count
+    queueing_penalty: float = 4.0  # what a job without devices contributes
+    gap: float = 0.01  # accepted relative distance from the optimum
+    max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
+    start_factor: float | None = 1.0  # most devices of a start over the least that the job can have
+    growth: float | None = None  # most devices after a change over those before
+    name: str = "sia"
+    title: str = "Sia"
+    interval_s: float | None = 60.0
+    is_clairvoyant: bool = False
+    honours_guarantees: bool = False
+    references: tuple[str, ...] = (
+        "S. Jayaram Subramanya et al. Sia: heterogeneity-aware, goodput-optimized ML-cluster scheduling. "
+        "SOSP 2023.",
+    )
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Sizes:
+        """Return the table of sizes, still empty."""
+        return Sizes(max(node.n_gpus for node in cluster.nodes), self.max_slowdown)
+
+    def decide(self, view: ClusterView, state: Sizes) -> tuple[Decision, Sizes]:
+        """Solve the knapsack, then find room for what it chose."""
+        groups = self._groups(view, state)
+        menus = [
+            Menu(len(group.jobs), tuple(size.n_gpus for size in group.sizes), group.costs) for group in groups
+        ]
+        counts = choose(menus, view.n_gpus, self.gap)
+        return Decision(_realise(view, groups, counts)), state
+
+    def _groups(self, view: ClusterView, sizes: Sizes) -> list[Group]:
+        catalogue = view.catalogue
+        groups = [self._running(job, sizes.of(job.spec, catalogue), view) for job in view.running]
+        waiting: dict[tuple[Size, ...], list[JobView]] = {}
+        for job in view.pending:
+            choices = sizes.of(job.spec, catalogue)
+            waiting.setdefault(_limited(choices, choices[0].n_gpus, self.start_factor), []).append(job)
+        for choices, jobs in waiting.items():
+            costs = tuple(self._cost(size.speed) for size in choices)
+            groups.append(Group(tuple(jobs), choices, costs))
+        return groups
+
+    def _running(self, job: JobView, sizes: tuple[Size, ...], view: ClusterView) -> Group:
+        age_s = view.time_s - job.spec.submit_time_s
+        delay_s = view.restart_delay_s
+        lost_s = (job.restart_count + 1) * delay_s
+        damping = max(age_s - lost_s, 0.0) / (age_s + delay_s) if age_s + delay_s > 0 else 1.0
+        held = _n_gpus(job)
+        sizes = _limited(sizes, held, self.growth)
+        costs = tuple(
+            self._cost(speed if size.n_gpus == held else max(damping, 1e-6) * speed)
+            for size, speed in zip(sizes, _speeds(job, sizes), strict=True)
+        )
+        return Group((job,), sizes, costs)
+
+    def _cost(self, worth: float) -> float:
+        return float(worth**self.power) - self.queueing_penalty
+
+
+def _limited(sizes: tuple[Size, ...], n_gpus: int, factor: float | None) -> tuple[Size, ...]:
+    """Sizes up to a multiple of some devices, and at least the next one if the factor is more than 1."""
+    if factor is None:
+        return sizes
+    most = factor * n_gpus
+    if factor > 1:
+        most = max(most, min((size.n_gpus for size in sizes if size.n_gpus > n_gpus), default=n_gpus))
+    return tuple(size for size in sizes if size.n_gpus <= most) or sizes[:1]
+
+
+def _speeds(job: JobView, sizes: tuple[Size, ...]) -> list[float]:
+    """Speed of a running job at each size, by what it has observed as far as it has."""
+    held = job.allocation
+    least = sizes[0].n_gpus * job.step_s(sizes[0].options[0])
+    return [
+        least
+        / job.step_s(
+            size.options[0] if held is None or held.configuration not in size.options else held.configuration
+        )
+        for size in sizes
+    ]
+
+
+def _n_gpus(job: JobView) -> int:
+    return 0 if job.allocation is None else job.allocation.configuration.n_gpus
+
+
+def _realise(
+    view: ClusterView, groups: Iterable[Group], counts: Iterable[Sequence[int]]
+) -> dict[str, Allocation | None]:
+    """Place what the knapsack chose, large jobs first; what does not fit stays or shrinks."""
+    room = Room.of(view, is_tight=True)
+    targets: list[tuple[JobView, tuple[Size, ...]]] = []
+    changes: dict[str, Allocation | None] = {}
+    for group, numbers in zip(groups, counts, strict=True):
+        chosen = [k for k in range(len(numbers))[::-1] for _ in range(numbers[k])]
+        for position, job in enumerate(group.jobs):
+            size = group.sizes[chosen[position]] if position < len(chosen) else None
+            if size is not None and size.n_gpus == _n_gpus(job):
+                continue
+            if job.allocation is not None:
+                changes[job.spec.job_id] = None
+                room.give(job.allocation.configuration, job.allocation.nodes[::-1])
+            if size is not None:
+                targets.append((job, group.sizes[: chosen[position] + 1]))
+    targets.sort(key=lambda target: (-target[1][-1].n_gpus, target[0].index))
+    left = [(job, sizes) for job, sizes in targets if not _place(job, sizes[-1:], room, changes)]
+    for job, sizes in left:
+        held = job.allocation
+        if held is not None and room.take_if_free(held.configuration, held.nodes[::-1]):
+            del changes[job.spec.job_id]
+        else:
+            _place(job, sizes[-2::-1], room, changes)
+    return changes
+
+
+def _place(job: JobView, sizes: Sequence[Size], room: Room, changes: dict[str, Allocation | None]) -> bool:
+    for size in sizes:
+        found = room.first_fit(size.options)
+        if found is not None:
+            room.take(*found)
+            changes[job.spec.job_id] = found[0].on(found[1])
+            return True
+    return False
+
+
+POLICIES = (Sia(),)

@@ -1,0 +1,64 @@
+"""One process of a bandwidth measurement: ``python -m makespan.profiling.bandwidth <run directory>``."""
+
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
+
+_WARM_UP, _REPEATS = 3, 9
+_FLOAT_BYTES = 4
+
+
+def _timed(action: Callable[[], object], device: torch.device) -> float:
+    """Median time of an action on all processes at once [s]."""
+    times = []
+    for _ in range(_WARM_UP + _REPEATS):
+        dist.barrier()
+        begun = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begun)
+    return median(times[_WARM_UP:])
+
+
+def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -> dict[str, float]:
+    """Time the collectives that training uses [s]; one process alone has none."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    whole = torch.zeros(gradient_bytes // _FLOAT_BYTES // size * size, device=device)
+    activation = torch.zeros(activation_bytes // _FLOAT_BYTES, device=device)
+    on_host = torch.zeros(len(whole))
+
+    def transfer() -> None:
+        if rank == 0:
+            dist.send(activation, 1)
+        elif rank == 1:
+            dist.recv(activation, 0)
+
+    found = {"copy_s": _timed(lambda: on_host.copy_(whole), device), "bytes": float(whole.nbytes)}
+    if size > 1:
+        found |= {
+            "all_reduce_s": _timed(lambda: dist.all_reduce(whole), device),
+            "transfer_s": _timed(transfer, device),
+            "activation_bytes": float(activation.nbytes),
+        }
+    return found
+
+
+def measure(directory: RunDirectory, who: Identity) -> None:
+    """Take part in the measurement that the request asks for."""
+    request, device = directory.request(), choose_device(who)
+    join(directory, who)
+    found = _measure(request["gradient_bytes"], request["activation_bytes"], device)
+    if who.rank == 0:
+        directory.write_result(found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], measure))

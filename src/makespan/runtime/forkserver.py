@@ -1,0 +1,305 @@
+"""Start Python workers by forking a process that has loaded their libraries already.
+
+A worker that trains loads torch, which takes seconds of CPU time; a fork of a process that has it takes
+milliseconds. Servers belong to the process that launches, one for each set of the variables that a library
+reads once, when it is loaded. They end when that process is gone, and the workers with them. A worker whose
+launcher closed its end of the pipe is killed.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeGuard
+
+from makespan.errors import WorkerError
+
+_PACKAGE = "makespan"
+_SIZE = struct.Struct("!Q")
+_NUMBER = struct.Struct("!q")
+_BLOCK = 1 << 16
+_CHECK_S = 0.5
+_ATTEMPTS = 3
+_GIVEN_UP = -1
+_SERVING = f"""
+import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the process that asks
+    signal.signal(number, signal.SIG_IGN)
+from {__name__} import serve
+serve(*map(int, sys.argv[1:]))
+"""
+_READ_ONCE = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables by which torch and its libraries choose their kernels for good."""
+_Key = tuple[int, tuple[str | None, ...]]
+_lock = threading.Lock()
+_servers: dict[_Key, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
+
+
+class Process(Protocol):
+    """What a launcher needs of a process: the part of `subprocess.Popen` that it uses."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal, unless it has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class ForkedProcess:
+    """A worker that was forked by the server, seen from the process that launched it."""
+
+    def __init__(self, status: int, pid: int) -> None:
+        self._status, self.pid = status, pid
+        self._ended: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self._ended
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        if self._ended is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            told = os.read(self._status, _NUMBER.size)
+            os.close(self._status)
+            # Without a word the server was killed; and the worker, which has the pipe too, is gone.
+            self._ended = _NUMBER.unpack(told)[0] if told else -signal.SIGKILL
+        return self._ended
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def can_fork(worker: str | Sequence[str] | None) -> TypeGuard[str]:
+    """Whether a worker can be started so: a module of this package, on a system where forking is safe."""
+    return sys.platform == "linux" and isinstance(worker, str) and worker.startswith(f"{_PACKAGE}.")
+
+
+def fork_worker(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkedProcess:
+    """Run a module as a program of one argument in a process of its own, its output in ``log``.
+
+    A server that was killed is replaced; a `WorkerError` says that this did not help.
+    """
+    request = {"module": module, "argument": argument, "environment": dict(environment)}
+    request["directory"] = str(Path.cwd())
+    for _ in range(_ATTEMPTS):
+        if (process := _asked_for(request, log)) is not None:
+            return process
+    raise WorkerError(f"the process that starts workers was killed {_ATTEMPTS} times")
+
+
+def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
+    """Worker that the server started; None if the server was killed before it told of one."""
+    read, write = os.pipe()
+    told = b""
+    try:
+        try:
+            with log.open("wb") as stream, _lock:
+                server = _server(request["environment"])
+                _send(server, request, (write, stream.fileno()))
+        finally:
+            os.close(write)
+        told = os.read(read, _NUMBER.size)
+    except ConnectionError:
+        pass
+    except BaseException:
+        os.close(read)
+        raise
+    if told:
+        return ForkedProcess(read, _NUMBER.unpack(told)[0])
+    os.close(read)
+    with _lock:
+        _discard(server)
+    return None
+
+
+def _key(environment: Mapping[str, str]) -> _Key:
+    """Which server starts a worker: that of this process with the same variables."""
+    return os.getpid(), tuple(environment.get(name) for name in _READ_ONCE)
+
+
+def _server(environment: Mapping[str, str]) -> socket.socket:
+    """Return the connection to the server for a worker, which is started the first time."""
+    key = _key(environment)
+    if (known := _servers.get(key)) is not None:
+        if known[1].poll() is None:
+            return known[0]
+        _discard(known[0])
+    ours, theirs = socket.socketpair()
+    with theirs:
+        handle = theirs.fileno()
+        command = [sys.executable, "-c", _SERVING, str(handle), str(os.getpid())]
+        others = {name: value for name, value in os.environ.items() if name not in _READ_ONCE}
+        fixed = {name: environment[name] for name in _READ_ONCE if name in environment}
+        server = subprocess.Popen(command, env=others | fixed, stdin=subprocess.DEVNULL, pass_fds=[handle])
+    _servers[key] = ours, server
+    return ours
+
+
+def _discard(server: socket.socket) -> None:
+    """Do away with a server that was killed, unless another thread has done so."""
+    for key, (connection, process) in list(_servers.items()):
+        if connection is server:
+            del _servers[key]
+            server.close()
+            process.kill()
+            process.wait()
+
+
+def _send(server: socket.socket, request: Mapping[str, Any], handles: tuple[int, int]) -> None:
+    text = json.dumps(request).encode()
+    socket.send_fds(server, [_SIZE.pack(len(text))], handles)
+    server.sendall(text)
+
+
+class _Server:
+    """The loop of the server: fork what is asked for, and tell how each worker ended."""
+
+    def __init__(self, client: socket.socket, parent: int) -> None:
+        self.client, self.parent, self.running = client, parent, dict[int, int]()
+        self.woken, wake = os.pipe()
+        os.set_blocking(self.woken, False)
+        os.set_blocking(wake, False)
+        self.own = [client.fileno(), self.woken, wake]
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # A timer, because it ticks while libraries are loaded too, and because a fork with threads is unsafe.
+        signal.signal(signal.SIGALRM, self.end_with_parent)
+        signal.siginterrupt(signal.SIGALRM, False)
+        signal.setitimer(signal.ITIMER_REAL, _CHECK_S, _CHECK_S)
+
+    def end_with_parent(self, *_: object) -> None:
+        """End at once, whatever is going on, when the process that asks is gone."""
+        if os.getppid() != self.parent:
+            os._exit(1)
+
+    def run(self) -> None:
+        """Serve until the process that asks closes the connection."""
+        while True:
+            ready = self.wait()
+            if self.woken in ready:
+                os.read(self.woken, _BLOCK)
+                self.reap()
+            for pid, status in self.running.items():
+                if status in ready:  # nobody reads it any more
+                    os.kill(pid, signal.SIGKILL)
+                    os.close(status)
+                    self.running[pid] = _GIVEN_UP
+            if self.client.fileno() in ready:
+                told, handles, _, _ = socket.recv_fds(self.client, _SIZE.size, 2)
+                size = _SIZE.unpack(told)[0] if told else 0
+                text = self.receive(size)
+                if not told or len(text) < size:
+                    return
+                self.fork(json.loads(text), *handles)
+
+    def wait(self) -> set[int]:
+        """Wait for a request, the end of a worker, or of interest in one; handles at which it happened."""
+        poll = select.poll()
+        for handle in (self.client.fileno(), self.woken):
+            poll.register(handle, select.POLLIN)
+        for status in set(self.running.values()) - {_GIVEN_UP}:
+            poll.register(status, 0)
+        return {handle for handle, _ in poll.poll()}
+
+    def receive(self, size: int) -> bytes:
+        """Read so many bytes."""
+        parts: list[bytes] = []
+        while size > 0:
+            parts.append(self.client.recv(min(size, _BLOCK)))
+            size = size - len(parts[-1]) if parts[-1] else 0
+        return b"".join(parts)
+
+    def reap(self) -> None:
+        """Tell the exit statuses of workers that have ended."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = self.running.pop(ended[0])
+                if status != _GIVEN_UP:
+                    self.tell(status, os.waitstatus_to_exitcode(ended[1]))
+                    os.close(status)
+
+    def tell(self, status: int, number: int) -> None:
+        """Write a number to the launcher of a worker, if it still wants to know."""
+        with suppress(BrokenPipeError):
+            os.write(status, _NUMBER.pack(number))
+
+    def fork(self, request: Mapping[str, Any], status: int, log: int) -> None:
+        """Start a worker, with its libraries loaded, and tell its process id."""
+        with suppress(Exception):  # the worker says itself what is wrong
+            worker = importlib.import_module(request["module"])
+            if request["environment"].get("MAKESPAN_WORLD_SIZE") != "1":
+                for name in getattr(worker, "OF_SEVERAL", ()):
+                    importlib.import_module(name)
+        gc.freeze()  # else the first collection in a worker copies all pages that it shares with the server
+        pid = os.fork()
+        if pid == 0:
+            self.become(request, status, log)
+        self.tell(status, pid)
+        self.running[pid] = status
+        os.close(log)
+
+    def become(self, request: Mapping[str, Any], status: int, log: int) -> NoReturn:
+        """Be the worker; it keeps the pipe, so that its launcher sees the end of the last who has it."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        for handle in (1, 2):
+            os.dup2(log, handle)
+        for handle in {*self.own, *self.running.values(), log} - {_GIVEN_UP}:
+            os.close(handle)
+        os.set_inheritable(status, False)
+        ended = 1
+        try:
+            os.chdir(request["directory"])
+            os.environ.clear()
+            os.environ.update(request["environment"] | {"MAKESPAN_PARENT": str(os.getppid())})
+            sys.argv[:] = [request["module"], request["argument"]]
+            sys.modules.pop(request["module"], None)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+            ended = 0
+        except SystemExit as end:
+            ended = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001 - a fork must never go on as the server
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(ended)
+
+
+def serve(handle: int, parent: int) -> None:
+    """Serve the process at the other end of a socket, which started this one."""
+    with socket.socket(fileno=handle) as client:
+        _Server(client, parent).run()

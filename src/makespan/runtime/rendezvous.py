@@ -1,0 +1,179 @@
+"""What a worker process calls: who it is, meeting the others, and ending with a report.
+
+Rank and number of processes come from the launcher (``MAKESPAN_RANK``, ...) or from ``srun``
+(``SLURM_PROCID``, ...). Torch is imported by the calls that need it.
+"""
+
+import importlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from makespan.cleanup import end_with_parent
+from makespan.files import read_json, write_json
+from makespan.runtime.launch import RunDirectory, gpu_of, gpus_of_torch
+
+if TYPE_CHECKING:
+    import torch
+
+_LIFE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a process is among those of its run, and what it was given.
+
+    Parameters
+    ----------
+    rank, size, local_rank
+        Its number, the number of processes, and its number among those of its node.
+    device, threads
+        ``cpu`` or ``cuda``; CPU threads.
+    timeout_s, launched_s
+        Longest wait for other processes, that of the run [s]; time of the launch [s since the epoch].
+    parent, cpus
+        Process id of a launcher on the same machine; CPUs to which it shall be bound. None for none.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: str
+    threads: int
+    timeout_s: float
+    launched_s: float
+    parent: int | None
+    cpus: tuple[int, ...] | None
+
+
+def identity(environment: Mapping[str, str] = os.environ) -> Identity:
+    """Identity of this process, from the variables of the launcher or of ``srun``."""
+    by_launcher = "MAKESPAN_RANK" in environment
+    rank, size = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE") if by_launcher else ("SLURM_PROCID", "SLURM_NTASKS")
+    local_rank = "MAKESPAN_LOCAL_RANK" if "MAKESPAN_LOCAL_RANK" in environment else "SLURM_LOCALID"
+    parent, cpus = environment.get("MAKESPAN_PARENT"), environment.get("MAKESPAN_CPUS")
+    return Identity(
+        rank=int(environment[rank]),
+        size=int(environment[size]),
+        local_rank=int(environment[local_rank]),
+        device=environment["MAKESPAN_DEVICE"],
+        threads=int(environment["MAKESPAN_THREADS"]),
+        timeout_s=float(environment["MAKESPAN_TIMEOUT_S"]),
+        launched_s=float(environment["MAKESPAN_LAUNCHED_AT"]),
+        parent=None if parent is None else int(parent),
+        cpus=tuple(map(int, cpus.split(","))) if cpus else None,
+    )
+
+
+def choose_device(who: Identity) -> "torch.device":
+    """Device of this process: the CPU, or the GPU of its rank within the node.
+
+    An `InputError` says that torch has no GPU for it here.
+    """
+    import torch
+
+    if who.device == "cpu":
+        return torch.device("cpu")
+    index = gpu_of(who.local_rank, gpus_of_torch())
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def join(
+    directory: RunDirectory, who: Identity, *, members: Sequence[int] | None = None, meeting: int = 0
+) -> list[int]:
+    """Meet other processes: form the process group of ``torch.distributed``, and return their process ids.
+
+    On GPUs NCCL works on tensors there, on the GPU of each process, and gloo on those of the host. The first
+    member opens a port that is free and writes its address into the directory; a
+    `TimeoutError` says that it did not. Processes that go on without a lost one destroy the group and
+    meet again.
+
+    Parameters
+    ----------
+    members, meeting
+        Ranks of those who meet, in the order of their ranks in the group, None for all; number of the
+        meeting, another one each time.
+    """
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(who.threads)
+    choose_device(who)  # or all processes of a node would meet on its first GPU
+    ranks = list(range(who.size)) if members is None else list(members)
+    timeout, rank = timedelta(seconds=who.timeout_s), ranks.index(who.rank)
+    if members is None:
+        directory.write_ready(who.rank)
+    store = _store(directory.store_path(meeting), who, rank, len(ranks), timeout)
+    backend = "gloo" if who.device == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=len(ranks), timeout=timeout)
+    pids: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        directory.write_meeting(meeting, pids)
+    return pids
+
+
+def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) -> Any:
+    # The stubs of torch hide its public TCPStore behind a private module.
+    tcp_store = importlib.import_module("torch.distributed").TCPStore
+    if rank == 0:
+        host = "127.0.0.1" if who.parent is not None else socket.gethostname()
+        store = tcp_store(host, 0, size, True, timeout, wait_for_workers=False)
+        write_json({"host": host, "port": store.port}, path)
+        return store
+    deadline = time.monotonic() + who.timeout_s
+    while (address := read_json(path)) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the first process wrote no address within {who.timeout_s:g} s")
+        time.sleep(0.01)
+    return tcp_store(address["host"], address["port"], size, False, timeout)
+
+
+def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
+    """Do a process's part of a run, ``body``, and return its exit status.
+
+    The process is bound to its CPUs, gives signs of life, and ends when the launcher is gone. What it raises
+    is written into the directory, where the launcher finds it.
+    """
+    who, directory = identity(), RunDirectory(Path(run_dir))
+    if who.cpus is not None:
+        os.sched_setaffinity(0, who.cpus)
+    if who.parent is not None:
+        end_with_parent(who.parent)
+    ended = threading.Event()
+    directory.write_sign_of_life(who.rank)  # here, so that there is one whatever happens to the thread
+    threading.Thread(target=_live, args=(directory, who.rank, ended), daemon=True).start()
+    try:
+        body(directory, who)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
+        directory.write_error(who.rank, error)
+        return 1
+    finally:
+        ended.set()
+        with suppress(OSError):
+            directory.remove_sign_of_life(who.rank)
+    return 0
+
+
+def _live(directory: RunDirectory, rank: int, ended: threading.Event) -> None:
+    """Give signs of life until the work of this process is done."""
+    while not ended.is_set():
+        with suppress(OSError):  # a full disk is no reason to end; nor is a directory that is gone
+            directory.write_sign_of_life(rank)
+        ended.wait(_LIFE_S)
+
+
+def end_worker(status: int) -> NoReturn:
+    """End this process at once, without the usual clean-up, which may wait for processes that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,1035 @@
+"""What a policy is and returns, asking it, and the check of a decision before anything of it is applied."""
+
+import ctypes
+import gc
+import math
+import re
+import reprlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from types import TracebackType
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InputError, MakespanError, failed_at, short_path
+from makespan.hardware import ClusterSpec
+from makespan.sim.catalogue import Allocation, Catalogue, Configuration, RestartCost, restart_cost
+from makespan.sim.sharing import crowded_guest, memory_by_device
+from makespan.sim.state import (
+    ClusterState,
+    ClusterView,
+    Event,
+    EventKind,
+    EventQueue,
+    JobView,
+    NodeEvent,
+    NodeEventKind,
+    Nodes,
+    Observer,
+    absent_nodes,
+    ordered_node_events,
+)
+from makespan.tables import EVENTS, OUTCOMES, TableSchema
+from makespan.units import format_bytes
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# The limit on the time that one call of a policy may take.
+
+DECISION_LIMIT_S = 600.0
+"""Wall time that one call of a policy may take [s]; far more than any policy needs at any size tried."""
+_TICKS = 8  # looks at a call before it counts as too long, unless the limit is so long that more fit in
+_MIN_TICK_S, _MAX_TICK_S = 0.001, 1.0
+_AGAIN = 16  # ticks until a call that swallowed the interruption is interrupted once more
+
+
+class TookTooLong(BaseException):
+    """Raised inside a call that exceeds the limit; no ``except Exception`` of a policy swallows it."""
+
+
+class Watch:
+    """Ends calls that take too long, from a thread that looks at the running call now and then.
+
+    Unlike a signal this works in every thread and beside whatever else uses signals. While the process is
+    stopped, the thread does not look either, so that this time does not count. Only code of Python is ended,
+    not a single call of C that never returns.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        if limit_s is not None and not (math.isfinite(limit_s) and limit_s >= 0):
+            raise InputError(f"decision_limit_s is {limit_s!r}; accepted: a time in s, 0 or None for none")
+        self.limit_s = limit_s
+        self._number = 0
+        self._is_open = self._is_interrupted = False
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Watch":
+        """Begin to look at calls of this thread."""
+        if self.limit_s:
+            # Made anew each time: a thread does not outlive a fork, and forks warn while one is there.
+            self._over = threading.Event()
+            watched = threading.get_ident()
+            self._thread = threading.Thread(
+                target=self._look, args=(watched, self.limit_s), name="makespan-watch", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave no thread behind."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def call(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Call a function and return what it returns, or let `TookTooLong` through."""
+        try:
+            try:
+                self._number += 1
+                self._is_open = True
+                return function(*arguments)
+            finally:
+                self._close()
+        except TookTooLong:
+            self._close()  # it may have come while the first one was under way
+            raise
+
+    def _close(self) -> None:
+        with self._lock:
+            self._is_open = False
+            was_interrupted, self._is_interrupted = self._is_interrupted, False
+        if was_interrupted:
+            _receive()
+
+    def _look(self, watched: int, limit_s: float) -> None:
+        tick_s = min(max(limit_s / _TICKS, _MIN_TICK_S), _MAX_TICK_S)
+        n_ticks = max(round(limit_s / tick_s), 1)
+        seen = ticks = 0
+        while not self._over.wait(tick_s):
+            ticks = ticks + 1 if self._is_open and self._number == seen else 0
+            seen = self._number
+            if ticks < n_ticks or (ticks - n_ticks) % _AGAIN:
+                continue
+            with self._lock:
+                if self._is_open and self._number == seen:
+                    self._is_interrupted = True
+                    _raise_in(watched, TookTooLong)
+
+
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in a thread at its next instruction of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _receive() -> None:
+    """Let what may still be on its way to this thread arrive here, so that it does not arrive later.
+
+    Taking it back would leave the interpreter looking for it: slower from then on, and for ever where a
+    tracer follows the program. There is place for one: a second one takes the place of the first.
+    """
+    with suppress(TookTooLong):
+        _raise_in(threading.get_ident(), TookTooLong)
+        while True:
+            pass
+
+
+# ------------------------------------------------------------------------------------------------
+# What a policy is and returns, asking it, and the check of a decision before anything of it is applied.
+
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_MAX_SHOWN = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What shall change, all at once, so that jobs may swap devices.
+
+    Parameters
+    ----------
+    changes
+        From job to its new allocation, or None to take all devices away; all others go on as they are.
+    wake_up_s
+        Ask again at this time [s], or the first round after it, even if nothing happens before.
+    """
+
+    changes: Mapping[str, Allocation | None] = field(default_factory=dict)
+    wake_up_s: float | None = None
+
+
+class Policy(Protocol):
+    """A scheduling policy: an immutable object with typed fields and one pure function.
+
+    It holds nothing between calls but the state that `decide` gets back, and draws no random numbers but
+    from a generator in there.
+    """
+
+    @property
+    def name(self) -> str:
+        """Key in the registry and in tables: lower case words joined by ``-``."""
+
+    @property
+    def title(self) -> str:
+        """Name in figures."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Length of a round [s]; None to be asked after every arrival, completion and node event."""
+
+    @property
+    def is_clairvoyant(self) -> bool:
+        """Whether the policy reads `JobView.steps_left`; the view refuses it to all others."""
+
+    @property
+    def honours_guarantees(self) -> bool:
+        """Whether the engine holds it to this: no guaranteed job is suspended or slower than requested."""
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Literature that the policy implements."""
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Any:
+        """Return what the policy remembers before the first decision; None if nothing."""
+
+    def decide(self, view: ClusterView, state: Any) -> tuple[Decision, Any]:
+        """Return what shall change now, and what to remember; the view is valid during the call only."""
+
+
+class PolicyError(MakespanError):
+    """A policy raised, took too long, returned no decision, or is none; names its file, and line if known."""
+
+
+class InfeasibleDecision(PolicyError):
+    """A policy decided what cannot be done; nothing of the decision was applied, the view is as it saw it."""
+
+    def __init__(self, message: str, view: ClusterView) -> None:
+        super().__init__(message)
+        self.view = view
+
+
+class StalledError(MakespanError):
+    """Jobs wait, nothing runs and nothing will happen any more: the policy left them behind."""
+
+
+def _shown(value: object) -> str:
+    text = _REPR.repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _file(policy: object) -> str:
+    kind = policy if isinstance(policy, type) else type(policy)
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+
+
+def known_as(policy: Policy, line: int | None = None) -> str:
+    """Return file, line if known, and name of a policy for messages; its class where no file is known."""
+    file = _file(policy)
+    where = short_path(file) if file else f"class {type(policy).__name__}"
+    return f"{where}{f', line {line}' if line else ''}: policy {policy.name!r}"
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (
+        lambda it: isinstance(it, str) and _NAME.fullmatch(it) is not None,
+        "letters, digits, and '-', '_', '.' or '+' after the first",
+    ),
+    "title": (lambda it: isinstance(it, str) and it.isprintable() and bool(it), "a text"),
+    "interval_s": (
+        lambda it: it is None or (isinstance(it, Real) and math.isfinite(it) and float(it) >= 0),
+        "a finite time in s, or None",
+    ),
+    "is_clairvoyant": (lambda it: isinstance(it, bool), "True or False"),
+    "honours_guarantees": (lambda it: isinstance(it, bool), "True or False"),
+    "references": (
+        lambda it: isinstance(it, tuple) and all(isinstance(text, str) for text in it),
+        "a tuple of texts",
+    ),
+    "initial_state": (callable, "a method"),
+    "decide": (callable, "a method"),
+}
+
+
+def check_policy(policy: Policy) -> None:
+    """Check that an object is a policy: that it has every field and method of `Policy`, of the right kind.
+
+    Raises
+    ------
+    PolicyError
+        It is not; says what was found where, and what is accepted.
+    """
+    kind = policy if isinstance(policy, type) else type(policy)
+    where = f"{short_path(_file(policy))}: " if _file(policy) else ""
+    if isinstance(policy, type):
+        raise PolicyError(f"{where}{kind.__name__} is a class; accepted: an object of it, {kind.__name__}()")
+    for name, (accepts, accepted) in _FIELDS.items():
+        try:
+            found = getattr(policy, name)
+        except Exception as error:
+            found_text = f"{kind.__name__} is no policy, it has no {name} ({type(error).__name__}: {error})"
+            raise PolicyError(f"{where}{found_text}; accepted: an object like makespan.sim.Policy") from error
+        if not accepts(found):
+            raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(found)}; accepted: {accepted}")
+
+
+class Adviser:
+    """Asks a policy, ends what takes too long, and takes nothing but a decision for an answer."""
+
+    def __init__(self, policy: Policy, limit_s: float | None) -> None:
+        self.policy = policy
+        self.watch = Watch(limit_s)
+
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Any:
+        """Return what the policy remembers before the first decision."""
+        with self.watch:
+            return self._call(self.policy.initial_state, None, cluster, catalogue)
+
+    def decide(self, view: ClusterView, state: Any) -> tuple[Decision, Any]:
+        """Return what shall change, and what the policy remembers."""
+        answer = self._call(self.policy.decide, view, view, state)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Decision)):
+            accepted = "a pair of a Decision and what to remember, (Decision(changes), state)"
+            raise self._refused(view, f"decide returned {_shown(answer)}; accepted: {accepted}")
+        changes, wake_up_s = (getattr(answer[0], name) for name in ("changes", "wake_up_s"))
+        if not isinstance(changes, Mapping):
+            accepted = "a mapping from the name of a job to an Allocation or None, each job once"
+            found = f"changes are {_shown(changes)}"
+            raise self._refused(view, f"{found}; accepted: {accepted}")
+        if not (wake_up_s is None or _is_later(wake_up_s, view.time_s)):
+            raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; accepted: a later time")
+        return answer
+
+    def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
+        return InfeasibleDecision(f"{known_as(self.policy)} at {view.time_s} s: {problem}", view)
+
+    def _call(self, function: Callable[..., Any], view: ClusterView | None, *arguments: object) -> Any:
+        try:
+            return self.watch.call(function, *arguments)
+        except (Exception, SystemExit, TookTooLong) as error:
+            line = failed_at(error.__traceback__, _file(self.policy))
+            at = "" if view is None else f" at {view.time_s} s"
+            what = f"{getattr(function, '__name__', 'the call')} raised {type(error).__name__}: {error}"
+            if isinstance(error, TookTooLong):
+                what = (
+                    f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; accepted: "
+                    "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
+                )
+            raise PolicyError(f"{known_as(self.policy, line)}{at}: {what}") from error
+
+
+def checked_changes(
+    decision: Decision, state: ClusterState, policy: Policy
+) -> list[tuple[JobView, Allocation | None]]:
+    """Return what really changes: suspensions first, then changes of running jobs, then starts."""
+    changes, view = [], state.view
+    found: Iterable[tuple[object, object]] = decision.changes.items()  # whoever wrote it, checked or not
+    for job_id, new in found:
+        job = state.find(job_id) if isinstance(job_id, str) else None
+        if job is None:
+            raise _error(view, policy, job_id, "neither waits nor runs; accepted: a job of the view")
+        if not (new is None or _is_allocation(new)):
+            accepted = "an Allocation of a Configuration on nodes, which are whole numbers, or None"
+            raise _error(view, policy, job_id, f"shall have {_shown(new)}; accepted: {accepted}")
+        if new == job.allocation:
+            continue
+        problem = _problem(job, new, view, policy)
+        if problem:
+            raise _error(view, policy, job_id, problem)
+        changes.append((job, new))
+    changes.sort(key=lambda change: (change[1] is not None, change[0].allocation is None, change[0].index))
+    _check_resources(changes, view, state.nodes, policy)
+    return changes
+
+
+def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> InfeasibleDecision:
+    where = f"{known_as(policy)} at {view.time_s} s: job {_shown(job_id)}"
+    return InfeasibleDecision(f"{where}: {problem}", view)
+
+
+def _is_allocation(new: object) -> TypeGuard[Allocation]:
+    configuration, nodes = (getattr(new, name, None) for name in ("configuration", "nodes"))
+    is_placed = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
+    is_whole = is_placed and isinstance(configuration, Configuration)
+    return isinstance(new, Allocation) and is_whole and isinstance(new.is_guest, bool)
+
+
+def _is_later(wake_up_s: object, now_s: float) -> bool:
+    return isinstance(wake_up_s, Real) and math.isfinite(wake_up_s) and float(wake_up_s) > now_s
+
+
+def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Policy) -> str:
+    keeps = policy.honours_guarantees and job.spec.is_guaranteed
+    if new is None:
+        return "is guaranteed and must not be suspended" if keeps else ""
+    chosen = new.configuration
+    if new.is_guest and (keeps or not view.shares_devices):
+        why = "it is guaranteed" if keeps else "processes run on devices of their own"
+        return f"shall be a guest, but {why}"
+    if not view.catalogue.accepts(chosen):
+        return f"{_label(chosen)} is not in the catalogue of this cluster"
+    if chosen.workload != job.spec.workload:
+        return f"trains {job.spec.workload!r}, not {chosen.workload!r}"
+    if keeps:
+        reference = view.catalogue.requested(job.spec)
+        if not job.assures(chosen):
+            certainty = "" if job.knows(chosen) and job.knows(reference) else ", which nobody has measured"
+            return (
+                f"is guaranteed {job.step_s(reference)} s a step, but {_label(chosen)} takes "
+                f"{job.step_s(chosen)} s{certainty}"
+            )
+    return ""
+
+
+def _label(chosen: Configuration) -> str:
+    return f"plan {chosen.plan!r} on {chosen.placement.text} with {chosen.cpu_threads} thread(s) a GPU"
+
+
+def _check_resources(
+    changes: list[tuple[JobView, Allocation | None]], view: ClusterView, nodes: Nodes, policy: Policy
+) -> None:
+    """Try all changes at once on the real nodes, and undo them."""
+    done: list[tuple[Allocation, int]] = []
+    try:
+        for job, _ in changes:
+            if job.allocation is not None:
+                nodes.move(job.allocation, 1)
+                done.append((job.allocation, -1))
+        for job, new in changes:
+            if new is None:
+                continue
+            shortage = nodes.shortage(new)
+            if shortage:
+                raise _error(view, policy, job.spec.job_id, f"cannot have {new.text}: {shortage}")
+            nodes.move(new, -1)
+            done.append((new, 1))
+        if any(nodes.guests):
+            _check_memory(changes, view, policy)
+    finally:
+        for allocation, sign in reversed(done):
+            nodes.move(allocation, sign)
+
+
+def _check_memory(
+    changes: list[tuple[JobView, Allocation | None]], view: ClusterView, policy: Policy
+) -> None:
+    """Check that each guest finds a device with memory for it."""
+    sharing, touched = view.sharing(), set[int]()
+    for job, _ in changes:
+        if job.allocation is not None:
+            sharing.remove(job.index, job.allocation)
+            touched.update(job.allocation.nodes)
+    for job, new in changes:
+        if new is not None:
+            sharing.add(job.index, new)
+            touched.update(new.nodes)
+    for node in sorted(touched):
+        own_bytes = sharing.on(node).crowded_bytes
+        if own_bytes is not None:
+            after = {job.spec.job_id: job.allocation for job in view.running}
+            after |= {job.spec.job_id: new for job, new in changes}
+            job_id = next(name for name, held in after.items() if _is_guest_with(held, node, own_bytes))
+            there = format_bytes(view.cluster.nodes[node].gpu.usable_bytes)
+            found = f"needs {format_bytes(own_bytes)} on a device of node {node} beside what others need"
+            raise _error(view, policy, job_id, f"{found}; accepted: {there} for both")
+
+
+def _is_guest_with(held: Allocation | None, node: int, own_bytes: float) -> bool:
+    if held is None or not held.is_guest or node not in held.nodes:
+        return False
+    return held.configuration.device_memory_bytes_per_gpu == own_bytes
+
+
+# ------------------------------------------------------------------------------------------------
+# The engine: what happens at each event of the queue, and what of it is recorded.
+
+# Order of what happens at one instant; the policy is asked last, and then it is known how fast guests go.
+_NODE, _COMPLETION, _ARRIVAL, _ASK, _RATE = range(5)
+_MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
+_ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this very moment counts as written
+_NAN = float("nan")
+
+
+class Engine:
+    """Runs a trace under a policy in simulated time.
+
+    An engine for real runs overrides how the end of a restart and of a job become known (`foresee`)
+    and how time goes on (`run`); everything else is the same. ``rows`` are those of the events table so far,
+    plain tuples in the order of the fields of `Event`; ``finished`` has the jobs that ended, with times [s].
+
+    Parameters
+    ----------
+    interval_s, checkpoint_interval_s
+        Length of a round [s], None to ask after each event; running time between checkpoints [s], None if
+        an interruption loses no progress.
+    decision_limit_s
+        Wall time that one call of the policy may take [s], None for no limit.
+    reveals_requests, shares_devices
+        Whether users state with a job how long a step takes as requested; whether jobs may be guests.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        catalogue: Catalogue,
+        policy: Policy,
+        restart_cost: RestartCost,
+        interval_s: float | None,
+        checkpoint_interval_s: float | None,
+        decision_limit_s: float | None = DECISION_LIMIT_S,
+        *,
+        reveals_requests: bool = False,
+        shares_devices: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.reveals_requests = reveals_requests
+        self.adviser = Adviser(policy, decision_limit_s)
+        self.cluster_state = ClusterState(
+            cluster,
+            catalogue,
+            restart_cost,
+            interval_s,
+            shows_remaining_work=policy.is_clairvoyant,
+            shares_devices=shares_devices,
+        )
+        self.view: ClusterView = self.cluster_state.view
+        self.policy_state = self.adviser.initial_state(cluster, catalogue)
+        self.checkpoint_interval_s = checkpoint_interval_s
+        self.rows: list[tuple[Any, ...]] = []
+        self.observers: list[Observer] = []
+        self.finished: list[tuple[JobView, float]] = []
+        self.policy_wall_s = 0.0
+        self.n_decisions = self._n_starts = self._n_known_starts = 0
+        self.queue: EventQueue[tuple[Callable[..., None], Any, Any]] = EventQueue()
+        self.arrivals: list[JobView] = []
+        self.n_arrived = 0
+        self._ask_times: set[float] = set()
+        self._n_node_events_left = 0
+        self._idle_rounds = 0
+        self._rating_s = _NAN
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def load(self, jobs: Sequence[JobSpec], extra_steps: float, node_events: Sequence[NodeEvent]) -> None:
+        """Enter the trace and the node events, which are checked and in order."""
+        order = sorted(jobs, key=lambda job: job.submit_time_s)
+        self.arrivals = [
+            JobView(job, index, float(job.steps + extra_steps), self.view) for index, job in enumerate(order)
+        ]
+        if not jobs:
+            return
+        for node in absent_nodes(node_events):
+            self.cluster_state.nodes.fail(node)
+            self._record_node(EventKind.NODE_FAILED, node, "absent until it joins")
+        self._n_node_events_left = len(node_events)
+        for event in node_events:
+            if event.notice_s:
+                self.queue.push(event.time_s, _NODE, (self._announce, event, None))
+            self.queue.push(event.in_force_s, _NODE, (self._change_node, event, None))
+        self.push_arrival()
+
+    def run(self) -> None:
+        """Handle events until no job is left."""
+        queue, pop, advance = self.queue, self.queue.pop, self.cluster_state.advance
+        n_jobs, finished = len(self.arrivals), self.finished
+        with self.adviser.watch:
+            while queue and len(finished) < n_jobs:
+                time_s, (handler, first, second) = pop()
+                advance(time_s)
+                handler(first, second)
+        if len(finished) < n_jobs:
+            raise self.stalled()
+        queue.clear()  # what is out of date refers to the engine, and would keep all of it alive
+
+    def stalled(self) -> StalledError:
+        """Return the error that says who waits for ever."""
+        waiting = [job.spec.job_id for job in self.view.pending]
+        return StalledError(
+            f"{known_as(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
+            f"will happen any more; the first is {waiting[0]!r}"
+        )
+
+    # --- what happens to jobs ---------------------------------------------------------------
+
+    def push_arrival(self) -> None:
+        """Expect the next job of the trace."""
+        if self.n_arrived < len(self.arrivals):
+            job = self.arrivals[self.n_arrived]
+            self.n_arrived += 1
+            self.queue.push(job.spec.submit_time_s, _ARRIVAL, (self._submit, job, None))
+
+    def _submit(self, job: JobView, _: None) -> None:
+        self.cluster_state.submit(job)
+        if self.reveals_requests:
+            self.cluster_state.reveal(job, self.view.catalogue.requested(job.spec))
+        self.record(EventKind.SUBMITTED, job, "trace")
+        self.push_arrival()
+        self.request_decision()
+
+    @property
+    def known_starts(self) -> float:
+        """Share of all starts and changes to something whose time the job knew before [1]."""
+        return self._n_known_starts / self._n_starts if self._n_starts else _NAN
+
+    def hold(self, job: JobView, allocation: Allocation) -> None:
+        """Give devices to a job that has none."""
+        self._n_starts += 1
+        self._n_known_starts += job.knows(allocation.configuration)
+        self.foresee(job, self.cluster_state.hold(job, allocation))
+
+    def go_on(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
+        """Give a job where it was what it had just now, shared or no longer; ready at a time [s]."""
+        self.cluster_state.hold(job, allocation, max(ready_s, self.view.time_s))
+        self.foresee(job, job.ready_time_s, is_ready=ready_s <= self.view.time_s)
+
+    def release(self, job: JobView) -> None:
+        """Take the devices of a job."""
+        self.cluster_state.release(job)
+
+    def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
+        """Enter the end of a restart [s], if that is still to come, and, from there, the last step."""
+        if job.allocation is None:
+            return
+        if not is_ready:
+            self.queue.push(ready_s, _COMPLETION, (self._become_ready, job, job.generation))
+        finish_s = job._since_s + job._steps_left * job._step_s
+        self.queue.push(finish_s, _COMPLETION, (self._complete, job, job.generation))
+
+    def _become_ready(self, job: JobView, generation: int) -> None:
+        if job.generation == generation:
+            self.record(EventKind.READY, job, "restart over")
+
+    def _complete(self, job: JobView, generation: int) -> None:
+        if job.generation == generation:
+            self.finish(job)
+
+    def finish(self, job: JobView) -> None:
+        """Let a job end now."""
+        self.release(job)
+        self.cluster_state.finish(job)
+        self.finished.append((job, self.view.time_s))
+        self.record(EventKind.FINISHED, job, "last step")
+        self._expect_rating()
+        self.request_decision()
+
+    def evict(self, jobs: Sequence[JobView]) -> None:
+        """Take the devices of jobs, and the progress that no checkpoint holds; they wait again."""
+        for job in jobs:
+            lost_steps = self._steps_since_checkpoint(job)
+            self.release(job)
+            self.cluster_state.set_steps_left(job, job._steps_left + lost_steps)
+        self.cluster_state.queue_again(jobs)
+
+    # --- what happens to nodes --------------------------------------------------------------
+
+    def _announce(self, event: NodeEvent, _: None) -> None:
+        self.cluster_state.announce(event)
+        reason = f"{event.kind.value} at {event.in_force_s} s"
+        self._record_node(EventKind.CAPACITY_ANNOUNCED, event.node_id, reason, event.n_gpus or 0)
+        self.request_decision()
+
+    def _change_node(self, event: NodeEvent, _: None) -> None:
+        self._n_node_events_left -= 1
+        node, nodes, n_gpus = event.node_id, self.cluster_state.nodes, event.n_gpus or 0
+        hit: list[JobView] = []
+        if event.kind is NodeEventKind.JOINED:
+            nodes.join(node)
+            self._record_node(EventKind.NODE_JOINED, node, "joined")
+        elif event.kind is NodeEventKind.RETURNED:
+            self.cluster_state.change_capacity(event, -n_gpus)
+            self._record_node(EventKind.CAPACITY_RETURNED, node, "returned", n_gpus)
+        elif event.kind is NodeEventKind.WITHDRAWN:
+            hit = self._in_the_way(node, n_gpus)
+            self.evict(hit)
+            self.cluster_state.change_capacity(event, n_gpus)
+            self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
+        else:
+            hit = self.cluster_state.holders(node)
+            self.evict(hit)
+            nodes.fail(node)
+            self._record_node(EventKind.NODE_FAILED, node, "failed")
+        self.cluster_state.devices_changed(node)
+        for job in hit:
+            self.record(EventKind.INTERRUPTED, job, f"node {node} {event.kind.value}")
+        self._expect_rating()
+        self.request_decision()
+
+    def _in_the_way(self, node: int, n_gpus: int) -> list[JobView]:
+        """Return who must go for devices of a node to be withdrawn: last started, first out."""
+        nodes, hit = self.cluster_state.nodes, []
+        if not nodes.up[node]:
+            return []
+        missing = {False: n_gpus - nodes.free_gpus[node], True: n_gpus - nodes.unshared(node)}  # by is_guest
+        for job in reversed(self.cluster_state.holders(node)):
+            held = job.allocation
+            if held is not None and missing[held.is_guest] > 0:
+                hit.append(job)
+                missing[held.is_guest] -= dict(held.shares)[node]
+        return hit + self._crowded_out(node, n_gpus, hit)
+
+    def _crowded_out(self, node: int, n_gpus: int, gone: Sequence[JobView]) -> list[JobView]:
+        """Return the guests that find no memory once devices and jobs are gone: last started, first out."""
+        there_bytes = self.view.cluster.nodes[node].gpu.usable_bytes
+        left = [job for job in self.cluster_state.holders(node) if job not in gone]
+        guests = [job for job in left if job.allocation is not None and job.allocation.is_guest]
+        n_devices, hit = self.view.gpus_per_node[node] - n_gpus, list[JobView]()
+        while guests:
+            kept = [job.allocation for job in left if job not in hit]
+            holders, guests_bytes = (found[node] for found in memory_by_device(kept, self.view.n_nodes))
+            if crowded_guest(holders, guests_bytes, n_devices, there_bytes) is None:
+                break
+            hit.append(guests.pop())
+        return hit
+
+    def _steps_since_checkpoint(self, job: JobView) -> float:
+        if self.checkpoint_interval_s is None or job.allocation is None:
+            return 0.0
+        elapsed_s, every_s = max(self.view.time_s - job.ready_time_s, 0.0), self.checkpoint_interval_s
+        lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
+        if lost_s <= 0 or not job.allocation.is_guest:
+            return max(lost_s, 0.0) / job._step_s
+        times_s, steps_left = zip(*job._marks, (self.view.time_s, job._steps_left_now()), strict=True)
+        return float(np.interp(self.view.time_s - lost_s, times_s, steps_left) - steps_left[-1])
+
+    # --- guests -----------------------------------------------------------------------------
+
+    def _expect_rating(self) -> None:
+        """Look at the end of this instant how fast guests go."""
+        if self._rating_s != self.view.time_s and any(self.cluster_state.nodes.guests):
+            self._rating_s = self.view.time_s
+            self.queue.push(self.view.time_s, _RATE, (self._rate, None, None))
+
+    def _rate(self, _: None, __: None) -> None:
+        self._rating_s = _NAN
+        for job in self.cluster_state.guests_to_rate():
+            if self.cluster_state.pace(job):
+                self.foresee(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
+                self.record(EventKind.RATED, job, "idle time")
+
+    # --- decisions --------------------------------------------------------------------------
+
+    def request_decision(self) -> None:
+        """Ask the policy once everything of this instant has happened, or in the next round."""
+        self._ask_at(self.view.time_s)
+
+    def _ask_at(self, time_s: float) -> None:
+        if self.view.interval_s is not None:
+            time_s = _round_at(time_s, self.view.interval_s)
+        if time_s not in self._ask_times:
+            self._ask_times.add(time_s)
+            self.queue.push(time_s, _ASK, (self._ask, None, None))
+
+    def _ask(self, _: None, __: None) -> None:
+        view = self.view
+        self._ask_times.discard(view.time_s)
+        if self.cluster_state.is_empty:
+            return
+        began = time.perf_counter()
+        decision, self.policy_state = self.adviser.decide(view, self.policy_state)
+        self.policy_wall_s += time.perf_counter() - began
+        self.n_decisions += 1
+        if decision.changes:
+            self._apply(decision)
+        if decision.wake_up_s is not None:
+            self._ask_at(decision.wake_up_s)
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        """Stop a policy that is asked again and again and never starts what waits."""
+        if self.view.running or self._n_node_events_left or self.n_arrived < len(self.arrivals):
+            self._idle_rounds = 0
+            return
+        self._idle_rounds += 1
+        if self._idle_rounds > _MAX_IDLE_ROUNDS:
+            raise self.stalled()
+
+    def _apply(self, decision: Decision) -> None:
+        changes = checked_changes(decision, self.cluster_state, self.policy)
+        suspended = [job for job, new in changes if new is None]
+        moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
+        ready_s: dict[int, float] = {}  # of those that stay where they are
+        for job, new in changes:
+            if job.allocation is not None:
+                if new is not None and new.beside(job.allocation.is_guest) == job.allocation:
+                    ready_s[job.index] = job.ready_time_s
+                self.release(job)
+        if suspended:
+            self.cluster_state.queue_again(suspended)
+        self.cluster_state.expect(changes)
+        for job, new in changes:
+            if new is None:
+                self.record(EventKind.SUSPENDED, job, "policy")
+                continue
+            if job.index in ready_s:
+                self.go_on(job, new, ready_s[job.index])
+                self.record(EventKind.SHARING, job, "policy")
+                continue
+            self.hold(job, new)
+            self.record(EventKind.RECONFIGURED if job.index in moved else EventKind.STARTED, job, "policy")
+        self._expect_rating()
+
+    # --- records ----------------------------------------------------------------------------
+
+    def record(self, kind: EventKind, job: JobView, reason: str) -> None:
+        """Note what happened to a job, and tell the observers."""
+        held, rows = job.allocation, self.rows
+        what = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
+        if held is None:
+            rows.append((*what, "", 0, "", reason, "", 0, _NAN, job._steps_left, ""))
+        else:
+            it, text, shared = held.configuration, job._held_text, ""
+            if held.is_guest:
+                text, shared = shared, text
+            resources = (text, held.n_gpus, it.plan, reason, it.family, it.cpu_threads, job._step_s)
+            rows.append((*what, *resources, job._steps_left, shared))
+        if self.observers:
+            self._tell_observers()
+
+    def _record_node(self, kind: EventKind, node: int, reason: str, n_gpus: int = 0) -> None:
+        what = (self.view.time_s, len(self.rows), kind._value_, "")
+        self.rows.append((*what, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN, ""))
+        if self.observers:
+            self._tell_observers()
+
+    def _tell_observers(self) -> None:
+        event = Event(*self.rows[-1])
+        for observer in self.observers:
+            observer.observe(event, self.view)
+
+
+def _round_at(time_s: float, interval_s: float) -> float:
+    """Return the first multiple of the interval that is not before a time."""
+    number = math.ceil(time_s / interval_s)
+    while number * interval_s < time_s:
+        number += 1
+    if not math.isfinite(number * interval_s):
+        raise InputError(f"no round of {interval_s} s at {time_s} s")
+    return number * interval_s
+
+
+# ------------------------------------------------------------------------------------------------
+# Running a trace under a policy.
+#
+# Job semantics follow the simulator released with Morphling, except that progress is conserved: a job runs
+# while, and only while, it holds devices.
+
+_DTYPES: dict[str, Any] = {"int": "int64", "float": "float64", "bool": bool}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What a simulation leaves behind.
+
+    Parameters
+    ----------
+    events, outcomes
+        Tables of the schemas `EVENTS` and, a row a job in the order of submission, `OUTCOMES`.
+    wall_s, policy_wall_s, n_decisions
+        Wall time of it all and of the policy's share [s]; how often the policy was asked.
+    known_starts
+        Share of all starts and changes to something whose time the job knew before (`JobView.knows`) [1].
+    """
+
+    events: pd.DataFrame
+    outcomes: pd.DataFrame
+    wall_s: float
+    policy_wall_s: float
+    n_decisions: int
+    known_starts: float
+
+
+def simulate(
+    jobs: Sequence[JobSpec],
+    cluster: ClusterSpec,
+    catalogue: Catalogue,
+    policy: Policy,
+    *,
+    restart_delay_s: float | RestartCost,
+    interval_s: float | None = None,
+    failures: Iterable[NodeEvent] = (),
+    checkpoint_interval_s: float | None = None,
+    extra_steps: float = 1,
+    observers: Sequence[Observer] = (),
+    decision_limit_s: float | None = DECISION_LIMIT_S,
+    reveals_requests: bool = False,
+    shares_devices: bool = True,
+) -> SimulationResult:
+    """Run a trace under a policy; equal arguments give equal tables.
+
+    Parameters
+    ----------
+    jobs, catalogue
+        The trace, in which jobs of the same time queue in the order given; what they may run as.
+    restart_delay_s, interval_s
+        Cost of each start and each change [s], or a function of job, old and new allocation; length of a
+        round [s], None for the policy's own choice, 0 to ask after each event.
+    failures, checkpoint_interval_s
+        Nodes that fail and join, and capacity that is withdrawn and returned; running time between
+        checkpoints [s], as an interruption loses what was done since the last one, None if nothing.
+    extra_steps, observers
+        Work of every job beyond what it asked for, as in the released simulator; who is told of events.
+    decision_limit_s
+        Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
+        the result depends on it.
+    reveals_requests, shares_devices
+        Whether users state with a job how long a step takes as requested; whether jobs may be guests.
+
+    Raises
+    ------
+    InputError
+        Before anything runs: a job, a node event or an option cannot be used.
+    PolicyError
+        The policy is none, raised, took too long or, an `InfeasibleDecision`, decided what cannot be done.
+    StalledError
+        The policy left jobs behind for ever.
+    """
+    began = time.perf_counter()
+    check_policy(policy)
+    _check_options(checkpoint_interval_s, extra_steps)
+    fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
+    check_jobs(jobs, cluster, fitting)
+    flags = {"reveals_requests": reveals_requests, "shares_devices": shares_devices}
+    limits = checkpoint_interval_s, decision_limit_s
+    engine = Engine(cluster, fitting, policy, cost, round_length(policy, interval_s), *limits, **flags)
+    engine.observers += observers
+    engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
+    _run_to_the_end(engine)
+    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
+    tables = events_table(engine.rows), outcomes_table(finished, fitting)
+    wall_s = time.perf_counter() - began
+    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
+
+
+def _run_to_the_end(engine: Engine) -> None:
+    # What is there now stays: the collector need not look through it again and again.
+    gc.freeze()
+    try:
+        engine.run()
+    finally:
+        gc.unfreeze()
+
+
+def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    """Return rows in the order of the fields of `Event` as a table of schema `EVENTS`."""
+    return _table(rows, EVENTS)
+
+
+def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) -> pd.DataFrame:
+    """Return finished jobs with their finish times [s], in order, as a table of schema `OUTCOMES`."""
+    references = [catalogue.requested(job.spec) for job, _ in jobs]
+    rows = [
+        (
+            job.spec.job_id,
+            job.spec.submit_time_s,
+            job.spec.workload,
+            job.spec.n_gpus,
+            job.spec.plan,
+            job.spec.steps,
+            job.spec.is_guaranteed,
+            job.spec.tenant,
+            reference.iter_time_s,
+            reference.plan,
+            reference.cpu_threads,
+            reference.provenance,
+            job.first_start_s,
+            finish_time_s,
+            job.restart_count,
+            job._held_gpu_s,
+            job._waiting_s,
+            job._running_s,
+            job._restart_s,
+        )
+        for (job, finish_time_s), reference in zip(jobs, references, strict=True)
+    ]
+    return _table(rows, OUTCOMES)
+
+
+def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
+    pairs = zip(schema.columns, columns, strict=True)
+    return pd.DataFrame({column.name: _array(values, column.kind) for column, values in pairs}, copy=False)
+
+
+def _array(values: Sequence[Any], kind: str) -> Any:
+    # Through an array of numpy, which takes a third of the time of pandas' own conversion.
+    if kind == "text":
+        return pd.array(np.array(values, dtype=object), dtype="str")
+    return np.array(values, dtype=_DTYPES[kind])
+
+
+def check_jobs(
+    jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalogue, where: str = "trace"
+) -> None:
+    """Check that every job can be run as requested on the empty cluster.
+
+    Parameters
+    ----------
+    catalogue, where
+        What fits on the cluster, see `Catalogue.on`; file or producer of the trace, for messages.
+
+    Raises
+    ------
+    InputError
+        A name occurs twice or a request cannot be met; names the row (the first is 1) and the job.
+    UnknownNameError
+        The catalogue lacks a workload.
+    """
+    rows: dict[str, int] = {}
+    known: set[tuple[str, str, int, int]] = set()
+    for row, job in enumerate(jobs, start=1):
+        if job.job_id in rows:
+            found = f"job name {job.job_id!r} is that of row {rows[job.job_id]}"
+            raise InputError(f"{where}: row {row}: {found}; accepted: one row for each name")
+        rows[job.job_id] = row
+        key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
+        if key not in known:
+            _check_request(f"{where}: row {row}, job {job.job_id!r}", job, cluster, catalogue)
+            known.add(key)
+
+
+def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Catalogue) -> None:
+    if job.n_gpus > cluster.n_gpus:
+        raise InputError(
+            f"{where}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
+            f"{cluster.name!r}, or it would wait for ever"
+        )
+    threads = cluster.max_cpu_threads(job.n_gpus)
+    if job.n_cpus > threads:
+        raise InputError(
+            f"{where}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of the "
+            f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) can use"
+        )
+    try:
+        catalogue.requested(job)
+    except InputError as error:
+        raise type(error)(f"{where}, on cluster {cluster.name!r}: {error}") from error
+
+
+def _check_options(checkpoint_interval_s: float | None, extra_steps: float) -> None:
+    if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
+        raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
+    if not (math.isfinite(extra_steps) and extra_steps >= 0):
+        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a finite number >= 0")
+
+
+def round_length(policy: Policy, interval_s: float | None) -> float | None:
+    """Return the length of a round [s], or None if the policy is asked after each event.
+
+    ``interval_s`` is what the experiment wants: None for the policy's own choice, 0 for no rounds. An
+    InputError says that it is negative or not finite.
+    """
+    length_s = policy.interval_s if interval_s is None else interval_s
+    if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
+        raise InputError(f"interval_s is {length_s!r}; accepted: a finite time in s, or 0 for no rounds")
+    return length_s or None

@@ -1,0 +1,238 @@
+"""Devices that two jobs share: who fits beside whom, and how fast guests go."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from makespan.hardware import ClusterSpec
+from makespan.sim.catalogue import TOLERANCE, Allocation, Configuration
+
+Use = tuple[int, int, Configuration]  # position of a job by submission, devices that it uses, what it runs as
+Part = tuple[int, Configuration]  # devices of a node that a job uses, and what it runs as
+Parts = tuple[Part, ...]  # by submission of the jobs
+IDLE_SHARE = 0.34
+"""How much of the progress that it would make alone a guest makes where no model says what it is.
+
+Source: AntMan (W. Xiao et al., OSDI 2020, abstract) reports 34 % more use of the computing units of a cluster
+with sharing than without, and holders as fast as alone. All of that is taken for what the guests do.
+"""
+LEAST_PACE = 0.01  # so that a guest beside somebody who leaves nothing ends at some time
+
+
+def memory_by_device(
+    allocations: Iterable["Allocation | None"], n_nodes: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return for each node the memory that holders, and guests, need on each device that they use [B]."""
+    needed: tuple[list[list[float]], ...] = tuple([[] for _ in range(n_nodes)] for _ in range(2))
+    for held in allocations:
+        if held is not None:
+            of_kind, own_bytes = needed[held.is_guest], held.configuration.device_memory_bytes_per_gpu
+            for node, count in zip(held.nodes, held.configuration.placement.gpus_per_node, strict=True):
+                of_kind[node] += [own_bytes] * count
+    return needed[0], needed[1]
+
+
+def crowded_guest(
+    holders: Iterable[float], guests: Iterable[float], n_devices: int, there_bytes: float
+) -> float | None:
+    """Return the memory of the largest guest that finds no device on a node, or None if all do.
+
+    Largest guests go where the least is taken, which leaves no guest without a device where any pairing does.
+
+    Parameters
+    ----------
+    holders, guests
+        Memory on a device of each device held, and of each that a guest uses [B].
+    n_devices, there_bytes
+        Devices of the node, and the memory of each that jobs may use [B].
+    """
+    taken = sorted(holders)
+    devices = [0.0] * (n_devices - len(taken)) + taken
+    for own_bytes, beside_bytes in zip(sorted(guests, reverse=True), devices, strict=False):
+        if own_bytes + beside_bytes > there_bytes * (1 + TOLERANCE):
+            return own_bytes
+    return None
+
+
+@lru_cache(maxsize=1 << 16)
+def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
+    """Return how much of the progress that it would make alone a guest makes beside a holder, or nobody.
+
+    Each phase of the guest takes as much longer as the holder leaves less of what the phase needs: with
+    shares of a step in which devices compute, a, and in which data move, c, a step of the guest takes
+    ``a / (1 - a') + c / (1 - c')`` and the rest of it as long as alone. The holder goes as fast as alone.
+    Where nothing is known of the two it is `IDLE_SHARE`; never less than `LEAST_PACE`.
+    """
+    if holder is None:
+        return 1.0
+    if guest.busy is None or holder.busy is None:
+        return IDLE_SHARE
+    longer = 1.0
+    for own, taken in zip(guest.busy, holder.busy, strict=True):
+        if own * taken > 0:
+            if taken >= 1.0:
+                return LEAST_PACE
+            longer += own / (1.0 - taken) - own
+    return max(1.0 / longer, LEAST_PACE)
+
+
+def paces_on(
+    holders: Iterable[Use], guests: Iterable[Use], n_devices: int, there_bytes: float
+) -> tuple[dict[int, float], list[Configuration | None]]:
+    """Return how fast each guest on a node goes, by position, and the holders of devices without a guest.
+
+    Guests that need most memory come first, then those submitted first. Each takes the devices on which it is
+    fastest of those where it fits, of equal ones those whose holder was submitted first, free ones last. The
+    slowest of them holds it up; if there are too few, it is at `LEAST_PACE`.
+
+    Parameters
+    ----------
+    holders, guests
+        Uses of this node alone.
+    n_devices, there_bytes
+        Devices of the node, and the memory of each that jobs may use [B].
+    """
+    left: list[Configuration | None] = []
+    for _, count, item in sorted(holders, key=lambda use: use[0]):
+        left += [item] * count
+    left += [None] * (n_devices - len(left))
+    found: dict[int, float] = {}
+    for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
+        most_bytes = there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
+        fitting = [
+            (-pace_beside(item, other), rank)
+            for rank, other in enumerate(left)
+            if other is None or other.device_memory_bytes_per_gpu <= most_bytes
+        ]
+        taken = sorted(fitting)[:count]
+        found[index] = -taken[-1][0] if len(taken) == count else LEAST_PACE
+        gone = {rank for _, rank in taken}
+        left = [other for rank, other in enumerate(left) if rank not in gone]
+    return found, left
+
+
+class Company:
+    """What follows from who holds devices of a node and who is a guest there, whichever jobs these are.
+
+    Attributes
+    ----------
+    paces
+        How fast each guest goes, in the order of submission.
+    crowded_bytes
+        Memory of the largest guest that finds no device [B], or None if all do.
+    n_unshared, spare_bytes, most_bytes
+        Devices without a guest, the memory that each of them has left for one, and the most of these [B].
+    """
+
+    __slots__ = (
+        "_guests", "_holders", "_left", "_n_devices", "_paces_for", "_there_bytes", "crowded_bytes",
+        "most_bytes", "n_unshared", "paces", "spare_bytes",
+    )  # fmt: skip
+
+    def __init__(self, holders: Parts, guests: Parts, n_devices: int, there_bytes: float) -> None:
+        self._n_devices, self._there_bytes = n_devices, there_bytes
+        first, second = ([(rank, *part) for rank, part in enumerate(parts)] for parts in (holders, guests))
+        paces, self._left = paces_on(first, second, n_devices, there_bytes)
+        self.paces = [paces[rank] for rank in range(len(guests))]
+        self._holders, self._guests = _bytes_of(holders), _bytes_of(guests)
+        self.n_unshared = n_devices - len(self._guests)
+        self.crowded_bytes = self._crowded(self._guests)
+        limit_bytes = there_bytes * (1 + TOLERANCE)
+        taken_bytes = [it.device_memory_bytes_per_gpu if it else 0.0 for it in self._left]
+        self.spare_bytes = [limit_bytes - taken for taken in taken_bytes]
+        self.most_bytes = max(self.spare_bytes, default=-1.0)
+        self._paces_for: dict[Configuration, list[float]] = {}
+
+    def paces_for(self, item: Configuration) -> list[float]:
+        """Return how fast one more guest would be on each device, if no other guest makes room."""
+        found = self._paces_for.get(item)
+        if found is None:
+            most_bytes = self._there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
+            found = self._paces_for[item] = [
+                pace_beside(item, holder)
+                for holder in self._left
+                if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
+            ]
+        return found
+
+    def has_memory(self, n_more: int, own_bytes: float) -> bool:
+        """Whether each guest finds a device, with so many more that need so much memory [B]."""
+        if n_more > self.n_unshared:
+            return False
+        return self._crowded(self._guests + [own_bytes] * n_more) is None
+
+    def _crowded(self, guests: list[float]) -> float | None:
+        return crowded_guest(self._holders, guests, self._n_devices, self._there_bytes)
+
+
+_company = lru_cache(maxsize=1 << 13)(Company)  # the same is on a node again and again
+
+
+class Sharing:
+    """Holders and guests of every node, kept up to date as jobs take devices and give them back.
+
+    Whoever gets a `copy` may change it to try what would be.
+    """
+
+    __slots__ = ("_company", "_here", "_n_devices", "_there_bytes")
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self._n_devices = [node.n_gpus for node in cluster.nodes]
+        self._there_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
+        # Uses by position, of holders and of guests; what follows from them, until something changes.
+        self._here: list[tuple[dict[int, Part], dict[int, Part]]] = [({}, {}) for _ in cluster.nodes]
+        self._company: list[Company | None] = [None] * cluster.n_nodes
+
+    def copy(self) -> "Sharing":
+        """Return an independent copy."""
+        other = Sharing.__new__(Sharing)
+        other._n_devices, other._there_bytes = self._n_devices.copy(), self._there_bytes
+        other._here, other._company = self._here.copy(), self._company.copy()
+        return other
+
+    def resize(self, node: int, n_devices: int) -> None:
+        """Let a node have so many devices from now on."""
+        self._n_devices[node], self._company[node] = n_devices, None
+
+    def add(self, index: int, held: Allocation) -> None:
+        """Take in what a job, by its position in the order of submission, holds or uses; unchecked."""
+        item, is_guest = held.configuration, held.is_guest
+        for node, count in zip(held.nodes, item.placement.gpus_per_node, strict=True):
+            uses, part = self._here[node], (count, item)
+            if uses[is_guest].get(index) != part:
+                changed = uses[0].copy(), uses[1].copy()
+                changed[is_guest][index] = part
+                self._here[node], self._company[node] = changed, None
+
+    def remove(self, index: int, held: Allocation) -> None:
+        """Forget what a job holds or uses."""
+        for node in held.nodes:
+            holders, guests = self._here[node]
+            changed = holders.copy(), guests.copy()
+            changed[held.is_guest].pop(index, None)
+            self._here[node], self._company[node] = changed, None
+
+    def guests(self, node: int) -> Iterable[int]:
+        """Return the guests of a node."""
+        return self._here[node][True].keys()
+
+    def on(self, node: int) -> Company:
+        """Return what follows from who is on a node now."""
+        found = self._company[node]
+        if found is None:
+            holders, guests = (tuple([uses[index] for index in sorted(uses)]) for uses in self._here[node])
+            found = _company(holders, guests, self._n_devices[node], self._there_bytes[node])
+            self._company[node] = found
+        return found
+
+    def everywhere(self) -> list[Company]:
+        """Return the same of every node."""
+        return [it or self.on(node) for node, it in enumerate(self._company)]
+
+    def pace(self, index: int, held: Allocation) -> float:
+        """Return how much of the progress that it would make alone a guest makes where it is slowest."""
+        ranks = [(node, sorted(self._here[node][True]).index(index)) for node in held.nodes]
+        return min([self.on(node).paces[rank] for node, rank in ranks])
+
+
+def _bytes_of(parts: Parts) -> list[float]:
+    return [item.device_memory_bytes_per_gpu for count, item in parts for _ in range(count)]

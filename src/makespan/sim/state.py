@@ -1,0 +1,917 @@
+"""What will happen, in order, and what happened, as observers and tables see it."""
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+import pandas as pd
+
+from makespan.errors import InputError, MakespanError, TraceError
+from makespan.hardware import ClusterSpec
+from makespan.sim.catalogue import TOLERANCE, Allocation, Catalogue, Configuration, RestartCost
+from makespan.sim.sharing import Sharing
+from makespan.tables import FAILURES
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# What will happen, in order, and what happened, as observers and tables see it.
+
+T = TypeVar("T")
+
+
+class EventQueue(Generic[T]):
+    """What will happen, by time, then by priority at one instant, then by the order of entry."""
+
+    __slots__ = ("_heap", "_seq")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, T]] = []
+        self._seq = 0
+
+    def __len__(self) -> int:
+        """Return how many events are still to come."""
+        return len(self._heap)
+
+    def push(self, time_s: float, priority: int, event: T) -> None:
+        """Enter an event; low priorities come first at one instant."""
+        self._seq += 1
+        heapq.heappush(self._heap, (time_s, priority, self._seq, event))
+
+    def pop(self) -> tuple[float, T]:
+        """Take the next event out, with its time [s]; there must be one."""
+        time_s, _, _, event = heapq.heappop(self._heap)
+        return time_s, event
+
+    def next_time_s(self) -> float:
+        """Return when the next event happens [s]; infinite if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def clear(self) -> None:
+        """Forget everything that is still to come."""
+        self._heap.clear()
+
+
+class EventKind(StrEnum):
+    """Kinds of rows in the events table."""
+
+    SUBMITTED = "submitted"  # a job entered the queue
+    STARTED = "started"  # a waiting job was given devices; its restart delay begins
+    RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
+    SHARING = "sharing"  # a running job became a guest where it is, or has the devices to itself; no restart
+    RATED = "rated"  # a guest goes faster or slower from now on, as other jobs use its devices
+    READY = "ready"  # the restart delay is over, progress begins
+    SUSPENDED = "suspended"  # the policy took all devices of a job
+    INTERRUPTED = (
+        "interrupted"  # a job lost all its devices because one of its nodes failed or gave up devices
+    )
+    FINISHED = "finished"  # a job ran its last step
+    NODE_FAILED = "node_failed"  # a node went away
+    NODE_JOINED = "node_joined"  # a node came or came back
+    CAPACITY_ANNOUNCED = (
+        "capacity_announced"  # it became known that devices of a node will be withdrawn or returned
+    )
+    CAPACITY_WITHDRAWN = "capacity_withdrawn"  # devices of a node went away
+    CAPACITY_RETURNED = "capacity_returned"  # devices of a node came back
+
+
+class Event(NamedTuple):
+    """One row of the events table.
+
+    Attributes
+    ----------
+    time_s
+        When [s].
+    seq
+        Running number, makes the order total.
+    kind
+        A value of `EventKind`.
+    job_id
+        Job concerned, empty for node events.
+    nodes
+        What is held after the event, ``node:devices`` joined by spaces; of a node event the node.
+    n_gpus
+        Devices held after the event; of a node event those that it concerns.
+    plan, family, cpu_threads, iter_time_s
+        Configuration after the event; empty, 0 and NaN if nothing is held.
+    reason
+        Why it happened.
+    steps_left
+        Steps still to run; NaN for node events.
+    shared_nodes
+        What a guest uses of others' devices after the event, see `Allocation`, like ``nodes``.
+    """
+
+    time_s: float
+    seq: int
+    kind: str
+    job_id: str
+    nodes: str
+    n_gpus: int
+    plan: str
+    reason: str
+    family: str
+    cpu_threads: int
+    iter_time_s: float
+    steps_left: float
+    shared_nodes: str = ""
+
+
+class Observer(Protocol):
+    """Whoever watches a simulation; an observer cannot influence it."""
+
+    def observe(self, event: Event, view: "ClusterView") -> None:
+        """Take note of an event; ``view`` is the cluster after it, valid during the call only."""
+
+
+class NodeEventKind(StrEnum):
+    """What can happen to a node."""
+
+    FAILED = "failed"  # it goes away with all devices
+    JOINED = "joined"  # it comes, or comes back, with all devices free
+    WITHDRAWN = "withdrawn"  # some or all of its devices go away, perhaps with notice
+    RETURNED = "returned"  # devices that were withdrawn come back, perhaps with notice
+
+
+_OF_CAPACITY = (NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A node leaves or comes, or some of its devices do.
+
+    A node whose first event is ``joined`` is absent until then. Withdrawn devices stay usable until
+    the notice is over; whoever still needs them then is interrupted, the job that started last first.
+
+    Parameters
+    ----------
+    time_s, notice_s
+        When it happens or is announced, and time from there to a change of capacity [s].
+    n_gpus
+        Devices withdrawn or returned; None for all that the node has or lacks.
+
+    Raises
+    ------
+    InputError
+        A value is out of range, or a node that fails or joins is to do so in part or with notice.
+    """
+
+    time_s: float
+    node_id: int
+    kind: NodeEventKind
+    n_gpus: int | None = None
+    notice_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check times, node, kind and devices."""
+        if not (math.isfinite(self.time_s) and self.time_s >= 0 and self.node_id >= 0):
+            raise InputError(
+                f"node event: time_s {self.time_s!r}, node_id {self.node_id!r}; accepted: both >= 0"
+            )
+        try:
+            object.__setattr__(self, "kind", NodeEventKind(self.kind))
+        except ValueError:
+            accepted = ", ".join(kind.value for kind in NodeEventKind)
+            raise InputError(f"node event: kind {self.kind!r}; accepted: {accepted}") from None
+        has_devices = self.n_gpus is None or self.n_gpus >= 1
+        if not (has_devices and math.isfinite(self.notice_s) and self.notice_s >= 0):
+            raise InputError(
+                f"node event: n_gpus {self.n_gpus!r}, notice_s {self.notice_s!r}; accepted: devices >= 1, or "
+                "None for all, and a finite time in s, not negative"
+            )
+        if self.kind not in _OF_CAPACITY and (self.n_gpus is not None or self.notice_s):
+            raise InputError(
+                f"node event: node {self.node_id} {self.kind.value} in part or with notice; accepted: "
+                f"n_gpus and notice_s for {' and '.join(kind.value for kind in _OF_CAPACITY)} only"
+            )
+
+    @property
+    def in_force_s(self) -> float:
+        """When it happens [s]."""
+        return self.time_s + self.notice_s
+
+
+def read_failures(frame: pd.DataFrame, where: str) -> tuple[NodeEvent, ...]:
+    """Return the node events of a table of schema `FAILURES`; a TraceError names row and column."""
+    checked = FAILURES.validate(frame, where=where)
+    accepted = [kind.value for kind in NodeEventKind]
+    events = []
+    columns = (checked[name].tolist() for name in FAILURES.names)
+    for row, (time_s, node_id, kind) in enumerate(zip(*columns, strict=True)):
+        if kind not in accepted:
+            raise TraceError(
+                f"{where}: row {row + 1}, column 'kind': found {kind!r}; accepted: {', '.join(accepted)}"
+            )
+        events.append(NodeEvent(time_s, node_id, NodeEventKind(kind)))
+    return tuple(events)
+
+
+def ordered_node_events(events: Iterable[NodeEvent], cluster: ClusterSpec) -> list[NodeEvent]:
+    """Return node events by the time at which they happen, with numbers of devices, and check them."""
+    ordered = sorted(events, key=lambda event: (event.in_force_s, event.node_id))
+    is_up: dict[int, bool] = {}
+    withdrawn = [0] * cluster.n_nodes
+    for rank, event in enumerate(ordered):
+        where = f"node event at {event.in_force_s} s: node {event.node_id}"
+        if event.node_id >= cluster.n_nodes:
+            raise InputError(f"{where}; accepted: 0 to {cluster.n_nodes - 1}")
+        if event.kind in _OF_CAPACITY:
+            lacks = withdrawn[event.node_id]
+            goes = event.kind is NodeEventKind.WITHDRAWN
+            most = cluster.nodes[event.node_id].n_gpus - lacks if goes else lacks
+            count = most if event.n_gpus is None else event.n_gpus
+            if not 0 < count <= most:
+                raise InputError(f"{where}: {count} device(s) {event.kind.value}; accepted: 1 to {most}")
+            withdrawn[event.node_id] += count if goes else -count
+            ordered[rank] = replace(event, n_gpus=count)
+            continue
+        joins = event.kind is NodeEventKind.JOINED
+        if is_up.get(event.node_id, not joins) == joins:
+            raise InputError(
+                f"{where} {event.kind.value} while it is {'up' if joins else 'down'}; accepted: the two "
+                "kinds in turn"
+            )
+        is_up[event.node_id] = joins
+    return ordered
+
+
+def absent_nodes(ordered: Iterable[NodeEvent]) -> list[int]:
+    """Return the nodes of which the first is heard that they join."""
+    first: dict[int, NodeEventKind] = {}
+    for event in ordered:
+        if event.kind not in _OF_CAPACITY:
+            first.setdefault(event.node_id, event.kind)
+    return sorted(node for node, kind in first.items() if kind is NodeEventKind.JOINED)
+
+
+# ------------------------------------------------------------------------------------------------
+# What policies and observers see: the cluster and its jobs, read-only.
+
+_NAN = float("nan")
+# Views refuse assignment; this is how they are filled, and how `ClusterState` writes to them.
+write = object.__setattr__
+
+
+def _refuse(self: object, name: str, value: object = None) -> NoReturn:
+    raise MakespanError(f"{type(self).__name__}.{name} is read-only; accepted: a Decision")
+
+
+class _JobSlots:
+    """Plain attributes of a job: policies read them in their innermost loops."""
+
+    __slots__ = (
+        "_held_gpu_s",
+        "_held_text",
+        "_last",
+        "_marks",
+        "_observed",
+        "_restart_s",
+        "_running_s",
+        "_since_s",
+        "_step_s",
+        "_steps_left",
+        "_view",
+        "_waiting_s",
+        "allocation",
+        "first_start_s",
+        "generation",
+        "held_since_s",
+        "index",
+        "ready_time_s",
+        "restart_count",
+        "spec",
+        "waiting_since_s",
+    )
+
+
+class JobView(_JobSlots):
+    """A job at this moment, read-only.
+
+    Attributes
+    ----------
+    spec, index
+        The job as submitted, and its position in the order of submission.
+    allocation, generation
+        What it holds, or None while it waits; how often that, or how fast a guest goes, has changed.
+    ready_time_s, held_since_s, waiting_since_s
+        When its present restart delay is or was over, since when it holds its present allocation, since
+        when it waits [s]; NaN where it does not.
+    restart_count, first_start_s
+        Restart delays begun after the first start, and when that was [s], or None.
+    """
+
+    __slots__ = ()
+    __setattr__ = __delattr__ = _refuse
+
+    def __init__(self, spec: JobSpec, index: int, steps: float, view: "ClusterView") -> None:
+        kind = unlocked(self)
+        self.spec, self.index, self._view = spec, index, view
+        self.allocation: Allocation | None = None
+        self._last: Allocation | None = None
+        self._observed: frozenset[Configuration] = frozenset()
+        self.first_start_s: float | None = None
+        self.waiting_since_s = spec.submit_time_s
+        self.ready_time_s = self.held_since_s = _NAN
+        # Since when each step takes _step_s, with _steps_left then; as a guest, all such moments.
+        self._since_s = _NAN
+        self._marks: tuple[tuple[float, float], ...] = ()
+        self.restart_count = self.generation = 0
+        self._held_text = ""
+        self._step_s = _NAN
+        self._steps_left = steps
+        self._held_gpu_s = self._restart_s = self._running_s = self._waiting_s = 0.0
+        self.__class__ = kind
+
+    def __repr__(self) -> str:
+        """Return name and allocation."""
+        held = "waiting" if self.allocation is None else self.allocation.text
+        return f"JobView({self.spec.job_id!r}, {held})"
+
+    @property
+    def observed(self) -> frozenset[Configuration]:
+        """Every configuration whose time the job knows by `has_run`."""
+        held = self.allocation
+        if held is None or not self.has_run(held.configuration):
+            return self._observed
+        return self._observed | {held.configuration}
+
+    def has_run(self, configuration: Configuration) -> bool:
+        """Whether the job has done a step in a configuration, or its user has stated the time of one."""
+        if configuration in self._observed:
+            return True
+        held = self.allocation
+        if held is None or held.configuration is not configuration:
+            return False
+        if held.is_guest:
+            return self._marks[0][1] - self._steps_left_now() >= 1 - TOLERANCE
+        return self._view.time_s - self._since_s >= self._step_s
+
+    def step_s(self, configuration: Configuration) -> float:
+        """Time of a step in a configuration [s]: as observed where the job has run it, else as predicted."""
+        if self.has_run(configuration):
+            return configuration.iter_time_s
+        return configuration.predicted_iter_time_s
+
+    @property
+    def pace(self) -> float:
+        """How much of the progress that it would make with devices of its own it makes; 0 if it waits."""
+        held = self.allocation
+        return 0.0 if held is None else held.configuration.iter_time_s / self._step_s
+
+    def knows(self, configuration: Configuration) -> bool:
+        """Whether `step_s` is certain: sampled before, or observed by this very job."""
+        return configuration.is_known or self.has_run(configuration)
+
+    def assures(self, configuration: Configuration) -> bool:
+        """Whether a configuration is sure to keep the guarantee of the job, as far as anybody can know.
+
+        The request itself does. Anything else must be known, like the request, and not slower.
+        """
+        reference = self._view.catalogue.requested(self.spec)
+        if configuration is reference:
+            return True
+        limit_s = self.step_s(reference) * (1 + TOLERANCE)
+        return self.knows(configuration) and self.knows(reference) and self.step_s(configuration) <= limit_s
+
+    @property
+    def steps_left(self) -> float:
+        """Work still to do now, fractions included; only for policies that declare ``is_clairvoyant``."""
+        if not self._view.shows_remaining_work:
+            raise MakespanError(
+                f"job {self.spec.job_id!r}: steps_left is hidden from this policy; accepted: a policy "
+                "that declares is_clairvoyant"
+            )
+        return self._steps_left_now()
+
+    def _steps_left_now(self) -> float:
+        allocation = self.allocation
+        if allocation is None:
+            return self._steps_left
+        elapsed_s = self._view.time_s - self._since_s
+        if elapsed_s <= 0:
+            return self._steps_left
+        return max(self._steps_left - elapsed_s / self._step_s, 0.0)
+
+    @property
+    def running_time_s(self) -> float:
+        """Time with devices and progress so far [s]."""
+        if self.allocation is None:
+            return self._running_s
+        return self._running_s + max(self._view.time_s - self.ready_time_s, 0.0)
+
+    @property
+    def restart_time_s(self) -> float:
+        """Time with devices but without progress so far [s]."""
+        if self.allocation is None:
+            return self._restart_s
+        return self._restart_s + min(self._view.time_s, self.ready_time_s) - self.held_since_s
+
+    @property
+    def waiting_time_s(self) -> float:
+        """Time without devices so far [s]."""
+        if self.allocation is not None or math.isnan(self.waiting_since_s):
+            return self._waiting_s
+        return self._waiting_s + self._view.time_s - self.waiting_since_s
+
+    @property
+    def attained_service_gpu_s(self) -> float:
+        """Time of devices of its own so far, restarts included [GPU s]."""
+        if self.allocation is None:
+            return self._held_gpu_s
+        held_s = self._view.time_s - self.held_since_s
+        return self._held_gpu_s + held_s * self.allocation.n_gpus
+
+
+def unlocked(job: JobView) -> type[JobView]:
+    """Let a job be written to, much faster than by `write`, and return the class that locks it again."""
+    kind = type(job)
+    write(job, "__class__", _JobSlots)
+    return kind
+
+
+@dataclass(init=False, repr=False, eq=False, slots=True)
+class ClusterView:
+    """The cluster at this moment, read-only.
+
+    Attributes
+    ----------
+    cluster, catalogue
+        All nodes that there may be, down ones too; what jobs may run as there.
+    restart_cost, restart_delay_s
+        What a start or change costs, exactly, and the one number [s] to reckon with.
+    interval_s
+        Length of a round [s], or None where the policy is asked after each event.
+    shows_remaining_work, announced
+        Whether `JobView.steps_left` may be read; changes of capacity that are still to come.
+    shares_devices
+        Whether a job may be a guest on devices, see `Allocation`; in simulations.
+    pending, running
+        Jobs without devices in the order of submission, and with, as they last started; live collections.
+    """
+
+    __setattr__ = __delattr__ = _refuse
+
+    time_s: float
+    cluster: ClusterSpec
+    catalogue: Catalogue
+    restart_cost: RestartCost
+    restart_delay_s: float
+    interval_s: float | None
+    shows_remaining_work: bool
+    shares_devices: bool
+    announced: tuple[NodeEvent, ...]
+    pending: ValuesView[JobView]
+    running: ValuesView[JobView]
+    _nodes: "Nodes"
+    _sharing: Callable[[], Sharing]
+    _pending: OrderedDict[str, JobView]
+    _running: dict[str, JobView]
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes, down ones too."""
+        return self.cluster.n_nodes
+
+    @property
+    def n_gpus(self) -> int:
+        """Devices that are there now."""
+        return self._nodes.n_gpus
+
+    @property
+    def n_free_gpus(self) -> int:
+        """Devices that no job holds."""
+        return self._nodes.n_free_gpus
+
+    @property
+    def gpus_per_node(self) -> list[int]:
+        """Devices of every node that are there now; a new list."""
+        return self._nodes.gpus_per_node()
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Name of the devices of every node."""
+        return self._nodes.gpu_types
+
+    @property
+    def free_gpus(self) -> list[int]:
+        """Free devices of every node; a new list."""
+        return self._nodes.free_gpus.copy()
+
+    @property
+    def unshared_gpus(self) -> list[int]:
+        """Devices of every node without a guest, held or not; a new list."""
+        return [self._nodes.unshared(node) for node in range(self.n_nodes)]
+
+    def sharing(self) -> Sharing:
+        """Return who holds devices and who is a guest on them: a copy, to try what would be."""
+        return self._sharing()
+
+    @property
+    def free_cpus(self) -> list[int]:
+        """Free CPU threads of every node; a new list."""
+        return self._nodes.free_cpus.copy()
+
+    @property
+    def free_host_memory_bytes(self) -> list[float]:
+        """Free host memory of every node [B]; a new list."""
+        return self._nodes.free_host_bytes.copy()
+
+    @property
+    def free_histogram(self) -> list[int]:
+        """Number of nodes by free devices, ``(max devices of a node + 1,)``; a new list."""
+        return [level.bit_count() for level in self._nodes.levels]
+
+    @property
+    def nodes_by_free_gpus(self) -> list[int]:
+        """Nodes by free devices, ``(max devices of a node + 1,)``, the bits of a number each; a new list."""
+        return self._nodes.levels.copy()
+
+    @property
+    def nodes_by_type(self) -> Mapping[str, int]:
+        """Nodes with each type of device, the bits of a number each."""
+        return MappingProxyType(self._nodes.of_type)
+
+    def waiting_after(self, index: int) -> list[JobView]:
+        """Return the waiting jobs behind a position in the order of submission, the last one first."""
+        return list(takewhile(lambda job: job.index > index, reversed(self._pending.values())))
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node is there."""
+        return self._nodes.up[node]
+
+    def job(self, job_id: str) -> JobView:
+        """Return a waiting or running job; a MakespanError if there is no such job now."""
+        found = self._running.get(job_id) or self._pending.get(job_id)
+        if found is None:
+            raise MakespanError(f"job {job_id!r} neither waits nor runs at {self.time_s} s")
+        return found
+
+
+# ------------------------------------------------------------------------------------------------
+# The state of a cluster and its jobs, and the transitions that change it.
+
+
+class Nodes:
+    """Free devices, CPU threads and host memory of every node; changed by `ClusterState` alone."""
+
+    __slots__ = (
+        "_capacity", "free_cpus", "free_gpus", "free_host_bytes", "gpu_types", "guests", "levels",
+        "n_free_gpus", "n_gpus", "of_type", "up", "withdrawn",
+    )  # fmt: skip
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self._capacity = [(node.n_gpus, node.cpu_threads, node.host_memory_bytes) for node in cluster.nodes]
+        self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
+        self.free_gpus = [gpus for gpus, _, _ in self._capacity]
+        self.free_cpus = [cpus for _, cpus, _ in self._capacity]
+        self.free_host_bytes = [float(memory) for _, _, memory in self._capacity]
+        self.guests = [0] * cluster.n_nodes  # devices that guests use, their own or not
+        self.up = [True] * cluster.n_nodes
+        self.withdrawn = [0] * cluster.n_nodes
+        self.n_gpus = self.n_free_gpus = sum(self.free_gpus)
+        # Sets of nodes are the bits of a number: by free devices, and by the type of their devices.
+        self.levels = [0] * (max(self.free_gpus) + 1)
+        self.of_type = dict.fromkeys(self.gpu_types, 0)
+        for node, (free, gpu_type) in enumerate(zip(self.free_gpus, self.gpu_types, strict=True)):
+            self.levels[free] |= 1 << node
+            self.of_type[gpu_type] |= 1 << node
+
+    def gpus_per_node(self) -> list[int]:
+        """Return the devices of every node that are there now."""
+        rows = zip(self._capacity, self.withdrawn, self.up, strict=True)
+        return [gpus - gone if up else 0 for (gpus, _, _), gone, up in rows]
+
+    def unshared(self, node: int) -> int:
+        """Return the devices of a node without a guest, held or not."""
+        return self._capacity[node][0] - self.withdrawn[node] - self.guests[node] if self.up[node] else 0
+
+    def move(self, allocation: Allocation, sign: int) -> None:
+        """Take (``sign`` -1) or give back (+1) the devices of an allocation, unchecked."""
+        configuration = allocation.configuration
+        threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
+        if allocation.is_guest:
+            for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
+                self.guests[node] -= count * sign
+                self.free_host_bytes[node] += count * host * sign
+            return
+        free_gpus, free_cpus, levels = self.free_gpus, self.free_cpus, self.levels
+        for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
+            change = count * sign
+            free, bit = free_gpus[node], 1 << node
+            levels[free] ^= bit
+            free_gpus[node] = free = free + change
+            levels[free] ^= bit
+            free_cpus[node] += change * threads
+            if host:
+                self.free_host_bytes[node] += change * host
+        self.n_free_gpus += sign * configuration.n_gpus
+
+    def shortage(self, allocation: Allocation) -> str:
+        """Return what an allocation lacks, empty if it fits."""
+        configuration, is_guest = allocation.configuration, allocation.is_guest
+        for node, wanted in zip(allocation.nodes, configuration.gpu_types, strict=False):
+            if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
+                return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
+        for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
+            if not 0 <= node < len(self.up):
+                return f"there is no node {node}; accepted: 0 to {len(self.up) - 1}"
+            if not self.up[node]:
+                return f"node {node} is down"
+            n_free = self.unshared(node) if is_guest else self.free_gpus[node]
+            if n_free < count:
+                what = "unshared" if is_guest else "free"
+                return f"node {node} has {n_free} {what} GPU(s), {count} are needed"
+            cpus = count * configuration.cpu_threads
+            if self.free_cpus[node] < cpus and not is_guest:
+                return f"node {node} has {self.free_cpus[node]} free CPU thread(s), {cpus} are needed"
+            host = count * configuration.host_memory_bytes_per_gpu
+            if host and self.free_host_bytes[node] < host * (1 - 1e-9):
+                free = self.free_host_bytes[node]
+                return f"node {node} has {free} B of host memory free, {host} are needed"
+        return ""
+
+    def fail(self, node: int) -> None:
+        """Take a node away; its devices must be free."""
+        self.n_gpus -= self._capacity[node][0] - self.withdrawn[node]
+        self.up[node] = False
+        self._set_free(node, 0, 0, 0.0)
+
+    def join(self, node: int) -> None:
+        """Bring a node back, free."""
+        gpus, cpus, memory = self._capacity[node]
+        gpus -= self.withdrawn[node]
+        self.up[node] = True
+        self._set_free(node, gpus, cpus, float(memory))
+        self.n_gpus += gpus
+
+    def withdraw(self, node: int, n_gpus: int) -> None:
+        """Take free devices of a node away, or return them where the number is negative."""
+        self.withdrawn[node] += n_gpus
+        if self.up[node]:
+            self.n_gpus -= n_gpus
+            free_gpus = self.free_gpus[node] - n_gpus
+            self._set_free(node, free_gpus, self.free_cpus[node], self.free_host_bytes[node])
+
+    def _set_free(self, node: int, gpus: int, cpus: int, host_bytes: float) -> None:
+        self.levels[self.free_gpus[node]] ^= 1 << node
+        self.levels[gpus] ^= 1 << node
+        self.n_free_gpus += gpus - self.free_gpus[node]
+        self.free_gpus[node], self.free_cpus[node] = gpus, cpus
+        self.free_host_bytes[node] = host_bytes
+
+
+class _Shared:
+    """Who shares devices with whom, and the copies of it that views hand out.
+
+    It knows neither view nor state, which would keep each other alive after the end of a run.
+    """
+
+    __slots__ = ("_cluster", "_nodes", "_running", "now")
+
+    def __init__(self, cluster: ClusterSpec, nodes: Nodes, running: Mapping[str, JobView]) -> None:
+        self._cluster, self._nodes, self._running = cluster, nodes, running
+        self.now: Sharing | None = None  # from the first guest on
+
+    def __call__(self) -> Sharing:
+        """Return who holds devices and who is a guest on them, a copy."""
+        if self.now is not None:
+            self.now.everywhere()  # what follows from who is where now is of use later, too
+            return self.now.copy()
+        found = Sharing(self._cluster)
+        for node, n_gpus in enumerate(self._nodes.gpus_per_node()):
+            found.resize(node, n_gpus)
+        for job in self._running.values():
+            if job.allocation is not None:
+                found.add(job.index, job.allocation)
+        return found
+
+
+class ClusterState:
+    """Jobs and nodes with the transitions between their states; the only code that writes to views."""
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        catalogue: Catalogue,
+        restart_cost: RestartCost,
+        interval_s: float | None = None,
+        *,
+        shows_remaining_work: bool = False,
+        shares_devices: bool = False,
+    ) -> None:
+        self.nodes = Nodes(cluster)
+        self._touched: set[int] = set()  # nodes on which something has changed since guests were rated
+        self._pending: OrderedDict[str, JobView] = OrderedDict()
+        self._running: dict[str, JobView] = {}
+        self._shared = _Shared(cluster, self.nodes, self._running)
+        self.view = ClusterView()
+        values = {
+            "time_s": 0.0,
+            "cluster": cluster,
+            "catalogue": catalogue,
+            "restart_cost": restart_cost,
+            "restart_delay_s": restart_cost.expected_s,
+            "interval_s": interval_s,
+            "shows_remaining_work": shows_remaining_work,
+            "shares_devices": shares_devices,
+            "announced": (),
+            "pending": self._pending.values(),
+            "running": self._running.values(),
+            "_nodes": self.nodes,
+            "_sharing": self._shared,
+            "_pending": self._pending,
+            "_running": self._running,
+        }
+        for name, value in values.items():
+            write(self.view, name, value)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self._pending and not self._running
+
+    def find(self, job_id: str) -> JobView | None:
+        """Return a waiting or running job, or None."""
+        return self._running.get(job_id) or self._pending.get(job_id)
+
+    def advance(self, time_s: float) -> None:
+        """Let time go on [s]."""
+        write(self.view, "time_s", time_s)
+
+    # --- jobs -------------------------------------------------------------------------------
+
+    def submit(self, job: JobView) -> None:
+        """Put a job at the end of the queue."""
+        self._pending[job.spec.job_id] = job
+
+    def reveal(self, job: JobView, configuration: Configuration) -> None:
+        """Let everybody know how long a job takes for a step in a configuration."""
+        write(job, "_observed", job._observed | {configuration})
+
+    def hold(self, job: JobView, allocation: Allocation, going_on_from_s: float | None = None) -> float:
+        """Give devices to a job that has none; return when its restart delay will be over [s].
+
+        One that only shares them from now on, or no longer, goes on, ready from a time [s] that is not past.
+        """
+        now_s = self.view.time_s
+        ready_s = going_on_from_s
+        if ready_s is None:
+            ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
+        step_s = allocation.configuration.iter_time_s
+        if allocation.is_guest or self._shared.now is not None:
+            self.expect([(job, allocation)])
+        if allocation.is_guest and self._shared.now is not None:
+            step_s /= self._shared.now.pace(job.index, allocation)
+        self.nodes.move(allocation, -1)
+        kind = unlocked(job)
+        if job.spec.job_id in self._pending:
+            self._running[job.spec.job_id] = self._pending.pop(job.spec.job_id)
+            job._waiting_s += now_s - job.waiting_since_s
+            job.waiting_since_s = _NAN
+        job.allocation = job._last = allocation
+        job._held_text, job._step_s = allocation.text, step_s
+        job.held_since_s = now_s
+        job.ready_time_s = job._since_s = ready_s
+        job._marks = ((ready_s, job._steps_left),)
+        if job.first_start_s is None:
+            job.first_start_s = now_s
+        elif going_on_from_s is None:
+            job.restart_count += 1
+        job.__class__ = kind
+        return ready_s
+
+    def release(self, job: JobView) -> None:
+        """Take the devices of a job, and settle its progress and times."""
+        held = job.allocation
+        if held is None:
+            return
+        steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
+        held_gpu_s, observed = job.attained_service_gpu_s, job.observed
+        self.nodes.move(held, 1)
+        if self._shared.now is not None:
+            self._shared.now.remove(job.index, held)
+            self._touched.update(held.nodes)
+        kind = unlocked(job)
+        job._steps_left, job._running_s, job._restart_s = steps_left, running_s, restart_s
+        job._held_gpu_s, job._observed = held_gpu_s, observed
+        job.allocation = None
+        job.held_since_s = job.ready_time_s = job._since_s = _NAN
+        job.generation += 1
+        job.__class__ = kind
+
+    def queue_again(self, jobs: Iterable[JobView]) -> None:
+        """Put jobs that lost their devices back to their places in the queue."""
+        for job in jobs:
+            self._pending[job.spec.job_id] = self._running.pop(job.spec.job_id)
+            write(job, "waiting_since_s", self.view.time_s)
+        for job in sorted(self._pending.values(), key=lambda job: job.index):
+            self._pending.move_to_end(job.spec.job_id)
+
+    def finish(self, job: JobView) -> None:
+        """Let a job end, wherever it is."""
+        self.release(job)
+        if self._running.pop(job.spec.job_id, None) is None:
+            del self._pending[job.spec.job_id]
+            write(job, "_waiting_s", job.waiting_time_s)
+        kind = unlocked(job)
+        job._steps_left, job.waiting_since_s = 0.0, _NAN
+        job.__class__ = kind
+
+    def set_steps_left(self, job: JobView, steps: float) -> None:
+        """Settle what a job has still to do, where it is counted or lost and not foreseen."""
+        write(job, "_steps_left", steps)
+
+    def restore(
+        self,
+        job: JobView,
+        *,
+        generation: int,
+        first_start_s: float | None,
+        restart_count: int,
+        times_s: tuple[float, float, float],
+        held_gpu_s: float,
+        observed: Iterable[Configuration],
+    ) -> None:
+        """Bring a job that holds nothing to where it was.
+
+        These are waiting, running and restart time, device time, and the configurations whose time it knows.
+        """
+        kind = unlocked(job)
+        job.generation, job.restart_count = generation, restart_count
+        job.first_start_s, job.waiting_since_s = first_start_s, self.view.time_s
+        job._waiting_s, job._running_s, job._restart_s = times_s
+        job._held_gpu_s, job._observed = held_gpu_s, frozenset(observed)
+        job.__class__ = kind
+
+    def set_ready(self, job: JobView, time_s: float) -> None:
+        """Correct when the restart delay of a job is over [s]."""
+        write(job, "ready_time_s", time_s)
+        write(job, "_since_s", time_s)
+
+    # --- guests -----------------------------------------------------------------------------
+
+    def expect(self, changes: Sequence[tuple[JobView, Allocation | None]]) -> None:
+        """Take in what jobs will have, so that it is known how fast guests among them go."""
+        if self._shared.now is None:
+            if not any(new is not None and new.is_guest for _, new in changes):
+                return
+            self._shared.now = self._shared()
+        for job, new in changes:
+            if new is not None:
+                self._shared.now.add(job.index, new)
+                self._touched.update(new.nodes)
+
+    def guests_to_rate(self) -> list[JobView]:
+        """Return the guests on nodes on which something has changed, in the order of submission."""
+        if self._shared.now is None:
+            return []
+        found = {index for node in self._touched for index in self._shared.now.guests(node)}
+        self._touched.clear()
+        if not found:
+            return []
+        return sorted(
+            (job for job in self._running.values() if job.index in found), key=lambda job: job.index
+        )
+
+    def pace(self, job: JobView) -> bool:
+        """Let a guest go as fast as who is beside it lets it, and return whether that is a change."""
+        held = job.allocation
+        if held is None or self._shared.now is None:
+            return False
+        step_s = held.configuration.iter_time_s / self._shared.now.pace(job.index, held)
+        if step_s == job._step_s:
+            return False
+        since_s, steps_left = max(self.view.time_s, job._since_s), job._steps_left_now()
+        kind = unlocked(job)
+        job._since_s, job._steps_left, job._step_s = since_s, steps_left, step_s
+        job._marks += ((since_s, steps_left),)
+        job.generation += 1
+        job.__class__ = kind
+        return True
+
+    def devices_changed(self, node: int) -> None:
+        """Note that a node has more or fewer devices now."""
+        if self._shared.now is not None:
+            self._shared.now.resize(node, self.nodes.gpus_per_node()[node])
+            self._touched.add(node)
+
+    # --- nodes ------------------------------------------------------------------------------
+
+    def holders(self, node: int) -> list[JobView]:
+        """Return the jobs with devices on a node, in the order in which they last started."""
+        running = self._running.values()
+        return [job for job in running if job.allocation is not None and node in job.allocation.nodes]
+
+    def announce(self, event: NodeEvent) -> None:
+        """Let it be known that capacity will change."""
+        write(self.view, "announced", (*self.view.announced, event))
+
+    def change_capacity(self, event: NodeEvent, n_gpus: int) -> None:
+        """Withdraw free devices of a node, or return them where the number is negative."""
+        self.nodes.withdraw(event.node_id, n_gpus)
+        write(self.view, "announced", tuple(item for item in self.view.announced if item is not event))

@@ -1,0 +1,1022 @@
+"""Graphs of forwards: traced modules, the tracer that captures them, and examples that decide branches."""
+
+import copy
+import functools
+import inspect
+import operator
+import pickle
+import pkgutil
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx import _symbolic_trace as tracing  # a tracer patches modules, and nothing public undoes it
+from torch.utils import _pytree as pytree  # there is no public name for it
+
+from makespan.errors import failed_at
+from makespan.slapo.errors import ArgumentError, KindError, TracingError, shown
+
+if TYPE_CHECKING:
+    pass
+
+
+# ------------------------------------------------------------------------------------------------
+# A module that runs the graph of another's forward: same parameters, same names, same arguments.
+
+PLAIN = (bool, int, float, str, type(None))
+# What belongs to the graph and not to the module that was traced.
+_OF_THE_GRAPH = frozenset(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - frozenset(vars(nn.Module()))
+
+
+class TracedModule(fx.GraphModule):
+    """The graph of a forward, with all that the traced module had, whether the graph uses it or not."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "TracedModule") -> None:
+        super().__init__(root, graph, class_name)
+        self.origin = f"{type(root).__module__}.{type(root).__qualname__}"
+        self.fixed: dict[str, Any] = {}
+        self.required: frozenset[str] = frozenset()
+        self.flattened = False
+        self.argument_names = tuple(str(node.target) for node in graph.find_nodes(op="placeholder"))
+
+    @classmethod
+    def around(
+        cls, module: nn.Module, graph: fx.Graph, fixed: Mapping[str, Any], constants: Mapping[str, Any]
+    ) -> Self:
+        """Build it around a traced module; constants are what its graph reads beside what the module has."""
+        vars(module).update(constants)
+        try:
+            traced = cls(module, graph, type(module).__name__)
+        finally:
+            for name in constants:
+                del vars(module)[name]
+        traced.take_over(module)
+        for name, value in constants.items():
+            vars(traced).pop(name, None)
+            traced.keep(name, value)
+        traced.fixed, traced.required = dict(fixed), frozenset(traced.argument_names) - frozenset(fixed)
+        return traced
+
+    def take_over(self, module: nn.Module) -> None:
+        """Hold the parameters, buffers, children, hooks and plain attributes of another module."""
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                vars(self)[name] = dict(value)
+            elif name == "_non_persistent_buffers_set":
+                vars(self)[name] = set(value)
+            elif name not in _OF_THE_GRAPH:
+                vars(self)[name] = value
+
+    def keep(self, name: str, value: object) -> None:
+        """Hold a constant that is no part of the state; a tensor moves with the module."""
+        if isinstance(value, Tensor):
+            self.register_buffer(name, value, persistent=False)
+        else:
+            setattr(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph if the arguments are those that it was traced for."""
+        given = dict(zip(self.argument_names, args, strict=False)) | kwargs
+        for name, value in self.fixed.items():
+            if name in given and not is_same(given[name], value):
+                raise TracingError(
+                    f"{self.origin}: the argument {name!r} was fixed to {shown(value)} when it was traced;"
+                    f" found {shown(given[name])}; accepted: that value, or trace again with {name!r} in"
+                    " inputs"
+                )
+        if missing := self.required - set(given):
+            wanted = ", ".join(name for name in self.argument_names if name in self.required)
+            raise TracingError(
+                f"{self.origin}: called without {', '.join(map(repr, sorted(missing)))}; accepted: every"
+                f" input that it was traced with: {wanted}"
+            )
+        return super().__call__(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TracedModule":
+        """Copy with hooks and constants, which a plain graph module would lose."""
+        kind = type(self).__mro__[1]  # the class of one graph module is its own and cannot be called
+        result: TracedModule = kind(self, copy.deepcopy(self.graph, memo), type(self).__name__)
+        memo[id(self)] = result
+        for name, value in vars(self).items():
+            if name not in _OF_THE_GRAPH and name != "_compiled_call_impl":
+                vars(result)[name] = copy.deepcopy(value, memo)
+        result.after_copy()
+        return result
+
+    def after_copy(self) -> None:
+        """Do what is left to do for a copy."""
+
+
+class FusedModule(TracedModule):
+    """A part of a graph; the modules that it calls are still registered with the owner of the graph.
+
+    So their parameters keep their names, and their modes follow those of the model.
+    """
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "FusedModule") -> None:
+        super().__init__(root, graph, class_name)
+        self.backend: str | None = None
+        self.borrowed: tuple[str, ...] = ()
+        self.required = frozenset(self.argument_names)
+
+    @classmethod
+    def of(cls, graph: fx.Graph, modules: Mapping[str, nn.Module], class_name: str, training: bool) -> Self:
+        """Build it of a graph and the modules that it calls."""
+        holder = nn.Module()
+        vars(holder).update(modules)
+        module = cls(holder, graph, class_name)
+        for name in modules:
+            vars(module)[name] = module._modules.pop(name)
+        module.borrowed = tuple(modules)
+        module.training = training
+        return module
+
+    def exchange(self, new: Mapping[int, nn.Module]) -> None:
+        """Call new modules, given by the identity of those that they replace."""
+        for name in self.borrowed:
+            vars(self)[name] = new.get(id(vars(self)[name]), vars(self)[name])
+
+    def compile_by(self, backend: str | None) -> None:
+        """Let a backend of torch.compile run the graph, from the first call on."""
+        self.backend = backend
+        if backend is not None:
+            self.compile(backend=backend)
+
+    def after_copy(self) -> None:
+        """Hand borrowed modules back to their owner, and compile again."""
+        for name in self.borrowed:
+            self._modules.pop(name, None)
+        self.compile_by(self.backend)
+
+
+def exchange_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
+    """Let parts of graphs call new modules, given by the identity of the old ones, as their owners do."""
+    for part in root.modules():
+        if isinstance(part, FusedModule):
+            part.exchange(new)
+
+
+def is_same(found: object, fixed: object) -> bool:
+    """Tell whether an argument carries the value that it was fixed to."""
+    if found is fixed:
+        return True
+    return type(found) is type(fixed) and isinstance(found, PLAIN) and found == fixed
+
+
+# ------------------------------------------------------------------------------------------------
+# State that a second pass of a forward finds as the first one did, and leaves as it was before it.
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+_STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter})
+
+
+class _Draws:
+    """Generators of random numbers with the states that they have at one moment.
+
+    Torch's own default generator is not among them; who runs a forward twice sees to it.
+    """
+
+    def __init__(self, values: Iterable[Any], with_global: bool) -> None:
+        self._access: list[_Access] = []
+        if with_global:
+            self._access += [(random.getstate, random.setstate), _GLOBAL_NUMPY]
+        found = {id(one): one for value in values for one in pytree.tree_leaves(value)}
+        self._access += [access for one in found.values() if (access := _access_to(one)) is not None]
+        self._states = self.now()
+
+    def now(self) -> list[Any]:
+        """Return the states that the generators have now."""
+        return [read() for read, _ in self._access]
+
+    def forget_what_is_the_same(self) -> None:
+        """Drop generators from which nobody has drawn since."""
+        pairs = zip(self._access, self._states, self.now(), strict=True)
+        kept = [(access, state) for access, state, now in pairs if not _is_same_state(state, now)]
+        self._access, self._states = [one for one, _ in kept], [one for _, one in kept]
+
+    def put_back(self, states: list[Any] | None = None) -> None:
+        """Give the generators their states, or others that `now` returned."""
+        for (_, write), state in zip(self._access, self._states if states is None else states, strict=True):
+            write(state)
+
+
+_Access = tuple[Callable[[], Any], Callable[[Any], Any]]
+_GLOBAL_NUMPY: _Access = (np.random.get_state, np.random.set_state)
+
+
+def _access_to(value: Any) -> _Access | None:
+    """Return what reads and what writes the state of a generator; None for anything else."""
+    match value:
+        case torch.Generator():
+            return value.get_state, value.set_state
+        case random.Random():
+            return value.getstate, value.setstate
+        case np.random.RandomState():
+            return value.get_state, value.set_state
+        case np.random.Generator():
+            bits = value.bit_generator
+            return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return None
+
+
+def _is_same_state(state: Any, other: Any) -> bool:
+    if isinstance(state, Tensor):
+        return torch.equal(state, other)
+    return pickle.dumps(state) == pickle.dumps(other)
+
+
+class KeptState:
+    """Buffers with their values, and attributes, of a module and all that it calls, at one moment.
+
+    Generators of random numbers among attributes and arguments are part of it, and those of Python and NumPy.
+
+    Parameters
+    ----------
+    root
+        The module.
+    given
+        Arguments of its forward.
+    with_global_draws
+        Whether the generators that Python and NumPy have for everybody are part of it.
+    """
+
+    def __init__(self, root: nn.Module, given: Any = (), with_global_draws: bool = True) -> None:
+        modules = list(_called_by(root))
+        memo: dict[int, Any] = {}  # of all together, so that what two modules share stays one
+        self._attributes = [(one, _attributes_of(one, memo)) for one in modules]
+        self._buffers = [(one, dict(one._buffers)) for one in modules if one._buffers]
+        held = [one for _, buffers in self._buffers for one in buffers.values() if one is not None]
+        self._values = {id(one): (one, one.detach().clone()) for one in held}
+        values = [one for module, own in self._attributes for one in map(vars(module).get, own)]
+        self.draws = _Draws([values, given], with_global_draws)
+
+    def forget_what_is_the_same(self) -> None:
+        """Drop copies of buffers that nobody has changed since, and generators that nobody has used."""
+        self.draws.forget_what_is_the_same()
+        now = {id(one) for module, _ in self._buffers for one in module._buffers.values() if one is not None}
+        self._values = {
+            key: (one, value)
+            for key, (one, value) in self._values.items()
+            if key not in now or not torch.equal(one, value)
+        }
+
+    def put_back(self) -> "_PutBack":
+        """Return a context in which modules have this state; at its end they have what they had before it."""
+        return _PutBack(self)
+
+    def enter(self) -> None:
+        """Give modules this state, buffers as tensors of their own."""
+        fresh = {key: value.clone() for key, (_, value) in self._values.items()}
+        for module, buffers in self._buffers:
+            vars(module)["_buffers"] = {name: fresh.get(id(one), one) for name, one in buffers.items()}
+        memo: dict[int, Any] = {}
+        for module, attributes in self._attributes:
+            _set_attributes(module, attributes, memo)
+        self.draws.put_back()
+
+
+class _PutBack:
+    """A context that may be entered again, also by what runs in it."""
+
+    def __init__(self, state: KeptState) -> None:
+        self._state = state
+        self._found: list[list[tuple[nn.Module, dict[str, Any], dict[str, Tensor | None]]]] = []
+        self._drawn: list[list[Any]] = []
+
+    def __enter__(self) -> None:
+        modules = [one for one, _ in self._state._attributes]
+        self._found.append([(one, dict(vars(one)), vars(one)["_buffers"]) for one in modules])
+        self._drawn.append(self._state.draws.now())
+        self._state.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, attributes, buffers in self._found.pop():
+            for name in vars(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes, _buffers=buffers)
+        self._state.draws.put_back(self._drawn.pop())
+
+
+def _called_by(root: nn.Module) -> Iterator[nn.Module]:
+    """Go through the modules that a forward may run, those of a part of a graph too."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        for one in waiting.pop().modules():
+            if id(one) in seen or isinstance(one, torch.jit.ScriptModule):
+                continue
+            seen.add(id(one))
+            yield one
+            if isinstance(one, FusedModule):
+                waiting += [vars(one)[name] for name in one.borrowed]
+
+
+def _attributes_of(module: nn.Module, memo: dict[int, Any]) -> dict[str, Any]:
+    own = {name: one for name, one in vars(module).items() if name not in _OF_EVERY_MODULE}
+    return {name: copied_object(one, memo) for name, one in own.items()}
+
+
+def _set_attributes(module: nn.Module, attributes: dict[str, Any], memo: dict[int, Any]) -> None:
+    for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
+        del vars(module)[name]
+    vars(module).update({name: copied_object(one, memo) for name, one in attributes.items()})
+
+
+def is_object(value: Any) -> bool:
+    """Whether a value is an object with a state of its own, such as a cache, but no tensor or module."""
+    return (
+        (hasattr(value, "__dict__") or bool(_slots_of(value)))
+        and not isinstance(value, Tensor | nn.Module | type)
+        and not callable(value)
+        and not isinstance(value, pytree.TreeSpec)
+        and _access_to(value) is None
+    )
+
+
+def _slots_of(value: Any) -> list[str]:
+    """Return the attributes of an object whose class, that of a user, lists them in ``__slots__``."""
+    kind = type(value)
+    space = kind.__module__.partition(".")[0]
+    if space == "torch" or (space in sys.stdlib_module_names and space != "__main__"):
+        return []
+    listed = [vars(one).get("__slots__", ()) for one in kind.__mro__]
+    names = [name for one in listed for name in ((one,) if isinstance(one, str) else one)]
+    return [name for name in names if not name.startswith("__") and hasattr(value, name)]
+
+
+def _held_by(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name."""
+    return getattr(value, "__dict__", {}) | {name: getattr(value, name) for name in _slots_of(value)}
+
+
+def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Return a value with a state of its own that is made of the same tensors, modules and functions.
+
+    What cannot be copied, such as a lock, is shared.
+    """
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return memo[id(value)][0]
+    if type(value) is tuple:
+        return tuple(copied_object(one, memo) for one in value)
+    if not (is_object(value) or type(value) in _CONTAINERS):
+        return value
+    try:
+        new = copy.copy(value)
+    except (TypeError, NotImplementedError, RuntimeError):
+        return value
+    memo[id(value)] = new, value  # the old one too, so that no identity is used again
+    if new is value:  # there is only one, such as a logger of a name
+        return value
+    if isinstance(new, dict):
+        if not _STATELESS.issuperset(map(type, value.values())):
+            new.update({key: copied_object(one, memo) for key, one in value.items()})
+    elif type(new) in (list, deque) and not _STATELESS.issuperset(map(type, value)):
+        for place, one in enumerate(value):
+            new[place] = copied_object(one, memo)
+    if is_object(new):
+        for name, one in _held_by(value).items():
+            object.__setattr__(new, name, copied_object(one, memo))
+    return new
+
+
+def _has_state(value: Any) -> bool:
+    return is_object(value) or type(value) in _CONTAINERS
+
+
+def kept_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
+    """Return what puts objects and containers among arguments back as they are now, None without any.
+
+    What is returned gets the arguments of a later pass, and returns them with copies of the objects.
+    """
+    leaves, _ = pytree.tree_flatten((args, tuple(kwargs.values())), is_leaf=_has_state)
+    memo: dict[int, Any] = {}  # of all together, so that what two arguments share stays one
+    objects = {place: copied_object(one, memo) for place, one in enumerate(leaves) if _has_state(one)}
+    if not objects:
+        return None
+
+    def put_back(own: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        found, spec = pytree.tree_flatten((own, tuple(named.values())), is_leaf=_has_state)
+        again: dict[int, Any] = {}
+        kept = [
+            copied_object(objects[place], again) if place in objects else one
+            for place, one in enumerate(found)
+        ]
+        positional, values = pytree.tree_unflatten(kept, spec)
+        return positional, dict(zip(named, values, strict=True))
+
+    return put_back
+
+
+def opened(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """Return an object as a dictionary of its class and its attributes, down to tensors and plain values."""
+    if id(value) in above:
+        return f"the {type(value).__name__} that holds it"
+    inside = (*above, id(value))
+    if is_object(value):
+        held = {"class": f"{type(value).__module__}.{type(value).__qualname__}"}
+        return held | {name: opened(one, inside) for name, one in _held_by(value).items()}
+    if type(value) in (list, tuple):
+        return type(value)(opened(one, inside) for one in value)
+    if type(value) is dict:
+        return {key: opened(one, inside) for key, one in value.items()}
+    return value
+
+
+# ------------------------------------------------------------------------------------------------
+# Functions that a graph calls as they are: their calls become nodes while a forward is captured.
+
+
+@contextmanager
+def recording(
+    tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
+) -> Iterator[None]:
+    """Make nodes of the calls of some functions, wherever a module has a name for one of them.
+
+    Functions of torch that make a tensor of sizes are among them, since torch itself sees no node in a size
+    that stands by itself.
+    """
+    with ExitStack() as stack:
+        for name in _MAKERS:
+            stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, getattr(torch, name))))
+        if functions:
+            stack.enter_context(_recording_named(tracer, module, functions))
+        yield
+
+
+_MAKERS = (
+    "finfo",
+    "iinfo",
+    "arange",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "zeros",
+)
+
+
+@contextmanager
+def _recording_named(
+    tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
+) -> Iterator[None]:
+    recorded = {id(one): _recorded(tracer, one) for one in functions}
+    spaces = {id(space): space for space in _namespaces(module)}
+    with ExitStack() as stack:
+        for space in spaces.values():
+            names = {name: recorded[id(one)] for name, one in list(space.items()) if id(one) in recorded}
+            if names:
+                stack.enter_context(mock.patch.dict(space, names))
+        yield
+
+
+def _namespaces(module: nn.Module) -> Iterator[dict[str, Any]]:
+    for loaded in list(sys.modules.values()):
+        if not getattr(loaded, "__name__", "torch").startswith("torch"):
+            yield vars(loaded)
+    for inner in module.modules():
+        function = getattr(type(inner).forward, "__globals__", None)
+        yield from (one for one in (function, *_behind(type(inner).forward)) if isinstance(one, dict))
+
+
+def _behind(function: object) -> Iterator[dict[str, Any]]:
+    """Namespaces of what a decorator wraps, whether it says so or holds it in a closure."""
+    seen: set[int] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(space := getattr(one, "__globals__", None), dict):
+            yield space
+        cells = (cell.cell_contents for cell in getattr(one, "__closure__", None) or ())
+        waiting += [getattr(one, "__wrapped__", None), *cells]
+
+
+def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def record(*args: Any, **kwargs: Any) -> Any:
+        proxies: list[Any] = []
+
+        def note(value: Any) -> Any:
+            proxies.extend([value] if isinstance(value, fx.Proxy) else [])
+            return value
+
+        fx.node.map_aggregate((args, kwargs), note)
+        if not proxies:
+            return function(*args, **kwargs)
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    return record
+
+
+# ------------------------------------------------------------------------------------------------
+# What nodes of a graph are for one example, so that a forward that branches on shapes and types has a
+# graph.
+#
+# A branch is taken as the example takes it, and the graph checks at every call that it would be taken so
+# again.
+
+
+@fx.node.has_side_effect  # or it would be dropped, as nothing reads what it returns
+def check_branch(found: Any, expected: Any, where: str) -> None:
+    """Check while a graph runs that a forward would branch as it did for the example it was traced with."""
+    if found != expected:
+        raise TracingError(
+            f"{where}: it was traced with an example for which this is {shown(expected)}, and is "
+            f"{shown(found)} now; accepted: calls of the same kind, or trace again with such an example"
+        )
+
+
+class Example:
+    """Values of the nodes of one graph.
+
+    Parameters
+    ----------
+    root
+        The module whose forward is traced.
+    given
+        Values of its arguments by name.
+    """
+
+    def __init__(self, root: nn.Module, given: Mapping[str, Any]) -> None:
+        self._root, self.given = root, given
+        self._values: dict[fx.Node, Any] = {}
+        self._modes = {path: one.training for path, one in root.named_modules()}
+
+    def value(self, node: fx.Node) -> Any:
+        """Return what a node is for the example; buffers and random generators stay as they are."""
+        if node not in self._values:
+            with _untraced(), torch.no_grad(), torch.random.fork_rng(), KeptState(self._root).put_back():
+                self._run_to(node)
+        return self._values[node]
+
+    def _run_to(self, last: fx.Node) -> None:
+        waiting, needed = [last], set[fx.Node]()
+        while waiting:
+            node = waiting.pop()
+            if node not in self._values and node not in needed:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        for node in last.graph.nodes:
+            if node in needed:
+                self._values[node] = self._run(node)
+
+    def _run(self, node: fx.Node) -> Any:
+        args = fx.node.map_arg(node.args, self._values.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, self._values.__getitem__)
+        target: Any = node.target
+        match node.op:
+            case "placeholder":
+                return self.given.get(target)
+            case "get_attr":
+                owner, _, name = target.rpartition(".")
+                if name == "training":
+                    return self._modes[owner]
+                return getattr(self._root.get_submodule(owner), name)
+            case "call_function":
+                return target(*args, **kwargs)
+            case "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+        return self._root.get_submodule(target)(*args, **kwargs)
+
+    def of_call(self, child: nn.Module, signature: inspect.Signature, node: fx.Node) -> "Example":
+        """Return the example of a module that the graph calls, by the arguments of a call."""
+        args = fx.node.map_arg(node.args, self.value)
+        kwargs = fx.node.map_arg(node.kwargs, self.value)
+        return Example(child, _by_name(signature, args, kwargs))
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Let modules run as they are while a tracer is at work."""
+    with (
+        mock.patch.object(nn.Module, "__call__", tracing._orig_module_call),
+        mock.patch.object(nn.Module, "__getattr__", tracing._orig_module_getattr),
+    ):
+        yield
+
+
+def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs).arguments
+    for one in signature.parameters.values():
+        if one.kind is one.VAR_KEYWORD:
+            bound |= bound.pop(one.name, {})
+    return dict(bound)
+
+
+def as_example(module: nn.Module, signature: inspect.Signature, inputs: Any, where: str) -> Example:
+    """Return the example that a user gave: a tensor, positional arguments, or arguments by name."""
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+    try:
+        return Example(module, _by_name(signature, (args,) if isinstance(args, Tensor) else args, kwargs))
+    except TypeError as error:
+        raise ArgumentError(f"{where}: example_inputs do not fit {signature}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------
+# Capture the graph of one module: its forward, with the modules it calls as they are or down to leaves.
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How a forward is called: parameters that vary from call to call, and values of all others."""
+
+    inputs: frozenset[str]
+    fixed: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What is not looked into: modules by class or its name, functions by object or dotted name."""
+
+    modules: tuple[str | type[nn.Module], ...] = ()
+    functions: tuple[Callable[..., Any], ...] = ()
+
+    @classmethod
+    def of(cls, modules: Sequence[Any], functions: Sequence[Any]) -> "Leaves":
+        """Check what a user listed."""
+        for one in modules:
+            if not (isinstance(one, str) or (inspect.isclass(one) and issubclass(one, nn.Module))):
+                raise KindError(
+                    f"leaf_modules has {one!r}; accepted: a class of modules, its name or full name"
+                )
+        found = tuple(pkgutil.resolve_name(one) if isinstance(one, str) else one for one in functions)
+        for one in found:
+            if not callable(one):
+                raise KindError(f"leaf_functions has {one!r}; accepted: a function or its full name")
+        return cls(tuple(modules), found)
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether a graph calls a module and does not look inside."""
+        kind = type(module)
+        if kind.__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential):
+            return True
+        if not getattr(module, "traceable", True) or is_wrapped(module):
+            return True
+        names = {kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"}
+        return any(one in names if isinstance(one, str) else isinstance(module, one) for one in self.modules)
+
+
+NO_LEAVES = Leaves()
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def forward_of(module: nn.Module) -> inspect.Signature:
+    """Signature of a forward, seen through decorators, without self."""
+    return inspect.signature(module.forward)
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether something was put around the forward of this very module, such as recomputation."""
+    return "forward" in vars(module)
+
+
+def is_inlined(module: nn.Module) -> bool:
+    """Whether the operations of a module appear in the graph of its owner, as those of a decomposed one."""
+    return getattr(module, "traceable", None) is True and not is_wrapped(module)
+
+
+def run_hooks_before(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Do what a module does before its forward."""
+    for key, hook in module._forward_pre_hooks.items():
+        if key in module._forward_pre_hooks_with_kwargs:
+            changed = hook(module, args, kwargs)
+            args, kwargs = (args, kwargs) if changed is None else changed
+        else:
+            result = hook(module, args)
+            args = args if result is None else result if isinstance(result, tuple) else (result,)
+    return args, kwargs
+
+
+def run_hooks_after(module: nn.Module, args: list[Any], kwargs: dict[str, Any], output: Any) -> Any:
+    """Do what a module does after its forward."""
+    for key, hook in module._forward_hooks.items():
+        with_kwargs = key in module._forward_hooks_with_kwargs
+        result = (
+            hook(module, tuple(args), kwargs, output) if with_kwargs else hook(module, tuple(args), output)
+        )
+        output = output if result is None else result
+    return output
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something runs before or after a module that its forward does not show."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(vars(module).get(name) for name in names)
+
+
+class _Tracer(fx.Tracer):
+    """Tracer of one module that keeps names and order of the parameters, and reads buffers when it runs."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(
+        self, arguments: Arguments, leaves: Leaves, flatten: bool, example: Example | None, path: str
+    ) -> None:
+        super().__init__()
+        self._arguments, self._leaves, self._flatten = arguments, leaves, flatten
+        self._example, self._path = example, path
+        self._training: list[tuple[nn.Module, bool]] = []
+        self.constants: list[str] = []
+        self._objects: dict[int, tuple[fx.Node, Any]] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Look into what is written to be looked into, and into everything else only to flatten."""
+        if is_inlined(m):
+            return False
+        return not self._flatten or isinstance(m, fx.GraphModule) or has_hooks(m) or self._leaves.has(m)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module; one that is inlined keeps its hooks, as nodes before and after."""
+        path = self.path_of_module(m)
+        if self.is_leaf_module(m, path) or not has_hooks(m):
+            return super().call_module(m, forward, args, kwargs)
+        itself = self.create_proxy("get_attr", path, (), {})
+        inputs: Any = self.create_proxy("call_function", run_hooks_before, (itself, args, kwargs), {})
+        plain = [inputs[0][place] for place in range(len(args))]
+        named = {name: inputs[1][name] for name in kwargs}
+        output = m.forward(*plain, **named)
+        if not m._forward_hooks:
+            return output
+        return self.create_proxy("call_function", run_hooks_after, (itself, plain, named, output), {})
+
+    def create_node(
+        self,
+        kind: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> fx.Node:
+        """Make a node; the value of a module named self is called otherwise in the code of the graph."""
+        named = "self_value" if name is None and target == "self" else name
+        return super().create_node(kind, target, args, kwargs, named, type_expr)
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Make a placeholder of every parameter; those that are fixed are passed as they are.
+
+        All that can be left out are passed by name, because some decorators look for names.
+        """
+        signature, module = inspect.signature(root_fn), self.root
+        defaults = _defaults(signature, self._arguments)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, default in defaults.items():
+            proxy = self.create_proxy("placeholder", name, default, {})
+            if name in self._arguments.inputs:
+                value: Any = proxy
+            elif name in self._arguments.fixed:
+                value = self._arguments.fixed[name]
+            else:
+                continue
+            if _is_positional(signature.parameters.get(name)) and not kwargs:
+                args.append(value)
+            else:
+                kwargs[name] = value
+        self._keep_training_live(module)
+        return lambda: root_fn(module, *args, **kwargs), []
+
+    def _keep_training_live(self, root: nn.Module) -> None:
+        for path, module in root.named_modules():
+            if module is root or is_inlined(module) or not self.is_leaf_module(module, path):
+                self._training.append((module, module.training))
+                target = f"{path}.training" if path else "training"
+                vars(module)["training"] = self.create_proxy("get_attr", target, (), {})
+
+    def finish(self) -> None:
+        """Give modules their modes back, and drop the reads of modes that nothing used."""
+        for module, mode in self._training:
+            vars(module)["training"] = mode
+        for node in reversed(getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")):
+            if str(node.target).rpartition(".")[2] == "training" and not node.users:
+                self.graph.erase_node(node)
+
+    def create_arg(self, a: Any) -> Any:
+        """Keep the class of a structured value, and pass on an object that graphs know nothing of."""
+        if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
+            present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
+            return self.create_node("call_function", type(a), (), present)
+        if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy) and not _has_proxies(a):
+            return self._as_it_is(a)  # its fields may not be all of it
+        if isinstance(a, dict) and type(a) is not dict:
+            return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            return self._as_it_is(a)
+
+    def _as_it_is(self, value: Any) -> fx.Node:
+        """Read an object that was made while tracing; each call gets its own, for a cache grows in a call."""
+        if id(value) in self._objects:
+            return self._objects[id(value)][0]
+        name = f"_constant_{len(self.constants)}"
+        vars(self.root)[name] = copied_object(value) if is_object(value) else value
+        self.constants.append(name)
+        node = self.create_node("get_attr", name, (), {})
+        if is_object(value):
+            node = self.create_node("call_function", copied_object, (node,), {})
+        self._objects[id(value)] = node, value  # the value too, so that no identity is used again
+        return node
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Make what stands for a value; with an example its length and its number are known."""
+        return fx.Proxy(node, self) if self._example is None else _Measured(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Take a value apart that has a known length for the example, such as a shape."""
+        if self._example is None:
+            found: Iterator[Any] = super().iter(obj)
+            return found
+        if isinstance(self._example.value(obj.node), Tensor):
+            raise fx.proxy.TraceError(f"it iterates over a tensor, {obj.node.format_node() or obj.node.name}")
+        return iter([operator.getitem(obj, place) for place in range(self.as_in_example(obj, len))])
+
+    def as_in_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
+        """Return a number of a value as the example has it, which the graph checks at every call."""
+        value = None if self._example is None else self._example.value(obj.node)
+        if isinstance(value, Tensor) and measure is not len:
+            raise fx.proxy.TraceError(
+                f"it branches on the elements of {obj.node.format_node() or obj.node.name}"
+            )
+        known = measure(value)
+        found = self.create_proxy("call_function", measure, (obj,), {})
+        where = f"{self._path or 'the model'!r}, at {obj.node.name}"
+        self.create_proxy("call_function", check_branch, (found, known, where), {})
+        return known
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Branch as the example does, or say on what a forward branches that is known only when it runs."""
+        if self._example is not None:
+            is_true: bool = self.as_in_example(obj, bool)
+            return is_true
+        if obj.node.op == "get_attr" and str(obj.node.target).endswith("training"):
+            raise fx.proxy.TraceError("it branches on self.training, of which a graph would keep one side")
+        raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
+
+
+class _Measured(fx.Proxy):
+    """What stands for a value that an example has; its length and its number are those of the example."""
+
+    tracer: _Tracer
+
+    def __getattr__(self, name: str) -> "_KnownAttribute":
+        """Return what stands for an attribute."""
+        return _KnownAttribute(self, name)
+
+    def __len__(self) -> int:
+        n: int = self.tracer.as_in_example(self, len)
+        return n
+
+    def __index__(self) -> int:
+        number: int = self.tracer.as_in_example(self, operator.index)
+        return number
+
+    def __int__(self) -> int:
+        number: int = self.tracer.as_in_example(self, int)
+        return number
+
+
+class _KnownAttribute(_Measured, fx.proxy.Attribute):
+    """An attribute of such a value, which is a node once somebody uses it."""
+
+
+def _has_proxies(value: Any) -> bool:
+    """Whether any field of a dataclass is known only when the graph runs."""
+    found: list[Any] = []
+    for one in fields(value):
+        fx.node.map_aggregate(
+            getattr(value, one.name, None), lambda inner: found.append(isinstance(inner, fx.Proxy))
+        )
+    return any(found)
+
+
+def _is_positional(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter must be given, or can be given by its place only."""
+    if parameter is None or parameter.kind is parameter.KEYWORD_ONLY:
+        return False
+    return parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY
+
+
+def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
+    """Defaults as a signature in source code can have them: none before a parameter without one.
+
+    Keyword arguments that have no parameter of their own come last.
+    """
+    own = {one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC}
+    extra = sorted({*arguments.inputs, *arguments.fixed} - set(own))
+    defaults: dict[str, tuple[Any, ...]] = {}
+    open_end = True
+    for name in reversed([*own, *extra]):
+        value = own[name].default if name in own else inspect.Parameter.empty
+        if name not in arguments.inputs:
+            value = arguments.fixed.get(name, value)
+        open_end = open_end and not (name in arguments.inputs and value is inspect.Parameter.empty)
+        defaults[name] = ((value if isinstance(value, PLAIN) else None),) if open_end else ()
+    return {name: defaults[name] for name in [*own, *extra]}
+
+
+def trace_module(
+    module: nn.Module,
+    path: str,
+    arguments: Arguments,
+    leaves: Leaves = NO_LEAVES,
+    flatten: bool = False,
+    example: Example | None = None,
+) -> TracedModule:
+    """Return a module that runs the graph of another one, which stays as it is."""
+    tracer = _Tracer(arguments, leaves, flatten, example, path)
+    before, attributes = torch.get_rng_state(), set(vars(module))
+    try:
+        with recording(tracer, module, leaves.functions):
+            graph = tracer.trace(module)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise fx.proxy.TraceError(
+                "it draws random numbers that depend on no input: the graph would keep them"
+            )
+    except Exception as error:
+        raise _untraceable(module, path, error) from error
+    finally:
+        tracer.finish()
+        torch.set_rng_state(before)
+        constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
+    fixed = {
+        name: value
+        for name, value in _fixed(module, arguments).items()
+        if value is not inspect.Parameter.empty
+    }
+    traced = TracedModule.around(module, graph, fixed, dict(sorted(constants.items())))
+    if flatten:
+        traced.flattened = True
+        vars(traced)["_modules"] = _shells(module, tracer)
+    return traced
+
+
+def _fixed(module: nn.Module, arguments: Arguments) -> Mapping[str, Any]:
+    parameters = forward_of(module).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.name not in arguments.inputs}
+    return MappingProxyType(defaults | dict(arguments.fixed))
+
+
+def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.Module | None]:
+    """Children of a flat module: its leaves, inside of what has the names and parameters of the others."""
+    shells: dict[str, nn.Module | None] = {}
+    for name, child in module._modules.items():
+        inner = f"{path}{name}"
+        if child is None or is_inlined(child) or _is_called(child, inner, tracer):
+            shells[name] = child
+            continue
+        shell = nn.Module()
+        for key in ("_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
+            vars(shell)[key] = vars(child)[key]
+        vars(shell)["_modules"] = _shells(child, tracer, f"{inner}.")
+        shells[name] = shell
+    return shells
+
+
+def _is_called(module: nn.Module, path: str, tracer: _Tracer) -> bool:
+    lists = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+    return tracer.is_leaf_module(module, path) and not isinstance(module, lists)
+
+
+def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:
+    forward = inspect.unwrap(type(module).forward)
+    try:
+        file = inspect.getsourcefile(forward) or ""
+        line = failed_at(error.__traceback__, file) or inspect.getsourcelines(forward)[1]
+        place = f"{file}:{line}"
+    except (OSError, TypeError):  # typed at a prompt, or not written in Python
+        place = "source unknown"
+    name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
+    return TracingError(
+        f"trace of {path!r}: the forward of {name} ({place}) has no static graph: {type(error).__name__}:"
+        f" {cause}; accepted: fix arguments by concrete_args, name those that vary in inputs, declare"
+        " leaf_modules or leaf_functions, or trace a smaller subtree"
+    )

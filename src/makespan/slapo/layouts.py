@@ -1,0 +1,334 @@
+"""Tensor layouts on a group of processes, and the exchanges between them with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.fx import Proxy
+
+from makespan.slapo.errors import ShardError
+
+# ------------------------------------------------------------------------------------------------
+# Exchanges of tensors between the processes of a group, each with the exchange of its gradient.
+#
+# What goes forward by one operation comes back by another, and both are chosen together: whether a gradient
+# is summed, cut or handed on depends on what reads the result, which an operation alone cannot know.
+
+_Raw = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The processes that share a layer, seen from one of them; a copy of a model shares them too."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        """Return itself: a process group stands for connections, which cannot be copied."""
+        return self
+
+
+class _Conjugate(torch.autograd.Function):
+    """One operation forward and another backward, which is differentiable in its turn."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, there: _Raw, back: _Raw) -> Tensor:
+        ctx.there, ctx.back = there, back
+        return there(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _conjugate(gradients[0], ctx.back, ctx.there), None, None
+
+
+_conjugate: Callable[..., Any] = _Conjugate.apply
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An operation on a tensor of each process, and that on its gradient.
+
+    Parameters
+    ----------
+    name
+        What messages and prints call it.
+    there, back
+        The operation, and the one that the gradient of its result undergoes. Neither changes its input.
+    """
+
+    name: str
+    there: _Raw
+    back: _Raw
+
+    @property
+    def __name__(self) -> str:
+        """Return the name under which a traced graph shows it."""
+        return self.name
+
+    def __call__(self, tensor: Any) -> Any:
+        """Exchange a tensor with the group; all its processes must come here in the same order."""
+        if isinstance(tensor, Proxy):  # one operation of the graph, which nothing looks into
+            return tensor.tracer.create_proxy("call_function", self, (tensor,), {})
+        return _conjugate(tensor, self.there, self.back)
+
+
+Blocks: TypeAlias = int | tuple[int, ...]
+"""Blocks of an axis that are cut each by itself: how many equal ones, or the size of each."""
+
+
+def sizes_of(blocks: Blocks, length: int) -> tuple[int, ...]:
+    """Return the sizes of the blocks of an axis, or of the part of it that a process has."""
+    if isinstance(blocks, int):
+        return (length // blocks,) * blocks
+    return tuple(one * length // sum(blocks) for one in blocks)
+
+
+def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Tensor]:
+    """Cut a tensor into parts along an axis, each block of the axis by itself."""
+    length = tensor.shape[axis]
+    sizes = sizes_of(groups, length)
+    if sum(sizes) != length or any(one % n_parts for one in sizes):
+        among = f", in {groups} blocks," if isinstance(groups, int) and groups > 1 else ""
+        among = f", in blocks of {', '.join(map(str, sizes))}," if isinstance(groups, tuple) else among
+        raise ShardError(
+            f"axis {axis} of a tensor of shape {tuple(tensor.shape)} does not divide{among} among {n_parts} "
+            "processes"
+        )
+    blocks = [block.chunk(n_parts, axis) for block in torch.split(tensor, list(sizes), axis)]
+    return [torch.cat([block[part] for block in blocks], axis) for part in range(n_parts)]
+
+
+def joined(parts: list[Tensor], axis: int, groups: Blocks = 1) -> Tensor:
+    """Undo `cut`."""
+    blocks = [torch.split(part, list(sizes_of(groups, part.shape[axis])), axis) for part in parts]
+    return torch.cat([one for block in zip(*blocks, strict=True) for one in block], axis)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=ranks.group)
+    return total
+
+
+def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
+    own = tensor.contiguous()
+    parts = [torch.empty_like(own) for _ in range(ranks.size)]
+    dist.all_gather(parts, own, group=ranks.group)
+    return joined(parts, axis, groups)
+
+
+def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
+    return cut(tensor, axis, ranks.size, groups)[ranks.rank]
+
+
+def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
+    parts = cut(tensor, axis, ranks.size, groups)
+    own = torch.empty_like(parts[0])
+    dist.reduce_scatter(own, parts, group=ranks.group)
+    return own
+
+
+def _swapped(ranks: Ranks, split: int, join: int, tensor: Tensor) -> Tensor:
+    parts = torch.stack(cut(tensor, split, ranks.size))
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=ranks.group)
+    return torch.cat(list(received.unbind()), join)
+
+
+def all_reduce(ranks: Ranks) -> Exchange:
+    """Sum over the processes; each keeps the gradient of the sum."""
+    return Exchange("all_reduce", partial(_summed, ranks), _same)
+
+
+def sum_gradient(ranks: Ranks) -> Exchange:
+    """Hand a tensor on as it is, and sum its gradient over the processes."""
+    return Exchange("sum_gradient", _same, partial(_summed, ranks))
+
+
+def all_gather(
+    ranks: Ranks, axis: int, tensor_parallel_output_grad: bool = True, groups: Blocks = 1
+) -> Exchange:
+    """Join the parts of the processes.
+
+    If what reads the whole is itself sharded, each process has another gradient, and they are summed and
+    cut; else all have the same, of which each takes its part.
+    """
+    back = _sum_scattered if tensor_parallel_output_grad else _own_part
+    return Exchange(
+        "all_gather",
+        partial(_gathered, ranks, axis, groups=groups),
+        partial(back, ranks, axis, groups=groups),
+    )
+
+
+def reduce_scatter(ranks: Ranks, axis: int) -> Exchange:
+    """Sum over the processes, of which each keeps its part."""
+    return Exchange("reduce_scatter", partial(_sum_scattered, ranks, axis), partial(_gathered, ranks, axis))
+
+
+def scatter(ranks: Ranks, axis: int) -> Exchange:
+    """Keep the own part of what all processes have."""
+    return Exchange("scatter", partial(_own_part, ranks, axis), partial(_gathered, ranks, axis))
+
+
+_AXES: dict[str, int | None] = {"RR": None, "RS": -1, "SR": -2}
+SCHEMES = tuple(f"{there}->{back}" for there in _AXES for back in _AXES)
+"""Schemes of `reshard`: how the last two axes lie before and after."""
+
+
+def reshard(ranks: Ranks, scheme: str) -> Exchange:
+    """Change which of the last two axes is cut: R stands for whole, S for sharded.
+
+    A gradient has the layout of its tensor, so it takes the way back. What is whole has the same gradient
+    on all processes.
+    """
+    before, after = (_AXES[one] for one in scheme.split("->"))
+    return Exchange(scheme, _moved(ranks, before, after), _moved(ranks, after, before))
+
+
+def _moved(ranks: Ranks, before: int | None, after: int | None) -> _Raw:
+    if before is None:
+        return _same if after is None else partial(_own_part, ranks, after)
+    if after is None:
+        return partial(_gathered, ranks, before)
+    return _same if before == after else partial(_swapped, ranks, after, before)
+
+
+# ------------------------------------------------------------------------------------------------
+# What a module returns on each process when its tensors are sharded, and what synchronising makes of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the processes share a tensor.
+
+    Parameters
+    ----------
+    kind
+        ``partition`` for parts along an axis, ``partial`` for summands, ``replicated`` for the same on all.
+    axis, groups
+        The axis of a partition, and the blocks along it that are cut each by itself: how many equal ones, or
+        their sizes.
+    """
+
+    kind: str
+    axis: int | None = None
+    groups: Blocks = 1
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        blocks = "" if self.groups == 1 else f" in {said(self.groups)}"
+        return self.kind if self.axis is None else f"{self.kind} on axis {self.axis}{blocks}"
+
+
+def said(groups: Blocks) -> str:
+    """Return blocks as messages name them."""
+    if isinstance(groups, int):
+        return f"{groups} groups"
+    return f"groups of {', '.join(map(str, groups))}"
+
+
+PARTIAL, REPLICATED = Layout("partial"), Layout("replicated")
+
+
+def partition(axis: int) -> Layout:
+    """Layout of parts along an axis."""
+    return Layout("partition", axis)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShard:
+    """Which part of a tensor a process holds; it stands on the parameter as ``shard``.
+
+    Parameters
+    ----------
+    orig_shape
+        Shape of the whole tensor.
+    axis, groups
+        Axis that is cut, and the blocks along it that are cut each by itself: how many equal ones, or their
+        sizes in the whole tensor.
+    rank, world_size
+        Number of the part, and of parts.
+    """
+
+    orig_shape: tuple[int, ...]
+    axis: int
+    groups: Blocks
+    rank: int
+    world_size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the part."""
+        sizes = list(self.orig_shape)
+        sizes[self.axis] //= self.world_size
+        return tuple(sizes)
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """Cut the part of this process out of the whole; the same tensor for a single process."""
+        if self.world_size == 1:
+            return whole
+        return cut(whole, self.axis, self.world_size, self.groups)[self.rank]
+
+    def whole_of(self, parts: list[Tensor]) -> Tensor:
+        """Join the parts of all processes, in the order of their ranks."""
+        return joined(parts, self.axis, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """What of a module is sharded and synchronised; it stands on the module, and is copied with it.
+
+    Parameters
+    ----------
+    tensors
+        Its sharded parameters and buffers by name.
+    together
+        Tensors of which all that the module has must be sharded if one is.
+    attributes
+        Values that its attributes had before, for whoever needs the whole layer.
+    computes, returns
+        What it returns by itself, and after it is synchronised; None where that is not known.
+    """
+
+    tensors: Mapping[str, TensorShard] = field(default_factory=dict)
+    together: frozenset[str] = frozenset()
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    computes: Layout | None = None
+    returns: Layout | None = None
+
+
+_PLACE = "_makespan_sharding"
+
+
+def sharding_of(module: nn.Module) -> Sharding:
+    """Return what is sharded of a module."""
+    known = module.__dict__.get(_PLACE)
+    return known if isinstance(known, Sharding) else Sharding()
+
+
+def hand_over(old: nn.Module, new: nn.Module) -> None:
+    """Let a module that has tensors of another one, the same objects, know how they are sharded."""
+    known, kept = sharding_of(old), {}
+    for name, shard in known.tensors.items():
+        if getattr(new, name, None) is getattr(old, name):
+            kept[name] = shard
+    if kept:
+        keep_sharding(new, Sharding(tensors=kept))
+
+
+def keep_sharding(module: nn.Module, sharding: Sharding) -> None:
+    """Leave on a module what is sharded of it."""
+    module.__dict__[_PLACE] = sharding

@@ -1,0 +1,141 @@
+"""Process that times scheduled models: ``python -m makespan.slapo.measuring_worker <run directory>``.
+
+A request has a ``task``: ``steps`` verifies and times schedules one after the other in all processes of the
+run, ``search`` lets strategies find the fastest point within a budget of bytes, in one process.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
+from makespan.slapo.library import apply_schedule
+from makespan.slapo.memory import saved_tensors
+from makespan.slapo.schedule import create_schedule
+from makespan.slapo.tuning import Point, Space, Status, strategy_named, tune
+from makespan.slapo.verification import Verify, VerifyReport
+from makespan.training.zoo import build_family, family_batch, family_loss, family_spec
+
+Record = dict[str, Any]
+_BATCH, _RATIO = "global_batch_size", "ckpt_ratio"
+_REPEATS = 2
+
+
+def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) -> int:
+    """Return what the forward pass and the loss keep for the backward pass, in this process [B]."""
+    with saved_tensors(model, budget_bytes=budget_bytes) as kept:
+        family_loss(model(*batch.inputs), batch.targets)
+    return kept.n_bytes
+
+
+def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list[float]:
+    """Return times of forward and backward pass together, those of the warm-up left out [s]."""
+    times = []
+    for _ in range(asked["warmup_passes"] + asked["passes"]):
+        model.zero_grad(set_to_none=True)
+        begun = time.perf_counter()
+        torch.autograd.backward(family_loss(model(*batch.inputs), batch.targets))
+        times.append(time.perf_counter() - begun)
+    return times[asked["warmup_passes"] :]
+
+
+# --- steps ----------------------------------------------------------------------------------------------
+
+
+def _steps(who: Identity, asked: Mapping[str, Any]) -> list[Record]:
+    """Verify, weigh and time the model after each step of a schedule."""
+    batch = family_batch(family_spec(asked["family"], asked["size"]), asked["batch"], asked["seed"])
+    found = []
+    for way in asked["ways"]:
+        sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
+        with Verify(sch, tuple(batch.inputs), seed=asked["seed"]) as verified:
+            apply_schedule(sch, asked["family"], **way["options"])
+        own = _of_process(sch.mod, batch, verified.report, asked)
+        everything = [own] * who.size
+        dist.all_gather_object(everything, own)
+        compilers = {str(one.arguments["compiler"]) for one in sch.metadata.journal if one.op == "fuse"}
+        found.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
+    return found
+
+
+def _of_process(
+    model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]
+) -> Record:
+    comparisons = report.comparisons if report else ()
+    outputs, gradients = (
+        [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]
+        for kind in ("output", "gradient")
+    )
+    return {
+        "saved_bytes": kept_bytes(model, batch),
+        "parameter_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
+        "times_s": timed_passes(model, batch, asked),
+        "output_error": max(outputs),
+        "gradient_error": max(gradients),
+    }
+
+
+# --- search ---------------------------------------------------------------------------------------------
+
+
+def _search(directory: RunDirectory, asked: Mapping[str, Any]) -> list[Record]:
+    """Let strategies search, each point measured once; those that see the whole space come last."""
+    spec = family_spec(asked["family"], asked["size"])
+
+    def declare(space: Space) -> None:
+        space.create_symbol(_BATCH, asked["batches"])
+        space.create_symbol(_RATIO, asked["ratios"])
+
+    def evaluate(point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
+        size = int(point[_BATCH])
+        batch = family_batch(spec, size, asked["seed"])
+        sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
+        apply_schedule(sch, asked["family"], ckpt_ratio=float(point[_RATIO]))
+        n_bytes = kept_bytes(sch.mod, batch, asked["budget_bytes"])
+        seconds = torch.tensor(timed_passes(sch.mod, batch, asked)).median().item()
+        return "ok", size / seconds, {"saved_bytes": n_bytes}
+
+    found = []
+    for name in asked["strategies"]:
+        # Times of one point may differ by more than those of neighbours do: noise would choose.
+        result = tune(
+            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"],
+            repeats=_REPEATS,
+        )  # fmt: skip
+        found += [
+            {
+                "strategy": name,
+                "explored_order": order,
+                _BATCH: one.point[_BATCH],
+                _RATIO: one.point[_RATIO],
+                "status": one.status,
+                "throughput_samples_per_s": one.value,
+                "saved_bytes": one.info.get("saved_bytes"),
+            }
+            for order, one in enumerate(result.history, start=1)
+        ]
+    return found
+
+
+_TASKS: Mapping[str, Callable[[RunDirectory, Identity, Mapping[str, Any]], list[Record]]] = {
+    "steps": lambda directory, who, asked: _steps(who, asked),
+    "search": lambda directory, who, asked: _search(directory, asked),
+}
+
+
+def _work(directory: RunDirectory, who: Identity) -> None:
+    join(directory, who)
+    request = directory.request()
+    found = _TASKS[request["task"]](directory, who, request)
+    if who.rank == 0:
+        directory.write_result(found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], _work))

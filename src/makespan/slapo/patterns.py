@@ -1,0 +1,543 @@
+"""Patterns over graphs: normal forms of operations, patterns, and the matcher that compares data flow."""
+
+import builtins
+import enum
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from makespan.slapo.errors import ArgumentError, KindError
+from makespan.slapo.graphs import TracedModule
+
+# ------------------------------------------------------------------------------------------------
+# What a node of a graph computes, in one form for functions, methods and modules that compute the same.
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A tensor of the module that owns a graph, by its path, where no node reads it yet."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kind of operation and its operands by name or place, in the order of the parameters."""
+
+    kind: str
+    operands: Mapping[str | int, Any]
+    is_commutative: bool = False
+
+
+class _Ignored:
+    """Stands for an operand that is not compared."""
+
+    def __repr__(self) -> str:
+        return "IGNORED"
+
+
+IGNORED = _Ignored()
+_ALIASES = {
+    "truediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "concat": "cat",
+    "concatenate": "cat",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "__getitem__": "getitem",
+}
+_CONV = "input weight bias=None stride=1 padding=0 dilation=1 groups=1"
+_MAX_POOL = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
+_ACTIVATION = "input inplace=~"
+# Parameters in order, with the defaults of torch; ~ marks what does not steer what is computed, or is a mode.
+_PARAMETERS = {
+    "add": "input other alpha=1",
+    "sub": "input other alpha=1",
+    "mul": "input other",
+    "div": "input other rounding_mode=None",
+    "matmul": "input other",
+    "pow": "input exponent",
+    "transpose": "input dim0 dim1",
+    "softmax": "input dim=None dtype=None _stacklevel=~",
+    "log_softmax": "input dim=None dtype=None _stacklevel=~",
+    "dropout": "input p=~ training=~ inplace=~",
+    "gelu": "input approximate='none'",
+    "relu": _ACTIVATION,
+    "relu6": _ACTIVATION,
+    "silu": _ACTIVATION,
+    "mish": _ACTIVATION,
+    "hardswish": _ACTIVATION,
+    "hardsigmoid": _ACTIVATION,
+    "selu": _ACTIVATION,
+    "tanh": "input",
+    "sigmoid": "input",
+    "softplus": "input beta=1 threshold=20",
+    "elu": "input alpha=1.0 inplace=~",
+    "leaky_relu": "input negative_slope=0.01 inplace=~",
+    "layer_norm": "input normalized_shape weight=None bias=None eps=1e-5",
+    "rms_norm": "input normalized_shape weight=None eps=None",
+    "group_norm": "input num_groups weight=None bias=None eps=1e-5",
+    "batch_norm": "input running_mean running_var weight=None bias=None training=~ momentum=0.1 eps=1e-5",
+    "linear": "input weight bias=None",
+    "embedding": "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False"
+    " sparse=False",
+    "conv1d": _CONV,
+    "conv2d": _CONV,
+    "conv3d": _CONV,
+    "max_pool1d": _MAX_POOL,
+    "max_pool2d": _MAX_POOL,
+    "max_pool3d": _MAX_POOL,
+    "avg_pool2d": "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
+    " divisor_override=None",
+    "adaptive_avg_pool1d": "input output_size",
+    "adaptive_avg_pool2d": "input output_size",
+    "flatten": "input start_dim=0 end_dim=-1",
+    "masked_fill": "input mask value",
+    "cat": "tensors dim=0",
+    "sum": "input dim=None keepdim=False dtype=None",
+    "mean": "input dim=None keepdim=False dtype=None",
+}
+_MODULES: dict[type[nn.Module], str] = {
+    nn.BatchNorm1d: "batch_norm",
+    nn.BatchNorm2d: "batch_norm",
+    nn.BatchNorm3d: "batch_norm",
+    nn.SiLU: "silu",
+    nn.ELU: "elu",
+    nn.SELU: "selu",
+    nn.GELU: "gelu",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.Mish: "mish",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+    nn.Softplus: "softplus",
+    nn.Hardswish: "hardswish",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.LeakyReLU: "leaky_relu",
+    nn.Softmax: "softmax",
+    nn.LogSoftmax: "log_softmax",
+    nn.Dropout: "dropout",
+    nn.LayerNorm: "layer_norm",
+    nn.RMSNorm: "rms_norm",
+    nn.GroupNorm: "group_norm",
+    nn.Linear: "linear",
+    nn.Embedding: "embedding",
+    nn.Conv1d: "conv1d",
+    nn.Conv2d: "conv2d",
+    nn.Conv3d: "conv3d",
+    nn.MaxPool1d: "max_pool1d",
+    nn.MaxPool2d: "max_pool2d",
+    nn.MaxPool3d: "max_pool3d",
+    nn.AvgPool2d: "avg_pool2d",
+    nn.AdaptiveAvgPool1d: "adaptive_avg_pool1d",
+    nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d",
+    nn.Flatten: "flatten",
+}
+_COMMUTATIVE = frozenset({"add", "mul"})
+_REQUIRED = object()
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for one in text.split():
+        name, _, default = one.partition("=")
+        constants = {
+            "None": None,
+            "True": True,
+            "False": False,
+            "~": IGNORED,
+            "'none'": "none",
+            "": _REQUIRED,
+        }
+        parameters[name] = constants[default] if default in constants else float(default)
+    return parameters
+
+
+_SIGNATURES = {name: _parsed(text) for name, text in _PARAMETERS.items()}
+
+
+def _names() -> Iterator[tuple[Any, str]]:
+    """Functions of torch and operators, by identity; later ones count where a function has two names."""
+    for space in (torch, F, operator):
+        for name, value in vars(space).items():
+            if callable(value) and not isinstance(value, type) and not name.startswith("_"):
+                yield value, name
+    yield builtins.getattr, "getattr"
+
+
+_NAMES = {id(function): _ALIASES.get(name, name) for function, name in _names()}
+
+
+def operation(node: fx.Node, owner: nn.Module, is_pattern: bool = False) -> Operation | None:
+    """Return what a node computes; None for what only reads, takes in or gives back.
+
+    The tensors of a module in a pattern are not compared: they are its own.
+    """
+    if node.op == "call_module":
+        return _of_module(node, owner.get_submodule(str(node.target)), is_pattern)
+    if node.op == "call_method":
+        kind = _ALIASES.get(str(node.target), str(node.target))
+    elif node.op == "call_function":
+        kind = _NAMES.get(id(node.target), "") or f"{id(node.target)}"
+    else:
+        return None
+    return Operation(kind, _named(kind, node.args, node.kwargs), kind in _COMMUTATIVE)
+
+
+def _of_module(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
+    kind = _MODULES.get(type(module))
+    inputs = [*node.args, *node.kwargs.values()]
+    if kind is None or len(inputs) != 1 or getattr(module, "padding_mode", "zeros") != "zeros":
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        return Operation(
+            module.origin if isinstance(module, TracedModule) else name, _named("", node.args, node.kwargs)
+        )
+    first, *others = _SIGNATURES[kind]
+    operands: dict[str | int, Any] = {first: inputs[0]}
+    for name in others:
+        default = _SIGNATURES[kind][name]
+        value = getattr(module, name, default)
+        if default is IGNORED:
+            value = IGNORED
+        elif isinstance(value, Tensor):
+            value = IGNORED if is_pattern else Attribute(f"{node.target}.{name}")
+        operands[name] = value
+    return Operation(kind, operands)
+
+
+def _named(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str | int, Any]:
+    signature = _SIGNATURES.get(kind)
+    if signature is None or len(args) > len(signature) or not set(kwargs) <= set(signature):
+        return {**dict(enumerate(args)), **{name: kwargs[name] for name in sorted(kwargs)}}
+    given = dict(zip(signature, args, strict=False)) | dict(kwargs)
+    operands: dict[str | int, Any] = {}
+    for name, default in signature.items():
+        if default is IGNORED:
+            operands[name] = IGNORED
+        elif name in given or default is not _REQUIRED:
+            operands[name] = given.get(name, default)
+    return operands
+
+
+# ------------------------------------------------------------------------------------------------
+# Patterns to look for in graphs: functions or modules, of which the data flow counts.
+
+
+class _Any(enum.Enum):
+    ANY = "any constant"
+
+
+ANY = _Any.ANY
+"""A literal in a pattern that stands for any value."""
+
+
+class Pattern(nn.Module):
+    """A pattern with modules of its own: subclass it, and write in ``forward`` what is looked for.
+
+    A module in it stands for any module of its class, or for the function that computes the same; a
+    `ModulePattern` for any module by its name.
+    """
+
+
+class ModulePattern(nn.Module):
+    """Any module of the graph whose target matches a regular expression from its start.
+
+    Parameters
+    ----------
+    regex
+        Regular expression.
+    """
+
+    def __init__(self, regex: str) -> None:
+        super().__init__()
+        self.regex = regex
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to compute: it only stands for a module."""
+        raise KindError("a ModulePattern computes nothing; it belongs in a pattern for find")
+
+
+def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
+    """Stand, in a pattern, for the call of any module whose target matches a regular expression.
+
+    Parameters
+    ----------
+    regex
+        Regular expression, matched from the start of the target.
+    args, kwargs
+        What the module is called with.
+
+    Raises
+    ------
+    KindError
+        It is called outside of a pattern; also a `TypeError`.
+    """
+    proxy = next((one for one in (*args, *kwargs.values()) if isinstance(one, fx.Proxy)), None)
+    if proxy is None:
+        raise KindError(
+            "call_module stands for a module in a pattern for find; it cannot be called elsewhere"
+        )
+    return proxy.tracer.create_proxy("call_function", call_module, (regex, *args), kwargs)
+
+
+class _PatternTracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Look into no module: each stands for one."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class PatternGraph:
+    """A pattern as a graph: its parameters in order, and the nodes of its results."""
+
+    owner: nn.Module
+    parameters: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    returns_tuple: bool
+
+    def regex(self, node: fx.Node) -> str | None:
+        """Return the expression that a node has for the target of a module, if it has one."""
+        if node.op == "call_function" and node.target is call_module:
+            return str(node.args[0])
+        if node.op == "call_module":
+            module = self.owner.get_submodule(str(node.target))
+            return module.regex if isinstance(module, ModulePattern) else None
+        return None
+
+
+def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
+    """Capture a pattern."""
+    if not isinstance(pattern, FunctionType | Pattern):
+        raise KindError(
+            f"find got {pattern!r}; accepted: a regular expression for targets of modules, a function or a"
+            " Pattern"
+        )
+    name = getattr(pattern, "__name__", type(pattern).__name__)
+    try:
+        graph = _PatternTracer().trace(pattern)
+    except Exception as error:
+        raise ArgumentError(f"the pattern {name} cannot be traced: {error}") from error
+    results: list[fx.Node] = []
+    output = graph.output_node().args[0]
+    fx.node.map_arg(output, results.append)
+    parameters = tuple(graph.find_nodes(op="placeholder"))
+    unused = [str(one.target) for one in parameters if not one.users]
+    if unused:
+        raise ArgumentError(f"the pattern {name} does not use its parameter {unused[0]!r}")
+    if not results or any(one.op in ("placeholder", "get_attr") for one in results):
+        raise ArgumentError(f"the pattern {name} has to return what it computes")
+    for node in graph.nodes:
+        _check_regex(node, name)
+    owner = pattern if isinstance(pattern, nn.Module) else nn.Module()
+    return PatternGraph(owner, parameters, tuple(dict.fromkeys(results)), not isinstance(output, fx.Node))
+
+
+def _check_regex(node: fx.Node, name: str) -> None:
+    if node.op == "call_function" and node.target is call_module:
+        checked_regex(cast("str", node.args[0]), f"the pattern {name}")
+
+
+def checked_regex(text: object, where: str) -> re.Pattern[str]:
+    """Compile a regular expression."""
+    if not isinstance(text, str):
+        raise KindError(f"{where}: found {text!r}; accepted: a regular expression")
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ArgumentError(f"{where}: {text!r} is no regular expression: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------
+# Search for a pattern in a graph, along the flow of the data.
+
+
+class Match(list[tuple[str, fx.Node]]):
+    """Nodes that compute what a pattern computes, with the path of their owner, in the order of the graph.
+
+    Parameters
+    ----------
+    owner
+        Path of the traced module, from the node of the schedule that was searched.
+    nodes
+        Nodes of its graph.
+    inputs
+        What the parameters of the pattern stand for, by name and in their order: a node, a constant, or a
+        tensor of the module that no node reads.
+    outputs
+        Nodes whose values the pattern returns.
+    returns_tuple
+        Whether the pattern returns a tuple, even of one value.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        nodes: Sequence[fx.Node],
+        inputs: dict[str, Any],
+        outputs: Sequence[fx.Node],
+        returns_tuple: bool,
+    ) -> None:
+        super().__init__((owner, node) for node in nodes)
+        self.owner, self.inputs = owner, inputs
+        self.outputs, self.returns_tuple = tuple(outputs), returns_tuple
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The nodes alone."""
+        return [node for _, node in self]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What parameters and nodes of the pattern stand for so far."""
+
+    inputs: dict[fx.Node, Any] = field(default_factory=dict)
+    nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+
+class _Search:
+    """One pattern in one graph."""
+
+    def __init__(self, pattern: PatternGraph, owner: nn.Module, graph: fx.Graph) -> None:
+        self.pattern, self.owner = pattern, owner
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.found = {node: operation(node, owner) for node in graph.nodes}
+        self.wanted: dict[fx.Node, Operation | None] = {}
+
+    def all(self) -> list[_State]:
+        """Every way in which the first result of the pattern and then the others fit."""
+        first, *others = self.pattern.outputs
+        states = []
+        for node in self.order:
+            state = next(self._with_others(self.nodes(first, node, _State()), others), None)
+            if state is not None:
+                states.append(state)
+        return states
+
+    def _with_others(self, states: Iterator[_State], outputs: list[fx.Node]) -> Iterator[_State]:
+        for state in states:
+            if not outputs:
+                yield state
+                continue
+            first, *others = outputs
+            candidates = [state.nodes[first]] if first in state.nodes else list(self.order)
+            for node in candidates:
+                yield from self._with_others(self.nodes(first, node, state), others)
+
+    def nodes(self, wanted: fx.Node, found: fx.Node, state: _State) -> Iterator[_State]:
+        """Ways in which a node fits one of the pattern, with all that leads to it."""
+        if wanted in state.nodes:
+            if state.nodes[wanted] is found:
+                yield state
+            return
+        if found in state.nodes.values():
+            return
+        for pairs in self._orders(wanted, found):
+            yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: found}))
+
+    def _orders(self, wanted: fx.Node, found: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
+        """Operands to compare, in each order that is worth it; none if the operations differ."""
+        regex = self.pattern.regex(wanted)
+        if regex is not None:
+            if found.op == "call_module" and re.match(regex, str(found.target)):
+                args = wanted.args[1:] if wanted.op == "call_function" else wanted.args
+                if len(args) == len(found.args) and wanted.kwargs.keys() == found.kwargs.keys():
+                    named = [(wanted.kwargs[name], found.kwargs[name]) for name in wanted.kwargs]
+                    yield [*zip(args, found.args, strict=True), *named]
+            return
+        if wanted not in self.wanted:
+            self.wanted[wanted] = operation(wanted, self.pattern.owner, is_pattern=True)
+        one, other = self.wanted[wanted], self.found[found]
+        if (
+            one is None
+            or other is None
+            or one.kind != other.kind
+            or one.operands.keys() != other.operands.keys()
+        ):
+            return
+        yield [(one.operands[name], other.operands[name]) for name in one.operands]
+        if one.is_commutative:
+            swapped: dict[str | int, Any] = dict(other.operands)
+            swapped["input"], swapped["other"] = swapped["other"], swapped["input"]
+            yield [(one.operands[name], swapped[name]) for name in one.operands]
+
+    def operands(self, pairs: list[tuple[Any, Any]], state: _State) -> Iterator[_State]:
+        """Ways in which operands fit, one after the other."""
+        if not pairs:
+            yield state
+            return
+        (wanted, found), *others = pairs
+        for after in self.operand(wanted, found, state):
+            yield from self.operands(others, after)
+
+    def operand(self, wanted: Any, found: Any, state: _State) -> Iterator[_State]:
+        """Ways in which one operand fits."""
+        if wanted is IGNORED or found is IGNORED or wanted is ANY:
+            yield state
+        elif isinstance(wanted, fx.Node) and wanted.op in ("placeholder", "get_attr"):
+            yield from self._bound(wanted, found, state)
+        elif isinstance(wanted, fx.Node):
+            if isinstance(found, fx.Node):
+                yield from self.nodes(wanted, found, state)
+        elif isinstance(wanted, tuple | list) and isinstance(found, tuple | list):
+            if len(wanted) == len(found):
+                yield from self.operands(list(zip(wanted, found, strict=True)), state)
+        elif isinstance(wanted, slice) and isinstance(found, slice):
+            ends = [(wanted.start, found.start), (wanted.stop, found.stop), (wanted.step, found.step)]
+            yield from self.operands(ends, state)
+        elif _is_equal(wanted, found):
+            yield state
+
+    def _bound(self, wanted: fx.Node, found: Any, state: _State) -> Iterator[_State]:
+        reads = isinstance(found, Attribute) or (isinstance(found, fx.Node) and found.op == "get_attr")
+        if wanted.op == "get_attr" and not reads:
+            return
+        if wanted not in state.inputs:
+            yield _State({**state.inputs, wanted: found}, state.nodes)
+        elif _is_same_value(state.inputs[wanted], found):
+            yield state
+
+
+def _is_same_value(known: Any, found: Any) -> bool:
+    if isinstance(known, fx.Node) or isinstance(found, fx.Node):
+        return known is found
+    return _is_equal(known, found)
+
+
+def _is_equal(wanted: Any, found: Any) -> bool:
+    """Whether two constants are the same; one number stands for as many as there are axes."""
+    if isinstance(found, tuple | list) and found and not isinstance(wanted, tuple | list):
+        return all(_is_equal(wanted, one) for one in found)
+    if isinstance(wanted, tuple | list) and wanted and not isinstance(found, tuple | list):
+        return all(_is_equal(one, found) for one in wanted)
+    if isinstance(wanted, bool) != isinstance(found, bool):
+        return False
+    return bool(wanted == found)
+
+
+def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.Graph) -> list[Match]:
+    """Return matches that do not overlap, by the place of their first nodes."""
+    search = _Search(pattern, module, graph)
+    found = []
+    for state in search.all():
+        nodes = sorted(state.nodes.values(), key=search.order.__getitem__)
+        found.append((search.order[nodes[0]], nodes, state))
+    matches, taken = [], set[fx.Node]()
+    for _, nodes, state in sorted(found, key=lambda one: one[0]):
+        if taken.isdisjoint(nodes):
+            taken.update(nodes)
+            inputs = {str(one.target): state.inputs.get(one) for one in pattern.parameters}
+            outputs = [state.nodes[one] for one in pattern.outputs]
+            matches.append(Match(owner, nodes, inputs, outputs, pattern.returns_tuple))
+    return matches

@@ -1,0 +1,658 @@
+"""Pipeline stages: the primitive that cuts, the partition of a traced model, and its execution."""
+
+import builtins
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from makespan.slapo.errors import ArgumentError, BuildError, ConflictError, TracingError
+from makespan.slapo.graphs import FusedModule, TracedModule, has_hooks, is_object, is_wrapped, opened
+from makespan.slapo.layouts import Ranks
+from makespan.slapo.schedule import Primitive, register_primitive
+from makespan.slapo.sharding import CLIPPING
+from makespan.slapo.state import note_owners
+from makespan.slapo.tracing import graph_of
+from makespan.training import refuse_plain_clipping
+
+if TYPE_CHECKING:
+    from makespan.slapo.schedule import Schedule
+
+
+# ------------------------------------------------------------------------------------------------
+# A traced model as pipeline stages: one flat sequence of operations, split where the schedule was cut.
+
+_SCALAR_METHODS = frozenset({"size", "dim", "ndimension", "numel", "element_size", "stride"})
+_SCALAR_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "requires_grad", "is_cuda"})
+_SCALAR_SPACES = frozenset({"_operator", "builtins", "math"})
+
+
+@dataclass
+class _Flat:
+    """The operations of a model and of its containers in one graph, each with its stage."""
+
+    root: TracedModule
+    containers: Collection[str]
+    cuts: Collection[str]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    stage: dict[fx.Node, int] = field(default_factory=dict)
+    current: int = 0
+    result: Any = None
+
+    def build(self) -> None:
+        """Go through the model as it would run."""
+        inputs = {
+            str(one.target): self._placeholder(one) for one in self.root.graph.find_nodes(op="placeholder")
+        }
+        self.result = self._emit(self.root, "", inputs)
+        for node in self.graph.nodes:
+            if (
+                node.op == "call_function"
+                and node.target is operator.getitem
+                and isinstance(node.args[1], int)
+            ):
+                self.stage[node] = self.stage[
+                    node.args[0]
+                ]  # what a tuple holds can be sent, the tuple cannot
+
+    def _placeholder(self, node: fx.Node) -> fx.Node:
+        return self._note(self.graph.node_copy(node))
+
+    def _note(self, node: fx.Node) -> fx.Node:
+        self.stage[node] = self.current
+        return node
+
+    def _emit(self, module: TracedModule, prefix: str, inputs: dict[str, Any]) -> Any:
+        values: dict[fx.Node, Any] = {}
+        for node in module.graph.nodes:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            target: Any = f"{prefix}{node.target}" if node.op in ("get_attr", "call_module") else node.target
+            if node.op == "output":
+                return args[0]
+            if node.op == "placeholder":
+                values[node] = inputs.get(str(node.target), *args)
+            elif node.op == "call_module" and target in self.containers:
+                values[node] = self._inlined(target, args, kwargs)
+            elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
+                values[node] = args[0][args[1]]
+            else:
+                values[node] = self._note(self.graph.create_node(node.op, target, args, kwargs, node.name))
+            if node.op == "call_module" and target in self.cuts:
+                self.current += 1
+        raise ArgumentError(f"the graph of {prefix!r} returns nothing")
+
+    def _inlined(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self.root.get_submodule(target)
+        if not isinstance(module, TracedModule):
+            raise ArgumentError(f"{target!r} is not traced any more; accepted: a cut in traced modules")
+        given = dict(zip(module.argument_names, args, strict=False)) | kwargs
+        return self._emit(module, f"{target}.", given)
+
+    def is_copied(self, node: fx.Node) -> bool:
+        """Whether a value is made anew in every stage that needs it: attributes of the model, and numbers."""
+        if node.op == "get_attr":
+            return True
+        if node.op == "call_method":
+            return node.target in _SCALAR_METHODS
+        if node.op != "call_function":
+            return False
+        if node.target is builtins.getattr:
+            return node.args[1] in _SCALAR_ATTRIBUTES
+        is_plain = getattr(node.target, "__module__", "") in _SCALAR_SPACES
+        return is_plain and bool(node.all_input_nodes) and all(map(self._is_number, node.all_input_nodes))
+
+    def _is_number(self, node: fx.Node) -> bool:
+        return node.op != "get_attr" and self.is_copied(node)
+
+    def needs(self, nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+        """Go through the values that must be there for some others to be had."""
+        waiting, seen = list(nodes), set[fx.Node]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if self.is_copied(node):
+                waiting += node.all_input_nodes
+            else:
+                yield node
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A parameter that several stages have: its path in each of them, by the index of the stage."""
+
+    paths: dict[int, str]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The stages of a model.
+
+    Parameters
+    ----------
+    stages
+        Modules that take what the stage before returned, with the names of the whole model inside.
+    ties
+        Parameters that are in several stages.
+    values
+        Names of the values that each stage hands to the next.
+    """
+
+    stages: tuple[nn.Module, ...]
+    ties: tuple[Tie, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages one after the other in this process."""
+        first, *others = self.stages
+        values = first(*args, **kwargs)
+        for stage in others:
+            values = stage(*values)
+        return values
+
+
+def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _Flat:
+    """Put the operations of a model in order, each with its stage; a stage has to compute something."""
+    root = sch.root.mod
+    if not isinstance(root, TracedModule):
+        raise ArgumentError("the model is not traced; accepted: after trace_until")
+    containers = {node.path for one in cuts for node in _containers_of(sch.root[one])}
+    flat = _Flat(root, containers, frozenset(cuts))
+    flat.build()
+    computing = {
+        flat.stage[node]
+        for node in flat.graph.nodes
+        if node.op.startswith("call") and not flat.is_copied(node)
+    }
+    empty = sorted(set(range(flat.current + 1)) - computing)
+    if empty:
+        raise ArgumentError(f"stage {empty[0]} of {flat.current + 1} would compute nothing")
+    return flat
+
+
+def _containers_of(node: "Schedule") -> Iterator["Schedule"]:
+    above = node.parent
+    while above is not None and above.parent is not None:
+        yield above
+        above = above.parent
+
+
+def partition(sch: "Schedule") -> Partition:
+    """Return the stages of a schedule that was cut; a schedule without cuts is one stage."""
+    cuts = sch.root.metadata.slots["cut_pipeline_stage"]
+    flat = staged_operations(sch, cuts)
+    order = {node: place for place, node in enumerate(flat.graph.nodes)}
+    count = flat.current + 1
+    results: list[fx.Node] = []
+    fx.node.map_arg(flat.result, results.append)
+    used: list[set[fx.Node]] = [set() for _ in range(count)]
+    for node, stage in flat.stage.items():
+        if not flat.is_copied(node):
+            used[stage].update(flat.needs(node.all_input_nodes))
+    used[-1].update(flat.needs(results))
+    handed: list[list[fx.Node]] = []
+    for stage in range(1, count):
+        later = set().union(*used[stage:])
+        handed.append(sorted((one for one in later if flat.stage[one] < stage), key=order.__getitem__))
+    stages = tuple(_stage(flat, index, handed) for index in range(count))
+    return Partition(
+        stages, tuple(_ties(stages)), tuple(tuple(one.name for one in values) for values in handed)
+    )
+
+
+def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule:
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    inputs = flat.graph.find_nodes(op="placeholder") if index == 0 else handed[index - 1]
+    for node in inputs:
+        values[node] = graph.node_copy(node) if index == 0 else graph.placeholder(node.name)
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in values:
+            values[node] = graph.node_copy(node, copied)
+        return values[node]
+
+    for node in flat.graph.nodes:
+        if flat.stage[node] == index and not flat.is_copied(node):
+            copied(node)
+    if index == len(handed):
+        graph.output(fx.node.map_arg(flat.result, copied))
+    else:  # what is sent has to lie in one piece
+        graph.output(tuple(copied(one) for one in handed[index]))
+    stage = TracedModule(flat.root, graph, f"Stage{index}")
+    for target in {str(one.target) for one in graph.nodes if one.op == "call_module"}:
+        part = flat.root.get_submodule(target)
+        if isinstance(part, FusedModule):
+            _lend(flat.root, stage, part)
+    _keep_transient(flat.root, stage)
+    fixed = flat.root.fixed if index == 0 else {}
+    stage.origin, stage.fixed = flat.root.origin, dict(fixed)
+    stage.required = frozenset(stage.argument_names) - frozenset(fixed)
+    return stage
+
+
+def _lend(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
+    """Register what a part of a graph calls, under the name that it has in the model."""
+    borrowed = {id(vars(part)[name]) for name in part.borrowed}
+    for path, module in root.named_modules():
+        if id(module) in borrowed:
+            holder = stage
+            *above, name = path.split(".")
+            for token in above:
+                if token not in holder._modules:
+                    holder.add_module(token, nn.Module())
+                holder = holder.get_submodule(token)
+            holder._modules[name] = module
+
+
+def _keep_transient(root: nn.Module, stage: nn.Module) -> None:
+    """Keep buffers out of the state that were out of it in the model."""
+    for path, module in stage.named_modules():
+        if not module._buffers:
+            continue
+        original = root.get_submodule(path)
+        module._non_persistent_buffers_set |= original._non_persistent_buffers_set & set(module._buffers)
+
+
+def _ties(stages: Iterable[nn.Module]) -> Iterator[Tie]:
+    found: dict[int, dict[int, str]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    for index, stage in enumerate(stages):
+        for path, parameter in stage.named_parameters():
+            found.setdefault(id(parameter), {})[index] = path
+            shapes[id(parameter)] = tuple(parameter.shape)
+    return (Tie(paths, shapes[key]) for key, paths in found.items() if len(paths) > 1)
+
+
+def default_cuts(n_layers: int, n_stages: int) -> list[int]:
+    """Return the layers after which to cut: stages of equal length, the last ones a layer longer if need be.
+
+    Parameters
+    ----------
+    n_layers, n_stages
+        Number of layers and of stages.
+
+    Raises
+    ------
+    ArgumentError
+        There are fewer layers than stages, or no stage; also a `ValueError`.
+    """
+    if not 1 <= n_stages <= n_layers:
+        raise ArgumentError(
+            f"default_cuts got {n_layers} layers, {n_stages} stages; accepted: 1 to {n_layers} stages"
+        )
+    shorter, longer = n_layers // n_stages, n_layers % n_stages
+    lengths = [shorter + (index >= n_stages - longer) for index in range(n_stages)]
+    return [sum(lengths[: index + 1]) - 1 for index in range(n_stages - 1)]
+
+
+# ------------------------------------------------------------------------------------------------
+# The primitive that ends a pipeline stage.
+
+
+@register_primitive()
+class CutPipelineStage(Primitive):
+    """End a pipeline stage after a module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``cut_pipeline_stage``."""
+        return "cut_pipeline_stage"
+
+    @classmethod
+    def init_metadata(cls) -> list[str]:
+        """Return the paths of the modules that end a stage."""
+        return []
+
+    @classmethod
+    def apply(cls, sch: "Schedule") -> None:
+        """Let this module be the last of its stage; all modules above it must be traced."""
+        where = f"cut_pipeline_stage of {sch.path!r}"
+        if sch.parent is None:
+            raise ArgumentError(f"{where}: nothing follows the whole model; accepted: a module in it")
+        cuts: list[str] = sch.metadata.slots[cls.name()]
+        if sch.path in cuts:
+            raise ConflictError(f"{where}: a stage ends here already, {sch.conflict(cls.name())}")
+        _check_owners(where, sch)
+        graph = graph_of(sch.parent, cls.name()).graph
+        calls = [one for one in graph.find_nodes(op="call_module") if one.target == sch.name]
+        if len(calls) != 1:
+            raise ArgumentError(f"{where}: its owner calls it {len(calls)} times; accepted: once")
+        try:
+            staged_operations(sch, [*cuts, sch.path])
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{where}: {error}; accepted: a module behind which the model, or another stage, goes on"
+            ) from None
+        cuts.append(sch.path)
+
+
+def _check_owners(where: str, sch: "Schedule") -> None:
+    for above in _ancestors(sch):
+        if is_wrapped(above.mod):
+            raise ConflictError(
+                f"{where}: the forward of {above.path!r} above it is wrapped, {above.conflict('checkpoint')};"
+                " accepted: a module of which none above it is wrapped"
+            )
+        if not isinstance(above.mod, TracedModule):
+            if _is_never_called(above):
+                continue
+            raise TracingError(
+                f"{where}: {above.path!r} above it is not traced; accepted: after"
+                f" trace_until({sch.parent.path if sch.parent else ''!r}) on the root"
+            )
+        if has_hooks(above.mod):
+            raise ConflictError(
+                f"{where}: {above.path!r} above it has hooks, which no stage would run,"
+                f" {above.conflict('sync')}; accepted: a module of which none above it has hooks"
+            )
+
+
+def _is_never_called(sch: "Schedule") -> bool:
+    """Whether a module only holds what a traced one above calls by its path, past the holder's forward."""
+    owner = sch.parent
+    while owner is not None and not isinstance(owner.mod, TracedModule):
+        owner = owner.parent
+    if owner is None or is_wrapped(owner.mod):
+        return False
+    own = sch.path.removeprefix(owner.path).lstrip(".")
+    targets = {str(node.target) for node in graph_of(owner, "cut_pipeline_stage").graph.nodes}
+    return own not in targets and any(one.startswith(f"{own}.") for one in targets)
+
+
+def _ancestors(sch: "Schedule") -> Iterator["Schedule"]:
+    above = sch.parent
+    while above is not None:
+        yield above
+        above = above.parent
+
+
+# ------------------------------------------------------------------------------------------------
+# What runs the stages of a cut model, one in each process.
+#
+# Imported by pipelined runs only, because what it needs of torch takes long to load.
+
+_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Values of which tensors alone can be sent: what else there is, and where tensors belong."""
+
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+    is_tensor: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, values: Any) -> tuple["_Structure", tuple[Tensor, ...]]:
+        """Take values apart."""
+        leaves, spec = tree_flatten(values)
+        places = tuple(isinstance(one, Tensor) for one in leaves)
+        others = tuple(None if place else one for one, place in zip(leaves, places, strict=True))
+        return cls(spec, others, places), tuple(one for one in leaves if isinstance(one, Tensor))
+
+    def filled(self, tensors: Tensor | Sequence[Tensor]) -> Any:
+        """Put values together again."""
+        rest = iter([tensors] if isinstance(tensors, Tensor) else tensors)
+        pairs = zip(self.leaves, self.is_tensor, strict=True)
+        return tree_unflatten([next(rest) if place else one for one, place in pairs], self.spec)
+
+
+class _TensorStage(nn.Module):
+    """A stage that takes and returns tensors alone, as the runtime wants."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.takes: _Structure | None = None
+        self.gives: _Structure | None = None
+
+    def forward(self, *tensors: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        """Run the stage."""
+        args = tensors if self.takes is None else self.takes.filled(tensors)
+        gives, results = _Structure.of(self.module(*args, **named))
+        if self.gives is not None and gives.is_tensor != self.gives.is_tensor:
+            found, expected = (sum(one.is_tensor) for one in (gives, self.gives))
+            raise BuildError(
+                f"a stage returns {found} tensors and returned {expected} before; accepted: as many for every"
+                " micro-batch, so what samples decide, such as whether there is a mask, comes as an input"
+            )
+        self.gives = gives
+        return tuple(one.contiguous() for one in results)
+
+    def output(self, tensors: Tensor | Sequence[Tensor]) -> Any:
+        """Return what the stage returned, of these tensors."""
+        return tensors if self.gives is None else self.gives.filled(tensors)
+
+
+class Pipeline:
+    """The stage of this process, and the schedule that runs it with those of the others.
+
+    Parameters
+    ----------
+    parts
+        All stages, of which this process runs the one with its number in the group.
+    group
+        One process a stage, in order.
+    lines
+        The processes of this pipeline and of the others, each in order.
+    replicas
+        Processes that have the same stage, whose gradients are averaged; None for no others.
+    n_microbatches
+        Parts into which the samples of a step are split.
+    loss_fn
+        Function of output and target that returns the mean over samples; None for forward passes only.
+    schedule
+        ``gpipe`` or ``1f1b``.
+    """
+
+    def __init__(
+        self,
+        parts: Partition,
+        group: dist.ProcessGroup,
+        lines: Sequence[Sequence[int]],
+        replicas: dist.ProcessGroup | None,
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None,
+        schedule: str,
+    ) -> None:
+        self.index, self._group, self._replicas = dist.get_rank(group), group, replicas
+        self.module = parts.stages[self.index]
+        self.ties = parts.ties
+        self._count, self._n_microbatches, self._loss_fn = len(parts.stages), n_microbatches, loss_fn
+        self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
+        self._kind = _SCHEDULES[schedule]
+        self._schedule: Any = None
+        self._owners = list(self._groups_of_ties(lines))
+
+    def _groups_of_ties(
+        self, lines: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Make the groups of all pipelines, in the same order in every process."""
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for tie in self.ties:
+            for line in lines:
+                ranks = tuple(line[stage] for stage in sorted(tie.paths))
+                made[ranks] = made.get(ranks) or dist.new_group(list(ranks))
+                if dist.get_rank() in ranks:
+                    yield self.module.get_parameter(tie.paths[self.index]), made[ranks]
+
+    def step(
+        self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run all micro-batches forward and backward; gradients are added to those that are there.
+
+        Parameters
+        ----------
+        args, kwargs
+            Inputs of the model, of which the first stage takes notice.
+        target
+            What the loss compares with, of which the last stage takes notice.
+        losses
+            Gets the loss of each micro-batch in the last stage.
+
+        Returns
+        -------
+        The output of the model in the last stage, None in the others.
+        """
+        if self._schedule is None:
+            self._schedule = self._prepared(args, kwargs)
+        parameters = list(self.module.parameters())
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # what is scaled and summed now is of this step alone
+        result = self._run(args, kwargs, target, losses)
+        if self._loss_fn is not None:
+            self._sum_up()
+        for parameter, gradient in zip(parameters, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+        return result
+
+    def _sum_up(self) -> None:
+        for parameter, owners in self._owners:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=owners)
+        if self._replicas is not None:
+            self._average(self._replicas)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Tensor | None,
+        losses: list[Tensor] | None,
+    ) -> Any:
+        run, stage = self._schedule
+        if not self._is_last:
+            return run.step(*args, **kwargs) if self._is_first else run.step()
+        inputs, named = (args, kwargs) if self._is_first else ((), {})
+        return stage.output(run.step(*inputs, target=target, losses=losses, **named))
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
+        buffers = [(one, one.clone()) for one in self.module.buffers()]
+        stage = _TensorStage(self.module)
+        inputs, results, failure = self._passed_on(stage, args, kwargs)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        told: list[str | None] = [None] * self._count
+        dist.all_gather_object(told, failure, group=self._group)  # or the others would wait for this one
+        if found := [one for one in told if one]:
+            raise BuildError(found[0])
+        part = PipelineStage(
+            stage, self.index, self._count, self._device(), tuple(inputs), tuple(results), group=self._group
+        )
+        user = self._loss_fn
+
+        def loss(outputs: Any, target: Any) -> Tensor:
+            return user(stage.output(outputs), target) if user else torch.zeros(())
+
+        return self._kind(part, self._n_microbatches, loss if user else None), stage
+
+    def _passed_on(
+        self, stage: _TensorStage, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], Sequence[Tensor], str | None]:
+        """Return inputs and outputs of this stage, and what went wrong; hand the outputs to the next one."""
+        inputs, named, failure = [self._part(one) for one in args], {}, None
+        results: Sequence[Tensor] = ()
+        ranks = dist.get_process_group_ranks(self._group)
+        if self._is_first:
+            named = {name: self._part(one) for name, one in kwargs.items()}
+        else:
+            told: list[Any] = [None]
+            dist.recv_object_list(told, src=ranks[self.index - 1], group=self._group)
+            stage.takes, handed = told[0]
+            inputs = [one.to(self._device()).requires_grad_(needs) for one, needs in handed]
+        if self._is_first or stage.takes is not None:
+            try:
+                with torch.random.fork_rng():
+                    results = stage(*inputs, **named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
+                failure = f"stage {self.index} of {self._count}: {error}"
+        if not self._is_last and failure is None and stage.gives is not None:
+            failure = self._of_objects(stage.gives)
+        if not self._is_last:
+            # By way of the host: a tensor of a GPU would come out on the GPU of the same number.
+            handed = [(one.detach().cpu(), one.requires_grad) for one in results]
+            dist.send_object_list([(stage.gives, handed)], dst=ranks[self.index + 1], group=self._group)
+        return inputs, results, failure
+
+    def _of_objects(self, gives: "_Structure") -> str | None:
+        """Say of an object with tensors in it, such as a cache, that a stage cannot hand it on."""
+        held = [one for one in gives.leaves if is_object(one)]
+        for one in held:
+            if any(isinstance(part, Tensor) for part in tree_flatten(opened(one))[0]):
+                return (
+                    f"stage {self.index} of {self._count} hands on a {type(one).__name__}, whose tensors are "
+                    "not sent; accepted: stages that hand on tensors, so no cache (use_cache=False)"
+                )
+        return None
+
+    def _device(self) -> torch.device:
+        return next((one.device for one in self.module.parameters()), torch.device("cpu"))
+
+    def _part(self, value: Any) -> Any:
+        return value.chunk(self._n_microbatches)[0] if isinstance(value, Tensor) else value
+
+    def _average(self, replicas: dist.ProcessGroup) -> None:
+        count = dist.get_world_size(replicas)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=replicas)
+                parameter.grad /= count
+
+
+def stages_of(
+    sch: "Schedule", mesh: DeviceMesh | None, is_shared: bool
+) -> tuple[Partition, dist.ProcessGroup]:
+    """Return the stages of a schedule, and the processes that have one each."""
+    if not dist.is_initialized():
+        raise ArgumentError("build: pipeline without a process group; accepted: after init_process_group")
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    if "pp" not in names and (mesh is not None or is_shared):
+        raise ArgumentError("build: pipeline without pp; accepted: a mesh with a dimension named pp")
+    group = dist.group.WORLD if mesh is None else mesh.get_group("pp")
+    parts = partition(sch)
+    if group is None or dist.get_world_size(group) != len(parts.stages):
+        found = 0 if group is None else dist.get_world_size(group)
+        raise BuildError(
+            f"build: {len(parts.stages)} stages for {found} processes; accepted: one process a stage"
+        )
+    return parts, group
+
+
+def build_pipeline(
+    sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
+) -> tuple[nn.Module, Pipeline]:
+    """Return the stage of this process and what runs it."""
+    parts, group = stages_of(sch, mesh, is_shared)
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
+    schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
+    if schedule not in _SCHEDULES:
+        raise ArgumentError(f"build: schedule {schedule!r}; accepted: {', '.join(_SCHEDULES)}")
+    least = len(parts.stages) if schedule == "1f1b" else 1
+    if not isinstance(count, int) or count < least:
+        raise ArgumentError(
+            f"build: n_microbatches {count!r}; accepted: at least {least} for {least} stages of {schedule}"
+            if least > 1
+            else f"build: n_microbatches {count!r}; accepted: a whole number >= 1"
+        )
+    lines = [dist.get_process_group_ranks(group)]
+    if mesh is not None:
+        lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
+    note_owners(sch, Ranks(dist.get_rank(group), len(parts.stages), group), parts.stages)
+    refuse_plain_clipping(parts.stages[dist.get_rank(group)].parameters(), CLIPPING)
+    engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
+    return engine.module, engine

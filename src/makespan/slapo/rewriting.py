@@ -1,0 +1,969 @@
+"""Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``checkpoint``, ``decompose``."""
+
+import copy
+import inspect
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from makespan.slapo.errors import ArgumentError, ConflictError, KindError
+from makespan.slapo.graphs import (
+    FusedModule,
+    KeptState,
+    TracedModule,
+    exchange_borrowed,
+    has_hooks,
+    kept_arguments,
+)
+from makespan.slapo.layers import LateBiasLinear, become
+from makespan.slapo.layouts import hand_over
+from makespan.slapo.patterns import Attribute, Match, checked_regex, matches_in, pattern_graph
+from makespan.slapo.schedule import (
+    ForwardWrapper,
+    Primitive,
+    carry_tags,
+    move_hooks,
+    register_primitive,
+    wrap_forward,
+    wrapped_forward,
+)
+from makespan.slapo.tracing import check_is_called, ensure_traced, graph_of
+
+if TYPE_CHECKING:
+    from makespan.slapo.schedule import Schedule
+
+
+# ------------------------------------------------------------------------------------------------
+# The primitives that look for nodes and patterns in traced graphs, and what others take from them.
+
+
+def _graphs(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
+    """Go through the traced modules at and below a node, by their paths from it."""
+    ensure_traced(sch)
+    for path, node in sch.named_schedules():
+        if isinstance(node.mod, TracedModule):
+            yield path[len(sch.path) :].lstrip("."), node.mod
+
+
+class _Query(Primitive):
+    @classmethod
+    def is_query(cls) -> bool:
+        """Say that the model stays as it is; a trace that was needed is journalled."""
+        return True
+
+
+@register_primitive()
+class Find(_Query):
+    """Find calls of modules by their names, or a pattern by its data flow."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``find``."""
+        return "find"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", pattern: str | Callable[..., Any]) -> list[Any]:
+        """Search the graphs of this module and of those below it; trace it first if it is not traced.
+
+        Parameters
+        ----------
+        pattern
+            A regular expression, matched from the start of the targets of called modules; the result is a
+            list of pairs of owner and node. Or a function or `Pattern`, whose parameters stand for any
+            value; the result is a list of matches, each a list of such pairs in the order of the graph.
+        """
+        if not isinstance(pattern, str):
+            return list(FindSubgraph.apply(sch, pattern))
+        regex = checked_regex(pattern, f"find of {sch.path!r}")
+        found: list[tuple[str, fx.Node]] = sch.find_node(
+            lambda node: node.op == "call_module" and regex.match(str(node.target)) is not None
+        )
+        return found
+
+
+@register_primitive()
+class FindNode(_Query):
+    """Find nodes of graphs by a condition."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``find_node``."""
+        return "find_node"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", condition: Callable[[fx.Node], bool]) -> list[tuple[str, fx.Node]]:
+        """Return pairs of owner and node for which a condition holds, of any kind of node.
+
+        Parameters
+        ----------
+        condition
+            Called with each node.
+        """
+        if not _is_function(condition):
+            raise KindError(f"find_node of {sch.path!r}: found {condition!r}; accepted: a function of a node")
+        return [(owner, node) for owner, mod in _graphs(sch) for node in mod.graph.nodes if condition(node)]
+
+
+@register_primitive()
+class FindSubgraph(_Query):
+    """Find a pattern in graphs by its data flow."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``find_subgraph``."""
+        return "find_subgraph"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", pattern: Callable[..., Any]) -> list[Match]:
+        """Return the matches of a pattern, which do not overlap, in the order of their first nodes.
+
+        Parameters
+        ----------
+        pattern
+            A function or a `Pattern`; its parameters stand for any value.
+        """
+        wanted = pattern_graph(pattern)
+        found = [matches_in(wanted, owner, mod, mod.graph) for owner, mod in _graphs(sch)]
+        return [match for matches in found for match in matches]
+
+
+def as_matches(sch: "Schedule", primitive: str, targets: object) -> list[Match]:
+    """Check what a user passes on from a search: one match or several, one pair or several."""
+    where = f"{primitive} of {sch.path!r}"
+    if isinstance(targets, Match) or _is_pair(targets):
+        targets = [targets]
+    if not isinstance(targets, list | tuple):
+        raise KindError(f"{where}: found {targets!r}; accepted: what find or find_node returned")
+    if not targets:
+        raise ArgumentError(
+            f"{where}: there is no match; accepted: what find or find_node returned, not empty"
+        )
+    matches = [_as_match(where, one) for one in targets]
+    for match in matches:
+        _check_is_current(sch, where, match)
+    nodes = [node for match in matches for node in match.nodes]
+    if len(set(nodes)) < len(nodes):
+        raise ArgumentError(
+            f"{where}: two of the matches share a node; accepted: matches that do not overlap"
+        )
+    return matches
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _is_pair(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], fx.Node)
+    )
+
+
+def _as_match(where: str, value: Any) -> Match:
+    """Make a match of nodes that were not found by a pattern: inputs in the order of their first use."""
+    if isinstance(value, Match):
+        return value
+    pairs = [value] if _is_pair(value) else value
+    if not isinstance(pairs, list) or not pairs or not all(map(_is_pair, pairs)):
+        raise KindError(f"{where}: found {value!r}; accepted: pairs of owner and node, or lists of them")
+    if len({owner for owner, _ in pairs}) > 1:
+        raise ArgumentError(f"{where}: nodes of several owners in one match; accepted: nodes of one graph")
+    chosen = {node for _, node in pairs}
+    if bad := [node.name for node in chosen if not node.op.startswith("call_")]:
+        raise ArgumentError(f"{where}: node {bad[0]!r} computes nothing; accepted: nodes that call something")
+    nodes = [node for node in pairs[0][1].graph.nodes if node in chosen]
+    inputs: dict[str, Any] = {}
+    for node in nodes:
+        for one in node.all_input_nodes:
+            if one not in chosen:
+                inputs.setdefault(one.name, one)
+    outputs = [node for node in nodes if all(user not in chosen for user in node.users)]
+    return Match(pairs[0][0], nodes, inputs, outputs, returns_tuple=len(outputs) > 1)
+
+
+def _check_is_current(sch: "Schedule", where: str, match: Match) -> None:
+    owner = sch[match.owner].mod
+    graph = owner.graph if isinstance(owner, TracedModule) else None
+    gone = [
+        node
+        for node in match.nodes
+        if graph is None or node.graph is not graph or node not in set(graph.nodes)
+    ]
+    if gone:
+        raise ArgumentError(
+            f"{where}: node {gone[0].name!r} is not in the graph of {match.owner!r} any more; accepted:"
+            " matches that are still there, so search again"
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# Surgery on graphs: one call in the place of matches, and a match as a module of its own.
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What takes the place of matches: a module or function, with its arguments as values of the graph."""
+
+    target: nn.Module | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_is_closed(where: str, match: Match) -> None:
+    """Refuse a match of which somebody else uses a value, or that waits for what follows from it."""
+    chosen = set(match.nodes)
+    for node in match.nodes:
+        users = [user for user in node.users if user not in chosen]
+        if users and node not in match.outputs:
+            raise ArgumentError(
+                f"{where}: the value {node.name!r} inside the match is used outside of it, by"
+                f" {users[0].name!r}; accepted: matches of which only the results are used"
+            )
+    waiting = [node for node in dict.fromkeys(_inputs_of(match)) if node not in chosen]
+    waiting += [value for value in match.inputs.values() if isinstance(value, fx.Node)]
+    seen: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in chosen:
+            raise ArgumentError(
+                f"{where}: an input of the match follows from its value {node.name!r}; accepted: matches"
+                " whose inputs do not depend on their results"
+            )
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+
+
+def _inputs_of(match: Match) -> Iterator[fx.Node]:
+    for node in match.nodes:
+        yield from node.all_input_nodes
+
+
+def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple[nn.Module, nn.Module] | None:
+    """Return the modules at both ends of a match if their hooks can be kept; refuse all other hooks."""
+    called = [[_called(owner, node) for node in match.nodes] for match in matches]
+    hooked = [one for modules in called for one in modules if one is not None and has_hooks(one)]
+    if not hooked:
+        return None
+    single = called[0] if len(called) == 1 else []
+    first, last = (single[0], single[-1]) if single else (None, None)
+    for one in hooked:
+        before = bool(one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks)
+        if (before and one is not first) or (one._forward_hooks and one is not last) or not single:
+            raise ArgumentError(
+                f"{where}: a {type(one).__name__} in the match has hooks; accepted: one match, hooks before"
+                " the forward and of the backward on its first module, hooks after the forward on its last"
+            )
+    return hooked[0], hooked[-1]
+
+
+def _called(owner: nn.Module, node: fx.Node) -> nn.Module | None:
+    return owner.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def bound_arguments(
+    where: str, target: nn.Module | Callable[..., Any], match: Match, concrete_args: Mapping[str, Any]
+) -> Call:
+    """Hand the inputs of a match over in the order of the pattern's parameters."""
+    values = tuple(match.inputs.values())
+    function = target.forward if isinstance(target, nn.Module) else target
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # functions of torch that are written in C have no signature
+        return Call(target, values, concrete_args)
+    names = [
+        name for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    unknown = [name for name in concrete_args if name not in names]
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    left = [name for name in names if name not in concrete_args]
+    required = [name for name in left if parameters[name].default is inspect.Parameter.empty]
+    given = left[: len(values)]
+    if unknown or not set(required) <= set(given) or (len(values) > len(left) and not takes_any):
+        name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", target)
+        extra = f" and concrete_args ({', '.join(concrete_args)})" if concrete_args else ""
+        raise ArgumentError(
+            f"{where}: the match gives ({', '.join(match.inputs)}){extra}, but {name} takes"
+            f" ({', '.join(map(str, parameters.values()))}); accepted: as many arguments as it takes"
+        )
+    if takes_any and len(values) > len(left):
+        return Call(target, values, concrete_args)
+    named = dict(zip(given, values, strict=True)) | dict(concrete_args)
+    positional: list[Any] = []
+    for name in names:
+        if name not in named or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+            break
+        positional.append(named.pop(name))
+    return Call(target, tuple(positional), named)
+
+
+@contextmanager
+def _edited(owner: TracedModule) -> Iterator[fx.Graph]:
+    """Change a graph; if that fails, the module gets a copy of the graph that it had."""
+    before = copy.deepcopy(owner.graph)
+    try:
+        yield owner.graph
+        owner.graph.lint()
+        owner.recompile()
+    except BaseException:
+        owner.graph = before
+        raise
+
+
+def insert_call(
+    owner: TracedModule, matches: Sequence[Match], call: Call, name: str, keeps_modules: bool
+) -> None:
+    """Let one call compute what the matches compute; several matches get one element of its result each."""
+    outputs = [one for match in matches for one in match.outputs]
+    gives_tuple = len(matches) > 1 or matches[0].returns_tuple
+    nodes = [node for match in matches for node in match.nodes]
+    with _edited(owner) as graph:
+        with graph.inserting_after(_last_input(graph, call)):
+            node = _call_node(owner, graph, call, name)
+        after = node
+        for place, output in enumerate(outputs):
+            result = node
+            if gives_tuple:
+                with graph.inserting_after(after):
+                    result = after = graph.call_function(getitem, (node, place))
+            output.replace_all_uses_with(result)
+        targets = [str(one.target) for one in nodes if one.op == "call_module"]
+        _erase(graph, nodes)
+        _sort(graph)
+    for target in targets if not keeps_modules else ():
+        if not _is_used(graph, target):
+            owner.delete_submodule(target)
+
+
+def _last_input(graph: fx.Graph, call: Call) -> fx.Node | None:
+    """Return the last node that a call waits for, which are at least the arguments of the forward."""
+    wanted: set[fx.Node] = set(graph.find_nodes(op="placeholder"))
+    fx.node.map_arg((call.args, dict(call.kwargs)), wanted.add)
+    return next((node for node in reversed(graph.nodes) if node in wanted), None)
+
+
+def _call_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) -> fx.Node:
+    def read(value: Any) -> Any:
+        if not isinstance(value, Attribute):
+            return value
+        return graph.get_attr(value.target)
+
+    args = tuple(read(one) for one in call.args)
+    kwargs = {key: read(one) for key, one in call.kwargs.items()}
+    made = [one for one in (*args, *kwargs.values()) if isinstance(one, fx.Node) and one.op == "get_attr"]
+    if isinstance(call.target, nn.Module):
+        taken = set(owner._modules) | set(vars(owner))
+        unique = next(one for one in (f"{name}_{k}" for k in range(len(taken) + 1)) if one not in taken)
+        owner.add_module(unique, call.target)
+        node = graph.call_module(unique, args, kwargs)
+    else:
+        node = graph.call_function(call.target, args, kwargs)
+    for one in made:
+        node.prepend(one)
+    return node
+
+
+def _erase(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Erase nodes whose results nobody uses, and what only they needed."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in sorted(nodes, key=order.__getitem__, reverse=True):
+        waiting = node.all_input_nodes
+        graph.erase_node(node)
+        while waiting:
+            one = waiting.pop()
+            is_dead = not one.users and one.op in ("get_attr", "call_function", "call_method")
+            if is_dead and one in order and one not in nodes and not one.is_impure():
+                order.pop(one)
+                waiting += one.all_input_nodes
+                graph.erase_node(one)
+
+
+def _sort(graph: fx.Graph) -> None:
+    """Move what uses a value behind it; everything else stays in order."""
+    done: set[fx.Node] = set()
+    waiting = list(graph.nodes)
+    if all(_precede(node, waiting) for node in waiting):
+        return
+    last: fx.Node | None = None
+    while waiting:
+        node = next(one for one in waiting if done.issuperset(one.all_input_nodes))
+        if last is not None:
+            last.append(node)
+        done.add(node)
+        waiting.remove(node)
+        last = node
+
+
+def _precede(node: fx.Node, order: list[fx.Node]) -> bool:
+    return all(one < node for one in node.all_input_nodes)
+
+
+def _is_used(graph: fx.Graph, target: str) -> bool:
+    reads = [*graph.find_nodes(op="call_module"), *graph.find_nodes(op="get_attr")]
+    return any(str(one.target) == target or str(one.target).startswith(f"{target}.") for one in reads)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A match as a graph of its own: inputs, and the modules it calls by the names they have in it."""
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+    modules: dict[str, nn.Module]
+
+
+def part_of(
+    owner: nn.Module, match: Match, ordered: Callable[[list[fx.Node]], Sequence[fx.Node]] | None = None
+) -> Part:
+    """Copy a match; inputs come in the order of the pattern, then what else it reads by first use."""
+    chosen = set(match.nodes)
+    inputs = list(dict.fromkeys(one for one in match.inputs.values() if isinstance(one, fx.Node)))
+    names = {one: name for name, one in match.inputs.items() if isinstance(one, fx.Node)}
+    inputs += [one for one in dict.fromkeys(_inputs_of(match)) if one not in chosen and one not in inputs]
+    if ordered is not None:
+        inputs = list(ordered(inputs))
+    graph, modules = fx.Graph(), dict[str, nn.Module]()
+    copies = {one: graph.placeholder(names.get(one, one.name)) for one in inputs}
+    for node in match.nodes:
+        copies[node] = new = graph.node_copy(node, copies.__getitem__)
+        if node.op == "call_module":
+            new.target = str(node.target).replace(".", "_")
+            modules[new.target] = owner.get_submodule(str(node.target))
+    results = tuple(copies[one] for one in match.outputs)
+    graph.output(results if match.returns_tuple else results[0])
+    graph.lint()
+    return Part(graph, tuple(inputs), modules)
+
+
+# ------------------------------------------------------------------------------------------------
+# Parts of a graph as modules of their own, compiled or not, that call modules which stay where they are.
+
+_BACKENDS = {"inductor": "inductor", "dynamo": "eager", "torchscript": "inductor", None: None}
+
+
+def _backend(where: str, compiler: str | None) -> str | None:
+    if compiler not in _BACKENDS:
+        accepted = ", ".join(map(repr, _BACKENDS))
+        raise ArgumentError(f"{where}: compiler {compiler!r}; accepted: {accepted}")
+    if compiler == "torchscript":
+        warnings.warn(f"{where}: torch.jit.script is deprecated; inductor takes its place", stacklevel=4)
+    backend = _BACKENDS[compiler]
+    if backend == "inductor" and not (torch.cuda.is_available() or _has_compiler()):
+        warnings.warn(f"{where}: there is no C++ compiler, so the part runs eagerly", stacklevel=4)
+        return None
+    return backend
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(one) for one in (os.environ.get("CXX", "g++"), "clang++", "cl"))
+
+
+@register_primitive()
+class Fuse(Primitive):
+    """Make one module of a part of a graph, and compile it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``fuse``."""
+        return "fuse"
+
+    @classmethod
+    def apply(
+        cls, sch: "Schedule", subgraph: object, compiler: str | None = "inductor", name: str = "FusedModule"
+    ) -> None:
+        """Fuse one match of at least two nodes.
+
+        Parameters
+        ----------
+        subgraph
+            A match of `find`, or the list that `find` returned if it has one.
+        compiler
+            ``inductor`` compiles when the part first runs, and runs it eagerly with a warning where no
+            compiler is; ``dynamo`` captures without compiling; ``torchscript`` means inductor; None groups
+            the nodes only.
+        name
+            Class of the module, and with a number its name in the owner of the graph.
+        """
+        where = f"fuse of {sch.path!r}"
+        backend = _backend(where, compiler)
+        if not name.isidentifier():
+            raise ArgumentError(f"{where}: name {name!r}; accepted: an identifier")
+        matches = as_matches(sch, cls.name(), subgraph)
+        if len(matches) != 1 or len(matches[0]) < 2:
+            found = f"{len(matches)} matches" if len(matches) != 1 else "a match of one node"
+            raise ArgumentError(f"{where}: found {found}; accepted: one match of at least two nodes")
+        take_out(sch, cls.name(), matches[0], name).compile_by(backend)
+
+
+def check_not_fused(sch: "Schedule", primitive: str) -> None:
+    """Refuse to change tensors that a part of a graph computes with."""
+    if sch.parent is None:
+        return
+    for node in sch.parent.child.values():
+        part, owner = node.mod, sch.parent.mod
+        if not isinstance(part, FusedModule) or not isinstance(owner, TracedModule):
+            continue
+        calls = [one for one in owner.graph.find_nodes(op="call_module") if one.target == node.name]
+        reads = [str(one.target) for call in calls for one in call.all_input_nodes if one.op == "get_attr"]
+        borrows = any(vars(part)[name] is sch.mod for name in part.borrowed)
+        if borrows or any(one.startswith(f"{sch.name}.") for one in reads):
+            raise ConflictError(
+                f"{primitive} of {sch.path!r}: {node.path!r} computes with its tensors,"
+                f" {sch.conflict('fuse')}; accepted: {primitive} first, then fuse"
+            )
+
+
+def take_out(
+    sch: "Schedule", primitive: str, match: Any, name: str, order_args_fn: Any = None
+) -> FusedModule:
+    """Put a module of its own in the place of a match, and return it."""
+    owner, where = graph_of(sch[match.owner], primitive), f"{primitive} of {sch.path!r}"
+    check_is_closed(where, match)
+    check_hooks(where, owner, [match])
+    part = part_of(owner, match)
+    inputs = part.inputs
+    if order_args_fn is not None:
+        inputs = tuple(order_args_fn(list(inputs)))
+        if sorted(one.name for one in inputs) != sorted(one.name for one in part.inputs):
+            raise ArgumentError(
+                f"{where}: order_args_fn returned {inputs!r}; accepted: {part.inputs!r} in another order"
+            )
+        part = part_of(owner, match, lambda _: inputs)
+    module = FusedModule.of(part.graph, part.modules, name, owner.training)
+    insert_call(owner, [match], Call(module, inputs), name, keeps_modules=True)
+    sch[match.owner].rebuild()
+    return module
+
+
+# ------------------------------------------------------------------------------------------------
+# Parts of a traced graph in the hands of primitives that also work on whole modules.
+
+
+def replace_subgraph(
+    sch: "Schedule",
+    new: nn.Module | Callable[..., Any],
+    target_ops: object,
+    name: str | None,
+    concrete_args: Mapping[str, Any] | None,
+    each: bool,
+) -> None:
+    """Replace matches in graphs: one, several with the same inputs by one call, or each by its own."""
+    where = f"replace of {sch.path!r}"
+    matches = as_matches(sch, "replace", target_ops)
+    if not callable(new):
+        raise KindError(f"{where}: got {type(new).__name__}; accepted: a module or a function")
+    if each:
+        if isinstance(new, nn.Module):
+            raise KindError(f"{where}: each=True with a module; accepted: a function of the index of a match")
+        made = [new(index) for index in range(len(matches))]
+        groups = [([match], one) for match, one in zip(matches, made, strict=True)]
+    else:
+        _check_same_inputs(where, matches)
+        groups = [(matches, new)]
+    ready = [_ready(sch, where, group, one, concrete_args or {}) for group, one in groups]
+    for (group, one), call in zip(groups, ready, strict=True):
+        owner = graph_of(sch[group[0].owner], "replace")
+        if isinstance(one, nn.Module):
+            _take_hooks(where, owner, group, one)
+            one.train(owner.training)
+        insert_call(owner, group, call, name or type(one).__name__, keeps_modules=False)
+        sch[group[0].owner].rebuild()
+
+
+def _check_same_inputs(where: str, matches: Sequence[Match]) -> None:
+    first = list(matches[0].inputs.values())
+    for match in matches[1:]:
+        others = list(match.inputs.values())
+        if match.owner != matches[0].owner or first != others:
+            raise ArgumentError(
+                f"{where}: {len(matches)} matches with different inputs; accepted: one match, matches with"
+                " the same inputs, or each=True with a function that makes a module of the index of a match"
+            )
+        if len(match.outputs) != 1:
+            raise ArgumentError(f"{where}: several matches of several results; accepted: one result a match")
+
+
+def _ready(
+    sch: "Schedule", where: str, group: Sequence[Match], new: Any, concrete_args: Mapping[str, Any]
+) -> Any:
+    """Check everything that can be wrong before anything is changed."""
+    if not callable(new):
+        raise KindError(
+            f"{where}: the factory returned {type(new).__name__}; accepted: a module or a function"
+        )
+    owner = graph_of(sch[group[0].owner], "replace")
+    for match in group:
+        check_is_closed(where, match)
+    ends = check_hooks(where, owner, group)
+    if ends is not None and not isinstance(new, nn.Module):
+        raise ArgumentError(f"{where}: a module in the match has hooks, which a function cannot carry")
+    return bound_arguments(where, new, group[0], concrete_args)
+
+
+def _take_hooks(where: str, owner: nn.Module, group: Sequence[Match], new: nn.Module) -> None:
+    """Hand the hooks of the modules at the ends of a match to what takes its place."""
+    for module in dict.fromkeys(check_hooks(where, owner, group) or ()):
+        move_hooks(module, new)
+
+
+def checkpoint_subgraph(
+    sch: "Schedule", subgraph: object, order_args_fn: Callable[..., Any] | None
+) -> FusedModule:
+    """Make a module of one match, for its activations to be recomputed."""
+    matches = as_matches(sch, "checkpoint", subgraph)
+    if len(matches) != 1:
+        raise ArgumentError(f"checkpoint of {sch.path!r}: found {len(matches)} matches; accepted: one")
+    return take_out(sch, "checkpoint", matches[0], "Recomputed", order_args_fn)
+
+
+# ------------------------------------------------------------------------------------------------
+# Another module in the place of one: of one node, or of all modules of a type.
+
+
+def put_in_place(sch: "Schedule", new: nn.Module) -> None:
+    """Let a module take the place of that of a node, wherever the model holds it, with its hooks and tags."""
+    old = sch.mod
+    if new is old:
+        return
+    for name, parameter in new.named_parameters(recurse=False):
+        before = old._parameters.get(name)
+        if before is not None and before is not parameter and before.shape == parameter.shape:
+            carry_tags(before, parameter, sch.metadata.tags)
+    move_hooks(old, new)
+    hand_over(old, new)
+    inside = {id(one) for one in new.modules()}
+    for holder in [one for one in sch.root.mod.modules() if id(one) not in inside]:
+        for name, one in holder._modules.items():
+            if one is old:
+                holder._modules[name] = new
+    exchange_borrowed(sch.root.mod, {id(old): new})
+    sch.mod = new
+    (sch.parent or sch).rebuild()
+
+
+def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
+    """Warn where the new module is in another mode, on another device or of another precision."""
+    pairs: list[tuple[str, object, object]] = [("training mode", sch.mod.training, new.training)]
+    before = next((one for one in sch.mod.parameters() if one.is_floating_point()), None)
+    after = next((one for one in new.parameters() if one.is_floating_point()), None)
+    if before is not None and after is not None:
+        pairs += [("device", before.device, after.device), ("dtype", before.dtype, after.dtype)]
+    for what, was, now in pairs:
+        if was != now:
+            done = "; it takes that of the old one" if what == "training mode" else ""
+            message = (
+                f"replace of {sch.path!r}: {what} of the old module is {was}, of the new one {now}{done}"
+            )
+            warnings.warn(message, stacklevel=5)
+
+
+def _whole_module(sch: "Schedule", given: object, name: str | None) -> nn.Module:
+    """Check what should take the place of a module, and make it if a function was given."""
+    new = given if isinstance(given, nn.Module) else given(sch.mod) if callable(given) else None
+    if not isinstance(new, nn.Module):
+        raise KindError(
+            f"replace of {sch.path!r}: got {type(given).__name__}"
+            + (f", which returned {type(new).__name__}" if callable(given) else "")
+            + "; accepted: a module, or a function that makes one of the old module"
+        )
+    wrapper = wrapped_forward(sch.mod)
+    if wrapper is not None and not wrapped_forward(new):
+        raise ConflictError(
+            f"replace of {sch.path!r}: its forward is wrapped, {sch.conflict(wrapper.op)}; "
+            "accepted: replace first, then wrap"
+        )
+    inside = next((path for path, one in new.named_modules() if one is sch.root.mod), None)
+    if inside is not None and sch.parent is not None:
+        raise ArgumentError(f"replace of {sch.path!r}: the new module holds the whole model at {inside!r}")
+    if name is not None and name != sch.name:
+        message = (
+            f"replace of {sch.path!r}: the name {name!r} is ignored, a whole module keeps that of its node"
+        )
+        warnings.warn(message, stacklevel=4)
+    return new
+
+
+@register_primitive()
+class Replace(Primitive):
+    """Put another module or function in the place of a module, or of nodes of its graph."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``replace``."""
+        return "replace"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        new_mod_or_func: nn.Module | Callable[..., Any],
+        target_ops: object = None,
+        name: str | None = None,
+        concrete_args: Mapping[str, Any] | None = None,
+        each: bool = False,
+    ) -> Any:
+        """Replace the whole module, or what `find` found in its graph.
+
+        Parameters
+        ----------
+        new_mod_or_func
+            For a whole module: the new one, or a function that makes it of the old one. For parts of a graph:
+            a module or a function with the parameters of the pattern; a function of the index of a match
+            that returns one with ``each``.
+        target_ops
+            Matches of `find`, or one pair of `find_node`; None for the whole module.
+        name
+            What the new module is called in the graph, with a number; a whole module keeps its name.
+        concrete_args
+            Values of parameters that have no counterpart in the pattern.
+        each
+            Replace every match by a module or function of its own.
+        """
+        if target_ops is not None:
+            return replace_subgraph(sch, new_mod_or_func, target_ops, name, concrete_args, each)
+        if concrete_args is not None or each:
+            raise ArgumentError(f"replace of {sch.path!r}: concrete_args and each need target_ops")
+        check_is_called(sch, cls.name())
+        new = _whole_module(sch, new_mod_or_func, name)
+        _warn_of_differences(sch, new)
+        if new.training != sch.mod.training:
+            new.train(sch.mod.training)
+        put_in_place(sch, new)
+        return None
+
+
+def _is_module_type(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, nn.Module)
+
+
+@register_primitive()
+class ReplaceAll(Primitive):
+    """Put another module in the place of every module of a type."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``replace_all``."""
+        return "replace_all"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        module_type: type[nn.Module],
+        make_mod_fn: Callable[..., nn.Module],
+        **kwargs: Any,
+    ) -> int:
+        """Replace all modules of a type at and below this one, and return how many there were.
+
+        Parameters
+        ----------
+        module_type
+            Class of the modules; subclasses count.
+        make_mod_fn
+            Called with path, old module and ``kwargs``; returns the new module, which may contain the old.
+        """
+        if not _is_module_type(module_type):
+            raise KindError(f"replace_all of {sch.path!r}: got {module_type!r}; accepted: a class of modules")
+        targets = [(path, one) for path, one in sch.named_schedules() if isinstance(one.mod, module_type)]
+        # The innermost first: their nodes are gone once an owner is replaced.
+        for path, node in reversed(targets):
+            node.replace(make_mod_fn(path, node.mod, **kwargs))
+        return len(targets)
+
+
+# ------------------------------------------------------------------------------------------------
+# Recomputation of activations in the backward pass, and the choice of layers for it.
+
+
+class Checkpointed(ForwardWrapper):
+    """A forward whose activations are recomputed, and whose state is not changed by that.
+
+    The second pass starts from the state that the first one found: buffers, attributes, generators of random
+    numbers, and objects, lists and dictionaries among the arguments, such as a cache. What it changes of them
+    is dropped when it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors,
+    a cache does not grow twice, and a layer that Python's generator leaves out is left out again.
+    """
+
+    op = "checkpoint"
+
+    def __init__(self, module: nn.Module, preserve_rng: bool) -> None:
+        super().__init__(module)
+        self.module, self.preserve_rng = module, preserve_rng
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward now, and again when its gradients are needed."""
+        inner = self.inner
+        # Without gradients nothing is run again, and a compiler keeps state out of what it repeats.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return checkpoint(
+                inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
+            )
+        before = KeptState(self.module, (args, kwargs), with_global_draws=self.preserve_rng)
+        kept = kept_arguments(args, kwargs)
+        versions = [(name, one, one._version) for name, one in _frozen(self.module)]
+        passes = 0
+
+        def run(*own: Any, **named: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            if kept is not None and passes > 1:
+                own, named = kept(own, named)
+            return inner(*own, **named)
+
+        try:
+            output = checkpoint(
+                run,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=self.preserve_rng,
+                context_fn=lambda: (nullcontext(), before.put_back()),
+                **kwargs,
+            )
+        finally:
+            before.forget_what_is_the_same()
+        for name, one, version in versions:
+            if one._version != version:
+                raise ConflictError(
+                    f"checkpoint: the forward of {type(self.module).__name__} changes its parameter {name!r},"
+                    " and would change it again when it is recomputed; accepted: a buffer in its place, or"
+                    " checkpoint of a module that does not change it"
+                )
+        return output
+
+
+def _frozen(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Go through the parameters that no optimizer changes, so that a forward may do it.
+
+    Those layers are left out that bring their weights into a form in which a second pass leaves them.
+    """
+    for path, one in module.named_modules():
+        if not isinstance(one, nn.Embedding | nn.EmbeddingBag | nn.RNNBase):
+            for name, parameter in one.named_parameters(path, recurse=False):
+                if not parameter.requires_grad and not parameter.is_inference():
+                    yield name, parameter
+
+
+@register_primitive()
+class Checkpoint(Primitive):
+    """Keep no activations of a module, or of nodes of its graph; recompute them for the backward pass."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``checkpoint``."""
+        return "checkpoint"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        subgraph: object = None,
+        order_args_fn: Callable[..., Any] | None = None,
+        preserve_rng: bool = True,
+    ) -> None:
+        """Recompute the whole module, or one match of `find`.
+
+        Parameters
+        ----------
+        subgraph
+            A match of `find`; None for the whole module.
+        order_args_fn
+            Called with the inputs of the match, returns them in the order in which they are passed.
+        preserve_rng
+            Whether the second pass draws the same random numbers as the first, also from the generators of
+            Python and NumPy. From generators that the module holds it always does.
+        """
+        if subgraph is not None:
+            part = checkpoint_subgraph(sch, subgraph, order_args_fn)
+            wrap_forward(part, Checkpointed(part, preserve_rng))
+            return
+        if order_args_fn is not None:
+            raise ArgumentError(f"checkpoint of {sch.path!r}: order_args_fn needs a subgraph")
+        check_is_called(sch, cls.name())
+        if wrapped_forward(sch.mod, Checkpointed):
+            raise ConflictError(
+                f"checkpoint of {sch.path!r}: it is recomputed already, {sch.conflict('checkpoint')}"
+            )
+        above = sch.parent
+        while above is not None:
+            if wrapped_forward(above.mod, Checkpointed):
+                warnings.warn(
+                    f"checkpoint of {sch.path!r}: {above.path!r} above it is recomputed already, "
+                    "so this module runs three times",
+                    stacklevel=3,
+                )
+                break
+            above = above.parent
+        wrap_forward(sch.mod, Checkpointed(sch.mod, preserve_rng))
+
+
+def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
+    """Return the indices of the layers to recompute: exactly ``floor(n * ratio)`` of them.
+
+    Parameters
+    ----------
+    n
+        Number of layers.
+    ratio
+        Share of them, in [0, 1].
+    policy
+        ``even`` spreads them over the model, ``head`` takes the first.
+
+    Raises
+    ------
+    ArgumentError
+        A value is out of range; also a `ValueError`.
+    """
+    if n < 0 or not 0 <= ratio <= 1:
+        raise ArgumentError(f"select_layers got n = {n}, ratio = {ratio}; accepted: n >= 0, ratio in [0, 1]")
+    if policy not in ("even", "head"):
+        raise ArgumentError(f"select_layers got policy {policy!r}; accepted: 'even', 'head'")
+    count = math.floor(n * ratio + 1e-9)
+    if policy == "head":
+        return list(range(count))
+    return [index for index in range(n) if (index + 1) * count // n > index * count // n]
+
+
+# ------------------------------------------------------------------------------------------------
+# The primitive that shows the product of a linear layer, and the addition of its bias, by themselves.
+
+
+@register_primitive()
+class Decompose(Primitive):
+    """Show the product and the addition of the bias of a linear layer as two nodes of a graph."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``decompose``."""
+        return "decompose"
+
+    @classmethod
+    def apply(cls, sch: "Schedule") -> None:
+        """Let this layer, which must be linear with a bias, add it in a step of its own."""
+        mod = sch.mod
+        is_late = isinstance(mod, LateBiasLinear)
+        if is_late and vars(mod).get("traceable"):
+            raise ConflictError(f"decompose of {sch.path!r}: done already, {sch.conflict('decompose')}")
+        if not isinstance(mod, nn.Linear) or mod._parameters["bias"] is None:
+            found = "Linear without bias" if isinstance(mod, nn.Linear) else type(mod).__name__
+            raise ConflictError(f"decompose of {sch.path!r}: found {found}; accepted: nn.Linear with bias")
+        if not is_late:
+            if type(mod).forward is not nn.Linear.forward:
+                raise ConflictError(
+                    f"decompose of {sch.path!r}: {type(mod).__name__} has a forward of its own; "
+                    "accepted: nn.Linear with bias"
+                )
+            become(mod, LateBiasLinear)
+        vars(mod)["traceable"] = True

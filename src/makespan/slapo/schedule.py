@@ -1,0 +1,1105 @@
+"""Schedules: the tree over a model, its primitives, the journal, rollback, and replay."""
+
+import copy
+import functools
+import hashlib
+import inspect
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import chain, groupby
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.jit import ScriptModule
+
+from makespan.slapo.errors import (
+    ArgumentError,
+    ConflictError,
+    KindError,
+    MemberError,
+    PathError,
+    ReplayError,
+    ScheduleError,
+    close_names,
+)
+from makespan.slapo.patterns import Attribute, Match
+
+# ------------------------------------------------------------------------------------------------
+# Which modules of a model are nodes of its schedule, and how a path leads to one.
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a schedule does not look inside: the layers of torch.nn itself, and what torch.jit made."""
+    if isinstance(module, ScriptModule):
+        return True
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
+
+
+def is_list(module: nn.Module) -> bool:
+    """Whether a module only holds others, which its owner calls: lists, and what a flat graph leaves."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return type(module).forward is nn.Module.forward
+    return type(module) is nn.Module
+
+
+def node_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Go through name and module of the children of a node."""
+    if is_list(module) or not is_leaf(module):
+        yield from _elements(module, "")
+
+
+def _elements(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, one in module.named_children():
+        if is_list(one):
+            yield from _elements(one, f"{prefix}{name}.")
+        else:
+            yield prefix + name, one
+
+
+def found_at(start: "Schedule", path: str) -> "Schedule":
+    """Return the node of a path below another one."""
+    if not isinstance(path, str):
+        raise KindError(f"a schedule is indexed with a path such as 'layers.0', not with {path!r}")
+    node, tokens = start, path.split(".") if path else []
+    while tokens:
+        for count in range(1, len(tokens) + 1):
+            if (name := ".".join(tokens[:count])) in node.child:
+                node, tokens = node.child[name], tokens[count:]
+                break
+        else:
+            return _elsewhere(start, path, node, tokens)
+    return node
+
+
+def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
+    """Return the node of a module that stands at another path as well, or say why there is none."""
+    module, walked = node.mod, 0
+    for token in tokens:
+        inner = dict(module._modules.items()).get(token)
+        if inner is None:
+            break
+        module, walked = inner, walked + 1
+        if not is_list(module):
+            same = next((one for _, one in start.root.named_schedules() if one.mod is module), None)
+            if same is not None:
+                return _in_shared(same, f"{start.path}.{path}".lstrip("."), tokens[walked:])
+            break
+    raise PathError(_why_not(start, path, node, tokens, walked, module))
+
+
+def _in_shared(same: "Schedule", full: str, tokens: list[str]) -> "Schedule":
+    try:
+        return found_at(same, ".".join(tokens))
+    except PathError as error:
+        raise PathError(
+            f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is {error}"
+        ) from None
+
+
+def _why_not(
+    start: "Schedule", path: str, node: "Schedule", tokens: list[str], walked: int, module: nn.Module
+) -> str:
+    full = f"{start.path}.{path}" if start.path else path
+    for above in _ancestors(node):
+        for step, entry in enumerate(node.metadata.journal, start=1):
+            if entry.op == "trace" and entry.path == above.path and entry.arguments.get("flatten") is True:
+                return f"no module {full!r} in the schedule: step {step} swallowed it, {entry}"
+    where = f"no module {full!r} in the schedule"
+    if 0 < walked < len(tokens) and is_list(module):
+        stop = ".".join(filter(None, (node.path, *tokens[:walked])))
+        known = close_names(tokens[walked], module._modules)
+        return f"{where}: {type(module).__name__} at {stop!r} has no {tokens[walked]!r}; {known}"
+    if walked and is_list(module):
+        elements = [f"{full}.{name}" for name, _ in _elements(module, "")]
+        kind = type(module).__name__
+        return f"{where}: it is a {kind}, which nobody calls; index an element, {_few(elements)}"
+    owner = f"{type(node.mod).__name__} at {node.path!r}" if node.path else f"{type(node.mod).__name__}"
+    if walked:
+        return f"{where}: {owner} is a layer of torch.nn or a script, inside which schedules do not look"
+    names = [*node.child, *{name.partition(".")[0] for name in node.child if "." in name}]
+    return f"{where}: {owner} has no {tokens[0]!r}; {close_names('.'.join(tokens[:2]), names)}"
+
+
+def _ancestors(node: "Schedule") -> Iterator["Schedule"]:
+    above: Schedule | None = node
+    while above is not None:
+        yield above
+        above = above.parent
+
+
+def _few(names: list[str]) -> str:
+    shown = [*names[:2], "...", names[-1]] if len(names) > 3 else names
+    return ", ".join(one if one == "..." else repr(one) for one in shown) if shown else "of which it has none"
+
+
+# ------------------------------------------------------------------------------------------------
+# What a failed primitive must leave as it was: structure, attributes, hooks and tags.
+
+
+def _contents(attributes: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return what the containers among attributes hold, such as parameters and hooks by name."""
+    return {key: _inside(one) for key, one in attributes.items() if isinstance(one, dict | set | list)}
+
+
+def _inside(container: Any) -> tuple[Any, ...]:
+    return tuple(dict.items(container)) if isinstance(container, dict) else tuple(container)
+
+
+class Snapshot:
+    """The state of a node, of what is below it and of what holds it, without copying a tensor."""
+
+    def __init__(self, sch: "Schedule") -> None:
+        root = sch.root
+        held, owner = [root.mod], root.mod
+        for token in sch.path.split(".") if sch.path else ():
+            owner = owner.get_submodule(token)
+            held.append(owner)
+        top = root if sch.metadata.has_shared else sch  # what is shared is replaced elsewhere, too
+        modules = {id(one): one for one in (*held, *top.mod.modules())}
+        self._modules = [
+            (one, type(one), one.__dict__.copy(), _contents(one.__dict__)) for one in modules.values()
+        ]
+        parameters = {id(one): one for one in sch.mod.parameters()}
+        self._parameters = [(one, one.__dict__.copy(), one.requires_grad) for one in parameters.values()]
+        nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
+        self._nodes = [(node, node.mod, node.child, _inside(node.child)) for node in nodes]
+        self._metadata = sch.metadata
+        self._state = (
+            [*sch.metadata.ties],
+            {*sch.metadata.tags},
+            {name: copy.copy(one) for name, one in sch.metadata.slots.items()},
+            len(sch.metadata.journal),
+            sch.metadata.has_shared,
+        )
+        self._root = root
+
+    def restore(self) -> None:
+        """Put everything back; containers keep their identity, since handles of hooks refer to them."""
+        for module, kind, attributes, contents in self._modules:
+            if type(module) is not kind:
+                module.__class__ = kind
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for key, content in contents.items():
+                _refill(attributes[key], content)
+        for parameter, tags, requires_grad in self._parameters:
+            parameter.__dict__.clear()
+            parameter.__dict__.update(tags)
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
+        for node, mod, child, content in self._nodes:
+            node.mod, node.child = mod, child
+            _refill(child, content)
+        self._restore_metadata()
+
+    def _restore_metadata(self) -> None:
+        ties, tags, slots, n_steps, had_shared = self._state
+        self._metadata.ties[:] = ties
+        self._metadata.tags.clear()
+        self._metadata.tags.update(tags)
+        self._metadata.slots.clear()
+        self._metadata.slots.update(slots)
+        del self._metadata.journal[n_steps:]
+        if self._metadata.has_shared != had_shared:
+            self._root.rebuild()
+            self._metadata.has_shared = had_shared
+
+
+def _refill(container: Any, content: tuple[Any, ...]) -> None:
+    """Put back what a container held, if that is not what it holds: some of users cannot be changed."""
+    now, held = _inside(container), content
+    if isinstance(container, dict):
+        now, held = (tuple(part for pair in one for part in pair) for one in (now, held))
+    if len(now) == len(held) and all(one is other for one, other in zip(now, held, strict=True)):
+        return
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
+
+
+# ------------------------------------------------------------------------------------------------
+# What was applied to a model: steps as values without tensors, modules or graphs, to print and to repeat.
+
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One primitive that was applied.
+
+    Parameters
+    ----------
+    op, path
+        Name of the primitive and path of the module that it was applied to, as it was called then.
+    arguments
+        What was passed, by name of the parameter, as plain values: a callable or a class by its qualified
+        name, a node of a graph by owner and name, anything else by its class.
+    seconds
+        Wall time that the primitive took, s.
+    """
+
+    op: str
+    path: str
+    arguments: Mapping[str, Value]
+    seconds: float
+
+    @property
+    def call(self) -> str:
+        """The step as it would be written, without the path."""
+        return f"{self.op}({', '.join(f'{name}={_shown(one)}' for name, one in self.arguments.items())})"
+
+    def __str__(self) -> str:
+        """Return step and path."""
+        return f"{self.call} at {self.path!r}"
+
+
+def qualified(thing: Any) -> str:
+    """Return module and qualified name of a function or a class."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def described(value: Any) -> Value:
+    """Return a plain value that says what an argument was; `replay` turns it back."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
+        return {"$node": [str(value[0]), value[1].name]}
+    if isinstance(value, Match):
+        return {"$match": _described_match(value)}
+    if isinstance(value, list | tuple):
+        return [described(one) for one in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: described(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((described(one) for one in value), key=repr)
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, functools.partial):
+        parts = [described(value.func), [*map(described, value.args)], described(value.keywords)]
+        return {"$partial": parts}
+    if inspect.isclass(value) or (hasattr(value, "__qualname__") and hasattr(value, "__module__")):
+        return {"$name": qualified(value)}
+    kind = "$module" if isinstance(value, nn.Module) else "$object"
+    return {kind: qualified(type(value))}
+
+
+def _described_match(match: Match) -> Value:
+    inputs: dict[str, Value] = {}
+    for name, one in match.inputs.items():
+        if isinstance(one, Attribute):
+            inputs[name] = {"$attribute": one.target}
+        else:
+            inputs[name] = described((match.owner, one) if isinstance(one, fx.Node) else one)
+    nodes: list[Value] = [node.name for node in match.nodes]
+    outputs: list[Value] = [node.name for node in match.outputs]
+    return {
+        "owner": match.owner,
+        "nodes": nodes,
+        "inputs": inputs,
+        "outputs": outputs,
+        "returns_tuple": match.returns_tuple,
+    }
+
+
+def _shown(value: Value) -> str:
+    match value:
+        case {"$name": str(name)}:
+            return name.partition(":")[2]
+        case {"$module": str(name)} | {"$object": str(name)}:
+            return f"<{name.partition(':')[2]}>"
+        case {"$dtype": str(name)}:
+            return name
+        case {"$node": [str(owner), str(name)]}:
+            return ".".join(filter(None, (owner, name)))
+        case {"$match": {"owner": str(owner), "nodes": [*nodes]}}:
+            return f"[{', '.join('.'.join(filter(None, (owner, str(node)))) for node in nodes)}]"
+        case {"$partial": [function, *_]}:
+            return f"partial({_shown(function)}, ...)"
+        case list():
+            return f"[{', '.join(map(_shown, value))}]"
+        case dict():
+            return "{" + ", ".join(f"{key!r}: {_shown(one)}" for key, one in value.items()) + "}"
+    return repr(value)
+
+
+def digest(journal: Iterable[JournalEntry]) -> str:
+    """Return 16 hexadecimal digits that agree for processes that applied the same steps."""
+    steps = [[entry.op, entry.path, dict(entry.arguments)] for entry in journal]
+    return hashlib.blake2b(json.dumps(steps, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------
+# Primitives by name; anybody can add one.
+
+
+class Primitive:
+    """One transformation of a model; subclass it, implement `name` and `apply`, and register the class.
+
+    A schedule offers a registered primitive as a method: ``sch.<name>(...)`` calls ``apply(sch, ...)``. The
+    call is timed and written to the journal. If it raises, structure, attributes, hooks and tags of the
+    subtree, the tree and the metadata are put back as they were. What cannot be put back are values that are
+    changed in place, those of tensors or of traced graphs: check all arguments first, change such
+    things last.
+
+    After the module tree below ``sch`` changed, `apply` calls ``sch.rebuild()``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name under which schedules offer the primitive, an identifier."""
+        raise NotImplementedError(f"{cls.__name__} does not say what its name is")
+
+    @classmethod
+    def apply(cls, sch: "Schedule", *args: Any, **kwargs: Any) -> Any:
+        """Transform the module of ``sch`` and what is below it; what is returned, the caller gets."""
+        raise NotImplementedError(f"{cls.__name__} does not say what it does")
+
+    @classmethod
+    def init_metadata(cls) -> Any:
+        """Return what ``sch.metadata.slots[name]`` is at first: state of the primitive, one for a tree."""
+        return {}
+
+    @classmethod
+    def is_verifiable(cls) -> bool:
+        """Say whether a model must compute the same after this primitive as before."""
+        return True
+
+    @classmethod
+    def is_query(cls) -> bool:
+        """Say whether the primitive only looks: then it is not journalled, but others that it applies are."""
+        return False
+
+
+_PRIMITIVES: dict[str, type[Primitive]] = {}
+_Any = TypeVar("_Any", bound=type[Primitive])
+
+
+def register_primitive() -> Callable[[_Any], _Any]:
+    """Return a decorator that makes a `Primitive` a method of every schedule.
+
+    Returns
+    -------
+    A decorator that returns its class.
+
+    Raises
+    ------
+    ArgumentError
+        What is decorated is no subclass of `Primitive`, its name is no identifier, or the name is taken by
+        another primitive or by a member of `Schedule`; also a `ValueError`.
+    """
+
+    def register(cls: _Any) -> _Any:
+        if not _is_primitive(cls):
+            raise ArgumentError(f"cannot register {cls!r}; accepted: a subclass of Primitive")
+        name = cls.name()
+        if not name.isidentifier() or name.startswith("_"):
+            raise ArgumentError(f"{cls.__name__} is named {name!r}; accepted: an identifier, no leading _")
+        if name in _PRIMITIVES:
+            raise ArgumentError(f"primitive {name!r} is registered already, by {_PRIMITIVES[name].__name__}")
+        if name in _members():
+            raise ArgumentError(f"primitive {name!r} would hide the member of that name of Schedule")
+        _PRIMITIVES[name] = cls
+        return cls
+
+    return register
+
+
+def _is_primitive(thing: object) -> bool:
+    return inspect.isclass(thing) and issubclass(thing, Primitive)
+
+
+def _members() -> set[str]:
+    return {*dir(Schedule), *Schedule.FIELDS}
+
+
+_BUILT_IN = ("memory", "pipelining", "rewriting", "sharding", "syncing", "tracing")
+
+
+def _load() -> None:
+    """Import the modules of the built-in primitives, which register themselves."""
+    for module in _BUILT_IN:
+        import_module(f"makespan.slapo.{module}")
+
+
+def primitive_named(name: str) -> type[Primitive] | None:
+    """Return the primitive of a name, None if there is none."""
+    _load()
+    return _PRIMITIVES.get(name)
+
+
+@overload
+def list_primitives(name_only: Literal[True] = True) -> list[str]: ...
+@overload
+def list_primitives(name_only: Literal[False]) -> Mapping[str, type[Primitive]]: ...
+def list_primitives(name_only: bool = True) -> list[str] | Mapping[str, type[Primitive]]:
+    """Return the registered primitives, sorted by name.
+
+    Parameters
+    ----------
+    name_only
+        Whether to return a list of names, or a mapping from the names to the classes.
+    """
+    _load()
+    ordered = dict(sorted(_PRIMITIVES.items()))
+    return list(ordered) if name_only else MappingProxyType(ordered)
+
+
+# ------------------------------------------------------------------------------------------------
+# What happens when a primitive is applied: check the call, do it, write it down, or undo all of it.
+
+
+def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
+    """Apply a primitive to a node.
+
+    Only the outermost of nested primitives is journalled, and only it has to be undone.
+    """
+    name = primitive.name()
+    signature = inspect.signature(primitive.apply)
+    try:
+        bound = signature.bind(sch, *args, **kwargs)
+    except TypeError as error:
+        accepted = ", ".join(str(one) for one in list(signature.parameters.values())[1:])
+        raise KindError(f"{name} of {sch.path!r}: {error}; accepted: {name}({accepted})") from None
+    _check_is_there(name, sch)
+    metadata = sch.metadata
+    if primitive.is_query() or metadata.depth:
+        return primitive.apply(*bound.args, **bound.kwargs)
+    arguments = _arguments(bound)
+    before, start = Snapshot(sch), time.perf_counter()
+    metadata.depth += 1
+    try:
+        result = primitive.apply(*bound.args, **bound.kwargs)
+    except BaseException:
+        before.restore()
+        raise
+    finally:
+        metadata.depth = 0
+    metadata.journal.append(JournalEntry(name, sch.path, arguments, time.perf_counter() - start))
+    return result
+
+
+def _arguments(bound: inspect.BoundArguments) -> dict[str, Value]:
+    """Return what was passed by name, without the node itself and without defaults."""
+    arguments: dict[str, Value] = {}
+    for parameter in list(bound.signature.parameters.values())[1:]:
+        if parameter.name in bound.arguments:
+            value = bound.arguments[parameter.name]
+            named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
+            arguments |= {key: described(one) for key, one in named.items()}
+    return arguments
+
+
+def _check_is_there(name: str, sch: "Schedule") -> None:
+    """Refuse a node that tree or model have lost, since nobody would see what is done to it."""
+    node = sch
+    while node.parent is not None:
+        if node.parent.child.get(node.name) is not node:
+            raise ConflictError(
+                f"{name} of {sch.path!r}: the schedule no longer has this module, {sch.conflict('replace')}"
+            )
+        node = node.parent
+    try:
+        agrees = node.mod.get_submodule(sch.path) is sch.mod
+    except AttributeError:
+        agrees = False
+    if not agrees:
+        raise ConflictError(
+            f"{name} of {sch.path!r}: the model was changed there without the schedule; "
+            "accepted: call rebuild() of the node above after such a change"
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# What runs around a forward: wrappers, which leave structure, names and state as they are, and hooks.
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class ForwardWrapper:
+    """What stands in for the ``forward`` of one module; calls what it wraps.
+
+    Being an attribute of the module, it is copied with it. A module with such a forward is a leaf for a
+    tracer of a module above.
+    """
+
+    op: ClassVar[str]
+    """Name of the primitive that wraps so."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.inner: Callable[..., Any] = module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped forward."""
+        return self.inner(*args, **kwargs)
+
+
+def wrap_forward(module: nn.Module, wrapper: ForwardWrapper) -> None:
+    """Let a wrapper, made of this module, stand in for its forward."""
+    object.__setattr__(module, "forward", wrapper)
+
+
+def wrapped_forward(module: nn.Module, kind: type[ForwardWrapper] = ForwardWrapper) -> ForwardWrapper | None:
+    """Return the wrapper of a kind around the forward of a module, None if there is none."""
+    found = module.__dict__.get("forward")
+    while isinstance(found, ForwardWrapper):
+        if isinstance(found, kind):
+            return found
+        found = found.inner
+    return None
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Hand the hooks over; those of the old module come first, and their handles remain valid."""
+    for kind in _HOOKS:
+        mine, others = getattr(old, kind), getattr(new, kind)
+        if mine:
+            mine.update(others)
+            object.__setattr__(new, kind, mine)
+            object.__setattr__(old, kind, OrderedDict())
+    if old._is_full_backward_hook is not None:
+        new._is_full_backward_hook = old._is_full_backward_hook
+
+
+# ------------------------------------------------------------------------------------------------
+# A schedule as text: the tree of modules, each with what was applied to it.
+
+
+def printed(sch: "Schedule") -> str:
+    """Return the tree below a node; equal siblings in a row are printed once."""
+    calls: dict[str, list[str]] = {}
+    places = {path for path, _ in sch.root.named_schedules()}
+    for entry in sch.metadata.journal:
+        place, inside = entry.path, ""
+        while place not in places:
+            place, _, last = place.rpartition(".")
+            inside = f"{last}.{inside}".rstrip(".")
+        calls.setdefault(place, []).append(f"{inside}: {entry.call}" if inside else entry.call)
+    return "\n".join(_lines(sch, calls))
+
+
+def _lines(sch: "Schedule", calls: dict[str, list[str]]) -> Iterator[str]:
+    yield type(sch.mod).__name__ if sch.child else repr(sch.mod).partition("\n")[0]
+    yield from (f"  | {call}" for call in calls.get(sch.path, ()))
+    texts = [(name, tuple(_lines(node, calls))) for name, node in sch.child.items()]
+    for body, alike in groupby(texts, key=lambda text: text[1]):
+        names = [name for name, _ in alike]
+        head = ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}"
+        yield f"  {head}: {body[0]}" + (f", {len(names)} alike" if len(names) > 3 else "")
+        yield from (f"  {line}" for line in body[1:])
+
+
+# ------------------------------------------------------------------------------------------------
+# The tree of a schedule: one node a module, found by its path, with the primitives as methods.
+
+
+class _Slots(dict[str, Any]):
+    """State of the primitives, made when it is first asked for."""
+
+    def __missing__(self, name: str) -> Any:
+        primitive = primitive_named(name)
+        if primitive is None:
+            raise MemberError(f"no primitive {name!r}; {close_names(name, list_primitives())}")
+        self[name] = primitive.init_metadata()
+        return self[name]
+
+
+@dataclass(slots=True)
+class Metadata:
+    """What all nodes of a tree share.
+
+    Parameters
+    ----------
+    ties
+        Groups of parameters that were one object when the schedule was created, by their paths.
+    tags
+        Names of attributes that a parameter keeps when another object takes its place.
+    slots
+        State of each primitive, by its name.
+    journal
+        What was applied, in order; steps are counted from one.
+    has_shared
+        Whether a module was met at several places.
+    depth
+        How many primitives are at work: those that another one applies belong to that one's step.
+    """
+
+    ties: list[tuple[str, ...]] = field(default_factory=list)
+    tags: set[str] = field(default_factory=set)
+    slots: dict[str, Any] = field(default_factory=_Slots)
+    journal: list[JournalEntry] = field(default_factory=list)
+    has_shared: bool = False
+    depth: int = 0
+
+
+class Schedule:
+    """A module in the tree of a model, see `create_schedule`; its primitives are methods.
+
+    Parameters
+    ----------
+    mod
+        The module; what takes its place is found here, too.
+    name, path
+        Name in the parent, ``"layers.0"`` for an element of a list, and path from the root.
+    parent
+        The node above, None for the root.
+    group
+        Processes of tensor parallelism; None for the default group, or for one process without any.
+
+    Attributes
+    ----------
+    child
+        Nodes below by name, in the order of the module.
+    world_size, rank
+        Number of processes in the group, and which of them this is.
+    metadata
+        What all nodes share, see `Metadata`.
+    """
+
+    FIELDS: ClassVar = ("mod", "name", "path", "parent", "group", "child", "world_size", "rank", "metadata")
+
+    def __init__(
+        self,
+        mod: nn.Module,
+        *,
+        name: str = "",
+        path: str = "",
+        parent: "Schedule | None" = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.mod, self.name, self.path, self.parent, self.group = mod, name, path, parent, group
+        self.child: dict[str, Schedule] = {}
+        self.world_size: int
+        self.rank: int
+        if parent is not None:
+            self.metadata: Metadata = parent.metadata
+            self.world_size, self.rank = parent.world_size, parent.rank
+            return
+        self.metadata = Metadata()
+        parallel = dist.is_available() and dist.is_initialized()
+        self.world_size = dist.get_world_size(group) if parallel else 1
+        self.rank = dist.get_rank(group) if parallel else 0
+
+    @property
+    def root(self) -> "Schedule":
+        """The node of the whole model."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a primitive, ready to be applied here."""
+        primitive = None if name.startswith("_") else primitive_named(name)
+        if primitive is None:
+            message = f"a schedule has no primitive {name!r}; {close_names(name, list_primitives())}"
+            raise MemberError(message)
+        return functools.partial(applied, primitive, self)
+
+    def __getitem__(self, path: str) -> "Schedule":
+        """Return the node of a path below this one; a `PathError` says where it stops."""
+        return found_at(self, path)
+
+    def __contains__(self, path: object) -> bool:
+        """Whether there is a node of that path."""
+        try:
+            return isinstance(path, str) and found_at(self, path) is not None
+        except KeyError:
+            return False
+
+    def __str__(self) -> str:
+        """Print the tree, with what was applied to each module."""
+        return printed(self)
+
+    def __repr__(self) -> str:
+        """Name path and class of the module."""
+        return f"<Schedule {self.path!r}: {type(self.mod).__name__}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Schedule":
+        """Copy the whole tree with its model; groups of processes are shared."""
+        if self.parent is not None:
+            return copy.deepcopy(self.root, memo)[self.path]
+        if self.group is not None:
+            memo[id(self.group)] = self.group
+        mod = copy.deepcopy(self.mod, memo)
+        for old, one in zip(self.mod.parameters(), mod.parameters(), strict=True):
+            known = self.metadata.tags & vars(old).keys()  # which copies of parameters do not have
+            vars(one).update({tag: copy.deepcopy(vars(old)[tag], memo) for tag in known})
+        new = Schedule(mod, group=self.group)
+        memo[id(self)] = new
+        new.metadata = copy.deepcopy(self.metadata, memo)
+        new.rebuild()
+        return new
+
+    def named_schedules(self) -> Iterator[tuple[str, "Schedule"]]:
+        """Go through path and node of this one and all below, owners first."""
+        yield self.path, self
+        for node in self.child.values():
+            yield from node.named_schedules()
+
+    def get_module(self, name: str) -> nn.Module:
+        """Return the module of a path below this node."""
+        return self[name].mod
+
+    def get_top_schedule(self) -> "Schedule":
+        """Return the node of the whole model."""
+        return self.root
+
+    def rebuild(self) -> None:
+        """Make the tree below this node agree with the modules again; nodes that stay keep their identity.
+
+        Primitives call it after they changed modules below this node, or ``mod`` itself.
+        """
+        below = {id(node) for _, node in self.named_schedules()}
+        others = (node for _, node in self.root.named_schedules() if id(node) not in below)
+        self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
+        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may have to come or go
+            self.root._rebuild({id(self.root.mod)})
+
+    def _rebuild(self, seen: set[int]) -> None:
+        old, self.child = self.child, {}
+        for name, module in node_modules(self.mod):
+            if id(module) in seen:
+                self.metadata.has_shared = True
+                continue
+            seen.add(id(module))
+            node = old.get(name)
+            if node is None:
+                path = f"{self.path}.{name}" if self.path else name
+                node = Schedule(module, name=name, path=path, parent=self, group=self.group)
+            node.mod, node.metadata = module, self.metadata
+            self.child[name] = node
+            node._rebuild(seen)
+
+    def dump(self) -> str:
+        """Return the journal as JSON, which `replay` applies to a fresh model."""
+        fields = ("op", "path", "arguments", "seconds")
+        steps = [{name: getattr(entry, name) for name in fields} for entry in self.metadata.journal]
+        return json.dumps({"steps": steps}, indent=1)
+
+    def conflict(self, op: str) -> str:
+        """Quote the step that applied a primitive to this module, or to the nearest one above.
+
+        Returns
+        -------
+        The end of a message such as ``conflicts with step 7: shard(tensor_name='weight') at 'fc'``.
+        """
+        steps = list(enumerate(self.metadata.journal, start=1))[::-1]
+        same = [one for one in steps if one[1].op == op and one[1].path == self.path]
+        above = [one for one in steps if self._is_below(one[1].path)]
+        for step, entry in (*same, *(one for one in above if one[1].op == op), *above):
+            return f"conflicts with step {step}: {entry}"
+        return f"conflicts with {op} of {self.path!r} in this very step"
+
+    def _is_below(self, path: str) -> bool:
+        return not path or self.path == path or self.path.startswith(f"{path}.")
+
+
+def create_schedule(
+    root: nn.Module,
+    *,
+    name: str = "",
+    path: str = "",
+    parent: Schedule | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Schedule:
+    """Return the schedule of a model: a tree of its modules; the model is not changed or copied.
+
+    Elements of a ``ModuleList`` or ``ModuleDict`` are children of the owner of the list, named
+    ``"<list>.<element>"``; layers of `torch.nn` except ``Sequential`` have no children. A module that the
+    model holds at several places has one node, at the first of them, which the other paths lead to.
+
+    Parameters
+    ----------
+    root
+        The model, on any device, ``meta`` too.
+    name, path, parent
+        Place of the tree in one above it, whose model holds ``root`` there already; leave them out for a
+        whole model.
+    group
+        Processes of tensor parallelism; None for the default group, or for one process without any.
+
+    Raises
+    ------
+    KindError
+        ``root`` is no module; also a `TypeError`.
+    PathError
+        ``parent`` has no such module of that name; also a `KeyError`.
+
+    References
+    ----------
+    Slapo, section 3.1, the schedule as a tree beside the model.
+    """
+    if not isinstance(root, nn.Module):
+        raise KindError(f"create_schedule got {type(root).__name__}; accepted: a torch.nn.Module")
+    if parent is not None:
+        parent.rebuild()
+        if (
+            name not in parent.child
+            or parent.child[name].mod is not root
+            or path not in ("", parent.child[name].path)
+        ):
+            raise PathError(
+                f"create_schedule: {parent.path!r} has no {type(root).__name__} {name!r} at {path!r}"
+            )
+        return parent.child[name]
+    if name or path:
+        raise ArgumentError(f"create_schedule: name {name!r} and path {path!r} need a parent")
+    schedule = Schedule(root, group=group)
+    places: dict[int, list[str]] = {}
+    for place, parameter in root.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(place)
+    schedule.metadata.ties = [tuple(tied) for tied in places.values() if len(tied) > 1]
+    schedule.rebuild()
+    return schedule
+
+
+# ------------------------------------------------------------------------------------------------
+# Primitives that note something: tags of parameters, attributes of modules, values of symbols.
+
+
+def carry_tags(old: nn.Parameter, new: nn.Parameter, tags: Iterable[str]) -> None:
+    """Give a parameter the tags of the one whose place it takes; tags that it has, it keeps."""
+    for tag in tags:
+        if tag in old.__dict__ and tag not in new.__dict__:
+            setattr(new, tag, old.__dict__[tag])
+
+
+@register_primitive()
+class Annotate(Primitive):
+    """Tag a parameter."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``annotate``."""
+        return "annotate"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", param: str, key: str, value: Any) -> None:
+        """Set an attribute of a parameter, which it keeps when it is sharded, replaced or consolidated.
+
+        Parameters
+        ----------
+        param
+            Name of a parameter of this module itself.
+        key, value
+            Name of the attribute, an identifier that no tensor has, and what it becomes.
+        """
+        found = sch.mod._parameters.get(param)
+        if found is None:
+            known = close_names(param, (name for name, one in sch.mod._parameters.items() if one is not None))
+            raise MemberError(f"annotate of {sch.path!r}: no parameter {param!r}; {known}")
+        if not key.isidentifier() or hasattr(nn.Parameter, key):
+            raise ArgumentError(
+                f"annotate of {sch.path!r}: cannot tag {param!r} with {key!r}; accepted: an identifier "
+                "that tensors do not use themselves"
+            )
+        setattr(found, key, value)
+        sch.metadata.tags.add(key)
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[str]:
+    """Go through what a module and its classes define themselves: values, no methods."""
+    classes = [one for one in type(module).__mro__ if not issubclass(nn.Module, one)]
+    of_classes = [pair for one in classes for pair in vars(one).items() if not _is_method(pair[1])]
+    for name, _ in chain(vars(module).items(), of_classes):
+        if not (name.startswith("_") or hasattr(nn.Module, name) or name == "training"):
+            yield name
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+@register_primitive()
+class SetAttr(Primitive):
+    """Change attributes of a module, such as the number of heads that are left to a process."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``set_attr``."""
+        return "set_attr"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", **values: Any) -> None:
+        """Set attributes that the module has; not its parameters, buffers or modules."""
+        plain = set(_plain_attributes(sch.mod))
+        for name in values:
+            if isinstance(getattr(sch.mod, name, None), Tensor | nn.Module):
+                raise ArgumentError(
+                    f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; accepted: plain attributes"
+                )
+            if name not in plain:
+                known = close_names(name, sorted(plain))
+                raise MemberError(f"set_attr of {sch.path!r}: no attribute {name!r}; {known}")
+        if isinstance(sch.mod, fx.GraphModule):
+            raise ConflictError(
+                f"set_attr of {sch.path!r}: its graph holds attributes as they were when it was captured, "
+                f"{sch.conflict('trace')}; accepted: set_attr before trace"
+            )
+        for name, value in values.items():
+            setattr(sch.mod, name, value)
+
+
+@register_primitive()
+class Bind(Primitive):
+    """Note in the journal which values the symbols of a schedule had."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``bind``."""
+        return "bind"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", **symbols: Any) -> None:
+        """Remember the values; a symbol that has one keeps it."""
+        bound: dict[str, Any] = sch.metadata.slots[cls.name()]
+        for name, value in symbols.items():
+            if name in bound and bound[name] != value:
+                raise ArgumentError(
+                    f"bind of {sch.path!r}: {name} = {value!r}, but it is {bound[name]!r} already; "
+                    "accepted: one value a symbol"
+                )
+        bound.update(symbols)
+
+
+# ------------------------------------------------------------------------------------------------
+# A journal as a file, and the same steps on a fresh model.
+
+
+def replay(
+    model: nn.Module,
+    journal: "str | Sequence[JournalEntry]",
+    *,
+    group: dist.ProcessGroup | None = None,
+    given: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Schedule:
+    """Apply the steps of a journal to a fresh model.
+
+    Parameters
+    ----------
+    model
+        A model like the one that was scheduled, without a schedule.
+    journal
+        Text of ``sch.dump()``, or ``sch.metadata.journal`` itself.
+    group
+        Processes of tensor parallelism; their number may differ from that of the first time.
+    given
+        Arguments by step, from one, and by name. What was no plain value, function or class, such as a
+        module that took the place of another one, is not in a journal and must be given.
+
+    Returns
+    -------
+    The new schedule, whose journal is the same but for the times.
+
+    Raises
+    ------
+    ReplayError
+        The text is no journal, a step names what does not exist, or its argument must be given; also a
+        `RuntimeError`. What a primitive raises is its cause.
+    """
+    sch = create_schedule(model, group=group)
+    for step, (op, path, arguments) in enumerate(_steps(journal), start=1):
+        primitive = primitive_named(op)
+        if primitive is None:
+            raise ReplayError(f"step {step} of the journal: no primitive {op!r} is registered")
+        try:
+            node = sch[path]
+            known = dict((given or {}).get(step, {}))
+            values = known | {
+                name: _value(one, node.mod) for name, one in arguments.items() if name not in known
+            }
+            signature = inspect.signature(primitive.apply)
+            args, kwargs = _call(signature, values)
+            getattr(node, op)(*args, **kwargs)
+        except (ScheduleError, ImportError, AttributeError, LookupError, ValueError) as error:
+            raise ReplayError(f"step {step} of the journal, {op} at {path!r}: {error}") from error
+    return sch
+
+
+def _steps(journal: "str | Sequence[JournalEntry]") -> list[tuple[str, str, dict[str, Value]]]:
+    if not isinstance(journal, str):
+        return [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]
+    try:
+        return [(one["op"], one["path"], dict(one["arguments"])) for one in json.loads(journal)["steps"]]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ReplayError(f"this is no journal ({error!r}); accepted: the text of Schedule.dump()") from None
+
+
+def _call(signature: inspect.Signature, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return positional and named arguments; those of ``*args`` come after all that are positional."""
+    parameters = list(signature.parameters.values())[1:]
+    several = next((one for one in parameters if one.kind is one.VAR_POSITIONAL), None)
+    if several is None or several.name not in values:
+        return [], values
+    before = parameters[: parameters.index(several)]
+    left = {one.name for one in before} | {several.name}
+    args = [values[one.name] for one in before] + values[several.name]
+    return args, {name: one for name, one in values.items() if name not in left}
+
+
+def _value(value: Value, module: nn.Module) -> Any:
+    """Turn a described argument back into what it was."""
+    match value:
+        case {"$name": str(name)}:
+            return _named(name)
+        case {"$dtype": str(name)}:
+            return getattr(torch, name)
+        case {"$node": [str(owner), str(name)]}:
+            return owner, _node(module.get_submodule(owner), owner, name)
+        case {"$match": dict(match)}:
+            return _match(match, module)
+        case {"$attribute": str(name)}:
+            return Attribute(name)
+        case {"$partial": [function, [*args], dict(named)]}:
+            arguments = {key: _value(one, module) for key, one in named.items()}
+            return functools.partial(
+                _value(function, module), *(_value(one, module) for one in args), **arguments
+            )
+        case {"$module": str(name)} | {"$object": str(name)}:
+            raise ReplayError(f"a {name} is not in a journal; accepted: hand it over with given")
+        case dict():
+            return {key: _value(one, module) for key, one in value.items()}
+        case list():
+            return [_value(one, module) for one in value]
+    return value
+
+
+def _named(name: str) -> Any:
+    module, _, path = name.partition(":")
+    if "<" in path:
+        raise ReplayError(f"{name} is defined inside a function; accepted: hand it over with given")
+    return functools.reduce(getattr, path.split("."), import_module(module))
+
+
+def _match(value: Mapping[str, Any], module: nn.Module) -> Match:
+    path = value["owner"]
+    owner = module.get_submodule(path)
+    inputs = {name: _value(one, module) for name, one in value["inputs"].items()}
+    inputs = {name: one[1] if isinstance(one, tuple) else one for name, one in inputs.items()}
+    nodes, outputs = ([_node(owner, path, name) for name in value[key]] for key in ("nodes", "outputs"))
+    return Match(path, nodes, inputs, outputs, value["returns_tuple"])
+
+
+def _node(owner: nn.Module, path: str, name: str) -> fx.Node:
+    nodes: list[fx.Node] = list(owner.graph.nodes) if isinstance(owner, fx.GraphModule) else []
+    found = next((node for node in nodes if node.name == name), None)
+    if found is None:
+        raise ReplayError(f"{path!r} has no node {name!r} in its graph")
+    return found

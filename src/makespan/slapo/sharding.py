@@ -1,0 +1,596 @@
+"""Primitive ``shard``: rules per layer, and vocabularies that are padded until they divide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from makespan.slapo.errors import (
+    ArgumentError,
+    ConflictError,
+    KindError,
+    MemberError,
+    PathError,
+    ShardError,
+    close_names,
+    shown,
+)
+from makespan.slapo.layers import (
+    LateBiasConvolution,
+    LateBiasLinear,
+    LateBiasTransposedConvolution,
+    LateBiasTransposedLinear,
+    become,
+)
+from makespan.slapo.layouts import (
+    PARTIAL,
+    Blocks,
+    Layout,
+    Ranks,
+    Sharding,
+    TensorShard,
+    keep_sharding,
+    partition,
+    said,
+    sharding_of,
+    sizes_of,
+)
+from makespan.slapo.rewriting import check_not_fused
+from makespan.slapo.schedule import Primitive, carry_tags, register_primitive
+from makespan.training import refuse_plain_clipping
+
+if TYPE_CHECKING:
+    from makespan.slapo.schedule import Schedule
+
+
+# ------------------------------------------------------------------------------------------------
+# Embeddings of which each process has a part of the rows, and vocabularies that divide among processes.
+
+
+class VocabularyPart(nn.Module):
+    """An embedding that has the rows from ``first_row`` on, and zeros for the ids of other rows."""
+
+    first_row = 0
+
+    if TYPE_CHECKING:
+        weight: nn.Parameter
+        num_embeddings: int
+        padding_idx: int | None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up the ids that are this process's own."""
+        is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
+        rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
+        return rows * is_own.unsqueeze(-1).to(rows.dtype)
+
+
+def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int:
+    """Enlarge a vocabulary so that it divides among processes, before a model is scheduled.
+
+    The new rows are zero: no id leads to them, and the logits that they add are for the loss to leave out.
+
+    Parameters
+    ----------
+    model
+        Any model, on any device; it is changed.
+    paths
+        All its modules that have a row for each token: embeddings, and linear layers that return logits.
+        What is tied among them stays tied.
+    multiple
+        What the size shall be a multiple of, Megatron-LM takes 128 times the number of processes.
+
+    Returns
+    -------
+    The new size.
+
+    Raises
+    ------
+    PathError
+        There is no such module; also a `KeyError`.
+    ArgumentError
+        A module is no embedding or linear layer, sizes differ, or ``multiple`` is less than one; also a
+        `ValueError`. The model is as it was.
+    ConflictError
+        A module is sharded already; also a `RuntimeError`.
+    """
+    layers = [(path, _table(model, path)) for path in paths]
+    sizes = {len(layer.weight) for _, layer in layers}
+    if len(sizes) != 1 or multiple < 1:
+        found = ", ".join(f"{path!r} with {len(layer.weight)}" for path, layer in layers) or "no path"
+        raise ArgumentError(
+            f"pad_vocabulary: {found} to a multiple of {multiple}; accepted: one size, and 1 or more"
+        )
+    missing = -sizes.pop() % multiple
+    padded: dict[int, nn.Parameter] = {}
+    for _, layer in layers:
+        for name, old in list(layer.named_parameters(recurse=False)):
+            if id(old) not in padded:
+                rows = torch.cat([old.detach(), old.new_zeros(missing, *old.shape[1:])])
+                padded[id(old)] = nn.Parameter(rows, old.requires_grad)
+                vars(padded[id(old)]).update(vars(old))
+            setattr(layer, name, padded[id(old)])
+        size = len(layer.weight)
+        if isinstance(layer, nn.Embedding):
+            layer.num_embeddings = size
+        else:
+            layer.out_features = size
+    return size
+
+
+def _table(model: nn.Module, path: str) -> nn.Embedding | nn.Linear:
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError as error:
+        raise PathError(f"pad_vocabulary: no module {path!r}; {error}") from None
+    if not isinstance(layer, nn.Embedding | nn.Linear):
+        raise ArgumentError(
+            f"pad_vocabulary: {path!r} is a {type(layer).__name__}; accepted: an embedding or a linear layer"
+        )
+    if sharding_of(layer).tensors:
+        raise ConflictError(f"pad_vocabulary: {path!r} is sharded already; accepted: pad first")
+    return layer
+
+
+# ------------------------------------------------------------------------------------------------
+# What becomes of a layer when one of its tensors is cut along an axis; users add rules for their layers.
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """A tensor that shall be cut; name, axis and size are known to be right.
+
+    Parameters
+    ----------
+    module, path
+        The layer, and where it stands in the model.
+    name, axis, groups
+        Parameter or buffer, its axis from zero on, and the blocks of the axis that are cut each by itself:
+        how many equal ones, or the size of each.
+    local
+        Size of the axis that is left to each process.
+    ranks
+        The processes that share the layer.
+    """
+
+    module: Any
+    path: str
+    name: str
+    axis: int
+    groups: Blocks
+    local: int
+    ranks: Ranks
+
+    def whole(self, attribute: str) -> Any:
+        """Return the value that an attribute of the layer had before any of its tensors was cut."""
+        return sharding_of(self.module).attributes.get(attribute, getattr(self.module, attribute))
+
+    def __str__(self) -> str:
+        """Return the request as messages name it."""
+        return f"shard({self.name!r}, {self.axis}) at {self.path!r} ({type(self.module).__name__})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEffect:
+    """What a rule answers.
+
+    Parameters
+    ----------
+    returns
+        What the layer returns then, None if that is not known.
+    attributes
+        Attributes of the layer that get another value.
+    together
+        Tensors that have to be cut if one of them is.
+    behaviour
+        What the layer becomes where several processes share it, a class that comes before its own.
+    """
+
+    returns: Layout | None = None
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    together: frozenset[str] = frozenset()
+    behaviour: type[nn.Module] | None = None
+
+
+ShardRule = Callable[[ShardRequest], ShardEffect]
+_RULES: dict[type[nn.Module] | str, ShardRule] = {}
+_BOTH = frozenset({"weight", "bias"})
+
+
+def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule], ShardRule]:
+    """Return a decorator that makes a function the rule of layers and of their subclasses.
+
+    Parameters
+    ----------
+    *layers
+        Classes, or their qualified names with the module, for libraries that need not be there. A rule
+        that was registered before is replaced.
+
+    Returns
+    -------
+    A decorator that returns its function. The function gets a `ShardRequest` and returns a `ShardEffect`, or
+    raises `ArgumentError` or `ShardError` before anything has changed.
+
+    Raises
+    ------
+    ArgumentError
+        No layer is named.
+    """
+    if not layers:
+        raise ArgumentError("register_shard_rule names no layer; accepted: classes or their qualified names")
+
+    def register(rule: ShardRule) -> ShardRule:
+        _RULES.update(dict.fromkeys(layers, rule))
+        return rule
+
+    return register
+
+
+def shard_effect(request: ShardRequest) -> ShardEffect:
+    """Ask the rule of a layer, or of the nearest class above its own; without any nothing is known.
+
+    A layer of torch without a rule is rejected: its forward reads the sizes that it was built with, and
+    kernels that rely on them, such as those of an LSTM, read memory beyond a part of a weight.
+    """
+    for kind in type(request.module).__mro__:
+        rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+        if rule is None:
+            continue
+        effect = rule(request)
+        between = type(request.module).__mro__[: type(request.module).__mro__.index(kind)]
+        new = effect.behaviour is not None and not isinstance(request.module, effect.behaviour)
+        if new and any("forward" in vars(one) for one in between):
+            raise ShardError(
+                f"{request}: the class has a forward of its own, which would have to change; accepted: "
+                f"{kind.__name__} itself, or replace the layer by one"
+            )
+        return effect
+    computes = next(one for one in type(request.module).__mro__ if "forward" in vars(one))
+    if computes is not nn.Module and computes.__module__.startswith("torch.nn."):
+        raise ShardError(
+            f"{request}: {computes.__name__} of torch.nn has no rule for its parts; expected one with a rule "
+            f"(register_shard_rule({computes.__name__}) adds it), or a module of your own"
+        )
+    return ShardEffect()
+
+
+def _columns(request: ShardRequest, axis: int, *attributes: str) -> ShardEffect:
+    return ShardEffect(partition(axis), dict.fromkeys(attributes, request.local), _BOTH)
+
+
+def _rows(request: ShardRequest, attribute: str, behaviour: type[nn.Module]) -> ShardEffect:
+    """Cut along the inputs, where each process has a summand; a bias waits until they are summed."""
+    has_bias = request.module.bias is not None
+    return ShardEffect(PARTIAL, {attribute: request.local}, behaviour=behaviour if has_bias else None)
+
+
+@register_shard_rule(nn.Linear)
+def _linear(request: ShardRequest) -> ShardEffect:
+    if request.name not in _BOTH:
+        return ShardEffect()
+    if request.axis == 0:
+        return _columns(request, -1, "out_features")
+    return _rows(request, "in_features", LateBiasLinear)
+
+
+@register_shard_rule("transformers.pytorch_utils.Conv1D")
+def _transposed_linear(request: ShardRequest) -> ShardEffect:
+    if request.name == "bias" or (request.name == "weight" and request.axis == 1):
+        return _columns(request, -1, "nf")
+    return _rows(request, "nx", LateBiasTransposedLinear) if request.name == "weight" else ShardEffect()
+
+
+@register_shard_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def _convolution(request: ShardRequest) -> ShardEffect:
+    return _convolved(request, ("out_channels", "in_channels"), LateBiasConvolution)
+
+
+@register_shard_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def _transposed_convolution(request: ShardRequest) -> ShardEffect:
+    return _convolved(request, ("in_channels", "out_channels"), LateBiasTransposedConvolution)
+
+
+def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type[nn.Module]) -> ShardEffect:
+    """Cut a kernel; ``channels`` are what its first two axes stand for."""
+    axis, size = request.axis, request.ranks.size
+    if request.name not in _BOTH:
+        return ShardEffect()
+    if request.name == "weight" and axis > 1:
+        raise ArgumentError(f"{request}: axis {axis} is that of the kernel; accepted: axis 0 or 1")
+    if (groups := request.whole("groups")) > 1:
+        if request.name == "weight" and axis == 1:
+            raise ArgumentError(f"{request}: each of its {groups} groups is whole; accepted: axis 0")
+        if groups % size:
+            raise ShardError(f"{request}: {groups} groups do not divide among {size} processes")
+        names = ("in_channels", "out_channels", "groups")
+        return ShardEffect(partition(1), {name: request.whole(name) // size for name in names}, _BOTH)
+    name = "out_channels" if request.name == "bias" else channels[axis]
+    if name == "out_channels":
+        return _columns(request, 1, "out_channels")
+    return _rows(request, "in_channels", behaviour)
+
+
+@register_shard_rule(nn.Bilinear)
+def _bilinear(request: ShardRequest) -> ShardEffect:
+    if request.axis:
+        raise ShardError(f"{request}: only outputs can be cut; expected axis 0")
+    return _columns(request, -1, "out_features")
+
+
+@register_shard_rule(nn.PReLU)
+def _prelu(request: ShardRequest) -> ShardEffect:
+    return ShardEffect(partition(1), {"num_parameters": request.local})
+
+
+@register_shard_rule(
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+def _batch_norm(request: ShardRequest) -> ShardEffect:
+    together = frozenset({"weight", "bias", "running_mean", "running_var"})
+    return ShardEffect(partition(1), {"num_features": request.local}, together)
+
+
+@register_shard_rule(nn.Embedding)
+def _embedding(request: ShardRequest) -> ShardEffect:
+    module, local = request.module, request.local
+    if request.name != "weight":
+        return ShardEffect()
+    if request.axis == 1:
+        return ShardEffect(partition(-1), {"embedding_dim": local})
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        raise ShardError(
+            f"{request}: ids of other processes would count for the first row; accepted: an embedding "
+            "without max_norm and scale_grad_by_freq"
+        )
+    if request.groups not in (1, (request.whole("num_embeddings"),)):
+        raise ArgumentError(f"{request}: a process has rows that follow each other; accepted: groups=1")
+    first, padding = request.ranks.rank * local, request.whole("padding_idx")
+    is_own = padding is not None and first <= padding < first + local
+    attributes = {
+        "num_embeddings": local,
+        "first_row": first,
+        "padding_idx": padding - first if is_own else None,
+    }
+    return ShardEffect(PARTIAL, attributes, behaviour=VocabularyPart)
+
+
+# ------------------------------------------------------------------------------------------------
+# The primitive that splits parameters and buffers of a module among the processes of a group.
+
+CLIPPING = "makespan.slapo.clip_grad_norm(schedule, max_norm)"
+"""What clips gradients by the norm of the whole model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiedShard:
+    """The part that all tensors of a tie share, kept by the path at which it was made."""
+
+    path: str
+    parameter: nn.Parameter
+    shard: TensorShard
+
+
+def ranks_of(sch: Schedule) -> Ranks:
+    """Return the processes that share the modules of a schedule."""
+    return Ranks(sch.rank, sch.world_size, sch.group)
+
+
+def tie_of(sch: Schedule, name: str) -> tuple[str, ...] | None:
+    """Return the group of parameters that are one object, to which a parameter of a module belongs."""
+    full = f"{sch.path}.{name}" if sch.path else name
+    return next((group for group in sch.metadata.ties if full in group), None)
+
+
+@register_primitive()
+class Shard(Primitive):
+    """Split tensors of a module evenly along an axis, of which each process keeps a part."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``shard``."""
+        return "shard"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: Schedule,
+        tensor_name: str | Sequence[str],
+        axis: int,
+        groups: int | Sequence[int] = 1,
+        unit: int | None = None,
+    ) -> None:
+        """Keep the part of this process.
+
+        Parameters
+        ----------
+        tensor_name
+            Parameter or buffer of this module itself, or several of them.
+        axis
+            Axis along which it is cut; negative ones count from the end.
+        groups
+            Blocks of the axis that are cut each by itself: how many equal ones, three for queries, keys and
+            values in one, or their sizes, where there are fewer keys and values than queries.
+        unit
+            What a process has a whole number of, such as the size of a head; 1 for no such thing. None for
+            the size of heads that the owner of a layer names, where its outputs are whole heads.
+        """
+        names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
+        if not names or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
+            raise KindError(f"shard of {sch.path!r}: found {shown(tensor_name)}; accepted: a name or several")
+        check_not_fused(sch, cls.name())
+        blocks: Any = tuple(groups) if isinstance(groups, list | tuple) else groups
+        plans = [_planned(sch, name, axis, blocks, unit) for name in names]
+        sharding = sharding_of(sch.mod)
+        for plan in plans:
+            sharding = _after(sch, sharding, plan)
+        for plan in plans:
+            _keep_part(sch, plan)
+        if sch.world_size > 1:
+            for behaviour in {one for plan in plans if (one := plan.effect.behaviour) is not None}:
+                if not isinstance(sch.mod, behaviour):
+                    become(sch.mod, behaviour)
+        for plan in plans:
+            for name, value in plan.effect.attributes.items():
+                setattr(sch.mod, name, value)
+        keep_sharding(sch.mod, sharding)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A tensor that will be cut, checked."""
+
+    name: str
+    tensor: Tensor
+    shard: TensorShard
+    effect: ShardEffect
+    tied: TiedShard | None
+
+
+def _planned(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
+    """Check one tensor, without changing anything."""
+    where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
+    tensor = _tensor(sch.mod, name, where)
+    known = sharding_of(sch.mod).tensors.get(name)
+    if known is not None:
+        raise ConflictError(
+            f"{where}: {name!r} is sharded on axis {known.axis} already; {sch.conflict('shard')}"
+        )
+    if not _is_number(axis) or not -tensor.dim() <= axis < tensor.dim():
+        raise ArgumentError(
+            f"{where}: axis {axis!r} of {name!r}, whose shape is {tuple(tensor.shape)}; accepted: "
+            + (f"{-tensor.dim()} to {tensor.dim() - 1}" if tensor.dim() else "none, it is a scalar")
+        )
+    axis %= tensor.dim()
+    size = tensor.shape[axis]
+    if isinstance(groups, tuple):
+        if not groups or not all(_is_number(one) and one > 0 for one in groups) or sum(groups) != size:
+            raise ArgumentError(
+                f"{where}: groups of {shown(list(groups))}; accepted: sizes > 0 that add up to {size}, that "
+                f"of axis {axis} of {name!r}"
+            )
+        if wrong := [one for one in groups if one % sch.world_size]:
+            raise ShardError(
+                f"{where}: axis {axis} of {name!r} has a block of size {wrong[0]}, which does not divide "
+                f"among {sch.world_size} processes; accepted: blocks that are multiples of {sch.world_size}"
+            )
+    elif not _is_number(groups) or groups < 1:
+        raise ArgumentError(f"{where}: {shown(groups)} groups; accepted: 1 or more, or the sizes of blocks")
+    elif size % (sch.world_size * groups):
+        blocks = f" in {groups} groups" if groups > 1 else ""
+        raise ShardError(
+            f"{where}: axis {axis} of {name!r} has size {size}, which{blocks} does not divide among "
+            f"{sch.world_size} processes; accepted: a multiple of {sch.world_size * groups}, after padding"
+        )
+    shard = TensorShard(tuple(tensor.shape), axis, groups, sch.rank, sch.world_size)
+    request = ShardRequest(
+        sch.mod, sch.path, name, axis, groups, tensor.shape[axis] // sch.world_size, ranks_of(sch)
+    )
+    effect = shard_effect(request)
+    if effect.returns is not None and effect.returns.kind == "partition":
+        _check_units(sch, name, sizes_of(groups, size), unit, where)
+    return _Plan(name, tensor, shard, effect, _tied(sch, name, shard, where))
+
+
+_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
+
+
+def _check_units(sch: Schedule, name: str, sizes: Sequence[int], unit: int | None, where: str) -> None:
+    """Refuse a cut through a head: attention would take parts of two heads for one, or fail when it runs."""
+    if unit is None:
+        owner = sch.parent.mod if sch.parent is not None else None
+        named = [getattr(owner, one, None) for one in _HEAD_SIZES]
+        unit = next((one for one in named if isinstance(one, int) and one > 1), 1)
+        if any(one % unit for one in sizes):
+            return  # these are no heads
+    elif not _is_number(unit) or unit < 1:
+        raise ArgumentError(f"{where}: unit {shown(unit)}; accepted: a whole number >= 1, or None")
+    for size in sizes:
+        if size % unit or size // unit % sch.world_size:
+            raise ShardError(
+                f"{where}: {name!r} has {size / unit:g} heads or units of {unit}, which do not divide among "
+                f"{sch.world_size} processes; accepted: a number of processes that divides them, or unit=1 "
+                "to cut through them"
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tensor(module: nn.Module, name: str, where: str) -> Tensor:
+    own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+    if name not in own:
+        why = "it is None" if name in {*module._parameters, *module._buffers} else close_names(name, own)
+        raise MemberError(f"{where}: no parameter or buffer {name!r}; {why}")
+    return own[name]
+
+
+def _tied(sch: Schedule, name: str, shard: TensorShard, where: str) -> TiedShard | None:
+    """Return the part that another member of the tie has; it must be the same part."""
+    group = tie_of(sch, name)
+    made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
+    known = None if group is None else made.get(group)
+    if known is None:
+        return None
+    if known.shard != shard:
+        raise ShardError(
+            f"{where}: {name!r} is tied to {known.path!r}, which is sharded on axis {known.shard.axis} to "
+            f"{known.shard.shape}, in {said(known.shard.groups)}; this would be axis {shard.axis}, "
+            f"{shard.shape}, in {said(shard.groups)}; accepted: the same part"
+        )
+    return known
+
+
+def _after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
+    """Return what is sharded once a plan is carried out; contradictions are errors."""
+    effect, where = plan.effect, f"shard of {sch.path!r} ({type(sch.mod).__name__})"
+    returns = effect.returns
+    if returns is not None and returns.kind == "partition":
+        returns = replace(returns, groups=plan.shard.groups)
+    if returns is not None and before.computes not in (None, returns):
+        raise ConflictError(
+            f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {returns}, but "
+            f"{before.computes} by what is cut already; {sch.conflict('shard')}"
+        )
+    if returns is not None and before.computes is None and before.returns is not None:
+        raise ConflictError(
+            f"{where}: its output is synchronised as {before.returns} already, before it was known that it "
+            f"is {returns}; accepted: shard before sync; {sch.conflict('sync')}"
+        )
+    attributes = {name: getattr(sch.mod, name, None) for name in effect.attributes}
+    return replace(
+        before,
+        tensors={**before.tensors, plan.name: plan.shard},
+        together=before.together | effect.together,
+        attributes={**attributes, **before.attributes},
+        computes=before.computes or returns,
+        returns=before.returns or returns,
+    )
+
+
+def _keep_part(sch: Schedule, plan: _Plan) -> None:
+    """Put the part in the place of the whole tensor; members of a tie share it."""
+    whole, shard = plan.tensor, plan.shard
+    if not isinstance(whole, nn.Parameter):
+        setattr(sch.mod, plan.name, shard.part_of(whole))
+        return
+    if plan.tied is not None:
+        part = plan.tied.parameter
+    elif shard.world_size == 1:
+        part = whole
+    else:
+        part = nn.Parameter(shard.part_of(whole.detach()), whole.requires_grad)
+    carry_tags(whole, part, sch.metadata.tags)
+    vars(part)["shard"] = shard
+    sch.metadata.tags.add("shard")
+    if shard.world_size > 1:
+        sch.metadata.tags.add(refuse_plain_clipping([part], CLIPPING))
+    setattr(sch.mod, plan.name, part)
+    if (group := tie_of(sch, plan.name)) is not None:
+        full = f"{sch.path}.{plan.name}".removeprefix(".")
+        sch.metadata.slots["shard"].setdefault(group, TiedShard(full, part, shard))

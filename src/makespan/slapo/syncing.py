@@ -1,0 +1,426 @@
+"""Primitive ``sync``, its hooks, and gradient clipping by the norm of the whole model."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.utils import _pytree as pytree  # there is no public name for it
+from torch.utils.weak import WeakIdKeyDictionary
+
+from makespan.slapo.building import is_parallel
+from makespan.slapo.errors import ArgumentError, KindError, ShardError, TracingError
+from makespan.slapo.layers import LateBias
+from makespan.slapo.layouts import (
+    PARTIAL,
+    REPLICATED,
+    SCHEMES,
+    Exchange,
+    Sharding,
+    all_gather,
+    all_reduce,
+    keep_sharding,
+    partition,
+    reduce_scatter,
+    reshard,
+    scatter,
+    sharding_of,
+    sum_gradient,
+)
+from makespan.slapo.schedule import Primitive, register_primitive
+from makespan.slapo.sharding import ranks_of
+from makespan.slapo.state import owners_of
+from makespan.slapo.tracing import check_is_called
+from makespan.training import clip_grad_norm as clip_everywhere
+
+if TYPE_CHECKING:
+    from makespan.slapo.schedule import Schedule
+
+
+# ------------------------------------------------------------------------------------------------
+# The hooks that synchronised modules carry; a copy of a module has copies of them.
+
+
+def input_places(
+    module: nn.Module, inputs: Sequence[int | str], where: str
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Return places and names of arguments, each argument by both where it has both."""
+    names = list(inspect.signature(module.forward).parameters)
+    wanted = [inputs] if isinstance(inputs, int | str) else list(inputs)
+    for one in wanted:
+        if one not in names if isinstance(one, str) else not 0 <= one < len(names):
+            raise ArgumentError(f"{where}: no input {one!r}; accepted: {', '.join(names)}, or their places")
+    chosen = [names.index(one) if isinstance(one, str) else one for one in wanted]
+    return frozenset(chosen), frozenset(names[one] for one in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeInputs:
+    """Exchange arguments before a module is called; its other arguments pass."""
+
+    exchange: Exchange
+    places: tuple[frozenset[int], frozenset[str]] | None
+    where: str
+    of_gradients: bool
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments that the module gets."""
+        done = {place: self._done(one) for place, one in enumerate(args) if self._is_meant(place)}
+        named = {name: self._done(one) for name, one in kwargs.items() if self._is_meant(name)}
+        return tuple(done.get(place, one) for place, one in enumerate(args)), kwargs | named
+
+    def _is_meant(self, which: int | str) -> bool:
+        return self.places is None or which in self.places[isinstance(which, str)]
+
+    def _done(self, value: Any) -> Any:
+        """Exchange the tensors in a value, which keeps its class: a named tuple, an output of a model."""
+        return pytree.tree_map(self._exchanged, value)
+
+    def _exchanged(self, value: Any) -> Any:
+        if isinstance(value, Proxy):
+            return self.exchange(value)
+        if not isinstance(value, Tensor):
+            return value
+        if self.of_gradients:
+            is_meant = value.requires_grad
+        else:
+            is_meant = self.places is not None or value.is_floating_point()
+        return _located(self.exchange, value, self.where) if is_meant else value
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeOutput:
+    """Exchange what a module returns, or one element of it."""
+
+    exchange: Exchange
+    element: Any
+    axis: int | None
+    expected: int | None
+    where: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Return the output that the caller gets."""
+        if isinstance(output, Proxy):
+            if self.element is not None:
+                raise TracingError(f"{self.where}: a graph cannot take its output apart; accepted: a leaf")
+            return self.exchange(output)
+        if self.element is None:
+            if not isinstance(output, Tensor):
+                raise ShardError(
+                    f"{self.where}: it returned a {type(output).__name__}; accepted: a tensor, or "
+                    "output= to say which element is meant"
+                )
+            return self._done(output)
+        done = self._done(output[self.element])
+        if isinstance(output, tuple):
+            place = range(len(output))[self.element]
+            parts = [done if one == place else kept for one, kept in enumerate(output)]
+            return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
+        output[self.element] = done  # a list or a mapping of any class
+        return output
+
+    def _done(self, value: Tensor) -> Tensor:
+        axis, expected, n = self.axis, self.expected, value.dim()
+        if axis is not None and expected is not None and axis % n != expected % n:
+            raise ArgumentError(
+                f"{self.where}: {self.exchange.name} on axis {axis} of an output of shape "
+                f"{tuple(value.shape)}, which is cut along axis {expected}; accepted: that axis"
+            )
+        return _located(self.exchange, value, self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class SumParameterGradients:
+    """Sum the gradients of parameters that see other parts of the sequence on other processes.
+
+    The hook of a parameter is set when it is first used, since copies of a module have other parameters.
+    """
+
+    SUMMED: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+
+    names: tuple[str, ...]
+    exchange: Exchange
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Let the gradients of this pass be summed."""
+        for name in self.names:
+            parameter = getattr(module, name)
+            if parameter.requires_grad and parameter not in self.SUMMED:
+                parameter.register_hook(self.exchange.back)
+                self.SUMMED[parameter] = True
+
+
+def _located(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:
+    try:
+        return exchange(value)
+    except ShardError as error:
+        raise ShardError(f"{where}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------
+# The primitive that says where the processes of a group exchange what a module takes or returns.
+
+_OPS = {
+    "fwd_post": ("all_reduce", "all_gather", "reduce_scatter", "scatter", *SCHEMES),
+    "fwd_pre": ("all_gather", *SCHEMES),
+    "bwd_post": ("all_reduce",),
+}
+_TAKES_AXIS = ("all_gather", "reduce_scatter", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What was asked for, with the place for messages."""
+
+    mode: str
+    op: str
+    axis: int | None
+    tensor_parallel_output_grad: bool
+    on: str
+    where: str
+
+
+@register_primitive()
+class Sync(Primitive):
+    """Exchange the inputs, the output or the gradients of a module with the other processes."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``sync``."""
+        return "sync"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        mode: str,
+        sync_op_or_fn: str | Callable[..., Any],
+        *,
+        axis: int | None = None,
+        tensor_parallel_output_grad: bool = True,
+        inputs: Sequence[int | str] | None = None,
+        output: int | str | None = None,
+        on: str = "inputs",
+    ) -> None:
+        """Exchange at this module from now on.
+
+        Parameters
+        ----------
+        mode
+            ``fwd_pre`` for what it takes, ``fwd_post`` for what it returns, ``bwd_post`` for gradients.
+        sync_op_or_fn
+            An operation by name, or a hook of the user's with the signature that torch asks for; with an
+            attribute ``with_kwargs`` that is true it gets keyword arguments, too.
+        axis
+            Axis of the activation; an ``all_gather`` takes the one that is cut, or the last.
+        tensor_parallel_output_grad
+            Whether what reads a gathered tensor is sharded, so that the processes' gradients are summands.
+        inputs
+            Arguments that are exchanged, by name or place; None for all tensors of floating-point numbers,
+            and for ``bwd_post`` all that have a gradient.
+        output
+            Which element of a tuple, or which key, is exchanged; None where a tensor is returned.
+        on
+            ``inputs``, or ``parameters`` to sum the gradients of the module's own parameters, which each
+            process has for its part of the sequence.
+        """
+        where = f"sync of {sch.path!r} ({type(sch.mod).__name__})"
+        check_is_called(sch, cls.name())
+        if mode not in _OPS:
+            raise ArgumentError(f"{where}: mode {mode!r}; accepted: {', '.join(_OPS)}")
+        if callable(sync_op_or_fn):
+            _install_users(sch.mod, mode, sync_op_or_fn)
+            return
+        if not isinstance(sync_op_or_fn, str):
+            raise KindError(f"{where}: found {sync_op_or_fn!r}; accepted: an operation by name, or a hook")
+        call = _Call(mode, sync_op_or_fn, axis, tensor_parallel_output_grad, on, where)
+        _check(call, inputs, output)
+        before = sharding_of(sch.mod)
+        after = _after(sch, call, before) if mode == "fwd_post" and output is None else before
+        places = None if inputs is None else input_places(sch.mod, inputs, where)
+        if sch.world_size > 1:
+            _install(sch, call, before, places, output)
+        keep_sharding(sch.mod, after)
+
+
+def _check(call: _Call, inputs: Sequence[int | str] | None, output: int | str | None) -> None:
+    """Refuse operations and options that do not belong together."""
+    if call.op not in _OPS[call.mode]:
+        raise ArgumentError(
+            f"{call.where}: operation {call.op!r} in mode {call.mode!r}; accepted: "
+            f"{', '.join(_OPS[call.mode])}, or a hook"
+        )
+    if call.op in ("reduce_scatter", "scatter") and call.axis is None:
+        raise ArgumentError(f"{call.where}: {call.op} without axis; accepted: the axis of the activation")
+    superfluous = {
+        "axis": call.axis is not None and call.op not in _TAKES_AXIS,
+        "tensor_parallel_output_grad": not call.tensor_parallel_output_grad and call.op != "all_gather",
+        "inputs": inputs is not None and (call.mode == "fwd_post" or call.on == "parameters"),
+        "output": output is not None and call.mode != "fwd_post",
+        "on": call.on != "inputs" and not (call.on == "parameters" and call.mode == "bwd_post"),
+    }
+    for name, found in superfluous.items():
+        if found:
+            raise ArgumentError(f"{call.where}: {call.op} in mode {call.mode!r} takes no such {name}")
+
+
+def _after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
+    """Return what the module returns once it is synchronised; a contradiction is an error."""
+    found = before.returns
+
+    def refuse(accepted: str) -> ArgumentError:
+        done = f"; {sch.conflict('sync')}" if found != before.computes else ""
+        return ArgumentError(
+            f"{call.where}: {call.op}{'' if call.axis is None else f' on axis {call.axis}'}, but it returns "
+            f"{found or 'what follows from its sharded tensors'}; accepted: {accepted}{done}"
+        )
+
+    match call.op:
+        case "all_reduce" | "reduce_scatter":
+            if found is not None and found.kind != "partial":
+                raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
+            after = REPLICATED if call.op == "all_reduce" else partition(_axis(call, before))
+        case "all_gather":
+            if found is not None and (found.kind != "partition" or not _may_agree(call.axis, found.axis)):
+                raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
+            after = REPLICATED
+        case "scatter":
+            if before.tensors or found not in (None, REPLICATED):
+                raise refuse("scatter of what all processes have; reduce_scatter for summands")
+            after = partition(_axis(call, before))
+        case scheme:
+            layouts = {"RR": REPLICATED, "RS": partition(-1), "SR": partition(-2)}
+            if found not in (None, layouts[scheme[:2]]):
+                raise refuse("a scheme that begins with how the last two axes of the output lie")
+            after = layouts[scheme[-2:]]
+    return replace(before, returns=after)
+
+
+_ACCEPTED = {
+    "partition": "all_gather on axis {axis}",
+    "partial": "all_reduce or reduce_scatter",
+    "replicated": "no second synchronisation but a scheme that begins with RR",
+}
+
+
+def _axis(call: _Call, before: Sharding) -> int:
+    """Axis of the activation."""
+    if call.axis is not None:
+        return call.axis
+    known = before.returns if call.mode == "fwd_post" else None
+    return known.axis if known is not None and known.axis is not None else -1
+
+
+def _may_agree(axis: int | None, known: int | None) -> bool:
+    """Whether two axes can be the same one; counted from different ends only a tensor can tell."""
+    if axis is None or known is None or axis == known:
+        return True
+    return axis != 0 and (axis < 0) != (known < 0)
+
+
+def _exchange(sch: "Schedule", call: _Call, before: Sharding) -> Exchange:
+    ranks = ranks_of(sch)
+    match call.mode, call.op:
+        case "bwd_post", _:
+            return sum_gradient(ranks)
+        case _, "all_reduce":
+            return all_reduce(ranks)
+        case _, "all_gather":
+            groups = 1 if call.mode == "fwd_pre" or before.returns is None else before.returns.groups
+            return all_gather(ranks, _axis(call, before), call.tensor_parallel_output_grad, groups)
+        case _, "reduce_scatter":
+            return reduce_scatter(ranks, _axis(call, before))
+        case _, "scatter":
+            return scatter(ranks, _axis(call, before))
+    return reshard(ranks, call.op)
+
+
+def _install(
+    sch: "Schedule",
+    call: _Call,
+    before: Sharding,
+    places: tuple[frozenset[int], frozenset[str]] | None,
+    output: int | str | None,
+) -> None:
+    module, exchange = sch.mod, _exchange(sch, call, before)
+    if call.on == "parameters":
+        names = tuple(name for name, _ in module.named_parameters(recurse=False))
+        module.register_forward_pre_hook(SumParameterGradients(names, exchange))
+    elif call.mode != "fwd_post":
+        hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+    elif isinstance(module, LateBias) and before.returns == PARTIAL:
+        module.reduce = exchange
+        if call.op == "reduce_scatter":  # each process adds the bias to its part only
+            module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks_of(sch))))
+    else:
+        expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None
+        module.register_forward_hook(ExchangeOutput(exchange, output, call.axis, expected, call.where))
+
+
+def _install_users(module: nn.Module, mode: str, hook: Callable[..., Any]) -> None:
+    with_kwargs = bool(getattr(hook, "with_kwargs", False))
+    if mode == "fwd_pre":
+        module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
+    elif mode == "fwd_post":
+        module.register_forward_hook(hook, with_kwargs=with_kwargs)
+        # What a user's hook makes of the output nobody knows; what the module computes remains known.
+        keep_sharding(module, replace(sharding_of(module), returns=None))
+    else:
+        module.register_full_backward_hook(hook)
+
+
+# ------------------------------------------------------------------------------------------------
+# Gradients of a scheduled model, limited by the norm of all that its processes hold.
+
+
+def clip_grad_norm(
+    sch: "Schedule", max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale the gradients of a scheduled model so that their norm is at most so large.
+
+    The norm is that of the whole model, whatever is split: parts of sharded parameters are added up, and what
+    all processes have, or several stages of a pipeline share, counts once. All processes must call this after
+    the backward passes, or after the step of a pipeline.
+
+    Parameters
+    ----------
+    sch
+        Schedule of a whole model, built for any target.
+    max_norm, norm_type, error_if_nonfinite
+        As of `torch.nn.utils.clip_grad_norm_`, whose bits are the same where nothing is split.
+
+    Returns
+    -------
+    The norm before, a scalar, the same on all processes.
+
+    Raises
+    ------
+    ArgumentError
+        This is no root; also a `ValueError`.
+    """
+    if sch.parent is not None:
+        raise ArgumentError(f"clip_grad_norm of {sch.path!r}: accepted: the schedule of a whole model")
+    owners, is_shared = owners_of(sch), is_parallel(sch) and sch.world_size > 1
+    held, counted = {}, set()
+    for path, module in sch.mod.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in held:
+                continue  # of a tie the first place counts, in the stage that has it
+            held[id(parameter)] = parameter
+            shard = sharding_of(module).tensors.get(name)
+            counts_here = not is_shared or sch.rank == 0 or (shard is not None and shard.world_size > 1)
+            if counts_here and not owners.is_elsewhere(f"{path}.{name}".removeprefix(".")):
+                counted.add(id(parameter))
+    groups: list[dist.ProcessGroup | None] = [sch.group] if is_shared else []
+    if owners.ranks.size > 1:
+        groups.append(owners.ranks.group)
+    return clip_everywhere(
+        held.values(), max_norm, norm_type, counted=counted, groups=groups,
+        error_if_nonfinite=error_if_nonfinite,
+    )  # fmt: skip

@@ -1,0 +1,383 @@
+"""Capture forwards as graphs: tracer, traced modules, examples for branches, and the primitive ``trace``."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree  # there is no public name for it
+
+from makespan.slapo.errors import ArgumentError, ConflictError, KindError, TracingError, close_names
+from makespan.slapo.graphs import (
+    NO_LEAVES,
+    VARIADIC,
+    Arguments,
+    Example,
+    Leaves,
+    TracedModule,
+    as_example,
+    exchange_borrowed,
+    forward_of,
+    is_inlined,
+    is_same,
+    is_wrapped,
+    trace_module,
+)
+from makespan.slapo.schedule import Primitive, register_primitive
+
+if TYPE_CHECKING:
+    from makespan.slapo.schedule import Schedule
+
+
+# ------------------------------------------------------------------------------------------------
+# The primitives that capture graphs, of one module with those it calls, or of what leads to some modules.
+
+_SHOWN = 4
+
+
+@dataclass
+class _Plan:
+    """Graphs that were captured, by the modules that they are to stand in for; nothing is changed yet."""
+
+    leaves: Leaves = NO_LEAVES
+    only: Collection[str] | None = None
+    traced: dict[int, TracedModule] = field(default_factory=dict)
+    originals: dict[int, nn.Module] = field(default_factory=dict)
+    arguments: dict[int, Arguments] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
+
+    def add(self, module: nn.Module, path: str, arguments: Arguments, example: Example | None = None) -> None:
+        """Capture a module, then those it calls; one of these that cannot be captured stays as it is."""
+        traced = trace_module(module, path, arguments, self.leaves, example=example)
+        self.traced[id(module)], self.originals[id(module)] = traced, module
+        self.arguments[id(module)] = arguments
+        calls: dict[str, list[fx.Node]] = {}
+        for node in traced.graph.find_nodes(op="call_module"):
+            calls.setdefault(str(node.target), []).append(node)
+        for target, nodes in calls.items():
+            child, inner = module.get_submodule(target), f"{path}.{target}" if path else target
+            is_left = isinstance(child, fx.GraphModule) or is_inlined(child) or self.leaves.has(child)
+            if is_left or (self.only is not None and inner not in self.only):
+                continue
+            try:
+                self._add_called(child, inner, nodes, example)
+            except TracingError as error:
+                self.opaque[inner] = str(error)
+
+    def _add_called(
+        self, child: nn.Module, path: str, nodes: Sequence[fx.Node], example: Example | None
+    ) -> None:
+        arguments = _arguments_of_calls(child, path, nodes)
+        known = self.arguments.get(id(child))
+        if known is None:
+            own = None if example is None else example.of_call(child, forward_of(child), nodes[0])
+            self.add(child, path, arguments, own)
+        elif known.inputs != arguments.inputs or not _agree(known.fixed, arguments.fixed):
+            for inner in child.modules():
+                self.traced.pop(id(inner), None)
+            raise _differently(path)
+
+    def commit(self, sch: "Schedule") -> None:
+        """Put the graphs in the places of the modules, wherever the model holds them."""
+        new = self.traced.get(id(sch.mod), sch.mod)
+        seen: set[int] = set()
+        waiting: list[nn.Module] = [sch.root.mod, new]
+        while waiting:
+            module = waiting.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            for name, child in module._modules.items():
+                if child is not None:
+                    module._modules[name] = self.traced.get(id(child), child)
+            waiting += [one for one in module._modules.values() if one is not None]
+        exchange_borrowed(sch.root.mod, self.traced)
+        sch.mod = new
+        sch.rebuild()
+        sch.metadata.slots[Trace.name()].update(self.opaque)
+
+
+def _agree(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    return known.keys() == found.keys() and all(is_same(known[name], found[name]) for name in known)
+
+
+def _differently(path: str) -> TracingError:
+    return TracingError(
+        f"trace of {path!r}: it is called with different arguments in different places, and one graph cannot"
+        " have both; accepted: the same arguments everywhere, or declare it in leaf_modules"
+    )
+
+
+def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) -> Arguments:
+    """How the graph of the owner calls a module: values in the graph are inputs, the rest is fixed."""
+    signature, found = forward_of(module), None
+    for node in nodes:
+        try:
+            bound = signature.bind(*node.args, **node.kwargs).arguments
+        except TypeError as error:
+            raise TracingError(f"trace of {path!r}: {error}") from None
+        for one in signature.parameters.values():
+            more = bound.pop(one.name, None) if one.kind in VARIADIC else None
+            if more and one.kind is one.VAR_POSITIONAL:
+                raise TracingError(f"trace of {path!r}: it is called with a variable number of arguments")
+            bound |= more or {}
+        inputs = {name for name, value in bound.items() if _has_nodes(value)}
+        fixed = {name: value for name, value in bound.items() if name not in inputs}
+        called = Arguments(frozenset(inputs), fixed)
+        if found is not None and (found.inputs != called.inputs or not _agree(found.fixed, called.fixed)):
+            raise _differently(path)
+        found = called
+    return found or Arguments(frozenset(), {})
+
+
+def _has_nodes(value: Any) -> bool:
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(value, nodes.append)
+    return bool(nodes)
+
+
+def _arguments_given(
+    sch: "Schedule",
+    concrete_args: Mapping[str, Any] | None,
+    inputs: Sequence[str] | None,
+    example_inputs: Any,
+) -> tuple[Arguments, Example | None]:
+    """Read what a user said of the arguments; those without a default vary unless they are fixed."""
+    parameters = {
+        one.name: one for one in forward_of(sch.mod).parameters.values() if one.kind not in VARIADIC
+    }
+    fixed, varying = dict(concrete_args or {}), [inputs] if isinstance(inputs, str) else list(inputs or ())
+    where = f"trace of {sch.path!r} ({type(sch.mod).__name__})"
+    example = None
+    if example_inputs is not None:
+        example = as_example(sch.mod, forward_of(sch.mod), example_inputs, where)
+        for name, value in example.given.items():
+            has_tensors = any(isinstance(one, Tensor) for one in pytree.tree_leaves(value))
+            if has_tensors and name not in (*fixed, *varying):
+                varying.append(name)
+            elif not has_tensors and name not in varying:
+                fixed.setdefault(name, value)
+    for name in (*fixed, *varying):
+        if name not in parameters:
+            raise ArgumentError(f"{where}: forward has no argument {name!r}; {close_names(name, parameters)}")
+    if both := sorted(set(fixed) & set(varying)):
+        raise ArgumentError(f"{where}: {both[0]!r} is in concrete_args and in inputs; accepted: one of them")
+    required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+    varies = frozenset((required - set(fixed)) | set(varying))
+    if not varies and inputs is None and parameters.keys() - fixed.keys():
+        # A graph of it would be the result of one call, that without any argument.
+        names = ", ".join(list(parameters)[:_SHOWN]) + (", ..." if len(parameters) > _SHOWN else "")
+        raise TracingError(
+            f"{where}: every argument has a default and none is said to vary, so that all would be fixed; "
+            f"accepted: inputs, the names of those that vary among {names}"
+        )
+    if example is not None and (missing := sorted(varies - example.given.keys())):
+        raise ArgumentError(f"{where}: example_inputs without {missing[0]!r}; accepted: all that vary")
+    return Arguments(varies, fixed), example if example is None else Example(
+        sch.mod, {**fixed, **example.given}
+    )
+
+
+def _check_tracer(sch: "Schedule", tracer: str) -> None:
+    if tracer != "fx":
+        raise ArgumentError(f"trace of {sch.path!r}: tracer {tracer!r}; accepted: 'fx'")
+
+
+def _refuse_wrapped(sch: "Schedule") -> None:
+    if is_wrapped(sch.mod):
+        raise ConflictError(
+            f"trace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
+            "accepted: trace first, then wrap"
+        )
+
+
+def _checked(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool:
+    """Capture, or say why not: loudly, or with a warning and False."""
+    try:
+        capture()
+    except TracingError as error:
+        if strict:
+            raise
+        warnings.warn(str(error), stacklevel=5)
+        return False
+    return True
+
+
+@register_primitive()
+class Trace(Primitive):
+    """Capture the static graph of a module, which primitives that look inside a forward need."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``trace``."""
+        return "trace"
+
+    @classmethod
+    def init_metadata(cls) -> dict[str, str]:
+        """Return why modules stay opaque, by their paths."""
+        return {}
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        recursive: bool = True,
+        flatten: bool = False,
+        leaf_modules: Sequence[str | type[nn.Module]] = (),
+        leaf_functions: Sequence[str | Callable[..., Any]] = (),
+        concrete_args: Mapping[str, Any] | None = None,
+        tracer: str = "fx",
+        strict: bool = True,
+        inputs: Sequence[str] | None = None,
+        example_inputs: Any = None,
+    ) -> bool:
+        """Let a graph stand in for the forward of this module, and return whether there is one.
+
+        Parameters
+        ----------
+        recursive
+            Capture the modules that it calls as well, each in a graph of its own; one that has no static
+            graph stays as it is, and the reason is in ``metadata.slots["trace"]`` by its path.
+        flatten
+            One graph down to leaves; the nodes of the modules between are gone from the schedule.
+        leaf_modules, leaf_functions
+            What is called and not looked into: classes or their names, functions or their full names.
+        concrete_args
+            Values of arguments that do not vary.
+        tracer
+            ``fx``.
+        strict
+            Raise if this module has no static graph; otherwise warn and return False.
+        inputs
+            Arguments that vary although they have a default; the others keep their default. Where every
+            argument has one, as in models that are called by keyword, some must be named.
+        example_inputs
+            A tensor, positional arguments, or arguments by name, of which the tensors vary. Where a forward
+            branches on a shape, a length or a type it goes the way of the example, and a call that would go
+            another one raises an error. None for a forward that branches on nothing of the kind.
+        """
+        _check_tracer(sch, tracer)
+        leaves = Leaves.of(leaf_modules, leaf_functions)
+        if isinstance(sch.mod, fx.GraphModule):
+            return True
+        _refuse_wrapped(sch)
+        plan = _Plan(leaves, None if recursive else ())
+
+        def capture() -> None:
+            arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
+            if flatten:
+                traced = trace_module(sch.mod, sch.path, arguments, leaves, flatten=True, example=example)
+                plan.traced[id(sch.mod)] = traced
+            else:
+                plan.add(sch.mod, sch.path, arguments, example)
+
+        if not _checked(sch, strict, capture):
+            return False
+        plan.commit(sch)
+        return True
+
+
+@register_primitive()
+class TraceUntil(Primitive):
+    """Capture the graphs of the model and of the modules on the way down to some paths, before a cut."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``trace_until``."""
+        return "trace_until"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        paths: str | Sequence[str],
+        leaf_modules: Sequence[str | type[nn.Module]] = (),
+        leaf_functions: Sequence[str | Callable[..., Any]] = (),
+        concrete_args: Mapping[str, Any] | None = None,
+        tracer: str = "fx",
+        strict: bool = True,
+        inputs: Sequence[str] | None = None,
+        example_inputs: Any = None,
+    ) -> bool:
+        """Trace the root and exactly the modules down to and including each path.
+
+        Parameters
+        ----------
+        paths
+            Paths of modules; everything beside the way to them is called as it is.
+        leaf_modules, leaf_functions, concrete_args, tracer, strict, inputs, example_inputs
+            As of ``trace``.
+        """
+        _check_tracer(sch, tracer)
+        if sch.parent is not None:
+            raise ConflictError(f"trace_until of {sch.path!r}: accepted: the root of the schedule only")
+        if isinstance(sch.mod, fx.GraphModule):
+            raise ConflictError(f"trace_until of the root: it is traced already, {sch.conflict('trace')}")
+        wanted = [paths] if isinstance(paths, str) else list(paths)
+        nodes = [sch[one] for one in wanted]
+        on_the_way = {node.path[:end] for node in nodes for end in _ends(node.path)}
+        plan = _Plan(Leaves.of(leaf_modules, leaf_functions), on_the_way)
+
+        def capture() -> None:
+            arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
+            plan.add(sch.mod, "", arguments, example)
+            for node in nodes:
+                missing = next((one for path, one in plan.opaque.items() if path in _above(node.path)), None)
+                if missing is None and id(node.mod) not in plan.traced:
+                    missing = _not_captured(node.path, node.mod, plan.leaves)
+                if missing is not None:
+                    raise TracingError(missing)
+
+        if not _checked(sch, strict, capture):
+            return False
+        plan.commit(sch)
+        return True
+
+
+def _not_captured(path: str, module: nn.Module, leaves: Leaves) -> str | None:
+    if isinstance(module, fx.GraphModule) or leaves.has(module):
+        return None
+    return f"trace_until of {path!r}: no traced module calls it; accepted: what its owner's forward calls"
+
+
+def _ends(path: str) -> list[int]:
+    return [place for place, one in enumerate(path) if one == "."] + [len(path)]
+
+
+def _above(path: str) -> set[str]:
+    return {path[:end] for end in _ends(path)}
+
+
+def ensure_traced(sch: "Schedule") -> None:
+    """Trace a node with defaults if it is not traced."""
+    if not isinstance(sch.mod, fx.GraphModule):
+        sch.trace()
+
+
+def check_is_called(sch: "Schedule", primitive: str) -> None:
+    """Refuse a module whose operations stand in the graph of its owner, which does not call it any more."""
+    owner = sch.parent.mod if sch.parent is not None else None
+    if not (isinstance(owner, TracedModule) and is_inlined(sch.mod)):
+        return
+    nodes = [*owner.graph.find_nodes(op="call_module"), *owner.graph.find_nodes(op="get_attr")]
+    if all(node.target != sch.name for node in nodes):
+        raise ConflictError(
+            f"{primitive} of {sch.path!r}: its operations are in the graph of its owner,"
+            f" {sch.conflict('trace')}; accepted: {primitive} first, then trace"
+        )
+
+
+def graph_of(sch: "Schedule", primitive: str) -> TracedModule:
+    """Return the traced module of a node whose graph is about to be changed."""
+    if is_wrapped(sch.mod):
+        raise ConflictError(
+            f"{primitive} of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')};"
+            " accepted: change the graph first, then wrap"
+        )
+    if not isinstance(sch.mod, TracedModule):
+        raise KindError(
+            f"{primitive} of {sch.path!r}: {type(sch.mod).__name__} is not traced; accepted: trace it"
+        )
+    return sch.mod

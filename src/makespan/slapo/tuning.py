@@ -1,0 +1,769 @@
+"""Tuner: spaces that need not be rectangles, search strategies, and a database of evaluations."""
+
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from makespan.errors import InputError, MakespanError, TraceError, unknown_name
+from makespan.files import read_bytes
+
+# ------------------------------------------------------------------------------------------------
+# What a schedule may choose: symbols with candidates, where those of one may depend on others.
+
+Value = int | float | str | bool
+Point = Mapping[str, Value]
+"""One value a symbol, by name."""
+
+
+class UnfixedSymbolError(MakespanError, ValueError):
+    """The value of a symbol is asked for before it has one."""
+
+
+class Symbol:
+    """Something to choose: its candidates, or its value once that is fixed.
+
+    Every comparison of a symbol that has no value yet is false, so that branches of a declaration which
+    depend on it are taken only once it has one.
+    """
+
+    def __init__(self, name: str, candidates: Sequence[Value], fixed: Value | None = None) -> None:
+        self.name = name
+        self.candidates = tuple(candidates)
+        self._value = fixed
+
+    def __repr__(self) -> str:
+        return f"Symbol({self.name!r}, {self._value if self.is_fixed else list(self.candidates)})"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it has a value."""
+        return self._value is not None
+
+    @property
+    def value(self) -> Value:
+        """Its value; raises `UnfixedSymbolError`, a `ValueError`, while there is none."""
+        if self._value is None:
+            raise UnfixedSymbolError(
+                f"symbol {self.name!r} has no value yet; accepted: comparisons, which are false until then"
+            )
+        return self._value
+
+    def _compared(self, other: object, operation: str) -> bool:
+        against = other._value if isinstance(other, Symbol) else other
+        if self._value is None or against is None:
+            return False
+        return bool(getattr(self._value, operation)(against))
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared(other, "__eq__")
+
+    def __ne__(self, other: object) -> bool:
+        return self._compared(other, "__ne__")
+
+    def __lt__(self, other: object) -> bool:
+        return self._compared(other, "__lt__")
+
+    def __le__(self, other: object) -> bool:
+        return self._compared(other, "__le__")
+
+    def __gt__(self, other: object) -> bool:
+        return self._compared(other, "__gt__")
+
+    def __ge__(self, other: object) -> bool:
+        return self._compared(other, "__ge__")
+
+    __hash__ = object.__hash__
+
+
+class Space:
+    """All points that a declaration allows.
+
+    Parameters
+    ----------
+    declare
+        Creates symbols and constraints in the space that it is given. It is called again whenever one more
+        symbol has a value, so that the candidates of later symbols may depend on earlier ones. Without it
+        symbols are created in the space itself and span a grid.
+
+    Notes
+    -----
+    The space need not be a rectangle: branches of the declaration, `constrain` and `Polygon` cut it.
+    """
+
+    def __init__(self, declare: Callable[["Space"], object] | None = None) -> None:
+        self._declare = declare
+        self._fixed: Point = {}
+        self._symbols: dict[str, Symbol] = {}
+        self._conditions: list[Callable[[Point], bool]] = []
+
+    def create_symbol(self, name: str, values: Iterable[Any]) -> Symbol:
+        """Return a symbol with these candidates; one that has a value already stays as it is.
+
+        Raises
+        ------
+        InputError
+            A candidate occurs twice, or is no number, text or truth value.
+        """
+        candidates = [getattr(value, "item", lambda value=value: value)() for value in values]
+        wrong = [value for value in candidates if not isinstance(value, Value)]
+        if wrong or len(set(candidates)) != len(candidates):
+            raise InputError(
+                f"symbol {name!r}: found candidates {candidates}; accepted: numbers, texts and truth values, "
+                "each once"
+            )
+        self._symbols[name] = Symbol(name, candidates, self._fixed.get(name))
+        return self._symbols[name]
+
+    def constrain(self, condition: Callable[[Point], bool]) -> None:
+        """Keep only points for which a condition holds."""
+        self._conditions.append(condition)
+
+    def enumerate(self) -> list[Point]:
+        """Return all points, in the order in which symbols and candidates are declared.
+
+        Raises
+        ------
+        InputError
+            A symbol that has a value is no longer declared once another one has one.
+        """
+        return list(self._points({}))
+
+    def __len__(self) -> int:
+        return len(self.enumerate())
+
+    def _at(self, fixed: Point) -> "Space":
+        """Return the space as it is declared with some symbols fixed."""
+        scope = Space()
+        scope._fixed = fixed
+        if self._declare is not None:
+            self._declare(scope)
+        else:
+            for symbol in self._symbols.values():
+                scope.create_symbol(symbol.name, symbol.candidates)
+            scope._conditions = self._conditions
+        lost = sorted(set(fixed) - set(scope._symbols))
+        if lost:
+            raise InputError(
+                f"symbol {lost[0]!r} is not declared where {dict(fixed)}; accepted: a declaration that keeps "
+                "symbols that have values"
+            )
+        return scope
+
+    def _points(self, fixed: Point) -> Iterator[Point]:
+        scope = self._at(fixed)
+        free = next((symbol for symbol in scope._symbols.values() if not symbol.is_fixed), None)
+        if free is not None:
+            for value in free.candidates:
+                yield from self._points({**fixed, free.name: value})
+        elif fixed and all(condition(fixed) for condition in scope._conditions):
+            yield fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Polygon:
+    """A region of two symbols, its border included.
+
+    Parameters
+    ----------
+    x, y
+        Names of the symbols.
+    vertices
+        Corners (x, y), in order. Numbers are taken as they are written in decimals, so that a point on a
+        slanted edge is inside although floats are rounded.
+    """
+
+    x: str
+    y: str
+    vertices: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.vertices) < 3:
+            raise InputError(f"found a polygon of {len(self.vertices)} vertices; accepted: three or more")
+
+    def __call__(self, point: Point) -> bool:
+        """Whether a point of the space is inside or on the border."""
+        x, y = (Fraction(str(point[name])) for name in (self.x, self.y))
+        corners = [(Fraction(str(one)), Fraction(str(other))) for one, other in self.vertices]
+        is_inside = False
+        for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
+            side = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
+            if side == 0 and min(x1, x2) <= x <= max(x1, x2) and min(y1, y2) <= y <= max(y1, y2):
+                return True
+            if (y1 > y) != (y2 > y) and (side > 0) == (y2 > y1):
+                is_inside = not is_inside
+        return is_inside
+
+
+# ------------------------------------------------------------------------------------------------
+# One point, tried: what came of it, and a file in which it is found again.
+
+Status = Literal["ok", "oom", "invalid", "fail"]
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of one point.
+
+    Parameters
+    ----------
+    point
+        Values of the symbols.
+    status
+        ``ok``; ``oom``, it needs more memory than there is; ``invalid``, it contradicts itself, which costs
+        nothing; ``fail``, anything else.
+    value
+        What is maximised; None unless the status is ``ok``.
+    info
+        Whatever else the objective tells, as JSON.
+
+    Raises
+    ------
+    InputError
+        The status is none of these, or a value is missing or not finite where there must be one.
+    """
+
+    point: Point
+    status: Status
+    value: float | None
+    info: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        accepted = self.status in STATUSES and (
+            (self.value is not None and math.isfinite(self.value))
+            if self.status == "ok"
+            else self.value is None
+        )
+        if not accepted:
+            raise InputError(
+                f"point {dict(self.point)}: found status {self.status!r} with value {self.value!r}; "
+                f"accepted: ok with a finite number, or {', '.join(STATUSES[1:])} with none"
+            )
+
+    @property
+    def score(self) -> float:
+        """The value; minus infinity where there is none."""
+        return -math.inf if self.value is None else self.value
+
+
+def key_of(point: Point) -> str:
+    """Return a text that equal points share, whatever the order of their symbols; 1 is equal to 1.0."""
+    plain = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in point.items()
+    }
+    return json.dumps(plain, sort_keys=True)
+
+
+class Database:
+    """Evaluations in a file of JSON lines, each on the disk before the next begins.
+
+    A line that a killed process left unfinished is forgotten. Raises `TraceError` where another line is no
+    evaluation; the message names file and line.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        content = read_bytes(self._path, "evaluations", TraceError) if self._path.exists() else b""
+        self._whole_bytes = content.rfind(b"\n") + 1
+        lines = content[: self._whole_bytes].splitlines()
+        read = [self._read(line, number) for number, line in enumerate(lines, start=1)]
+        self._known = {key_of(one.point): one for one in read}
+
+    def _read(self, line: bytes, number: int) -> Evaluation:
+        try:
+            raw = json.loads(line)
+            return Evaluation(dict(raw["point"]), raw["status"], raw["value"], dict(raw["info"]))
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            raise TraceError(
+                f"{self._path}: line {number}: {error}; accepted: an evaluation with point, status, value "
+                "and info"
+            ) from None
+
+    def known(self, points: Iterable[Point]) -> dict[str, Evaluation]:
+        """Return those of its evaluations that are of these points, by key."""
+        return {key: self._known[key] for key in map(key_of, points) if key in self._known}
+
+    def append(self, found: Evaluation) -> None:
+        """Write one evaluation and wait until the disk has it."""
+        record = {
+            "point": dict(found.point),
+            "status": found.status,
+            "value": found.value,
+            "info": dict(found.info),
+        }
+        line = json.dumps(record, allow_nan=False) + "\n"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as stream:
+            stream.truncate(self._whole_bytes)
+            stream.seek(self._whole_bytes)
+            stream.write(line.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._whole_bytes += len(line.encode())
+        self._known[key_of(found.point)] = found
+
+
+# ------------------------------------------------------------------------------------------------
+# In which order points are tried: each strategy asks for one and is told what came of it.
+
+Search = Generator[Point, Evaluation, None]
+
+
+class Strategy(ABC):
+    """An order of trying points; immutable, the state of a search is that of its generator."""
+
+    name: ClassVar[str]
+    finds_best: ClassVar[bool] = True
+    """Whether no better point is left where the search has nothing more to ask."""
+
+    @abstractmethod
+    def search(
+        self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
+    ) -> Search:
+        """Yield points of the space, one at a time, and take what came of each.
+
+        A point may be asked for again, it is not evaluated twice. ``known``: what a database says already,
+        by key.
+        """
+
+    def round_of(self, point: Point) -> Hashable:
+        """Return what a round of the search has in common; patience counts rounds without a better point."""
+        return key_of(point)
+
+
+@dataclass(frozen=True, slots=True)
+class Exhaustive(Strategy):
+    """Every point, in the order of the space."""
+
+    name = "exhaustive"
+
+    def search(
+        self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
+    ) -> Search:
+        """Yield all points."""
+        for index in range(len(points)):
+            yield points[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Random(Strategy):
+    """Every point, in random order; a budget makes it a sample."""
+
+    name = "random"
+
+    def search(
+        self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
+    ) -> Search:
+        """Yield all points, shuffled."""
+        for index in rng.permutation(len(points)):
+            yield points[int(index)]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinateDescent(Strategy):
+    """From random points: the best value of one symbol at a time, until no symbol has a better one."""
+
+    starts: int = 3
+    name = "coordinate_descent"
+    finds_best = False
+
+    def search(
+        self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
+    ) -> Search:
+        """Yield the lines through the best point so far, from each start."""
+        for index in rng.choice(len(points), size=min(self.starts, len(points)), replace=False):
+            best = yield points[int(index)]
+            is_better = True
+            while is_better:
+                is_better = False
+                for name in best.point:
+                    line = [point for point in points if _differ_only_in(name, point, best.point)]
+                    found = best
+                    for point in line:
+                        tried = yield point
+                        found = max(found, tried, key=lambda one: one.score)
+                    is_better |= found.score > best.score
+                    best = found
+
+
+def _differ_only_in(name: str, one: Point, other: Point) -> bool:
+    return set(one) == set(other) and [key for key in one if one[key] != other[key]] == [name]
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier(Strategy):
+    """Along the border of what fits into memory.
+
+    Memory grows with one symbol and falls with another, and so does the value of points that fit: a larger
+    batch shares the fixed time of a step, and what is recomputed costs time. So only the corners of the
+    border can be best. From the largest values of both: a point that fits leads to the next smaller value of
+    the second, one that does not to the next smaller of the first, until the smallest value of the second
+    fits. That takes at most as many steps as there are values of both, less one. Each combination of other
+    symbols has a border of its own.
+
+    Parameters
+    ----------
+    grows, saves
+        Names of the symbols with which memory grows and falls.
+    """
+
+    grows: str = "global_batch_size"
+    saves: str = "ckpt_ratio"
+    name = "frontier"
+
+    def search(
+        self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
+    ) -> Search:
+        """Yield the points of the border; those that another one out of memory implies are left out."""
+        if wrong := [point for point in points if not {self.grows, self.saves} <= set(point)]:
+            raise InputError(
+                f"strategy frontier: found a space of {', '.join(wrong[0])}; accepted: one with "
+                f"{self.grows} and {self.saves}"
+            )
+        borders: defaultdict[str, list[Point]] = defaultdict(list)
+        for point in points:
+            borders[self._others(point)].append(point)
+        for others, own in borders.items():
+            full = [
+                one.point
+                for one in known.values()
+                if one.status == "oom" and self._others(one.point) == others
+            ]
+            yield from self._border(own, full)
+
+    def round_of(self, point: Point) -> Hashable:
+        """Return the value with which memory grows, so that patience counts batches, not runs."""
+        return self._others(point), point[self.grows]
+
+    def _others(self, point: Point) -> str:
+        return key_of({name: value for name, value in point.items() if name not in (self.grows, self.saves)})
+
+    def _border(self, points: Sequence[Point], full: list[Point]) -> Search:
+        rows: defaultdict[Value, list[Point]] = defaultdict(list)
+        for point in points:
+            rows[point[self.grows]].append(point)
+        level, fits = math.inf, False  # the last value of the second symbol, and whether it fitted
+        for size in sorted(rows, key=_number, reverse=True):
+            for point in sorted(rows[size], key=lambda one: _number(one[self.saves]), reverse=True):
+                saved = _number(point[self.saves])
+                if saved > level or (saved == level and fits):
+                    continue
+                level, fits = saved, False
+                if any(self._is_implied(point, other) for other in full):
+                    break
+                tried = yield point
+                if tried.status == "oom":
+                    full.append(point)
+                    break
+                fits = True
+
+    def _is_implied(self, point: Point, full: Point) -> bool:
+        """Whether a point needs at least the memory of another one, which did not fit."""
+        return (
+            point != full
+            and _number(point[self.grows]) >= _number(full[self.grows])
+            and _number(point[self.saves]) <= _number(full[self.saves])
+        )
+
+
+def _number(value: Value) -> float:
+    if isinstance(value, str):
+        raise InputError(f"strategy frontier: found the value {value!r}; accepted: numbers")
+    return float(value)
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    kind.name: kind for kind in (Exhaustive, Random, CoordinateDescent, Frontier)
+}
+
+
+def strategy_named(name: str, **options: Any) -> Strategy:
+    """Return a strategy of `STRATEGIES`; raises `UnknownNameError` for any other name."""
+    if name not in STRATEGIES:
+        raise unknown_name("strategy", name, STRATEGIES)
+    return STRATEGIES[name](**options)
+
+
+# ------------------------------------------------------------------------------------------------
+# The search: asks a strategy for points, evaluates them, and knows when to stop.
+
+Objective = Callable[[Point], tuple[Status, float | None, Mapping[str, Any]]]
+OnFail = Literal["skip", "stop-symbol", "stop-all"]
+Stop = Literal["finished", "budget", "patience", "fail"]
+Optimum = Literal["best", "local", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a search found.
+
+    Parameters
+    ----------
+    best, best_value
+        The best point and its value; None where none is ``ok``.
+    history
+        Every point that was tried or found in the database, in the order in which it was asked for.
+    n_space
+        Points of the space.
+    stopped
+        ``finished``, the strategy had no more to ask; or what ended it before: ``budget``, ``patience``,
+        which can leave a better point unseen, or ``fail``.
+    optimum
+        What the best point is: ``best`` of the space, as far as the strategy's assumptions hold; ``local``,
+        no symbol alone has a better value, but points that differ in several were not tried; ``unknown``
+        where the search ended before its time, or nothing was found.
+    spread
+        Largest difference between evaluations of one point; None where none was repeated.
+    """
+
+    best: Point | None
+    best_value: float | None
+    history: tuple[Evaluation, ...]
+    n_space: int
+    stopped: Stop
+    optimum: Optimum = "unknown"
+    spread: float | None = None
+
+    @property
+    def n_eval(self) -> int:
+        """Evaluations, those out of memory among them; what is invalid costs none."""
+        return sum(one.status != "invalid" for one in self.history)
+
+    @property
+    def n_oom(self) -> int:
+        """Evaluations that ran out of memory."""
+        return sum(one.status == "oom" for one in self.history)
+
+    @property
+    def share(self) -> float:
+        """Evaluations as a share of the space."""
+        return self.n_eval / self.n_space
+
+    def share_of(self, optimum: float) -> float:
+        """Return what was found as a share of the best value of the whole space; 0 if nothing was found."""
+        return 0.0 if self.best_value is None else self.best_value / optimum
+
+
+def tune(
+    space_fn: Callable[[Space], object],
+    eval_fn: Objective,
+    strategy: Strategy | str,
+    budget: int | None = None,
+    patience: int | None = None,
+    db: str | Path | None = None,
+    seed: int = 0,
+    on_fail: OnFail = "skip",
+    repeats: int = 0,
+) -> Result:
+    """Search a space for the point with the largest value; the same arguments ask for the same points.
+
+    Parameters
+    ----------
+    space_fn
+        Declares the space, see `Space`.
+    eval_fn
+        Tells status, value and anything else of a point. Exceptions that say that memory ran out count as
+        ``oom``; others pass.
+    strategy
+        One of `STRATEGIES`, by name or as a value.
+    budget
+        Evaluations after which the search ends.
+    patience
+        Rounds without a better point after which it ends, counted from the first point that is ``ok``. What a
+        round is depends on the strategy: one point, with ``frontier`` all points of a batch size.
+    db
+        File of evaluations, see `Database`: its points are not evaluated again, and what is evaluated here is
+        added.
+    seed
+        Seed of strategies that draw.
+    on_fail
+        After a status ``fail``: ``skip``, go on; ``stop-symbol``, leave out all points that differ from it in
+        the last symbol alone; ``stop-all``, end.
+    repeats
+        Further evaluations of the best point, and of each whose value is no further from it than evaluations
+        of one point are from each other; their medians decide. They cost no budget. 0 for an objective that
+        always tells the same.
+
+    Raises
+    ------
+    InputError, TraceError
+        The space is empty, or the strategy cannot search it; the database is none.
+
+    Notes
+    -----
+    After the auto-tuner of Slapo (ASPLOS 2024): spaces that are no rectangle, coordinate descent, and running
+    out of memory as a normal result. The frontier is ours.
+    """
+    points = Space(space_fn).enumerate()
+    if not points:
+        raise InputError("found a space without points; accepted: at least one")
+    chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
+    store = None if db is None else Database(db)
+    known = {} if store is None else store.known(points)
+    run = _Run(eval_fn, store, dict(known), on_fail)
+    stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
+    spread = run.repeat(repeats)
+    best = max(run.history, key=lambda one: one.score, default=None)
+    if best is None or best.value is None:
+        return Result(None, None, tuple(run.history), len(points), stopped, spread=spread)
+    optimum: Optimum = "unknown"
+    if len(run.history) == len(points):
+        optimum = "best"
+    elif stopped == "finished":
+        optimum = "best" if chosen.finds_best else "local"
+    return Result(best.point, best.value, tuple(run.history), len(points), stopped, optimum, spread)
+
+
+class _Run:
+    """One search: what was tried, and what may still be."""
+
+    def __init__(
+        self, eval_fn: Objective, store: Database | None, known: dict[str, Evaluation], on_fail: OnFail
+    ) -> None:
+        self._eval_fn, self._store, self._known, self._on_fail = eval_fn, store, known, on_fail
+        self._left_out: set[str] = set()
+        self._asked: set[str] = set()
+        self.history: list[Evaluation] = []
+
+    def follow(
+        self,
+        strategy: Strategy,
+        points: Collection[Point],
+        rng: np.random.Generator,
+        budget: int | None,
+        patience: int | None,
+    ) -> Stop:
+        search = strategy.search(list(points), rng, dict(self._known))
+        rounds = _Rounds(patience)
+        point = next(search, None)
+        while point is not None:
+            if _line_of(point) in self._left_out:
+                found = Evaluation(point, "fail", None, {"left_out": True})
+            else:
+                if rounds.are_enough_before(strategy.round_of(point)):
+                    return "patience"
+                if budget is not None and self._costs(point) and self._spent() >= budget:
+                    return "budget"
+                found = self._evaluated(point)
+                rounds.note(found)
+                if found.status == "fail" and self._on_fail == "stop-all":
+                    return "fail"
+                if found.status == "fail" and self._on_fail == "stop-symbol":
+                    self._left_out.add(_line_of(point))
+            try:
+                point = search.send(found)
+            except StopIteration:
+                point = None
+        return "finished"
+
+    def repeat(self, repeats: int) -> float | None:
+        """Evaluate again what noise may have put in front; return the largest spread of a point."""
+        values = {key_of(one.point): _values_of(one) for one in self.history if one.value is not None}
+        if repeats < 1 or not values:
+            return None
+        while True:
+            ranked = sorted(values, key=lambda key: float(np.median(values[key])), reverse=True)
+            spread = max((max(one) - min(one) for one in values.values() if len(one) > 1), default=0.0)
+            best = float(np.median(values[ranked[0]]))
+            # The best and the next one tell how much a value is worth; two that differ tell too little of it.
+            fewest = min(3 if spread else 2, repeats + 1)
+            unsure = [key for key in ranked[:2] if len(values[key]) < fewest]
+            rivals = unsure or [key for key in ranked if float(np.median(values[key])) >= best - spread]
+            wanting = [key for key in rivals if len(values[key]) <= repeats]
+            if not wanting or (len(rivals) == 1 and not unsure):
+                return spread
+            for key in wanting:
+                self._evaluate_again(key, values[key])
+
+    def _evaluate_again(self, key: str, values: list[float]) -> None:
+        place, known = next(
+            (place, one) for place, one in enumerate(self.history) if key_of(one.point) == key
+        )
+        found = _tried(self._eval_fn, known.point)
+        if found.value is not None:
+            values.append(found.value)
+            middle = float(np.median(values))
+            found = Evaluation(known.point, "ok", middle, {**found.info, "values": list(values)})
+        else:  # it does not always fit
+            values[:] = [-np.inf] * (len(values) + 1)
+        self.history[place] = self._known[key] = found
+        if self._store is not None:
+            self._store.append(found)
+
+    def _costs(self, point: Point) -> bool:
+        return key_of(point) not in self._asked
+
+    def _spent(self) -> int:
+        return sum(one.status != "invalid" for one in self.history)
+
+    def _evaluated(self, point: Point) -> Evaluation:
+        key = key_of(point)
+        if key not in self._known:
+            self._known[key] = _tried(self._eval_fn, point)
+            if self._store is not None:
+                self._store.append(self._known[key])
+        if key not in self._asked:
+            self._asked.add(key)
+            self.history.append(self._known[key])
+        return self._known[key]
+
+
+class _Rounds:
+    """Counts rounds without a better point."""
+
+    def __init__(self, patience: int | None) -> None:
+        self._patience = patience
+        self._round: Hashable = None
+        self._is_better = True
+        self._n_idle = 0
+        self._best = -np.inf
+
+    def are_enough_before(self, one: Hashable) -> bool:
+        """Begin a round if this is a new one; say whether patience is at its end before it."""
+        if one != self._round:
+            self._n_idle = 0 if self._is_better or self._best == -np.inf else self._n_idle + 1
+            self._round, self._is_better = one, False
+        return self._patience is not None and self._n_idle >= self._patience
+
+    def note(self, found: Evaluation) -> None:
+        if found.score > self._best:
+            self._best, self._is_better = found.score, True
+
+
+def _values_of(found: Evaluation) -> list[float]:
+    """Return what evaluations of a point have told, those in a database too."""
+    known = found.info.get("values")
+    return [float(one) for one in known] if isinstance(known, list) and known else [found.score]
+
+
+def _line_of(point: Point) -> str:
+    """Return what all points share that differ in the last symbol alone."""
+    return key_of(dict(list(point.items())[:-1]))
+
+
+def _tried(eval_fn: Objective, point: Point) -> Evaluation:
+    try:
+        status, value, info = eval_fn(point)
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        return Evaluation(point, "oom", None, {"error": str(error)})
+    return Evaluation(point, status, value, info)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out; torch's own error is known by its name, so that torch need not be imported."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool({"MemoryError", "OutOfMemoryError"} & names) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    )

@@ -1,0 +1,449 @@
+"""A catalogue of configurations that are known in advance, built from throughput tables."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InputError, TraceError, unknown_name
+from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.numerics import significant
+from makespan.perf import Environment, Learner, load_environment, points_from_table
+from makespan.plans import (
+    ExecutionPlan,
+    Placement,
+    memory_estimate,
+    read_plan,
+    write_plan,
+)
+from makespan.sim import Catalogue, Configuration, Devices
+from makespan.tables import ON_DEMAND, PREDICTIONS, THROUGHPUT
+from makespan.throughput import (
+    placement_order,
+    reference_plan,
+)
+from makespan.workloads import JobSpec, Workload, is_in_zoo, workload_of
+
+# ------------------------------------------------------------------------------------------------
+# A catalogue of configurations that are known in advance, built from throughput tables.
+
+Busy = tuple[float, float]  # shares of a step in which devices compute, and in which data move
+# Time that policies see [s], whether they may rely on it, and what the devices do.
+Seen = tuple[float, bool, Busy | None]
+
+
+class TableCatalogue:
+    """Configurations by workload; immutable, and a `makespan.sim.Catalogue`. Only these may run.
+
+    Everything is computed once, so that a policy may ask in its inner loops.
+
+    Raises
+    ------
+    InputError
+        A time is not positive and finite, a share not within 0 and 1, or a configuration occurs twice.
+    """
+
+    __slots__ = ("_all", "_as_requested", "_fitting", "_holding", "_index")
+
+    def __init__(self, configurations: Iterable[Configuration]) -> None:
+        groups: dict[str, list[Configuration]] = {}
+        self._index: dict[object, Configuration] = {}
+        for item in configurations:
+            _check_times(item)
+            if item.key in self._index:
+                raise InputError(f"catalogue: configuration {_label(item)} occurs twice")
+            self._index[item.key] = item
+            groups.setdefault(item.workload, []).append(item)
+        self._all = {key: tuple(sorted(group, key=_order)) for key, group in sorted(groups.items())}
+        self._as_requested: dict[tuple[str, str, int, int], tuple[Configuration, ...]] = {}
+        self._holding: dict[str, dict[Devices, tuple[Configuration, ...]]] = {}
+        self._fitting: dict[ClusterSpec, TableCatalogue] = {}
+
+    @classmethod
+    def from_tables(
+        cls,
+        frames: Iterable[pd.DataFrame] | Mapping[str, pd.DataFrame],
+        predicted: Mapping[str, Sequence[float]] | None = None,
+        *,
+        known: Mapping[str, Sequence[bool]] | None = None,
+        busy: Mapping[str, Sequence[Busy]] | None = None,
+        node: NodeSpec | None = None,
+        gpu_type: str | None = None,
+    ) -> "TableCatalogue":
+        """Build the catalogue from throughput tables; rows that cannot run are left out.
+
+        Parameters
+        ----------
+        frames
+            Tables of schema `makespan.tables.THROUGHPUT`, as a sequence or by workload.
+        predicted
+            Predicted iteration times [s] of each row, by workload; without error where absent.
+        known
+            Whether each row was measured beforehand, by workload, so that policies know its time and may
+            rely on it for a guarantee. Where it is absent, that is so of all rows but predicted ones.
+        busy
+            Shares of a step in which the devices compute, and in which data move, of each row, by workload;
+            unknown where absent.
+        node, gpu_type
+            Kind of node for the estimate of host memory, and devices that the tables hold for, if not any.
+
+        Raises
+        ------
+        TraceError
+            A table does not follow the schema, a plan does not fit its placement, a time is not
+            positive, or the predictions, marks or shares are not as many as the rows.
+        """
+        tables = frames.values() if isinstance(frames, Mapping) else frames
+        configurations: list[Configuration] = []
+        for frame in tables:
+            checked = THROUGHPUT.validate(frame, where="catalogue")
+            for key, rows in checked.groupby("workload", sort=False):
+                times = None if predicted is None else predicted.get(str(key))
+                marks = None if known is None else known.get(str(key))
+                shares = None if busy is None else busy.get(str(key))
+                seen = _seen(str(key), rows, times, marks, shares)
+                configurations += _read_rows(str(key), rows, seen, node, gpu_type)
+        return cls(configurations)
+
+    @classmethod
+    def joined(cls, parts: Iterable["TableCatalogue"]) -> "TableCatalogue":
+        """Return one catalogue of several, say of those for each type of device in a mixed cluster."""
+        return cls(item for part in parts for item in part._index.values())
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Keys of all workloads, sorted."""
+        return tuple(self._all)
+
+    def __len__(self) -> int:
+        """Return the number of configurations."""
+        return len(self._index)
+
+    def all(self, workload_key: str) -> tuple[Configuration, ...]:
+        """Return every configuration of a workload, by devices, nodes, counts and plan."""
+        try:
+            return self._all[workload_key]
+        except KeyError:
+            raise unknown_name("workload in the catalogue", workload_key, self._all) from None
+
+    def holding(self, workload_key: str, devices: Devices) -> tuple[Configuration, ...]:
+        """Return the configurations of a workload on just these devices, by nodes, counts and plan."""
+        if workload_key not in self._holding:
+            groups: dict[Devices, list[Configuration]] = {}
+            for item in self.all(workload_key):
+                groups.setdefault(item.devices, []).append(item)
+            self._holding[workload_key] = {key: tuple(group) for key, group in groups.items()}
+        return self._holding[workload_key].get(devices, ())
+
+    def accepts(self, configuration: Configuration) -> bool:
+        """Whether a configuration is one of this catalogue."""
+        return self._index.get(configuration.key) is configuration
+
+    def find(
+        self, workload_key: str, plan: str, placement: str, cpu_threads: int, gpu_types: tuple[str, ...] = ()
+    ) -> Configuration | None:
+        """Return one configuration by its labels, or None if it may not run; see `makespan.sim.Catalogue`."""
+        labels = (workload_key, plan, placement, cpu_threads)
+        return self._index.get((*labels, gpu_types)) or self._index.get((*labels, ()))
+
+    def requested(self, job: JobSpec) -> Configuration:
+        """Return the reference of a job: what it asked for, in the form that is measured.
+
+        This is the requested plan with the requested devices on the fewest nodes for which it is
+        measured. Where it is not measured at all, it is the fastest measured plan with as many
+        devices (Morphling artifact: job lists name pairs that its traces lack).
+        """
+        return self.as_requested(job)[0]
+
+    def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
+        """Return all configurations with plan and devices of `requested`, fewest nodes first.
+
+        One for each placement and type of device, with the most CPU threads that do not exceed the
+        request, or the fewest that are measured; policies that take the user's plan choose from these.
+        """
+        key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
+        found = self._as_requested.get(key)
+        if found is None:
+            found = self._as_requested[key] = self._look_up(job)
+        return found
+
+    def on(self, cluster: ClusterSpec) -> "TableCatalogue":
+        """Return the catalogue of what fits an empty cluster; itself if everything does."""
+        if cluster not in self._fitting:
+            is_homogeneous = len(set(cluster.nodes)) == 1
+            fitting = [item for item in self._index.values() if _fits(item, cluster, is_homogeneous)]
+            self._fitting[cluster] = self if len(fitting) == len(self) else TableCatalogue(fitting)
+        return self._fitting[cluster]
+
+    def _look_up(self, job: JobSpec) -> tuple[Configuration, ...]:
+        group = self.all(job.workload)
+        plan_text = canonical_plan(job)
+        same_size = [item for item in group if item.n_gpus == job.n_gpus]
+        if not same_size:
+            sizes = ", ".join(str(size) for size in sorted({item.n_gpus for item in group}))
+            raise InputError(
+                f"job {job.job_id!r}: no configuration of {job.workload!r} with {job.n_gpus} GPUs fits; "
+                f"accepted: {sizes}"
+            )
+        plan = reference_plan(plan_text, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
+        return _by_placement([item for item in same_size if item.plan == plan], job.n_cpus // job.n_gpus)
+
+
+def canonical_plan(job: JobSpec) -> str:
+    """Return the plan of a job as throughput tables spell it; CPU threads have a column of their own there.
+
+    Raises
+    ------
+    NotationError, PlanError
+        The plan cannot be read, or its degrees do not multiply to the GPUs of the job.
+    """
+    plan = read_plan(job.plan, n_gpus=job.n_gpus, global_batch_size=None)
+    return write_plan(plan, cpu_threads=plan.cpu_threads)
+
+
+def _label(item: Configuration) -> str:
+    return f"{item.plan} on {item.placement.text} with {item.cpu_threads} thread(s) of {item.workload!r}"
+
+
+def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int, tuple[str, ...]]:
+    return (item.n_gpus, *placement_order(item.counts), item.plan, item.cpu_threads, item.gpu_types)
+
+
+def _by_placement(items: Sequence[Configuration], n_threads: int) -> tuple[Configuration, ...]:
+    """One of some configurations for each placement, by the number of CPU threads asked for."""
+
+    def distance(item: Configuration) -> tuple[bool, int]:
+        return (item.cpu_threads > n_threads, abs(item.cpu_threads - n_threads))
+
+    best: dict[tuple[Placement, tuple[str, ...]], Configuration] = {}
+    for item in items:
+        where = (item.placement, item.gpu_types)
+        if where not in best or distance(item) < distance(best[where]):
+            best[where] = item
+    return tuple(sorted(best.values(), key=lambda item: (*_order(item)[:3], item.predicted_iter_time_s)))
+
+
+def _fits(item: Configuration, cluster: ClusterSpec, is_homogeneous: bool) -> bool:
+    """Whether an empty cluster can hold the configuration; each share on the smallest node with room."""
+    if item.n_nodes > cluster.n_nodes:
+        return False
+    if is_homogeneous:
+        types = set(item.gpu_types) or {""}
+        return all(_node_holds(cluster.nodes[0], item, item.counts[0], name) for name in types)
+    free = sorted(cluster.nodes, key=lambda node: node.n_gpus)
+    for count, wanted in zip(item.counts, item.types_by_count, strict=True):
+        chosen = next((node for node in free if _node_holds(node, item, count, wanted)), None)
+        if chosen is None:
+            return False
+        free.remove(chosen)
+    return True
+
+
+def _node_holds(node: NodeSpec, item: Configuration, count: int, gpu_type: str) -> bool:
+    return (
+        count <= node.n_gpus
+        and gpu_type in ("", node.gpu.name)
+        and count * item.cpu_threads <= node.cpu_threads
+        and count * item.host_memory_bytes_per_gpu <= node.host_memory_bytes
+    )
+
+
+def _check_times(item: Configuration) -> None:
+    for name in ("iter_time_s", "predicted_iter_time_s"):
+        value = getattr(item, name)
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(
+                f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
+            )
+    if item.busy is not None and not all(0 <= share <= 1 for share in item.busy):
+        raise InputError(f"catalogue: {_label(item)}: busy is {item.busy!r}; accepted: shares from 0 to 1")
+
+
+def _seen(
+    key: str,
+    rows: pd.DataFrame,
+    predicted: Sequence[float] | None,
+    known: Sequence[bool] | None,
+    busy: Sequence[Busy] | None,
+) -> list[Seen]:
+    """Return what is known of each row beside what its table says."""
+    truth = rows["iter_time_s"].tolist()
+    for name, values in (("predicted times", predicted), ("marks", known), ("busy shares", busy)):
+        if values is not None and len(values) != len(rows):
+            raise TraceError(
+                f"catalogue: {len(values)} {name} for the {len(rows)} rows of {key!r}; "
+                "accepted: one for each row"
+            )
+    times = truth if predicted is None else [float(value) for value in predicted]
+    shares = [None] * len(rows) if busy is None else busy
+    if known is None:
+        return [(time_s, predicted is None, share) for time_s, share in zip(times, shares, strict=True)]
+    rows_seen = zip(truth, times, known, shares, strict=True)
+    return [(exact_s if mark else time_s, bool(mark), share) for exact_s, time_s, mark, share in rows_seen]
+
+
+def _read_rows(
+    key: str, rows: pd.DataFrame, seen: Sequence[Seen], node: NodeSpec | None, gpu_type: str | None
+) -> list[Configuration]:
+    # The rule of thumb for memory needs the layers of a model; where the zoo lacks it, times alone are known.
+    batch = int(rows["global_batch_size"].iloc[0])
+    spec = workload_of(key, batch, 1.0) if is_in_zoo(key) else None
+    columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "provenance")
+    values = zip(*(rows[name].tolist() for name in columns), strict=True)
+    chosen = zip(values, seen, rows["feasible"], strict=True)
+    given = key, batch, spec, node, gpu_type
+    return [_read_row(*given, row, expected) for row, expected, feasible in chosen if feasible]
+
+
+def _read_row(
+    key: str,
+    batch: int,
+    spec: Workload | None,
+    node: NodeSpec | None,
+    gpu_type: str | None,
+    values: tuple[str, str, int, float, str],
+    seen: Seen,
+) -> Configuration:
+    plan_text, placement_text, cpu_threads, iter_time_s, provenance = values
+    try:
+        placement = Placement.parse(placement_text)
+        plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
+    except InputError as error:
+        where = f"catalogue: {plan_text!r} on {placement_text!r} of {key!r}"
+        raise TraceError(f"{where}: {error}") from error
+    device_bytes, host_bytes = _bytes_per_gpu(plan, spec, placement, node)
+    return Configuration(
+        workload=key,
+        plan=plan_text,
+        family=plan.plan_family.title,
+        placement=placement,
+        cpu_threads=cpu_threads,
+        host_memory_bytes_per_gpu=host_bytes,
+        iter_time_s=iter_time_s,
+        predicted_iter_time_s=seen[0],
+        provenance=provenance,
+        is_known=seen[1],
+        device_memory_bytes_per_gpu=device_bytes,
+        busy=seen[2],
+        gpu_types=() if gpu_type is None else (gpu_type,) * placement.n_nodes,
+    )
+
+
+def _bytes_per_gpu(
+    plan: ExecutionPlan, spec: Workload | None, placement: Placement, node: NodeSpec | None
+) -> tuple[float, float]:
+    """Memory on device, at most what there is of it as the plan has run, and on the host [B]."""
+    if node is None:
+        return 0.0, 0.0
+    if spec is None:  # whoever might need all of a device shares none
+        return node.gpu.usable_bytes, 0.0
+    needed = memory_estimate(plan, spec, node, placement)
+    own_bytes = needed.device_bytes - needed.bytes_by_component.get("reserved", 0.0)
+    host_bytes = needed.host_bytes / max(placement.gpus_per_node) if plan.offload else 0.0
+    return min(own_bytes, node.gpu.usable_bytes), host_bytes
+
+
+# ------------------------------------------------------------------------------------------------
+# What the scheduler knows: predictions, and which times are certain.
+#
+# A policy decides by predicted times, the simulation runs by true ones. Predictions come from the model
+# that is fitted to the sampled rows, whose times are known. Of everything else the time is known for a job
+# alone, once it has run so (`makespan.sim.JobView.has_run`) or, if users state what their requests take,
+# once it is submitted. No list of jobs teaches another one, and a trial costs its time like any other run.
+
+PredictionMode = Literal["sampled", "requests", "exact"]
+PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
+"""What policies know of times: sampled rows, what users state of their requests too, or everything."""
+_PAIR = ["exec_plan", "placement", "cpu_threads"]
+
+
+def predictions(tables: Mapping[str, pd.DataFrame], cluster: str, form: str) -> pd.DataFrame:
+    """Predict the time of every pair of plan and placement, and say which times are known beforehand.
+
+    These are the times of the rows to which the performance model is fitted.
+
+    Parameters
+    ----------
+    tables
+        Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
+    cluster, form
+        Name of the cluster, whose constants enter the performance model, and form of that.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Schema `makespan.tables.PREDICTIONS`, one row a feasible row of the tables.
+    """
+    environment, parts = load_environment(cluster), []
+    for table in tables.values():
+        rows = table[table["feasible"]].reset_index(drop=True)
+        given = _Given(rows, environment, _digest(rows), form, repr(environment))
+        parts.append(_predicted(given))
+    return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a workload's predictions follow from; rows are equal if their digests are, and so on."""
+
+    rows: pd.DataFrame = field(compare=False)
+    environment: Environment = field(compare=False)
+    digest: bytes
+    form: str
+    constants: str
+
+
+def _digest(rows: pd.DataFrame) -> bytes:
+    return pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()
+
+
+@lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share them, and a fit takes a while
+def _predicted(given: _Given) -> pd.DataFrame:
+    """Return true times of the sampled rows, and predictions elsewhere; all shares are predicted.
+
+    Rows computed on demand are predicted but never sampled, so that a request of one job does not change
+    what policies believe of all others.
+    """
+    in_table = (given.rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
+    learner = Learner.from_table(given.rows[in_table], given.form, given.environment)
+    fit = learner.fit()
+    points = points_from_table(given.rows, fit.points.workload, given.environment)
+    computing, moving = fit.busy_shares(points)
+    is_sampled = np.zeros(len(given.rows), dtype=bool)
+    is_sampled[in_table] = [bool(reason) for reason in learner.reasons]
+    times_s = given.rows["iter_time_s"].to_numpy(dtype=np.float64)
+    return given.rows[["workload", *_PAIR]].assign(
+        predicted_iter_time_s=np.where(is_sampled, times_s, significant(fit.predict(points))),
+        known=is_sampled,
+        computing_share=significant(computing),
+        moving_share=significant(moving),
+    )
+
+
+def predicted_catalogue(
+    tables: Mapping[str, pd.DataFrame], predicted_times: pd.DataFrame, node: NodeSpec
+) -> Catalogue:
+    """Return the catalogue of throughput tables, predicted as their table of `predictions` says."""
+    predicted: dict[str, list[float]] = {}
+    known: dict[str, list[bool]] = {}
+    busy: dict[str, list[tuple[float, float]]] = {}
+    for key, table in tables.items():
+        own = predicted_times[predicted_times["workload"] == key]
+        joined = table[_PAIR].merge(own, on=_PAIR, how="left")
+        predicted[key] = joined["predicted_iter_time_s"].tolist()
+        known[key] = joined["known"].eq(True).tolist()
+        busy[key] = list(joined[["computing_share", "moving_share"]].itertuples(index=False, name=None))
+    return TableCatalogue.from_tables(tables, predicted, known=known, busy=busy, node=node)
+
+
+def exactly(catalogue: Catalogue) -> TableCatalogue:
+    """Return a catalogue with the same configurations, whose true times all policies know."""
+    return TableCatalogue(
+        replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
+        for key in catalogue.workloads
+        for item in catalogue.all(key)
+    )

@@ -1,0 +1,298 @@
+"""Clusters of scenarios: of the catalogue, of another size, or from a list of nodes."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.errors import InputError, MissingDataError, UnknownNameError
+from makespan.hardware import ClusterSpec, Network, NodeSpec, cluster, cluster_names, homogeneous
+from makespan.perf import environment_names, load_environment
+from makespan.studies.catalogue import (
+    TableCatalogue,
+)
+from makespan.throughput import (
+    ThroughputSource,
+)
+from makespan.traces import (
+    Finding,
+    ReadReport,
+    read_nodes,
+)
+
+# ------------------------------------------------------------------------------------------------
+# The cluster of a scenario: of the catalogue, of another size, or from a list of nodes.
+#
+# Where nodes have several types of GPU, each type has iteration times of its own, and a job holds GPUs of
+# one.
+
+_MAX_NODES, _MAX_GPUS = 10_000, 1_024
+_KNOWN_GPUS = {"v100m32": "v100-32", "p100": "p100-16", "t4": "t4-16"}
+"""Types of GPU as openb and PAI spell them, where one device of the catalogue alone can be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A cluster, the performance model whose constants hold there, if any, and how its list was read."""
+
+    cluster: ClusterSpec
+    environment: str | None
+    report: str = ""
+
+
+def site(
+    given: str | Path | ClusterSpec,
+    n_nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpus: Mapping[str, str] | None = None,
+) -> Site:
+    """Return what is meant by the name of a cluster, a list of nodes, or a cluster itself.
+
+    Arguments are as for `makespan.scenario`.
+    """
+    if isinstance(given, str) and given in cluster_names():
+        if gpus:
+            raise InputError(f"cluster {given!r} is of the catalogue; GPUs are named for lists of nodes only")
+        environment = given if given in environment_names() else None
+        return Site(resized(given, n_nodes, gpus_per_node), environment)
+    report = ""
+    if not isinstance(given, ClusterSpec):
+        if isinstance(given, str) and not (Path(given).suffix or "/" in given or Path(given).exists()):
+            cluster(given)  # says which names there are
+        given, read = read_cluster(given, gpus)
+        report = read.text
+    alike = (name for name in environment_names() if load_environment(name).node == given.nodes[0])
+    environment = next(alike, None) if given.is_homogeneous else None
+    return Site(resized(given, n_nodes, gpus_per_node), environment, report)
+
+
+def resized(
+    given: str | ClusterSpec, n_nodes: int | None = None, gpus_per_node: int | None = None
+) -> ClusterSpec:
+    """Return a cluster, or that of a name, with another number of nodes or of devices in each.
+
+    CPU threads, memory and network cards of a node follow its devices in proportion.
+    """
+    base = cluster(given) if isinstance(given, str) else given
+    if n_nodes is None and gpus_per_node is None:
+        return base
+    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
+        if count is not None and not 1 <= count <= most:
+            raise InputError(
+                f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
+            )
+    if not base.is_homogeneous:
+        kinds = ", ".join(dict.fromkeys(node.name for node in base.nodes))
+        raise InputError(
+            f"cluster {base.name!r} has several kinds of node ({kinds}), which a number of nodes or of GPUs "
+            "in each does not change; accepted: a list of nodes as the cluster"
+        )
+    node, count = base.node, n_nodes or base.n_nodes
+    if gpus_per_node is not None and gpus_per_node != node.n_gpus:
+        node = _with_gpus(node, gpus_per_node)
+    return homogeneous(node, count, base.network, name=f"{base.name} as {count} x {node.n_gpus}")
+
+
+def _with_gpus(node: NodeSpec, n_gpus: int) -> NodeSpec:
+    return replace(
+        node,
+        n_gpus=n_gpus,
+        n_nics=math.ceil(n_gpus / node.gpus_per_nic),
+        cpu_threads=node.cpu_threads_per_gpu * n_gpus,
+        host_memory_bytes=node.host_memory_bytes * n_gpus / node.n_gpus,
+    )
+
+
+# --- lists of nodes ---------------------------------------------------------------------------------
+
+
+def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tuple[ClusterSpec, ReadReport]:
+    """Read a list of nodes, of any form of `makespan.traces.read_nodes`, as a cluster; and the report.
+
+    Links and rates of a node are those of the node of the catalogue with its type of GPU; so are CPU threads
+    and memory for each GPU where the list states none. The network is the slowest of theirs.
+
+    Parameters
+    ----------
+    gpus
+        Devices of the catalogue that stand for types of GPU in the list, by these.
+
+    Raises
+    ------
+    InputError
+        The catalogue has no node with a type of GPU, or the list more than 10,000 nodes.
+    """
+    table, read = read_nodes(path)
+    without = tuple(row for row, count in enumerate(table["n_gpus"], 1) if count == 0)
+    findings = list(read.findings)
+    if without:
+        findings.append(Finding("dropped", "node without GPU (rows of the cleaned list)", without))
+    kept = table[table["n_gpus"] > 0]
+    if not 0 < len(kept) <= _MAX_NODES or (kept["n_gpus"] > _MAX_GPUS).any():
+        raise InputError(
+            f"{path}: {len(kept)} nodes with up to {table['n_gpus'].max()} GPUs; accepted: from 1 to "
+            f"{_MAX_NODES} nodes with at most {_MAX_GPUS} GPUs"
+        )
+    templates = _templates(kept["gpu"], gpus or {}, str(path))
+    rows = zip(*(kept[name].tolist() for name in ("gpu", "n_gpus", "n_cpus", "memory_bytes")), strict=True)
+    nodes = tuple(_listed_node(templates[gpu], *rest) for gpu, *rest in rows)
+    networks = [_catalogued(node).network for node in dict.fromkeys(templates.values())]
+    network = Network(
+        latency_s=max(net.latency_s for net in networks),
+        oversubscription=max(net.oversubscription for net in networks),
+        rdma=all(net.rdma for net in networks),
+        tcp_factor=min(net.tcp_factor for net in networks),
+    )
+    report = replace(read, n_kept=len(kept), findings=tuple(findings))
+    return ClusterSpec(Path(path).stem, nodes, network), report
+
+
+def _catalogued(node: NodeSpec) -> ClusterSpec:
+    """Return the first cluster of the catalogue whose nodes all have this type of GPU."""
+    clusters = (cluster(name) for name in cluster_names())
+    return next(spec for spec in clusters if spec.gpu_types == (node.gpu_type,))
+
+
+def _templates(found: Iterable[str], gpus: Mapping[str, str], where: str) -> dict[str, NodeSpec]:
+    """Return the node of the catalogue for each type of GPU of a list."""
+    clusters = (cluster(name) for name in cluster_names())
+    known = {spec.gpu_types[0]: spec.nodes[0] for spec in clusters if len(spec.gpu_types) == 1}
+    wanted = list(dict.fromkeys(found))
+    if unused := sorted(set(gpus) - set(wanted)):
+        names = ", ".join(map(repr, wanted))
+        raise InputError(
+            f"{where}: has no GPU of type {unused[0]!r}, which is to be replaced; it has: {names}"
+        )
+    named = {text: gpus.get(text, _KNOWN_GPUS.get(text.lower(), text.lower())) for text in wanted}
+    unknown = [text for text, name in named.items() if name not in known]
+    if unknown:
+        raise InputError(
+            f"{where}: types of GPU: found {', '.join(map(repr, unknown))}; accepted: {', '.join(known)}, or "
+            f"one of these to stand for it (--gpu-as '{unknown[0]}={next(iter(known))}', gpus)"
+        )
+    return {text: known[name] for text, name in named.items()}
+
+
+def _listed_node(template: NodeSpec, n_gpus: int, n_cpus: int, memory_bytes: float) -> NodeSpec:
+    """Return a node of a list; one like that of the catalogue is that."""
+    usual = template if n_gpus == template.n_gpus else _with_gpus(template, n_gpus)
+    cpus, memory = n_cpus or usual.cpu_threads, memory_bytes or usual.host_memory_bytes
+    node = replace(usual, cpu_threads=cpus, host_memory_bytes=memory)
+    if node == template:
+        return template
+    return replace(node, name=f"{template.name} with {n_gpus} GPUs, {cpus} threads, {memory / 1e9:.0f} GB")
+
+
+# --- types of GPU -----------------------------------------------------------------------------------
+
+
+def pools(where: ClusterSpec) -> dict[str, ClusterSpec]:
+    """Return the nodes of each type of GPU as a cluster of equal nodes, the largest of the type.
+
+    Raises `InputError` if nodes with the same type of GPU have other links.
+    """
+    found: dict[str, list[NodeSpec]] = {}
+    for node in where.nodes:
+        found.setdefault(node.gpu_type, []).append(node)
+    pooled = {}
+    for gpu_type, nodes in sorted(found.items()):
+        if len({_links(node) for node in nodes}) > 1:
+            raise InputError(
+                f"cluster {where.name!r}: nodes with device {gpu_type!r} differ in their links or rates; "
+                "accepted: another name for the device of each"
+            )
+        largest = max(
+            nodes, key=lambda node: (node.n_gpus, node.cpu_threads, node.host_memory_bytes, node.name)
+        )
+        pooled[gpu_type] = homogeneous(largest, len(nodes), where.network, name=where.name)
+    return pooled
+
+
+def _links(node: NodeSpec) -> NodeSpec:
+    """Return a node without name, source and sizes: what is left must be equal for one type of GPU."""
+    bare = replace(node, name="", source="", n_gpus=1, n_nics=1)
+    return replace(bare, cpu_threads=1, host_memory_bytes=1.0)
+
+
+def largest_pool(where: ClusterSpec) -> int:
+    """Return the most GPUs of one type, which is as many as a job can hold."""
+    counts: dict[str, int] = {}
+    for node in where.nodes:
+        counts[node.gpu_type] = counts.get(node.gpu_type, 0) + node.n_gpus
+    return max(counts.values())
+
+
+def emulated_cluster(pool: ClusterSpec) -> ClusterSpec:
+    """Return what is emulated for equal nodes: no fewer of them than in the catalogue.
+
+    Jobs are drawn by its times, which must not follow from the size of the cluster. The noise follows the
+    name of a cluster, so nodes with the same device and as many of it keep that of the catalogue.
+    """
+    node, names = pool.nodes[0], (name for name in cluster_names())
+    alike = [spec for spec in map(cluster, names) if spec.gpu_types == (node.gpu_type,)]
+    if not alike:
+        return pool
+    base = next((spec for spec in alike if spec.name == pool.name.partition(" as ")[0]), alike[0])
+    n_nodes = max(pool.n_nodes, base.n_nodes)
+    name = base.name
+    if node.n_gpus != base.nodes[0].n_gpus:
+        name = f"{base.name} as {base.n_nodes} x {node.n_gpus}"
+    return homogeneous(node, n_nodes, pool.network, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class TypedSource:
+    """Iteration times of each type of GPU of a mixed cluster, ``parts`` by type.
+
+    `load` has the rows of all types, of which the fastest stands for a request on as few nodes.
+    """
+
+    parts: Mapping[str, ThroughputSource]
+
+    @property
+    def name(self) -> str:
+        """Name of the source of all types."""
+        return next(iter(self.parts.values())).name
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return the workloads that one type can run, or several."""
+        return tuple(dict.fromkeys(key for part in self.parts.values() for key in part.workload_keys()))
+
+    def tables(self, workload_key: str) -> dict[str, pd.DataFrame]:
+        """Return the table of a workload for each type of GPU that has one."""
+        found, missing = {}, list[MissingDataError | UnknownNameError]()
+        for gpu_type, part in self.parts.items():
+            try:
+                found[gpu_type] = part.load(workload_key)
+            except (MissingDataError, UnknownNameError) as error:  # a type that cannot train this
+                missing.append(error)
+        if not found:
+            raise missing[0]
+        return found
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Return the tables of a workload for all types in one."""
+        return pd.concat(self.tables(workload_key).values(), ignore_index=True)
+
+    def batch_of(self, name: str) -> int | None:
+        """Return the global batch of own measurements, see `makespan.throughput.MeasuredSource.batch_of`."""
+        asked: list[Callable[[str], int | None]] = [
+            part.batch_of for part in self.parts.values() if hasattr(part, "batch_of")
+        ]
+        return next((batch for batch in (ask(name) for ask in asked) if batch is not None), None)
+
+
+def exact_catalogue(
+    tables: Mapping[str, pd.DataFrame], throughput: ThroughputSource, where: ClusterSpec
+) -> TableCatalogue:
+    """Return the catalogue of tables by their own times, with a part for each type of GPU."""
+    parts = pools(where)
+    if not isinstance(throughput, TypedSource):
+        return TableCatalogue.from_tables(tables, node=next(iter(parts.values())).nodes[0])
+    return TableCatalogue.joined(
+        TableCatalogue.from_tables([table], node=parts[gpu_type].nodes[0], gpu_type=gpu_type)
+        for key in tables
+        for gpu_type, table in throughput.tables(key).items()
+    )

@@ -1,0 +1,609 @@
+"""Many simulations, several at the same time."""
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from makespan.cleanup import end_with_parent
+from makespan.errors import InputError, MakespanError
+from makespan.hardware import ClusterSpec
+from makespan.metrics import Summary, summary
+from makespan.policies import policy as policy_named
+from makespan.sim import (
+    DECISION_LIMIT_S,
+    Catalogue,
+    ClusterView,
+    Event,
+    EventKind,
+    NodeEvent,
+    Observer,
+    Policy,
+    RestartCost,
+    SimulationResult,
+    Violation,
+    restart_cost,
+    round_length,
+    simulate,
+    validate_schedule,
+)
+from makespan.tables import COMPARISON
+from makespan.workloads import JobSpec
+
+# ------------------------------------------------------------------------------------------------
+# Scenarios: what is simulated, running it under a policy, and checking the schedule.
+
+_SHOWN = 5
+
+
+class ImpossibleScheduleError(MakespanError):
+    """The validator found that a schedule could not have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a simulation needs, except the policy.
+
+    Parameters
+    ----------
+    name, report
+        For tables and messages; what readers or the generator say of the jobs.
+    jobs, cluster
+        The trace and the nodes.
+    catalogue
+        What jobs may run as, how fast in truth, and how fast as policies believe.
+    restart_delay_s
+        Time without progress after each start and change [s], or a function of job, old and new allocation.
+    interval_s
+        Length of a round [s]; None for the policy's own, 0 to ask after each event.
+    failures, checkpoint_interval_s
+        Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
+    source, predictions
+        Where iteration times come from, and what policies know of them, one of `PREDICTION_MODES`.
+    decision_limit_s
+        Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
+        depends on it.
+    kept
+        What stays as in the job list whatever the cluster, for the title: durations or steps.
+    made_for
+        Cluster for whose nodes and network the times of the catalogue hold, however many nodes; None if
+        nobody says.
+
+    Raises
+    ------
+    InputError
+        The cluster has other nodes or another network than ``made_for``, or predictions that are called exact
+        are not.
+    """
+
+    name: str
+    jobs: tuple[JobSpec, ...]
+    cluster: ClusterSpec
+    catalogue: Catalogue
+    restart_delay_s: float | RestartCost = 0.0
+    interval_s: float | None = None
+    failures: tuple[NodeEvent, ...] = ()
+    checkpoint_interval_s: float | None = None
+    source: str = ""
+    predictions: str = "exact"
+    report: str = ""
+    decision_limit_s: float | None = DECISION_LIMIT_S
+    kept: str = ""
+    made_for: ClusterSpec | None = None
+
+    def __post_init__(self) -> None:
+        """Check that times and knowledge are those of the cluster and of the label beside them."""
+        there = self.made_for
+        if there is not None and not (
+            set(self.cluster.nodes) <= set(there.nodes) and self.cluster.network == there.network
+        ):
+            raise InputError(
+                f"scenario {self.name!r}: its iteration times hold for nodes and network of cluster "
+                f"{there.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "
+                f"cluster_name=...), or replace catalogue and made_for too"
+            )
+        if self.predictions == "exact" and there is not None and not _is_exact(self.catalogue):
+            raise InputError(
+                f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
+                "than jobs take; change what policies know by makespan.studies.knowing"
+            )
+
+    @property
+    def title(self) -> str:
+        """Name, source, size, and what stays as in the job list, in a few words."""
+        source = f" ({self.source})" if self.source else ""
+        nodes = self.cluster.nodes
+        if len({(node.n_gpus, node.gpu_type) for node in nodes}) == 1:
+            size = f"{len(nodes)} x {nodes[0].n_gpus} GPUs"
+        else:
+            counts = dict.fromkeys(self.cluster.gpu_types, 0)
+            for node in nodes:
+                counts[node.gpu_type] += node.n_gpus
+            size = f"{len(nodes)} nodes with {', '.join(f'{n} {kind}' for kind, n in counts.items())}"
+        kept = f", {self.kept}" if self.kept else ""
+        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
+
+
+def _is_exact(catalogue: Catalogue) -> bool:
+    return all(
+        item.predicted_iter_time_s == item.iter_time_s
+        for key in catalogue.workloads
+        for item in catalogue.all(key)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation of several.
+
+    Parameters
+    ----------
+    scenario, policy
+        What is simulated, and who decides: a policy, or the name or the file of one.
+    keeps_tables, repeats
+        Whether its tables are handed back, and how often it is run again to compare schedules.
+    repeat_within_s
+        No further repeat once the simulations of the case took so long together [s, wall clock].
+    """
+
+    scenario: Scenario
+    policy: str | Path | Policy
+    keeps_tables: bool = False
+    repeats: int = 0
+    repeat_within_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulation that is over, what it comes to, and what the validator says of it.
+
+    Parameters
+    ----------
+    scenario, policy
+        Names.
+    restart_delay_s, interval_s
+        Restart delay that policies reckon with, and length of a round [s]; None if asked after each event.
+    given_interval_s
+        Length of a round that the scenario gives [s]; None where it leaves that to the policy.
+    metrics, result
+        Its metrics; tables, empty if the case does not keep them, and wall clock times.
+    violations, n_events
+        What is impossible in the schedule; rows of the events table.
+    n_repeats, n_identical, repeat_walls_s
+        How often it was run again, how many of these gave the same events, and wall clock times [s] of each:
+        of the whole simulation, and of the policy.
+    """
+
+    scenario: str
+    policy: str
+    restart_delay_s: float
+    interval_s: float | None
+    given_interval_s: float | None
+    metrics: Summary
+    result: SimulationResult
+    violations: tuple[Violation, ...]
+    n_events: int
+    n_repeats: int = 0
+    n_identical: int = 0
+    repeat_walls_s: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def decision_wall_s(self) -> float:
+        """Wall clock time of the policy a decision [s]."""
+        return self.result.policy_wall_s / max(self.result.n_decisions, 1)
+
+    def check(self) -> None:
+        """Raise `ImpossibleScheduleError` with the setting and the first violations, if there are any."""
+        if self.violations:
+            raise ImpossibleScheduleError(
+                f"policy {self.policy!r} on {self.scenario!r} with delay {self.restart_delay_s} s and rounds "
+                f"of {self.interval_s or 0} s: {len(self.violations)} violation(s): "
+                f"{'; '.join(violation_lines(self))}"
+            )
+
+
+def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Observer] = ()) -> Run:
+    """Simulate a scenario under a policy, given itself, by name or by file, and validate the schedule.
+
+    Observers are told of every event.
+
+    Raises
+    ------
+    MakespanError
+        The policy is unknown, or the simulation cannot be done.
+    """
+    chosen = resolved(policy)
+    result = _simulated(scenario, chosen, observers)
+    length_s = round_length(chosen, scenario.interval_s)
+    violations = validate_schedule(
+        result.events,
+        scenario.jobs,
+        scenario.cluster,
+        scenario.catalogue,
+        scenario.restart_delay_s,
+        interval_s=length_s,
+        checkpoint_interval_s=scenario.checkpoint_interval_s,
+        keeps_guarantees=chosen.honours_guarantees,
+        outcomes=result.outcomes,
+    )
+    delay_s = restart_cost(scenario.restart_delay_s).expected_s
+    metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
+    settings = scenario.name, chosen.name, delay_s, length_s, scenario.interval_s
+    return Run(*settings, metrics, result, tuple(violations), len(result.events))
+
+
+def resolved(policy: str | Path | Policy) -> Policy:
+    """Return a policy that may be given by name or file."""
+    return policy_named(policy) if isinstance(policy, str | Path) else policy
+
+
+def repeated(case: Case, first: Run) -> Run:
+    """Run a case again as often as it asks for, and say in its first run what came of that."""
+    same, walls_s = 0, list[tuple[float, float]]()
+    while len(walls_s) < case.repeats and _total_s(first, walls_s) < case.repeat_within_s:
+        again = _simulated(case.scenario, resolved(case.policy))
+        same += again.events.equals(first.result.events)
+        walls_s.append((again.wall_s, again.policy_wall_s))
+    return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
+
+
+def _total_s(first: Run, walls_s: Sequence[tuple[float, float]]) -> float:
+    return first.result.wall_s + sum(wall_s for wall_s, _ in walls_s)
+
+
+def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:
+    return simulate(
+        scenario.jobs,
+        scenario.cluster,
+        scenario.catalogue,
+        policy,
+        restart_delay_s=scenario.restart_delay_s,
+        interval_s=scenario.interval_s,
+        failures=scenario.failures,
+        checkpoint_interval_s=scenario.checkpoint_interval_s,
+        observers=observers,
+        decision_limit_s=scenario.decision_limit_s,
+        reveals_requests=scenario.predictions == "requests",
+    )
+
+
+def violation_lines(done: Run) -> list[str]:
+    """Return the first violations of a run in words, one a line."""
+    return [
+        f"{found.rule} at {found.time_s:.1f} s, row {found.seq}, job {found.job_id or '-'}: {found.message}"
+        for found in done.violations[:_SHOWN]
+    ]
+
+
+# ------------------------------------------------------------------------------------------------
+# Many simulations, several at the same time.
+
+_SHORT_JOBS = 2500  # jobs in all up to which starting processes takes longer than it saves
+_POLL_S = 0.2
+_CAN_COPY = sys.platform == "linux"
+_FINISHED = EventKind.FINISHED.value
+Shares = MutableSequence[float]
+
+
+class RunError(MakespanError):
+    """One of several simulations cannot be done; says which."""
+
+
+Attempt = Run | RunError
+Progress = Callable[[Sequence[float], Sequence[Attempt | None]], None]
+"""Told now and then of the share of jobs that each simulation has finished, and of those that are over."""
+
+
+def run_all(
+    cases: Iterable[Case],
+    n_processes: int | None = 1,
+    *,
+    progress: Progress | None = None,
+    is_strict: bool = True,
+    can_spawn: bool = False,
+) -> list[Run]:
+    """Run simulations, several at the same time, and validate every schedule; runs stay in order.
+
+    Parameters
+    ----------
+    n_processes, progress
+        Simulations at the same time, None to choose by processors and jobs; who is told how far they are.
+    is_strict
+        Whether an impossible schedule is an error, or left to the caller in `Run.violations`.
+    can_spawn
+        Whether the main module may be imported again, which is how processes start where they cannot be
+        copies of this one. Without it everything runs in this process there.
+
+    Raises
+    ------
+    UnknownNameError, PolicyError
+        No policy has a name, or its file is broken; before anything runs.
+    ImpossibleScheduleError
+        A schedule breaks a rule of the validator.
+    RunError
+        A simulation cannot be done, or a process died.
+    """
+    found = _all(cases, n_processes, progress, keeps_going=False, can_spawn=can_spawn)
+    done = [item for item in found if not isinstance(item, RunError)]  # the first one would have been raised
+    if is_strict:
+        for item in done:
+            item.check()
+    return done
+
+
+def attempt_all(
+    cases: Iterable[Case],
+    n_processes: int | None = 1,
+    *,
+    progress: Progress | None = None,
+    can_spawn: bool = False,
+) -> list[Attempt]:
+    """Run simulations as `run_all`, and go on where one cannot be done; its `RunError` takes its place.
+
+    Impossible schedules are left to the caller, in `Run.violations`. Raises as `run_all` does before
+    anything runs.
+    """
+    return _all(cases, n_processes, progress, keeps_going=True, can_spawn=can_spawn)
+
+
+def _all(
+    cases: Iterable[Case],
+    n_processes: int | None,
+    progress: Progress | None,
+    *,
+    keeps_going: bool,
+    can_spawn: bool,
+) -> list[Attempt]:
+    """Run simulations; without ``keeps_going`` the first error is raised."""
+    listed = list(cases)
+    for case in listed:
+        # Only to see whether it can be; where processes are no copies of this one, each loads its policies.
+        resolved(case.policy)
+    if n_processes is None:
+        is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
+        n_processes = 1 if is_short else len(os.sched_getaffinity(0))
+    n_processes = min(n_processes, len(listed))
+    if n_processes < 2 or not (_CAN_COPY or can_spawn):
+        return _in_turn(listed, progress, keeps_going)
+    return _in_processes(listed, n_processes, progress, keeps_going)
+
+
+@dataclass(slots=True)
+class _Share:
+    """An observer that notes the share of finished jobs."""
+
+    shares: Shares
+    number: int
+    n_jobs: int
+    tell: Callable[[], None]
+    n_done: int = 0
+
+    def observe(self, event: Event, view: ClusterView) -> None:
+        if event.kind == _FINISHED:
+            self.n_done += 1
+            self.shares[self.number] = self.n_done / self.n_jobs
+            self.tell()
+
+
+def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
+    observers = () if shares is None else (_Share(shares, number, len(case.scenario.jobs), tell),)
+    try:
+        done = run(case.scenario, case.policy, observers)
+        done = repeated(case, done)
+    except MakespanError as error:  # some carry what cannot be sent to another process
+        raise _failure(case, str(error)) from None
+    if case.keeps_tables:
+        return done
+    result = done.result
+    bare = replace(result, events=result.events.iloc[:0], outcomes=result.outcomes.iloc[:0])
+    return replace(done, result=bare)
+
+
+def _failure(case: Case, problem: str) -> RunError:
+    return RunError(f"policy {resolved(case.policy).name!r} on {case.scenario.name!r}: {problem}")
+
+
+def _in_turn(cases: Sequence[Case], progress: Progress | None, keeps_going: bool) -> list[Attempt]:
+    shares = [0.0] * len(cases)
+    done: list[Attempt] = []
+
+    def tell() -> None:
+        if progress is not None:
+            progress(shares, [*done, *([None] * (len(cases) - len(done)))])
+
+    for number, case in enumerate(cases):
+        try:
+            done.append(_one(case, number, None if progress is None else shares, tell))
+        except RunError as error:
+            if not keeps_going:
+                raise
+            done.append(error)
+        tell()
+    return done
+
+
+def _in_processes(
+    cases: Sequence[Case], n_processes: int, progress: Progress | None, keeps_going: bool
+) -> list[Attempt]:
+    context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
+    shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
+    began = {child.pid for child in multiprocessing.active_children()}
+    pool = ProcessPoolExecutor(n_processes, context, _start_worker, (os.getpid(), cases, shares))
+    done: list[Attempt | None] = [None] * len(cases)
+    with _stopped_at_an_error(pool, began):
+        with _interrupts_later():
+            futures = {pool.submit(_work, number): number for number in range(len(cases))}
+        waiting = set(futures)
+        while waiting:
+            ready, waiting = wait(waiting, _POLL_S)
+            for future in sorted(ready, key=futures.__getitem__):
+                number = futures[future]
+                done[number] = _result(future, cases[number], keeps_going)
+            if progress is not None:
+                progress(shares, done)
+        return [item for item in done if item is not None]
+
+
+def _result(future: "Future[Run]", case: Case, keeps_going: bool) -> Attempt:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        killed = "a process of the simulations was killed, perhaps for want of memory; run fewer at a time"
+        error = _failure(case, killed)
+    except RunError as failed:
+        error = failed
+    if not keeps_going:
+        raise error
+    return error
+
+
+@contextmanager
+def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> Iterator[None]:
+    """Leave no process behind, and wait for none that still works when another has failed."""
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            if child.pid not in others:
+                child.terminate()
+        # The thread of the pool ends with its processes; one that still ended when the interpreter does would
+        # have its pipe closed under it.
+        pool.shutdown(cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Raise an interrupt after the block only; processes that start in it never hear of one.
+
+    An interrupt between the start of a process and the note of it would leave the process behind. The mask is
+    for the new processes, which inherit it. For this one it does not suffice, because another thread
+    may receive the signal.
+    """
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+_given: tuple[Sequence[Case], Shares | None] = ((), None)  # what a worker process works on
+
+
+def _start_worker(parent: int, cases: Sequence[Case], shares: Shares | None) -> None:
+    global _given
+    end_with_parent(parent)
+    _given = cases, shares
+
+
+def _work(number: int) -> Run:
+    cases, shares = _given
+    return _one(cases[number], number, shares, lambda: None)
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables over several simulations: their metrics, ratios to a baseline, and what the jobs ask for.
+
+_SETTING = ["trace", "restart_delay_s", "rounds"]
+_FURTHER = (
+    *("p95_jct_s", "avg_queueing_delay_s", "avg_waiting_time_s", "avg_slowdown"),
+    *("avg_finish_time_fairness", "max_finish_time_fairness"),
+)
+_RATIOS = {"jct_ratio": "avg_jct_s", "makespan_ratio": "makespan_s"}
+_MEASURES = (
+    *("avg_jct_s", "makespan_s", "p50_jct_s", "p99_jct_s"),
+    *("gpu_allocation_ratio", "reconfigurations_per_job"),
+)
+
+
+def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
+    """Return one row a simulation, with ratios to a baseline.
+
+    The baseline is the policy of this name in the same scenario, restart delay and given round. Ratios are
+    missing where it did not run; above 1, a policy takes longer. Returns schema
+    `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`.
+    """
+    listed = list(runs)
+    table = pd.DataFrame([_row(run) for run in listed], columns=[*COMPARISON.names, *_FURTHER])
+    rounds = [float("nan") if run.given_interval_s is None else run.given_interval_s for run in listed]
+    settings = table[["trace", "restart_delay_s", *_RATIOS.values()]].assign(rounds=rounds)
+    base = settings[table["policy"] == baseline].drop_duplicates(_SETTING)
+    joined = settings[_SETTING].merge(base, on=_SETTING, how="left")
+    for ratio, column in _RATIOS.items():
+        table[ratio] = (table[column] / joined[column]).astype(float)
+    return COMPARISON.validate(table, where="comparison")
+
+
+def _row(run: Run) -> dict[str, Any]:
+    found = run.metrics
+    given = {
+        "trace": run.scenario,
+        "policy": run.policy,
+        "restart_delay_s": float(run.restart_delay_s),
+        "interval_s": float(run.interval_s) if run.interval_s else float("nan"),
+        "jobs": found.n_jobs,
+        "wall_s": float(run.result.wall_s),
+        **dict.fromkeys(_RATIOS, float("nan")),
+    }
+    names = [name for name in (*COMPARISON.names, *_FURTHER) if name not in given]
+    return given | {name: getattr(found, name) for name in names}
+
+
+def measures(run: Run) -> dict[str, float]:
+    """Return the metrics that studies report of every simulation, by column."""
+    return {name: getattr(run.metrics, name) for name in _MEASURES}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """GPUs that the jobs of a scenario ask for, if each starts at its submission and runs as requested.
+
+    Parameters
+    ----------
+    load
+        Device time over that of the cluster between the first and the last submission [1]; NaN if all jobs
+        are submitted at once.
+    most_gpus
+        Largest number of GPUs at a time.
+    """
+
+    load: float
+    most_gpus: int
+
+
+def demand(scenario: Scenario) -> Demand:
+    """Return how much of the cluster the jobs of a scenario ask for."""
+    jobs, fitting = scenario.jobs, scenario.catalogue.on(scenario.cluster)
+    start_s = np.array([job.submit_time_s for job in jobs])
+    gpus = np.array([job.n_gpus for job in jobs], dtype=np.int64)
+    work_s = np.array([job.steps * fitting.requested(job).iter_time_s for job in jobs])
+    span_s = float(np.ptp(start_s)) if len(jobs) else 0.0
+    load = float(gpus @ work_s) / (scenario.cluster.n_gpus * span_s) if span_s > 0 else float("nan")
+    times_s, changes = np.concatenate([start_s, start_s + work_s]), np.concatenate([gpus, -gpus])
+    order = np.lexsort((changes, times_s))  # at the same time, devices are given back first
+    return Demand(load, int(np.cumsum(changes[order]).max(initial=0)))
+
+
+def nobody_waited(runs: Iterable[Run]) -> bool:
+    """Whether no job of any of these runs waited for longer than a round of its policy."""
+    return all(run.metrics.max_waiting_time_s <= (run.interval_s or 0.0) for run in runs)

@@ -1,0 +1,689 @@
+"""Scenarios from the tables that earlier stages wrote, and with other knowledge."""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
+from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
+from makespan.perf import environment_names
+from makespan.sim import Catalogue, RestartCost, check_jobs
+from makespan.studies.catalogue import (
+    PredictionMode,
+    exactly,
+    predicted_catalogue,
+    predictions as predicted,
+)
+from makespan.studies.clusters import (
+    Site,
+    TypedSource,
+    emulated_cluster,
+    exact_catalogue,
+    largest_pool,
+    pools,
+    site,
+)
+from makespan.studies.requests import KEPT, TOO_LARGE, Kept, TooLarge, fitting, settled, with_steps
+from makespan.studies.runs import Scenario
+from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, shown_source
+from makespan.throughput import (
+    SOURCE_NAMES,
+    EmulatedSource,
+    MeasuredSource,
+    PublishedSource,
+    ReferenceTimes,
+    ThroughputSource,
+    check_published_gpus,
+    find_dataset,
+    shipped_register,
+    verify,
+)
+from makespan.traces import (
+    VARIANTS,
+    Finding,
+    JobTrace,
+    ReadReport,
+    Request as StatedRequest,
+    RequestTrace,
+    WorkloadMapping,
+    WorkloadStatistics,
+    generate_jobs,
+    map_requests,
+    read_easyscale_jobs,
+    read_gavel_jobs,
+    read_gavel_throughputs,
+    read_helios_jobs,
+    read_jobs,
+    read_morphling_jobs,
+    read_openb_pods,
+    read_pai_jobs,
+    read_philly_jobs,
+    read_pollux_jobs,
+    read_requests,
+    read_spot_jobs,
+    read_tiresias_jobs,
+    request_trace,
+    statistics,
+    with_load,
+)
+from makespan.units import HOUR
+from makespan.workloads import JobSpec, is_in_zoo
+
+# ------------------------------------------------------------------------------------------------
+# Scenarios from the tables that earlier stages wrote, and with other knowledge.
+
+
+def read_scenarios(
+    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
+) -> dict[str, Scenario]:
+    """Read a scenario for each job list from paths by name, without restart delay and rounds.
+
+    Policies know the sampled rows; `knowing` tells them more.
+    """
+    frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
+    hardware = cluster(cluster_name)
+    catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
+    jobs = {name: read_jobs(path).jobs for name, path in lists.items()}
+    return {
+        name: Scenario(name, own, hardware, catalogue, predictions="sampled", made_for=hardware)
+        for name, own in jobs.items()
+    }
+
+
+def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
+    """Return a scenario whose policies know sampled rows, with what they know in another mode instead."""
+    if mode != "exact":
+        return replace(scenario, predictions=mode)
+    return replace(scenario, catalogue=exactly(scenario.catalogue), predictions=mode)
+
+
+def read_times(tables: Mapping[str, str]) -> ReferenceTimes:
+    """Read the iteration times of requests from throughput tables by workload."""
+    return ReferenceTimes({key: read_csv(path, THROUGHPUT) for key, path in tables.items()})
+
+
+# ------------------------------------------------------------------------------------------------
+# The jobs of a scenario that are read: a trace of any known format, and where the authors' lists lie.
+
+FORMATS = (
+    "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
+    "gavel", "easyscale",
+)  # fmt: skip
+"""Formats of traces; jobs of those after the second name no workload known here."""
+_PAI_TASKS, _GAVEL_THROUGHPUTS = "pai_task_table.csv", "simulation_throughputs.json"
+_WITH_SECOND_FILE = ("pai", "gavel")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_NAMING = {"auto": read_jobs, "morphling": read_morphling_jobs}  # lists that name what jobs train
+_READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
+    "philly": read_philly_jobs,
+    "helios": read_helios_jobs,
+    "openb": read_openb_pods,
+    "requests": read_requests,
+    "spot": read_spot_jobs,
+    "tiresias": read_tiresias_jobs,
+    "pollux": read_pollux_jobs,
+}
+
+
+def read_trace(
+    path: str | Path,
+    file_format: str = "auto",
+    *,
+    tasks: Path | None = None,
+    epoch_time_s: float | None = None,
+    batch_of: Callable[[str], int | None] | None = None,
+) -> JobTrace | RequestTrace:
+    """Read a trace.
+
+    Parameters
+    ----------
+    path
+        The job list.
+    file_format
+        ``auto`` (the table ``jobs`` or a list of the Morphling artifact), ``morphling``, ``requests`` (the
+        table of that name), ``philly``, ``helios``, ``pai``, ``openb``, ``spot`` (Alibaba 2026),
+        ``tiresias``, ``pollux`` (also Sia), ``gavel`` or ``easyscale``.
+    tasks
+        Second file of formats that have one, beside the first unless given, packed or not: the task table of
+        pai, the table of throughputs of gavel.
+    epoch_time_s
+        Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
+
+    batch_of
+        Formats auto and morphling: global batch of workloads with measurements of their own, see
+        `makespan.traces.read_jobs`.
+
+    Returns
+    -------
+    JobTrace or RequestTrace
+        Jobs that are ready to run, or, from formats after the second, requests that name no workload known
+        here (`makespan.traces.map_requests` chooses). Both have a report of what was dropped and repaired.
+
+    Raises
+    ------
+    MakespanError
+        The format is unknown, a file is missing or broken, or something that the format needs is not given.
+    """
+    place = Path(path)
+    if file_format in FORMATS:
+        refuse_unused(f"{path}: format {file_format!r}", file_format, tasks, epoch_time_s)
+    if file_format in _NAMING:
+        return _NAMING[file_format](place, batch_of)
+    if file_format in _READERS:
+        return _READERS[file_format](place)
+    if file_format == "pai":
+        return read_pai_jobs(place, tasks or _beside(place, _PAI_TASKS))
+    if file_format == "gavel":
+        rates = tasks or _beside(place, _GAVEL_THROUGHPUTS)
+        is_there = tasks is not None or rates.is_file()
+        return read_gavel_jobs(place, read_gavel_throughputs(rates) if is_there else None)
+    if file_format != "easyscale":
+        raise unknown_name("format of a trace", file_format, FORMATS)
+    if epoch_time_s is None:
+        raise InputError(
+            f"{path}: lists of this format state epochs, not durations; accepted: --epoch-time "
+            "(epoch_time_s) with the seconds of an epoch"
+        )
+    return _easyscale(place, epoch_time_s)
+
+
+def refuse_unused(what: str, file_format: str, tasks: Path | None, epoch_time_s: float | None) -> None:
+    """Raise `InputError` for an argument of `read_trace` that has no effect; ``what`` is read, in words."""
+    if tasks is not None and file_format not in _WITH_SECOND_FILE:
+        accepted = "leave tasks out (--tasks), or choose format pai or gavel"
+        raise InputError(f"{what} has no second file, got tasks '{tasks}'; {accepted}")
+    if epoch_time_s is not None and file_format != "easyscale":
+        accepted = "leave epoch_time_s out (--epoch-time), or choose format easyscale"
+        raise InputError(f"{what} states no epochs, got epoch_time_s {epoch_time_s}; {accepted}")
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Return the second file of a trace, packed or not; the plain name if there is none."""
+    stem = name.partition(".")[0]
+    names = (name, stem, *(f"{packed}{end}" for packed in (name, stem) for end in _PACKED))
+    found = (path.with_name(text) for text in names)
+    return next((place for place in found if place.is_file()), path.with_name(name))
+
+
+def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
+    table, report = read_easyscale_jobs(path)
+    requests = pd.DataFrame(
+        {
+            "job_id": table["job_id"],
+            "submit_time_s": table["submit_time_s"],
+            "n_gpus": table["max_parallelism"],
+            "duration_s": table["epochs"] * epoch_time_s,
+            "tenant": table["home_gpu"],
+        }
+    )
+    reason = "what a row trains, its batch size and where it may run have no effect: models are drawn"
+    told = replace(report, findings=(*report.findings, Finding("ignored", reason)))
+    return request_trace(requests, str(path), before=told)
+
+
+def published_list(directory: Path, name: str) -> Path:
+    """Return where a directory with published files has a job list; refuses one that was changed."""
+    stem = name if name == "naive" else f"workload-{name}"
+    return verify(find_dataset(shipped_register(), f"morphling-workloads-{stem}"), directory)
+
+
+# ------------------------------------------------------------------------------------------------
+# The jobs of a scenario that are generated.
+
+GENERATED = ("naive", *VARIANTS)
+"""Workloads that are known by name: a short one for getting started, and the variants of the generator."""
+_MAX_JOBS = 100_000
+_NAIVE_JOBS = 10
+_NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never meet
+
+
+def generated_jobs(
+    name: str,
+    n_jobs: int | None,
+    seed: int,
+    times: ReferenceTimes,
+    *,
+    max_gpus: int | None = None,
+    span_s: float | None = None,
+) -> JobTrace:
+    """Generate a workload of requests that can run; the report says which cannot.
+
+    However many jobs, they arrive at the rate of the whole list, so that the load stays the same.
+
+    Parameters
+    ----------
+    name, n_jobs
+        One of `GENERATED`, and jobs; None for 10 of ``naive``, and as many as the Base trace has of others.
+    seed, times
+        Of all random choices; iteration times of the source.
+    max_gpus, span_s
+        GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
+    """
+    if n_jobs is not None and not 1 <= n_jobs <= _MAX_JOBS:
+        raise InputError(f"{n_jobs} jobs; accepted: from 1 to {_MAX_JOBS}, as more take hours to simulate")
+    known, stats = statistics(), limited_statistics(times, max_gpus)
+    variant, count = name, n_jobs or known.n_jobs
+    rate = count / known.n_jobs
+    if name == "naive":
+        count, rate = n_jobs or _NAIVE_JOBS, 1.0
+        span_s = span_s or _NAIVE_SPAN_S * count / _NAIVE_JOBS
+        hours = math.ceil(span_s / HOUR)
+        stats = replace(stats, span_s=span_s, arrivals_per_hour=(1,) * hours)
+        variant = "base"
+    trace = generate_jobs(variant, count, seed, times, stats=stats)
+    origin = f"generated {name} workload, seed {seed}{left_out(known, stats)}"
+    jobs = with_load(trace.jobs, 1.0 / rate)
+    return replace(trace, jobs=jobs, report=replace(trace.report, where=origin))
+
+
+def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> WorkloadStatistics:
+    """Return the statistics of the Base trace, of requests alone that the source has and the GPUs can hold.
+
+    Raises
+    ------
+    TraceError
+        None is left.
+    """
+    known, available = statistics(), set(times.workload_keys())
+
+    def can_run(offer: StatedRequest) -> bool:
+        fits = max_gpus is None or offer.n_gpus <= max_gpus
+        return fits and offer.workload in available and offer.n_gpus in times.gpu_counts(offer.workload)
+
+    requests = tuple(offer for offer in known.requests if can_run(offer))
+    if not requests:
+        limit = "" if max_gpus is None else f" on at most {max_gpus} GPUs"
+        raise TraceError(
+            f"workloads with throughput{limit}: {', '.join(sorted(available)) or 'none'}; accepted: at least "
+            f"one of {', '.join(sorted({offer.workload for offer in known.requests}))}"
+        )
+    return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
+
+
+def left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:
+    """Return which requests are left out, by workload, empty if none."""
+    absent: dict[str, set[int]] = {}
+    for offer in known.requests:
+        if offer not in possible.requests:
+            absent.setdefault(offer.workload, set()).add(offer.n_gpus)
+    if not absent:
+        return ""
+    texts = (f"{key} on {', '.join(map(str, sorted(counts)))}" for key, counts in absent.items())
+    return f", without what cannot run here ({'; '.join(texts)} GPUs)"
+
+
+# ------------------------------------------------------------------------------------------------
+# Assembling a scenario: cluster, throughput, jobs, and what policies know.
+
+_CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
+_CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
+_FORM = "extended"
+_TESTBED = "a800-64"  # on which the durations of generated lists hold
+_STDIN = "-"
+ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
+_PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
+
+
+def scenario(
+    workload: str | Path | Sequence[JobSpec] = "naive",
+    *,
+    n_jobs: int | None = None,
+    seed: int = 1,
+    load: float = 1.0,
+    source: str = "emulated",
+    cluster_name: str | Path | ClusterSpec = "a800-64",
+    n_nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    restart_delay_s: float | RestartCost = RESTART_DELAY_S,
+    interval_s: float | None = ROUND_S,
+    predictions: PredictionMode | None = None,
+    file_format: str = "auto",
+    tasks: Path | None = None,
+    epoch_time_s: float | None = None,
+    published_dir: Path | None = None,
+    measured_dir: Path | None = None,
+    gpus: Mapping[str, str] | None = None,
+    keep: Kept | None = None,
+    recorded_on: str | None = None,
+    too_large: TooLarge = "drop",
+) -> Scenario:
+    """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
+
+    Parameters
+    ----------
+    workload
+        A job list (a path), jobs, or a generated workload: ``naive`` (10 jobs), ``base``, ``bp`` (best
+        plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
+    n_jobs, seed, load
+        Jobs to generate, at the rate of the whole list, or to take of a list; seed of what is generated,
+        models of foreign traces too; arrival rate over that of the list.
+    source, cluster_name, n_nodes, gpus_per_node
+        Where iteration times come from, ``emulated``, ``published`` or ``measured``; cluster of the
+        catalogue, list of nodes (see `makespan.traces.read_nodes`) or cluster itself, and other numbers of
+        nodes or of GPUs in each. With several types of GPU a job holds GPUs of one type at a time.
+    restart_delay_s, interval_s
+        Time without progress after every start and change [s]; length of a round [s], None for the policy's
+        own, 0 to decide after each event. By default as in the simulator released with Morphling.
+    predictions
+        What policies decide by: ``exact``, the source's own times; ``sampled``, those of a model fitted to
+        a few sampled rows, the default if the cluster has its constants and the zoo all workloads; or
+        ``requests``, the same, and users state with each job what its request takes.
+    file_format, tasks, epoch_time_s, published_dir, measured_dir
+        As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
+        with ``<workload>.csv`` tables, of a cluster with several types of GPU in a directory for each.
+    gpus
+        Devices of the catalogue that stand for types of GPU in a list of nodes, by these.
+    keep, recorded_on
+        ``durations``: jobs take as long as their list states, on this cluster and as requested, the default
+        of foreign and generated lists. ``work``: they do the same steps on every cluster, the default of
+        lists that state steps; where a list states durations, the steps are those that fill them on cluster
+        ``recorded_on`` (for generated lists ``a800-64`` unless given).
+    too_large
+        Jobs that request more GPUs or CPU threads than the cluster has: ``drop`` leaves them out and reports
+        them, ``reject`` raises.
+
+    Raises
+    ------
+    MakespanError
+        A name is unknown, a file is missing or broken, or a job can never run; says which.
+    """
+    place = site(cluster_name, n_nodes, gpus_per_node, gpus)
+    where = place.cluster
+    reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
+    throughput = _throughput(source, where, reader, measured_dir)
+    choice = _Choice(keep, recorded_on, too_large)
+    with _reports_printed_once():
+        listed = reader.read(throughput, where, choice)
+    trace, origin = listed.trace, listed.trace.report.where
+    rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
+    jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
+    jobs, rows, times, changed = settled(
+        jobs,
+        rows,
+        listed.times,
+        throughput,
+        where,
+        origin,
+        is_drawn=listed.is_drawn,
+        states_cpus=listed.states_cpus,
+    )
+    if keep == "durations" and not listed.is_drawn:
+        jobs = with_steps(jobs, rows, times, origin)
+    jobs = with_load(jobs, load)
+    mode = predictions or _usual_mode(place.environment, jobs)
+    known = _catalogue(jobs, times, throughput, place, mode, origin)
+    head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
+    return Scenario(
+        reader.name,
+        jobs,
+        where,
+        known,
+        restart_delay_s,
+        interval_s,
+        source=_shown(throughput, times, jobs),
+        predictions=mode,
+        report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *changed])),
+        kept=listed.kept,
+        made_for=where,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What stays as in a job list, and what becomes of jobs that are too large; as for `scenario`."""
+
+    keep: Kept | None
+    recorded_on: str | None
+    too_large: TooLarge
+
+    def __post_init__(self) -> None:
+        if self.keep not in (None, *KEPT):
+            raise unknown_name("keep", str(self.keep), KEPT)
+        if self.too_large not in TOO_LARGE:
+            raise unknown_name("too_large", self.too_large, TOO_LARGE)
+        if self.recorded_on is not None and self.keep != "work":
+            raise InputError(
+                f"recorded_on {self.recorded_on!r} says on which cluster durations become work; expected "
+                f"keep 'work' with it, got {self.keep!r}"
+            )
+
+    def of_stated_steps(self, where: str) -> str:
+        """Return what stays of a list that states steps, in words."""
+        if self.recorded_on is not None:
+            raise InputError(
+                f"{where}: recorded_on {self.recorded_on!r}, but the list states steps, which are its work "
+                "on every cluster; leave recorded_on out"
+            )
+        return "durations kept" if self.keep == "durations" else "steps kept"
+
+    def of_durations(self, where: str, source: ThroughputSource, usual: str | None) -> ThroughputSource:
+        """Return the source by whose times durations become steps: the given one, or another cluster."""
+        if self.keep != "work":
+            return source
+        emulated = next(iter(source.parts.values())) if isinstance(source, TypedSource) else source
+        if not isinstance(emulated, EmulatedSource):
+            raise InputError(
+                f"{where}: keep 'work' needs the times of another cluster, which source {source.name!r} does "
+                "not have; use source 'emulated', or keep 'durations'"
+            )
+        name = self.recorded_on or usual
+        if name is None:
+            raise InputError(
+                f"{where}: keep 'work' needs the cluster on which the durations were recorded; give "
+                f"recorded_on (--recorded-on), one of {', '.join(cluster_names())}"
+            )
+        recorded = cluster(name)
+        return replace(emulated, cluster=homogeneous(recorded.node, recorded.n_nodes, recorded.network, name))
+
+
+def _usual_mode(environment: str | None, jobs: Iterable[JobSpec]) -> PredictionMode:
+    """Return what policies know unless told otherwise: predictions, where all workloads are of the zoo."""
+    is_known = all(is_in_zoo(key) for key in {job.workload for job in jobs})
+    return "sampled" if is_known and environment else "exact"
+
+
+def _throughput(
+    source: str, where: ClusterSpec, reader: "_Reader", measured_dir: Path | None
+) -> ThroughputSource:
+    """Return the source of iteration times, with a part for each type of GPU if there are several."""
+    parts = pools(where)
+    if measured_dir is not None and source in SOURCE_NAMES and source != "measured":
+        raise InputError(
+            f"source {source!r} reads no own tables, got measured_dir '{measured_dir}'; leave it out "
+            "(--measured-dir), or choose source 'measured'"
+        )
+    if source == "emulated":
+        found = {
+            gpu_type: EmulatedSource(emulated_cluster(pool), _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
+            for gpu_type, pool in parts.items()
+        }
+        return TypedSource(found) if len(found) > 1 else next(iter(found.values()))
+    if source == "published":
+        check_published_gpus(where)
+        return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
+    if source != "measured":
+        raise unknown_name("source of throughput", source, SOURCE_NAMES)
+    if measured_dir is None:
+        accepted = "a directory with the tables as --measured-dir (measured_dir)"
+        raise MissingDataError(f"source measured: accepted: {accepted}")
+    if len(parts) == 1:
+        return MeasuredSource(Path(measured_dir))
+    folders = {gpu_type: Path(measured_dir) / gpu_type for gpu_type in parts}
+    if not any(folder.is_dir() for folder in folders.values()):
+        raise MissingDataError(
+            f"{measured_dir}: no tables for the types of GPU of cluster {where.name!r}; accepted: a "
+            f"directory for each, {', '.join(parts)}, with the <workload>.csv of what it can train"
+        )
+    return TypedSource({gpu_type: MeasuredSource(folder) for gpu_type, folder in folders.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A job list, the throughput of what it trains, and what stays of it, in words.
+
+    ``lines`` go into the report beside that of the reader; ``is_drawn``: models, plans and steps are ours;
+    ``states_cpus``: CPU threads are not.
+    """
+
+    trace: JobTrace
+    times: ReferenceTimes
+    kept: str
+    lines: tuple[str, ...] = ()
+    is_drawn: bool = False
+    states_cpus: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What says which jobs a scenario has; as for `scenario`."""
+
+    workload: str | Path | Sequence[JobSpec]
+    source: str
+    file_format: str
+    n_jobs: int | None
+    seed: int
+    tasks: Path | None
+    epoch_time_s: float | None
+    published_dir: Path | None
+
+    @property
+    def name(self) -> str:
+        if not isinstance(self.workload, str | Path):
+            return "jobs"
+        if str(self.workload) in (_STDIN, *GENERATED):
+            return "stdin" if str(self.workload) == _STDIN else str(self.workload)
+        return Path(self.workload).stem
+
+    def published(self) -> Path:
+        """Return the directory with the published files."""
+        given = self.published_dir or os.environ.get(_PUBLISHED_DIR)
+        if given is None:
+            raise MissingDataError(
+                "source published: accepted: a directory with the published files as published_dir, by "
+                f"--published-dir or by the environment variable {_PUBLISHED_DIR}"
+            )
+        if not Path(given).is_dir():
+            raise MissingDataError(f"{given}: no such directory with the published files")
+        return Path(given)
+
+    def read(self, source: ThroughputSource, where: ClusterSpec, choice: _Choice) -> "_Listed":
+        """Return the jobs and the throughput of what they train.
+
+        Models, plans and steps are drawn by the times that turn durations into work: where work is kept,
+        every cluster gets the same jobs.
+        """
+        if not isinstance(self.workload, str | Path):
+            if self.file_format != "auto":
+                raise InputError(
+                    f"jobs in Python have no file format, got file_format {self.file_format!r}; leave it out"
+                )
+            refuse_unused("jobs", "auto", self.tasks, self.epoch_time_s)
+            jobs = tuple(self.workload)
+            trace = JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs)))
+            return _Listed(trace, _times(source, jobs), choice.of_stated_steps("jobs"))
+        path = self._path(str(self.workload))
+        if path is None:
+            name = str(self.workload)
+            refuse_unused(name, "auto", self.tasks, self.epoch_time_s)
+            by = choice.of_durations(name, source, _TESTBED)
+            times, most, kept = self._drawn_by(by, source, where)
+            trace = generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=most)
+            return _Listed(
+                trace, _times(source, statistics().requests), kept, is_drawn=True, states_cpus=False
+            )
+        own = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
+        found = read_trace(
+            path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s, batch_of=own
+        )
+        if isinstance(found, JobTrace):
+            return _Listed(found, _times(source, found.jobs), choice.of_stated_steps(str(path)))
+        largest = int(found.table["n_gpus"].max())
+        if choice.too_large == "reject" and largest > largest_pool(where):
+            raise InputError(
+                f"{path}: a job requests {largest} GPUs, more than the {largest_pool(where)} of cluster "
+                f"{where.name!r}; choose a larger cluster, or let such jobs be dropped"
+            )
+        times, most, kept = self._drawn_by(choice.of_durations(str(path), source, None), source, where)
+        possible = limited_statistics(times, most)
+        mapping = replace(WorkloadMapping.like_base(self.seed, largest_pool(where)), offers=possible.requests)
+        absent = left_out(statistics(), possible)
+        lines = (f"  models are drawn{absent.removeprefix(',')}",) if absent else ()
+        trace = map_requests(found, mapping, times)
+        stated = bool((found.table["n_cpus"] > 0).any())
+        usual = _times(source, statistics().requests)
+        return _Listed(trace, usual, kept, lines, is_drawn=True, states_cpus=stated)
+
+    @staticmethod
+    def _drawn_by(
+        by: ThroughputSource, source: ThroughputSource, where: ClusterSpec
+    ) -> tuple[ReferenceTimes, int, str]:
+        """Return times and most GPUs of what is drawn, and what stays as in the list, in words."""
+        times = _times(by, statistics().requests)
+        if by is source or not isinstance(by, EmulatedSource):
+            return times, largest_pool(where), "durations kept"
+        return times, by.cluster.n_gpus, f"work on {by.cluster.name} kept"
+
+    def _path(self, text: str) -> Path | None:
+        """Return the job list that is meant, or None if the workload is to be generated."""
+        is_foreign = self.file_format not in ("auto", "morphling")
+        is_path = text == _STDIN or Path(text).exists() or bool(Path(text).suffix) or "/" in text
+        if is_foreign or (is_path and text not in GENERATED):
+            return Path(text)
+        if text not in GENERATED:
+            raise unknown_name("workload or file", text, GENERATED)
+        return published_list(self.published(), text) if self.source == "published" else None
+
+
+def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -> ReferenceTimes:
+    return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(user.workload for user in users)})
+
+
+def _shown(source: ThroughputSource, times: ReferenceTimes, jobs: Sequence[JobSpec]) -> str:
+    """Return what the iteration times of the jobs are said to be."""
+    keys = sorted({job.workload for job in jobs})
+    return shown_source(source.name, (kind for key in keys for kind in times.tables[key]["provenance"]))
+
+
+def _catalogue(
+    jobs: Sequence[JobSpec],
+    times: ReferenceTimes,
+    throughput: ThroughputSource,
+    place: Site,
+    mode: PredictionMode,
+    origin: str,
+) -> Catalogue:
+    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
+    if not jobs:
+        raise TraceError(f"{origin}: no job; accepted: at least one")
+    where = place.cluster
+    tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
+    exact = exact_catalogue(tables, throughput, where)
+    check_jobs(jobs, where, exact.on(where), origin)
+    if mode == "exact" and (place.environment is None or not all(map(is_in_zoo, tables))):
+        return exact
+    if place.environment is None:
+        raise InputError(
+            f"{mode} predictions: no constants of the performance model for cluster {where.name!r}; "
+            f"accepted: {', '.join(environment_names())}, or exact predictions"
+        )
+    found = predicted(tables, place.environment, _FORM)
+    catalogue = predicted_catalogue(tables, found, where.nodes[0])
+    return exactly(catalogue) if mode == "exact" else catalogue
+
+
+@contextmanager
+def _reports_printed_once() -> Iterator[None]:
+    """Keep the readers' reports out of the log while a block runs; the scenario carries them."""
+    log = logging.getLogger("makespan.traces.cells")
+    handler = logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

@@ -1,0 +1,673 @@
+"""What the Morphling authors measured and published: reader, rule for anomalies, source.
+
+One CSV file a model, columns ``exec_plan, placement, iter_time`` [s] and, in most files,
+``forward, overlap_sync, optimize``, and in one file ``cpu_threads``. An iteration time of zero
+marks a run that failed. The phase columns are in milliseconds in most files and in seconds in
+some rows; the numbers of a row decide, see `phase_unit`. Measurement anomalies are found by rule
+from measured columns alone, before any model is fitted.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from makespan.emulator import (
+    CalibrationSet,
+    Explanation,
+    Point,
+    emulate,
+    explain,
+    load_calibration,
+    trace_points,
+)
+from makespan.errors import (
+    ChecksumError,
+    InputError,
+    MissingDataError,
+    TraceError,
+    UnknownNameError,
+    cell_error,
+    unknown_name,
+)
+from makespan.files import read_bytes
+from makespan.hardware import ClusterSpec
+from makespan.plans import PLAN_TEXTS, Placement, PlanFamily, read_plan, write_plan
+from makespan.tables import ON_DEMAND, PROVENANCES, THROUGHPUT, parse_csv, read_csv
+from makespan.throughput.register import Dataset, check_content
+from makespan.units import MS
+from makespan.workloads import Workload, is_in_zoo, resolve_workload_key, workload, workload_keys
+
+_LOG = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------
+# Throughput tables in the canonical schema: reading and checking them, and the source of own ones.
+
+FLAG_FAILED = "failed run"
+"""Flag of rows in which nothing ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSource:
+    """Tables measured on the user's own devices: a file ``<workload>.csv`` each, in the canonical schema.
+
+    Workloads that the zoo lacks are as welcome as its own, and the global batch is that of the table.
+    """
+
+    directory: Path
+    name: ClassVar[str] = "measured"
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return the workloads of the zoo that have a file."""
+        keys = tuple(key for key in workload_keys() if self._path(key).is_file())
+        if not keys:
+            raise MissingDataError(
+                f"{self.directory}: no measured traces; accepted: a directory with <workload>.csv in the "
+                f"throughput schema ({', '.join(THROUGHPUT.names)}) for one or more of "
+                f"{', '.join(workload_keys())}; measure them first or choose another source"
+            )
+        return keys
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Read and check the trace of one workload, of the zoo or not."""
+        key = self._key(workload_key)
+        if key is None:
+            names = sorted(path.stem for path in self.directory.glob("*.csv"))
+            if not names:
+                self.workload_keys()  # says what is accepted
+            raise MissingDataError(
+                f"{self.directory}: no measured trace {workload_key}.csv; it has: {', '.join(names)}"
+            )
+        return read_throughput(self._path(key), key)
+
+    def batch_of(self, name: str) -> int | None:
+        """Return the global batch of the trace of a workload, None if there is no such trace."""
+        key = self._key(name)
+        return None if key is None else int(self.load(key)["global_batch_size"].iloc[0])
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}.csv"
+
+    def _key(self, name: str) -> str | None:
+        """Return the name by which there is a file: as it is, or what it is an alias of."""
+        is_known = is_in_zoo(name)
+        keys = [name, workload(name).key] if is_known else [name]
+        return next((key for key in keys if Path(key).name == key and self._path(key).is_file()), None)
+
+
+def read_throughput(path: str | Path, key: str | None = None) -> pd.DataFrame:
+    """Read a throughput table of one workload, ``key`` if given, and check its rows.
+
+    All rows must have the same global batch.
+    """
+    frame, where = read_csv(path, THROUGHPUT), str(path)
+    keys = sorted(set(frame["workload"]))
+    if len(keys) != 1:
+        found = ", ".join(keys) or "no rows"
+        raise TraceError(f"{where}: column 'workload': found {found}; accepted: one workload a file")
+    wanted = key or (workload(keys[0]).key if is_in_zoo(keys[0]) else keys[0])
+    batch = int(frame["global_batch_size"].iloc[0])
+    if batch < 1:
+        raise cell_error(where, 1, "global_batch_size", batch, "a whole number, at least 1")
+    accepted: dict[str, str | int] = {"workload": wanted, "global_batch_size": batch}
+    for column, value in accepted.items():
+        for row, found_value in enumerate(frame[column], 1):
+            if found_value != value:
+                raise cell_error(where, row, column, found_value, str(value))
+    _check_measured(frame, where)
+    return canonical_rows(frame, batch, where)
+
+
+def _check_measured(frame: pd.DataFrame, where: str) -> None:
+    cells = zip(frame["cpu_threads"], frame["feasible"], frame["iter_time_s"], strict=True)
+    for row, (threads, feasible, time) in enumerate(cells, 1):
+        if threads < 1:
+            raise cell_error(where, row, "cpu_threads", threads, "a whole number, at least 1")
+        if not feasible and not math.isnan(time):
+            raise cell_error(where, row, "iter_time_s", time, "no value where feasible is false")
+    for row, value in enumerate(frame["provenance"], 1):
+        if value not in PROVENANCES:
+            raise cell_error(where, row, "provenance", value, ", ".join(PROVENANCES))
+    for phase in ("forward_s", "overlap_sync_s", "optimize_s"):
+        check_times(frame[phase].fillna(0.0), phase, where, "a time, not negative")
+
+
+def check_times(values: Iterable[float], column: str, where: str, accepted: str) -> None:
+    """Check that times are finite and not negative."""
+    for row, value in enumerate(values, 1):
+        if not (math.isfinite(value) and value >= 0):
+            raise cell_error(where, row, column, value, accepted)
+
+
+def canonical_rows(frame: pd.DataFrame, global_batch_size: int, where: str) -> pd.DataFrame:
+    """Check plans and placements and write them in canonical notation: equal ones have equal text.
+
+    Refused are texts that cannot be read, plans whose degrees do not multiply to the GPUs of the
+    placement, and (plan, placement, threads) that occur twice.
+    """
+    cells = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], frame["feasible"], strict=True)
+    texts = [_canonical(row, cell, global_batch_size, where) for row, cell in enumerate(cells, 1)]
+    plans, placements = zip(*texts, strict=True)
+    result = frame.assign(exec_plan=plans, placement=placements)
+    _reject_duplicates(result, where)
+    return result
+
+
+def _canonical(
+    row: int, cell: tuple[str, str, int, bool], global_batch_size: int, where: str
+) -> tuple[str, str]:
+    plan_text, placement_text, cpu_threads, feasible = *cell[:2], int(cell[2]), cell[3]
+    try:
+        placement = Placement.parse(placement_text)
+    except InputError as error:
+        accepted = f"one digit a node such as 44 or 1124 ({error})"
+        raise cell_error(where, row, "placement", placement_text, accepted) from error
+    # A run that failed may have asked for more replicas than the batch has samples.
+    batch = global_batch_size if feasible else placement.n_gpus
+    try:
+        plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
+    except InputError as error:
+        accepted = f"{PLAN_TEXTS}, for the {placement.n_gpus} GPU(s) of placement {placement.text} ({error})"
+        raise cell_error(where, row, "exec_plan", plan_text, accepted) from error
+    return write_plan(plan, cpu_threads=cpu_threads), placement.text
+
+
+def _reject_duplicates(frame: pd.DataFrame, where: str) -> None:
+    first: dict[tuple[str, str, int], int] = {}
+    triples = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True)
+    for row, (plan, placement, threads) in enumerate(triples, 1):
+        known = first.setdefault((str(plan), str(placement), int(threads)), row)
+        if known != row:
+            accepted = (
+                "one row for each plan, placement (in any order) and CPU threads; row "
+                f"{known} is the same run ({plan} on {placement} with {threads} threads)"
+            )
+            raise cell_error(where, row, "exec_plan", plan, accepted)
+
+
+# ------------------------------------------------------------------------------------------------
+# What the Morphling authors measured and published: reader, rule for anomalies, source.
+#
+# One CSV file a model, columns ``exec_plan, placement, iter_time`` [s] and, in most files, ``forward,
+# overlap_sync, optimize``, and in one file ``cpu_threads``. An iteration time of zero marks a run that
+# failed. The phase columns are in milliseconds in most files and in seconds in some rows; the numbers of a
+# row decide, see `phase_unit`. Measurement anomalies are found by rule from measured columns alone, before
+# any model is fitted.
+
+_GPU = "a800-80"  # on which the authors ran everything
+_LAYOUTS = ("morphling/throughput", "throughput", "simulator/traces")
+_FILE = "placements.csv"
+_REQUIRED = ("exec_plan", "placement", "iter_time")
+_PHASES = {"forward": "forward_s", "overlap_sync": "overlap_sync_s", "optimize": "optimize_s"}
+_THREADS = "cpu_threads"
+# Phases are parts of the iteration, so in seconds their sum is near the iteration time or below
+# it, and in milliseconds a thousand times that. The gap between the two ranges is rejected.
+_SECONDS_RATIO_MAX = 2.0
+_MILLISECONDS_RATIO = (20.0, 2000.0)
+FLAG_SLOW_FORWARD = "slow forward on odd placements"
+FLAG_HALF_BATCH = "half batch on one GPU"
+# A plan family of a workload has slow odd placements if the median over its multi-node rows with an odd
+# count on some node, of the forward phase over that of the other rows with as many GPUs, exceeds this
+# ratio [1]. Healthy families stay below 1.15.
+_SLOW_FORWARD_RATIO = 1.25
+# One GPU has twice the samples of two GPUs, so its forward and backward phases take about twice as long.
+# Below this ratio [1] the row cannot have run the whole batch.
+_HALF_BATCH_RATIO = 1.3
+_DATA_PARALLEL = tuple(family for family in PlanFamily if not family.is_model_parallel)
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSource:
+    """Tables that the authors measured and published.
+
+    Parameters
+    ----------
+    directory
+        A directory with the published files, or the root of a clone of the authors' repository.
+    default_cpu_threads
+        CPU threads a GPU where neither a file nor the workload says.
+    register
+        If given, every file must be in it and have its checksum.
+    """
+
+    directory: Path
+    default_cpu_threads: int
+    register: tuple[Dataset, ...] = field(default=(), repr=False)
+    name: ClassVar[str] = "published"
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return the workloads whose trace file is in the directory."""
+        found = self._files()
+        return tuple(key for key in workload_keys() if key in found)
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Read, convert and flag the trace of one workload."""
+        spec = workload(workload_key)
+        files = self._files()
+        if spec.key not in files:
+            raise MissingDataError(
+                f"{self.directory}: no published trace of {spec.key!r}; it has: "
+                f"{', '.join(key for key in workload_keys() if key in files)}"
+            )
+        path = files[spec.key]
+        if self.register:
+            check_content(_registered(self.register, path, spec.key), path)
+        threads = (*spec.trace_cpu_threads, self.default_cpu_threads)[0]
+        return flag_anomalies(read_artifact_trace(path, spec, self.name, threads), spec)
+
+    def _files(self) -> dict[str, Path]:
+        for layout in _LAYOUTS:
+            files = _trace_files(self.directory / layout)
+            if files:
+                return files
+        raise MissingDataError(
+            f"{self.directory}: no published traces; accepted: a directory with "
+            + " or ".join(f"{layout}/<model>/{_FILE}" for layout in _LAYOUTS)
+            + " (the last is a clone of the authors' repository); set MAKESPAN_PUBLISHED_DIR "
+            "or the configuration to it, or fetch the registered files"
+        )
+
+
+def check_published_gpus(where: ClusterSpec) -> None:
+    """Raise `InputError` for a cluster with other devices than the one that the authors timed."""
+    if where.gpu_types != (_GPU,):
+        raise InputError(
+            f"source published: its times are of {_GPU}, cluster {where.name!r} has "
+            f"{', '.join(where.gpu_types)}; accepted: source emulated, or measured"
+        )
+
+
+def _registered(register: Iterable[Dataset], path: Path, key: str) -> Dataset:
+    """Entry of the trace of a workload, whatever its folder is called."""
+    for entry in register:
+        parts = Path(entry.path).parts
+        if len(parts) > 2 and parts[-3] == "throughput" and parts[-1] == _FILE:
+            with suppress(UnknownNameError):
+                if resolve_workload_key(parts[-2]) == key:
+                    return entry
+    raise ChecksumError(f"{path}: no trace of {key!r} is registered; accepted: the published files")
+
+
+def _trace_files(base: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in sorted(base.glob(f"*/{_FILE}")):
+        try:
+            files[resolve_workload_key(path.parent.name)] = path
+        except UnknownNameError:
+            _LOG.warning("%s: not a trace of a known model, left out", path)
+    return files
+
+
+# --- reader -----------------------------------------------------------------------------------------
+
+
+def phase_unit(phases_total: float, iter_time_s: float) -> float:
+    """Seconds per unit of the phases of a row: 1 or 1e-3, whichever fits its time [s], NaN if neither."""
+    ratio = phases_total / iter_time_s
+    if ratio <= _SECONDS_RATIO_MAX:
+        return 1.0
+    low, high = _MILLISECONDS_RATIO
+    return MS if low <= ratio <= high else math.nan
+
+
+def read_artifact_trace(
+    path: str | Path, workload: Workload, provenance: str, default_cpu_threads: int
+) -> pd.DataFrame:
+    """Read one trace file of the authors into the canonical throughput table; every row is ``clean``.
+
+    A byte order mark, Windows line ends and a missing final newline are accepted.
+    """
+    where, raw = str(path), _read_text(Path(path))
+    numbers = _numbers(raw, default_cpu_threads, where)
+    table = pd.DataFrame(
+        {
+            "workload": workload.key,
+            "exec_plan": raw["exec_plan"].str.strip(),
+            "placement": raw["placement"].str.strip(),
+            "cpu_threads": numbers[_THREADS].astype("int64"),
+            "global_batch_size": workload.global_batch_size,
+            **_times(numbers, where),
+            "feasible": numbers["iter_time"] > 0,
+            "clean": True,
+            "flag": "",
+            "provenance": provenance,
+        }
+    )
+    return THROUGHPUT.validate(canonical_rows(table, workload.global_batch_size, where), where)
+
+
+def _read_text(path: Path) -> pd.DataFrame:
+    content = read_bytes(path, "a trace", TraceError)
+    raw: pd.DataFrame = parse_csv(content, str(path), "a trace", dtype=str, keep_default_na=False)
+    raw.columns = pd.Index([str(name).strip() for name in raw.columns])
+    missing = [name for name in _REQUIRED if name not in raw.columns]
+    phases = [name for name in _PHASES if name in raw.columns]
+    if phases and len(phases) < len(_PHASES):
+        missing += [name for name in _PHASES if name not in phases]
+    if missing:
+        raise TraceError(
+            f"{path}: column(s) {', '.join(missing)} missing; found: {', '.join(raw.columns)}; "
+            f"accepted: {', '.join(_REQUIRED)}, optionally {_THREADS}, optionally all of "
+            f"{', '.join(_PHASES)}"
+        )
+    if raw.empty:
+        raise TraceError(f"{path}: no rows; accepted: at least one measured run")
+    ignored = [name for name in raw.columns if name not in (*_REQUIRED, *_PHASES, _THREADS)]
+    if ignored:
+        _LOG.warning("%s: column(s) %s are not used", path, ", ".join(ignored))
+    return raw
+
+
+def _numbers(raw: pd.DataFrame, default_cpu_threads: int, where: str) -> pd.DataFrame:
+    """Convert the numeric columns; cells that cannot be read become NaN and are refused."""
+    numbers = pd.DataFrame(index=raw.index)
+    for name in ("iter_time", *_PHASES):
+        if name in raw.columns:
+            numbers[name] = pd.to_numeric(raw[name], errors="coerce").astype("float64")
+            for row in np.flatnonzero(numbers[name].isna().to_numpy()):
+                raise cell_error(where, int(row) + 1, name, raw[name].iloc[row], "a number")
+            failed = "; 0 marks a run that failed" if name == "iter_time" else ""
+            check_times(numbers[name], name, where, f"a time, not negative{failed}")
+    if _THREADS not in raw.columns:
+        return numbers.assign(**{_THREADS: default_cpu_threads})
+    threads = pd.to_numeric(raw[_THREADS], errors="coerce")
+    wrong = ~((threads >= 1) & (threads % 1 == 0))
+    for row in np.flatnonzero(wrong.to_numpy()):
+        raise cell_error(where, int(row) + 1, _THREADS, raw[_THREADS].iloc[row], "a whole number, at least 1")
+    return numbers.assign(**{_THREADS: threads})
+
+
+def _times(numbers: pd.DataFrame, where: str) -> dict[str, "pd.Series[float] | float"]:
+    """Convert the times to seconds; NaN where the run failed or the file has no phases."""
+    feasible = numbers["iter_time"] > 0
+    times: dict[str, pd.Series[float] | float] = {"iter_time_s": numbers["iter_time"].where(feasible)}
+    if not set(_PHASES) <= set(numbers.columns):
+        return times | dict.fromkeys(_PHASES.values(), math.nan)
+    total, units = numbers[list(_PHASES)].sum(axis=1), []
+    for row, (phases, time) in enumerate(zip(total, numbers["iter_time"], strict=True), 1):
+        units.append(phase_unit(phases, time) if time > 0 else math.nan)
+        if time > 0 and math.isnan(units[-1]):
+            accepted = f"phases in s or ms that fit the iteration time of {time} s"
+            raise cell_error(where, row, "forward + overlap_sync + optimize", float(phases), accepted)
+    scale = pd.Series(units, index=numbers.index)
+    return times | {column: numbers[name] * scale for name, column in _PHASES.items()}
+
+
+# --- anomalies --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    family: npt.NDArray[np.object_]
+    n_gpus: npt.NDArray[np.int64]
+    is_single_node: Bools
+    is_odd: Bools
+    forward_s: npt.NDArray[np.float64]
+    compute_s: npt.NDArray[np.float64]
+
+
+def flag_anomalies(frame: pd.DataFrame, spec: Workload) -> pd.DataFrame:
+    """Fill the columns ``clean`` and ``flag`` of the measured rows of one workload.
+
+    Three rules, none of which looks at a prediction: a run that failed; a data-parallel family
+    whose forward phase is slow on multi-node placements with an odd number of GPUs on some node
+    (all such rows of the family are flagged, because one host cause affects them alike); a row on
+    one GPU whose forward and backward phases are too short for the whole batch.
+    """
+    ran = np.flatnonzero(frame["feasible"].to_numpy(dtype=bool))
+    rows = _rows(frame.iloc[ran], spec)
+    flag = np.full(len(frame), FLAG_FAILED, dtype=object)
+    flag[ran] = ""
+    flag[ran[_slow_forward(rows)]] = FLAG_SLOW_FORWARD
+    flag[ran[_half_batch(rows)]] = FLAG_HALF_BATCH
+    return frame.assign(clean=flag == "", flag=flag.astype(str))
+
+
+def _rows(frame: pd.DataFrame, spec: Workload) -> _Rows:
+    placements = [Placement.parse(text) for text in frame["placement"]]
+    plans = [
+        read_plan(text, n_gpus=place.n_gpus, global_batch_size=spec.global_batch_size)
+        for text, place in zip(frame["exec_plan"], placements, strict=True)
+    ]
+    family = np.empty(len(frame), dtype=object)
+    family[:] = [plan.plan_family for plan in plans]
+    single = np.array([place.n_nodes == 1 for place in placements], dtype=bool)
+    odd = np.array([any(count % 2 for count in place.gpus_per_node) for place in placements], dtype=bool)
+    forward = frame["forward_s"].to_numpy(dtype=np.float64)
+    return _Rows(
+        family=family,
+        n_gpus=np.array([place.n_gpus for place in placements], dtype=np.int64),
+        is_single_node=single,
+        is_odd=odd & ~single,
+        forward_s=forward,
+        compute_s=forward + frame["overlap_sync_s"].to_numpy(dtype=np.float64),
+    )
+
+
+def _slow_forward(rows: _Rows) -> Bools:
+    slow = np.zeros(len(rows.family), dtype=bool)
+    for family in _DATA_PARALLEL:
+        members = rows.family == family
+        odd = np.flatnonzero(members & rows.is_odd)
+        ratios = [_forward_ratio(rows, members & ~rows.is_odd, int(row)) for row in odd]
+        known = np.array([ratio for ratio in ratios if np.isfinite(ratio)])
+        if known.size and float(np.median(known)) > _SLOW_FORWARD_RATIO:
+            slow[odd] = True
+    return slow
+
+
+def _forward_ratio(rows: _Rows, peers: Bools, row: int) -> float:
+    reference = rows.forward_s[peers & (rows.n_gpus == rows.n_gpus[row]) & (rows.forward_s > 0)]
+    return float(rows.forward_s[row] / np.median(reference)) if reference.size else float("nan")
+
+
+def _half_batch(rows: _Rows) -> Bools:
+    short = np.zeros(len(rows.family), dtype=bool)
+    for family in _DATA_PARALLEL:
+        members = (rows.family == family) & rows.is_single_node & (rows.compute_s > 0)
+        one, two = members & (rows.n_gpus == 1), members & (rows.n_gpus == 2)
+        if one.any() and two.any():
+            short[one] = rows.compute_s[one] < _HALF_BATCH_RATIO * float(np.median(rows.compute_s[two]))
+    return short
+
+
+# ------------------------------------------------------------------------------------------------
+# Iteration time of what a job asks for, looked up in throughput tables.
+
+
+def placement_order(counts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Return the sort key of placements, given devices a node, largest first: fewest nodes first."""
+    return len(counts), counts
+
+
+def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], float]]) -> str:
+    """Return the plan that stands for a requested one: itself if it was measured, else the fastest.
+
+    ``measured``: plan, devices a node (largest first) and iteration time [s] of runs on as many devices.
+    """
+    rows = list(measured)
+    if any(name == plan for name, _, _ in rows):
+        return plan
+    return min(rows, key=lambda row: (row[2], *placement_order(row[1]), row[0]))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A configuration that stands for a request: plan in trace notation, placement, iteration time [s]."""
+
+    plan: str
+    placement: str
+    iter_time_s: float
+
+
+_Measured = tuple[Reference, tuple[int, ...]]
+"""A configuration that ran, and its devices a node, largest first."""
+
+
+@dataclass(frozen=True)
+class ReferenceTimes:
+    """Reference configuration of every request, from the throughput tables of a source.
+
+    The requested plan counts on its measured placement with the fewest nodes. Where that plan was
+    not measured with as many GPUs, the fastest plan measured with them counts instead, see
+    Morphling, section 7.3. ``tables`` are throughput tables (schema `THROUGHPUT`) by workload key.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+
+    @cached_property
+    def _measured(self) -> dict[str, dict[int, list[_Measured]]]:
+        """What ran, by workload and number of GPUs."""
+        return {key: _by_gpus(table) for key, table in self.tables.items()}
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return the workloads that have a table, sorted."""
+        return tuple(sorted(self.tables))
+
+    def gpu_counts(self, workload_key: str) -> tuple[int, ...]:
+        """Return the GPU counts with which a workload can run, ascending."""
+        return tuple(sorted(self._of(workload_key)))
+
+    def requested(self, workload_key: str, n_gpus: int, plan: str) -> Reference:
+        """Return the reference configuration of a request.
+
+        Raises `UnknownNameError` for workloads without table, `TraceError` if nothing was measured with that
+        many GPUs.
+        """
+        rows = self._with(workload_key, n_gpus)
+        text = write_plan(read_plan(plan, n_gpus=n_gpus, global_batch_size=self._batch(workload_key)))
+        chosen = reference_plan(text, ((row.plan, counts, row.iter_time_s) for row, counts in rows))
+        same = [pair for pair in rows if pair[0].plan == chosen]
+        return min(same, key=lambda pair: (*placement_order(pair[1]), pair[0].iter_time_s))[0]
+
+    def best(self, workload_key: str, n_gpus: int) -> Reference:
+        """Return the fastest configuration with that many GPUs, on any placement; raises as `requested`."""
+        return min((row for row, _ in self._with(workload_key, n_gpus)), key=lambda row: row.iter_time_s)
+
+    def steps(self, workload_key: str, n_gpus: int, plan: str, duration_s: float) -> int:
+        """Return how many optimiser steps fill a duration, at least one."""
+        return max(1, round(duration_s / self.requested(workload_key, n_gpus, plan).iter_time_s))
+
+    def _batch(self, workload_key: str) -> int:
+        """Return the global batch of the measured runs, which may differ from that of the zoo."""
+        table = self.tables[workload_key]
+        if "global_batch_size" in table:
+            return int(table["global_batch_size"].iloc[0])
+        return workload(workload_key).global_batch_size
+
+    def _with(self, workload_key: str, n_gpus: int) -> list[_Measured]:
+        rows = self._of(workload_key).get(n_gpus)
+        if not rows:
+            counts = ", ".join(str(count) for count in self.gpu_counts(workload_key))
+            raise TraceError(
+                f"workload {workload_key!r}: no throughput on {n_gpus} GPUs; accepted: {counts or 'none'}"
+            )
+        return rows
+
+    def _of(self, workload_key: str) -> dict[int, list[_Measured]]:
+        if workload_key not in self._measured:
+            raise unknown_name("workload with throughput", workload_key, self.tables)
+        return self._measured[workload_key]
+
+
+def _by_gpus(table: pd.DataFrame) -> dict[int, list[_Measured]]:
+    found: dict[int, list[_Measured]] = {}
+    ran = table[table["feasible"].astype(bool)]
+    for plan, text, time in zip(ran["exec_plan"], ran["placement"], ran["iter_time_s"], strict=True):
+        placement = Placement.parse(str(text))
+        row = Reference(str(plan), str(text), float(time))
+        found.setdefault(placement.n_gpus, []).append((row, placement.gpus_per_node[::-1]))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# Where throughput tables come from: one protocol for all sources, and the emulated one.
+#
+# Everything downstream asks a source for the canonical table of a workload and never how it was made. Each
+# result path begins with the name of its source.
+
+SOURCE_NAMES = ("emulated", "published", "measured")
+
+
+class ThroughputSource(Protocol):
+    """What every source of throughput tables offers.
+
+    ``load`` returns a table of schema `makespan.tables.THROUGHPUT`, clean and flagged rows
+    alike, whose plans and placements are in canonical notation and unique; it raises
+    `makespan.errors.MissingDataError` if the source has no data of that workload and
+    `makespan.errors.TraceError` if the data are malformed.
+    """
+
+    @property
+    def name(self) -> str:
+        """First part of every result path: one of `SOURCE_NAMES`."""
+        ...
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Keys of the workloads that can be loaded, in catalogue order."""
+        ...
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Return the throughput table of one workload."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedSource:
+    """Tables computed by the testbed emulator; needs no data and no device.
+
+    Parameters
+    ----------
+    calibration
+        Name of the calibrated constants.
+    seed, noise
+        Seed of the measurement noise and its scale; 0 gives the exact value of the model.
+    cpu_threads
+        Numbers of CPU threads a GPU with which every plan runs; empty for those of the published traces.
+    """
+
+    cluster: ClusterSpec
+    calibration: str
+    seed: int
+    noise: float
+    cpu_threads: tuple[int, ...] = ()
+    name: ClassVar[str] = "emulated"
+
+    def workload_keys(self) -> tuple[str, ...]:
+        """Return every workload of the zoo."""
+        return workload_keys()
+
+    def load(self, workload_key: str) -> pd.DataFrame:
+        """Emulate the trace points of one workload."""
+        spec, calibration = workload(workload_key), load_calibration(self.calibration)
+        points: Iterable[Point] = trace_points(spec, self.cluster)
+        if self.cpu_threads:
+            varied = product(points, self.cpu_threads)
+            points = dict.fromkeys(Point(at.plan.with_cpu_threads(n), at.placement) for at, n in varied)
+        return self._rows(spec, list(points), calibration)
+
+    def on_demand(self, workload_key: str, points: Iterable[Point]) -> pd.DataFrame:
+        """Emulate further points of a workload; a row is the one that `load` would have had."""
+        rows = self._rows(workload(workload_key), list(points), load_calibration(self.calibration))
+        return rows.assign(provenance=ON_DEMAND)
+
+    def explain(self, workload_key: str, point: Point) -> Explanation:
+        """Emulate one point without noise, with its memory verdict."""
+        return explain(workload(workload_key), point, self.cluster, load_calibration(self.calibration))
+
+    def _rows(self, spec: Workload, points: list[Point], calibration: CalibrationSet) -> pd.DataFrame:
+        frame = emulate(spec, points, self.cluster, calibration, seed=self.seed, noise=self.noise)
+        failed = ~frame["feasible"].astype(bool)
+        frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
+        return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")

@@ -1,0 +1,281 @@
+"""Job traces that name models and plans: the canonical table and the Morphling artifact's lists."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from makespan.errors import InputError, NotationError, cell_error
+from makespan.plans import DEFAULT_CPU_THREADS, PLAN_TEXTS, read_plan, stated_cpu_threads, write_plan
+from makespan.tables import JOBS, write_csv
+from makespan.traces.cells import (
+    DURATION_MISSING,
+    FLAGS,
+    NO_GUARANTEE,
+    ROW,
+    Finding,
+    ReadReport,
+    finish_report,
+    flags,
+    further_columns,
+    in_order,
+    is_missing,
+    numbers,
+    read_cells,
+    refuse,
+    repair,
+    report_further,
+)
+from makespan.workloads import JobSpec, is_in_zoo, resolve_workload_key, workload, workload_keys
+
+_MORPHLING = {
+    "job_id": "name",
+    "submit_time_s": "submission_time",
+    "workload": "application",
+    "n_gpus": "num_gpus",
+    "n_cpus": "num_cpus",
+    "plan": "exec_plan",
+    "steps": "steps",
+    "is_guaranteed": "is_sla",
+    "duration_s": "duration",
+}
+_CANONICAL = {name: name for name in JOBS.names}
+BatchOf = Callable[[str], int | None]
+_OPTIONAL = ("is_guaranteed", "tenant", "duration_s")
+_FOREIGN = {
+    "requests": {"submit_time_s", "duration_s"},
+    "helios": {"gpu_num", "submit_time"},
+    "openb": {"num_gpu", "gpu_milli"},
+    "spot": {"gpu_request", "worker_num"},
+    "tiresias": {"num_gpu", "submit_time"},
+    "pollux": {"num_replicas", "application"},
+    "easyscale": {"max_parallelism", "application"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrace:
+    """A job trace that can be simulated, in order of submission, and how it was read or made."""
+
+    jobs: tuple[JobSpec, ...]
+    report: ReadReport
+    rows: tuple[int, ...] = ()  # data row of each job in its file, for messages; empty if there is none
+
+
+def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
+    """Return jobs as a table of schema `JOBS`."""
+    rows = [[getattr(job, name) for name in JOBS.names] for job in jobs]
+    table = pd.DataFrame(rows, columns=JOBS.names)
+    return JOBS.validate(table.astype({"duration_s": "float64"}), where="jobs")
+
+
+def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
+    """Write jobs, in order of submission, as a list that `read_jobs` reads back unchanged.
+
+    ``-`` stands for the standard output. Raises `InputError` for a name that would not be read as it is.
+    """
+    listed = sorted(jobs, key=attrgetter("submit_time_s"))
+    for job in listed:
+        for name in ("job_id", "workload", "plan", "tenant"):
+            value = getattr(job, name)
+            if value != value.strip() or not value.isprintable():
+                accepted = "a text of printable characters without spaces around it"
+                raise InputError(f"job {job.job_id!r}: {name} is {value!r}; accepted: {accepted}")
+    write_csv(jobs_table(listed), path, JOBS)
+
+
+def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
+    """Read a job list of the Morphling artifact; ``batch_of`` and errors are as for `read_jobs`.
+
+    Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
+    exec_plan, steps, is_sla``; other columns such as ``bandwidth`` have no effect, which is
+    reported. A missing duration is accepted, because the steps decide how long a job runs, and so is a list
+    without ``is_sla``.
+    """
+    findings: list[Finding] = []
+
+    def optional(names: list[str]) -> list[str]:
+        return [*_MORPHLING.values(), *further_columns(names, _MORPHLING.values())]
+
+    cells = read_cells(path, _needed(_MORPHLING), findings, optional=optional, hint=_hint)
+    return _job_trace(cells, _MORPHLING, str(path), findings, batch_of)
+
+
+def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
+    """Read a job trace that names models and plans, in either of two forms.
+
+    The canonical form has the columns of `JOBS`, of which ``is_guaranteed``, ``tenant`` and ``duration_s``
+    may be missing; the form of the Morphling artifact is recognised by its column ``submission_time``. Plans
+    and workloads come back in canonical notation.
+
+    Parameters
+    ----------
+    batch_of
+        Returns the global batch of a workload that has measurements of its own, and None for others, which
+        must be in the zoo; for example `makespan.throughput.MeasuredSource.batch_of`.
+
+    Raises
+    ------
+    MissingDataError, TraceError
+        See `makespan.traces`; or a workload or plan is unknown, the degrees of a plan do not multiply
+        to the GPUs, a number is missing, negative or not finite, or a name occurs twice.
+    """
+    findings: list[Finding] = []
+
+    def form_of(names: list[str]) -> dict[str, str]:
+        found = {name.lower() for name in names}
+        is_artifact = not set(_needed(_CANONICAL)) <= found and "submission_time" in found
+        return _MORPHLING if is_artifact else _CANONICAL
+
+    def optional(names: list[str]) -> list[str]:
+        known = (form[name] for form in (_CANONICAL, _MORPHLING) for name in _OPTIONAL if name in form)
+        return [*known, *further_columns(names, form_of(names).values())]
+
+    cells = read_cells(path, lambda names: _needed(form_of(names)), findings, optional=optional, hint=_hint)
+    form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
+    return _job_trace(cells, form, str(path), findings, batch_of)
+
+
+def _needed(form: dict[str, str]) -> list[str]:
+    """Return the columns of a form without which jobs cannot be read."""
+    return [column for name, column in form.items() if name not in _OPTIONAL]
+
+
+def _hint(columns: list[str]) -> str:
+    """Say which other format a list seems to have."""
+    found = {name.lower() for name in columns}
+    for name, signature in _FOREIGN.items():
+        if signature <= found:
+            return f"such columns are those of format {name} (--format {name})"
+    return ""
+
+
+def _job_trace(
+    cells: pd.DataFrame,
+    columns: dict[str, str],
+    where: str,
+    findings: list[Finding],
+    batch_of: BatchOf | None,
+) -> JobTrace:
+    report_further(cells, columns.values(), findings)
+    frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
+    _check_names(frame, columns["job_id"], where)
+    frame["submit_time_s"] = _required(
+        cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0, findings
+    )
+    for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 1)):
+        frame[name] = _counts(cells, columns[name], where, least, findings)
+    frame["duration_s"] = math.nan
+    if columns["duration_s"] in cells:
+        frame["duration_s"] = numbers(
+            cells, columns["duration_s"], where, "a time in s, 0 or more", least=0, findings=findings
+        )
+    repair(frame, frame["duration_s"].isna(), DURATION_MISSING, findings)
+    frame["is_guaranteed"] = False
+    if columns["is_guaranteed"] in cells:
+        column = columns["is_guaranteed"]
+        refuse(cells, is_missing(cells[column]), column, FLAGS, where)
+        frame["is_guaranteed"] = flags(cells, column, where)
+    else:
+        findings.append(Finding("repaired", NO_GUARANTEE))
+    frame["tenant"] = cells[columns["tenant"]] if columns.get("tenant") in cells else ""
+    batches = {name: batch_of(name) for name in dict.fromkeys(cells[columns["workload"]]) if batch_of}
+    own = {name: batch for name, batch in batches.items() if batch is not None}
+    keys = _workloads(cells, columns["workload"], own, where)
+    frame["workload"] = keys
+    frame["plan"] = _plans(cells, columns["plan"], keys, own, frame, where)
+    ordered = in_order(frame, findings)
+    report = finish_report(where, len(cells), len(frame), findings, kept=frame)
+    specs = tuple(_spec(row) for row in ordered[JOBS.names].itertuples(index=False, name=None))
+    return JobTrace(specs, report, tuple(ordered[ROW].tolist()))
+
+
+def _spec(row: tuple[object, ...]) -> JobSpec:
+    values: dict[str, Any] = dict(zip(JOBS.names, row, strict=True))
+    if math.isnan(values["duration_s"]):
+        values["duration_s"] = None
+    return JobSpec(**values)
+
+
+def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
+    first: dict[str, int] = {}
+    for row, name in zip(frame[ROW], frame["job_id"], strict=True):
+        if not name:
+            raise cell_error(where, int(row), column, name, "a name")
+        if name in first:
+            accepted = f"names that occur once; row {first[name]} has the same"
+            raise cell_error(where, int(row), column, name, accepted)
+        first[name] = int(row)
+
+
+def _required(
+    cells: pd.DataFrame,
+    column: str,
+    where: str,
+    accepted: str,
+    least: float,
+    findings: list[Finding],
+    *,
+    is_whole: bool = False,
+) -> "pd.Series[float]":
+    refuse(cells, is_missing(cells[column]), column, accepted, where)
+    return numbers(cells, column, where, accepted, least=least, is_whole=is_whole, findings=findings)
+
+
+def _counts(
+    cells: pd.DataFrame, column: str, where: str, least: int, findings: list[Finding]
+) -> "pd.Series[int]":
+    accepted = f"a whole number, {least} or more"
+    return _required(cells, column, where, accepted, least, findings, is_whole=True).astype("int64")
+
+
+def _workloads(cells: pd.DataFrame, column: str, own: Mapping[str, int], where: str) -> list[str]:
+    keys = []
+    for row, name in zip(cells[ROW], cells[column], strict=True):
+        if name in own and not is_in_zoo(name):
+            keys.append(name)
+            continue
+        try:
+            keys.append(resolve_workload_key(name))
+        except InputError as error:
+            accepted = ", ".join(workload_keys())
+            accepted += "; or a workload with measurements of its own (source measured)"
+            raise cell_error(where, int(row), column, name, accepted) from error
+    return keys
+
+
+def _plans(
+    cells: pd.DataFrame,
+    column: str,
+    keys: list[str],
+    own: Mapping[str, int],
+    frame: pd.DataFrame,
+    where: str,
+) -> list[str]:
+    """Read the plans; one that names its CPU threads must agree with those requested, if any are."""
+    known: dict[tuple[str, str, int, int], str] = {}
+    requests = list(zip(cells[column], keys, frame["n_gpus"], frame["n_cpus"], strict=True))
+    for row, request in zip(cells[ROW], requests, strict=True):
+        if request in known:
+            continue
+        text, key, gpus, cpus = request
+        batch = own[key] if key in own else workload(key).global_batch_size
+        usual = int(cpus) // int(gpus) or DEFAULT_CPU_THREADS
+        try:
+            plan = read_plan(text, n_gpus=int(gpus), global_batch_size=batch, cpu_threads=usual)
+            stated = stated_cpu_threads(text)
+        except NotationError as error:
+            raise cell_error(where, int(row), column, text, f"{PLAN_TEXTS} ({error})") from error
+        except InputError as error:
+            accepted = f"degrees that multiply to the GPUs, {gpus}, and split the batch of the job ({error})"
+            raise cell_error(where, int(row), column, text, accepted) from error
+        if stated is not None and cpus and stated != usual:
+            accepted = f"{usual} CPU threads per GPU: the row requests {cpus} CPU threads for {gpus} GPU(s)"
+            raise cell_error(where, int(row), column, text, accepted)
+        # The suffix stays only where no column says the same.
+        known[request] = write_plan(plan, cpu_threads=0 if stated and not cpus else usual)
+    return [known[request] for request in requests]

@@ -1,0 +1,137 @@
+"""Lists of nodes of any known form as one table: own ones, and those that public traces bring along."""
+
+import math
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+
+from makespan.errors import TraceError
+from makespan.traces.cells import (
+    ROW,
+    Finding,
+    ReadReport,
+    drop,
+    finish_report,
+    first_cells,
+    is_missing,
+    names,
+    numbers,
+    read_cells,
+    refuse,
+)
+from makespan.traces.readers import (
+    NODE_LIST,
+    NODES,
+    PAI_MACHINE,
+    PHILLY_MACHINE,
+    SPOT_NODES,
+    read_helios_quota,
+    read_openb_nodes,
+    read_spot_nodes,
+)
+from makespan.units import GIB
+
+_HELIOS_GPUS = 8  # of each node (Hu et al., SC 2021, table 1)
+_QUOTA = ("date", "total")
+_WHOLE = "a whole number, 0 or more"
+_OWN, _OWN_MORE = ("node_id", "n_gpus", "gpu"), ("n_cpus", "memory_bytes")
+_FORMS = {
+    "own": _OWN,
+    "openb": NODES,
+    "PAI": PAI_MACHINE,
+    "Philly": PHILLY_MACHINE,
+    "spot": SPOT_NODES,
+}
+
+
+def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
+    """Read a list of nodes: schema `NODE_LIST`, and the report.
+
+    The columns say which form it is: that of the schema, in which ``n_cpus`` and ``memory_bytes`` may be
+    missing, the nodes of openb or of Alibaba's spot trace, the machines of PAI or Philly, with their header
+    line or without, or the quotas of Helios. Of quotas the last day counts, and each virtual cluster has
+    nodes of eight GPUs, and one with the rest. CPUs and memory that a list does not state are 0,
+    types of GPU empty; Philly states the memory of its GPUs in place of their type.
+
+    Raises
+    ------
+    MissingDataError, TraceError
+        See `makespan.traces`; or the columns are of no known form.
+    """
+    if Path(path).exists() and not Path(path).is_file():
+        raise TraceError(f"{path}: is no regular file; expected a list of nodes in one, as it is read twice")
+    known = [*_QUOTA, *chain.from_iterable(_FORMS.values()), *_OWN_MORE]
+    first = first_cells(path, known, "a list of nodes")
+    found = {name.lower() for name in first}
+    if set(_QUOTA) <= found:
+        return _quota_nodes(path)
+    for form, columns in _FORMS.items():
+        if {name.lower() for name in columns} <= found:
+            return _read(path, form, has_header=True)
+    by_length = {len(PAI_MACHINE): "PAI", len(PHILLY_MACHINE): "Philly"}
+    if len(first) in by_length and any(cell.isdigit() for cell in first[1:]):
+        return _read(path, by_length[len(first)], has_header=False)
+    forms = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
+    raise TraceError(
+        f"{path}: columns {', '.join(first)} are of no known list of nodes; accepted: {forms}; "
+        "Helios: date, one column per virtual cluster, total"
+    )
+
+
+def _read(path: str | Path, form: str, *, has_header: bool) -> tuple[pd.DataFrame, ReadReport]:
+    if form == "openb":
+        return read_openb_nodes(path)
+    if form == "spot":
+        spot, spot_report = read_spot_nodes(path)
+        return spot.assign(memory_bytes=spot["memory_bytes"].fillna(0.0)), spot_report
+    where, findings = str(path), list[Finding]()
+    columns = _FORMS[form]
+    more = _OWN_MORE if form == "own" else ()
+    # Published files of PAI and Philly come without header line.
+    cells = read_cells(path, columns, findings, header=None if has_header else columns, optional=more)
+    cells = cells.assign(**{name: "" for name in more if name not in cells})
+
+    def number(name: str, scale: float = 1.0) -> "pd.Series[float]":
+        return (
+            numbers(cells, name, where, "a number, 0 or more", least=0, findings=findings).fillna(0) * scale
+        )
+
+    def count(name: str) -> "pd.Series[float]":
+        return numbers(cells, name, where, _WHOLE, least=0, is_whole=True, findings=findings).fillna(0)
+
+    def text(name: str) -> "pd.Series[str]":
+        return cells[name].mask(is_missing(cells[name]), "")
+
+    if form == "own":
+        (node, gpus, gpu), (cpus, memory) = _OWN, _OWN_MORE
+        parts = count(gpus), count(cpus), number(memory), text(gpu)
+    elif form == "PAI":
+        node, kind, cap_cpu, cap_mem, cap_gpu = columns
+        parts = count(cap_gpu), number(cap_cpu) // 1, number(cap_mem, GIB), text(kind)
+    else:
+        node, gpus, gpu_memory = columns
+        nothing = pd.Series(0.0, index=cells.index)
+        parts = count(gpus), nothing, nothing, text(gpu_memory)
+    values = (names(cells, node, where), *parts)
+    table = pd.DataFrame(dict(zip(NODE_LIST.names, values, strict=True)))
+    same, table = table.duplicated(), table.assign(**{ROW: cells[ROW]})
+    kept = drop(table, same, "node occurs again with the same resources", findings)
+    again = kept["node_id"].duplicated()
+    refuse(cells.loc[kept.index], again, node, "one row per node, or equal ones", where)
+    report = finish_report(where, len(cells), len(kept), findings)
+    return NODE_LIST.validate(kept.drop(columns=ROW), where), report
+
+
+def _quota_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
+    quota, report = read_helios_quota(path)
+    day = quota["date"].max()
+    held = quota[(quota["date"] == day) & (quota["n_gpus"] > 0)]
+    rows = [
+        (f"{tenant}-{number}", min(_HELIOS_GPUS, n_gpus - number * _HELIOS_GPUS), 0, 0.0, "")
+        for tenant, n_gpus in zip(held["tenant"], held["n_gpus"].tolist(), strict=True)
+        for number in range(math.ceil(n_gpus / _HELIOS_GPUS))
+    ]
+    where = f"{path}, quotas of {day}"
+    table = NODE_LIST.validate(pd.DataFrame(rows, columns=NODE_LIST.names), where)
+    return table, finish_report(where, len(rows), len(rows), report.findings)

@@ -1,0 +1,225 @@
+"""What a foreign trace asked for, devices and time but no model, and how it becomes jobs that name one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InputError, TraceError
+from makespan.tables import REQUESTS
+from makespan.throughput import ReferenceTimes
+from makespan.traces.cells import (
+    CANCELLED,
+    CONTRADICTED,
+    CPU_PART,
+    EARLY,
+    GPU_PART,
+    GPU_TYPE,
+    INSTANT,
+    LARGER,
+    MODEL,
+    NAME_AGAIN,
+    NO_GPU,
+    NO_OFFER,
+    NO_SUBMISSION,
+    NOT_TIMED,
+    REVERSED,
+    ROW,
+    RUNNING,
+    UNSTARTED,
+    Finding,
+    ReadReport,
+    drop,
+    finish_report,
+    in_order,
+    refuse,
+    repair,
+)
+from makespan.traces.jobs import JobTrace
+from makespan.traces.synthetic import Request, drawn_requests, statistics
+from makespan.workloads import JobSpec
+
+_LARGEST_REQUEST = 1e6
+_DURATION_TOLERANCE_S = 1.0
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """Jobs of a trace that does not say what they train: schema `REQUESTS`, in order of submission.
+
+    Further columns are ``gpu`` (the type asked for), ``model`` and ``is_guaranteed``, where a trace has them.
+    ``origin_s`` is the submission time of the first job in the clock of the trace [s].
+    """
+
+    table: pd.DataFrame
+    report: ReadReport
+    origin_s: float
+
+
+def finish_requests(
+    frame: pd.DataFrame,
+    findings: list[Finding],
+    where: str,
+    n_read: int,
+    *,
+    keep_cancelled: bool = False,
+    before: ReadReport | None = None,
+) -> RequestTrace:
+    """Apply the rules that all traces share and build the canonical table.
+
+    Parameters
+    ----------
+    frame
+        Columns of `REQUESTS` and `ROW`, times in the clock of the trace, NaN where missing. ``start_s`` and
+        ``end_s`` may stand for ``duration_s``, or beside it where the trace states it too; by ``outcome``, a
+        reason of `REPAIRS`, a job never started, still ran or was cancelled; it must have ``n_devices`` GPUs,
+        whatever parts of them it asks for. Further columns stay.
+    findings, where, n_read
+        What was repaired before; the file; rows of it.
+    keep_cancelled
+        Keep jobs that their user cancelled; they held GPUs all the same.
+    before
+        Report whose findings were logged before.
+    """
+    kept = frame.assign(n_gpus=_checked(frame, "n_gpus", where), n_cpus=_checked(frame, "n_cpus", where))
+    stated = kept.get("duration_s")
+    if "end_s" in kept:
+        kept = kept.assign(duration_s=kept["end_s"] - kept["start_s"])
+    if "outcome" in kept:
+        for reason in (UNSTARTED, RUNNING, CANCELLED):
+            if reason != CANCELLED or not keep_cancelled:
+                kept = drop(kept, kept["outcome"] == reason, reason, findings)
+    kept = drop(kept, kept["submit_time_s"].isna(), NO_SUBMISSION, findings)
+    kept = drop(kept, ~(kept["n_gpus"] > 0), NO_GPU, findings)
+    kept = drop(kept, kept["duration_s"].isna(), NOT_TIMED, findings)
+    kept = drop(kept, kept["duration_s"] < 0, REVERSED, findings)
+    kept = drop(kept, kept["duration_s"] == 0, INSTANT, findings)
+    kept = drop(kept, kept["job_id"].duplicated(), NAME_AGAIN, findings)
+    if "end_s" in kept and stated is not None:
+        differs = (stated[kept.index] - kept["duration_s"]).abs() > _DURATION_TOLERANCE_S
+        repair(kept, differs, CONTRADICTED, findings)
+    if "start_s" in kept:
+        early = kept["start_s"] < kept["submit_time_s"]
+        repair(kept, early, EARLY, findings)
+        kept = kept.assign(submit_time_s=kept["submit_time_s"].mask(early, kept["start_s"]))
+    for column, reason in (("n_gpus", GPU_PART), ("n_cpus", CPU_PART)):
+        rounded = pd.Series(np.ceil(kept[column].round(9).to_numpy()), index=kept.index)
+        if column == "n_gpus" and "n_devices" in kept:
+            rounded = rounded.clip(lower=kept["n_devices"])
+        is_part = (rounded - kept[column]) > _ROUNDING
+        asked, kept = kept["n_gpus"], kept.assign(**{column: rounded})
+        repair(kept, is_part, reason, findings, before=asked)
+    if "gpu" in kept:
+        repair(kept, kept["gpu"] != "", GPU_TYPE, findings)
+    if "model" in kept:
+        repair(kept, kept["model"] != "", MODEL, findings)
+    ordered = in_order(kept, findings)
+    logged = 0 if before is None else len(before.findings)
+    report = finish_report(where, n_read, len(ordered), findings, kept=ordered, logged=logged)
+    origin_s = float(ordered["submit_time_s"].iloc[0])
+    gone = [name for name in (ROW, "start_s", "end_s", "outcome", "n_devices") if name in ordered]
+    shifted = ordered.assign(submit_time_s=ordered["submit_time_s"] - origin_s).drop(columns=gone)
+    return RequestTrace(REQUESTS.validate(shifted, where), report, origin_s)
+
+
+def _checked(frame: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
+    accepted = f"up to {_LARGEST_REQUEST:g} devices a job"
+    refuse(frame, frame[column] > _LARGEST_REQUEST, column, accepted, where)
+    return frame[column].astype("float64")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadMapping:
+    """How requests of a foreign trace become jobs: an explicit, seeded choice.
+
+    Parameters
+    ----------
+    offers
+        What a request can become. A request is mapped to offers with as many GPUs, in proportion
+        to their weights; where there is none, to those with the next smaller count, or, below the
+        smallest one, with that.
+    seed
+        What a request becomes follows from it and the name of the job alone.
+    cpus_per_gpu
+        CPU threads for each GPU where the trace does not say.
+    guaranteed
+        Tenants whose jobs are guaranteed, beside the jobs whose trace says so.
+    max_gpus
+        Requests beyond are left out and reported; None keeps all.
+    """
+
+    offers: tuple[Request, ...]
+    seed: int
+    cpus_per_gpu: int = 8
+    guaranteed: frozenset[str] = frozenset()
+    max_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.offers or not all(offer.weight > 0 for offer in self.offers):
+            raise InputError("mapping of a trace: accepted: at least one offer, each of a weight above 0")
+
+    @classmethod
+    def like_base(cls, seed: int, max_gpus: int | None = None) -> "WorkloadMapping":
+        """Return a mapping to the mix of models, GPUs and plans of the Base workload."""
+        stats = statistics()
+        return cls(stats.requests, seed, stats.cpus_per_gpu, max_gpus=max_gpus)
+
+
+def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: ReferenceTimes) -> JobTrace:
+    """Give every request a workload and a plan; its steps fill the recorded duration.
+
+    The report holds the findings of the reader and those of the mapping. Raises `TraceError` if no request is
+    left, or the source has no throughput for an offer.
+    """
+    table, findings = trace.table, list(trace.report.findings)
+    table = table.assign(**{ROW: np.arange(1, len(table) + 1)})
+    if mapping.max_gpus is not None:
+        reason = f"{LARGER.format(mapping.max_gpus)} (rows of the cleaned table)"
+        table = drop(table, table["n_gpus"] > mapping.max_gpus, reason, findings)
+    chosen = _choose(table, mapping)
+    given = table.assign(n_gpus=[offer.n_gpus for offer in chosen])
+    reason = f"{NO_OFFER} (rows of the cleaned table)"
+    repair(given, given["n_gpus"] != table["n_gpus"], reason, findings, before=table["n_gpus"])
+    before, logged = trace.report, len(trace.report.findings)
+    report = finish_report(before.where, before.n_read, len(table), findings, logged=logged, kept=given)
+    return JobTrace(_jobs(table, chosen, mapping, times), report)
+
+
+def _choose(table: pd.DataFrame, mapping: WorkloadMapping) -> list[Request]:
+    """Choose an offer for each request, by the name of its job, with as many GPUs or the next fewer."""
+    offered = sorted({offer.n_gpus for offer in mapping.offers})
+    taken = [max((n for n in offered if n <= count), default=offered[0]) for count in table["n_gpus"]]
+    chosen: dict[int, Request] = {}
+    for size in sorted(set(taken)):
+        rows = [row for row, n in enumerate(taken) if n == size]
+        offers = [offer for offer in mapping.offers if offer.n_gpus == size]
+        names = table["job_id"].iloc[rows].tolist()
+        chosen |= zip(rows, drawn_requests(offers, names, mapping.seed, "workload"), strict=True)
+    return [chosen[row] for row in range(len(taken))]
+
+
+def _jobs(
+    table: pd.DataFrame, chosen: list[Request], mapping: WorkloadMapping, times: ReferenceTimes
+) -> tuple[JobSpec, ...]:
+    if not chosen:
+        raise TraceError("mapping of a trace: no request; accepted: at least one")
+    names = ("job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant")
+    promised = table["is_guaranteed"].tolist() if "is_guaranteed" in table else [False] * len(table)
+    return tuple(
+        JobSpec(
+            job_id=job_id,
+            submit_time_s=submit,
+            workload=offer.workload,
+            n_gpus=offer.n_gpus,
+            n_cpus=cpus if cpus and offer.n_gpus == gpus else mapping.cpus_per_gpu * offer.n_gpus,
+            plan=offer.plan,
+            steps=times.steps(offer.workload, offer.n_gpus, offer.plan, duration),
+            is_guaranteed=is_promised or tenant in mapping.guaranteed,
+            tenant=tenant,
+            duration_s=duration,
+        )
+        for offer, is_promised, job_id, submit, gpus, cpus, duration, tenant in zip(
+            chosen, promised, *(table[name].tolist() for name in names), strict=True
+        )
+    )
